@@ -1,0 +1,332 @@
+"""`connect()` and `Bus`: what applications hold.
+
+Owns the promises of the calls: what `publish`, `subscribe` and `drain` wait for and what they raise. The
+protocol is the router's, the I/O the adapter's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from shoal.bus import collector
+from shoal.bus.adapter import Adapter
+from shoal.bus.locate import find_url
+from shoal.bus.plan_source import PlanSource
+from shoal.bus.subscription import Subscription
+from shoal.channels.outgoing import Outgoing
+from shoal.channels.router import Router
+from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
+from shoal.limits import DEFAULT_LIMITS, Limits
+from shoal.message import Attributes
+from shoal.plan.book import PlanBook
+from shoal.plan.ring import Ring
+from shoal.plan.signing import Verifier
+from shoal.wire.ask import ask
+from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_payload, encode_attributes
+
+NAMES_MAX: Final = 8192
+"""Channel names that are remembered as good; when there are more, it starts over."""
+
+_NOT_OPEN: Final = "enter it first: async with shoal.connect() as bus"
+
+
+class BusStatistics(msgspec.Struct, frozen=True):
+    """What a bus has done and how it is."""
+
+    client_id: int
+    published: int
+    pending_messages: int
+    pending_bytes: int
+    subscriptions: int
+    ring_version: int
+    links: dict[str, str]
+    """Server to the state of the connection to it: down, connecting, greeting, usable or stale."""
+    counters: dict[str, int]
+
+
+def connect(url: str | None = None, *, limits: Limits | None = None, name: str | None = None) -> Bus:
+    """A bus to the cluster whose coordinator is at `shoal://user:password@host:port`; None means the local
+    cluster.
+
+    Enter it (`async with`) or await its `open()`; nothing happens before. `name` stands in logs and metrics
+    of yours.
+    """
+    return Bus(url, limits=limits, name=name)
+
+
+class Bus:
+    """A client of a cluster: publishes on channels and subscribes to them. Belongs to one event loop."""
+
+    def __init__(
+        self, url: str | None = None, *, limits: Limits | None = None, name: str | None = None
+    ) -> None:
+        self.limits = limits or DEFAULT_LIMITS
+        self.limits.validate()
+        self.client_id = secrets.randbits(CLIENT_ID_BITS) or 1
+        """A random number that names this client to everybody."""
+        self.name = name or f"shoal:{self.client_id:012x}"
+        self.published = 0
+        self._url = url
+        self._source: PlanSource | None = None
+        self._plan: tuple[bytes, bytes] | None = None
+        self._adapter: Adapter | None = None
+        self._closed = False
+        self._names: dict[str | bytes, bytes] = {}
+        self._payload_max = self.limits.payload_bytes_max
+        self._messages_max = self.limits.publish_buffer_messages_max
+        self._bytes_max = self.limits.publish_buffer_bytes_max
+
+    def sibling(self) -> Bus:
+        """Another bus to the same cluster, with connections of its own; it need not ask the coordinator to
+        open.
+        """
+        adapter = self.adapter
+        bus = Bus(self._url, limits=self.limits)
+        bus._source = self._source
+        if self._plan is not None:
+            bus._plan = (self._plan[0], adapter.router.context.book.signed_ring)
+        return bus
+
+    # Life
+
+    async def open(self) -> Self:
+        """Finds the cluster and reads its plan. Servers are connected to when something lives on them."""
+        if self._adapter is not None or self._closed:
+            raise BusClosedError("the bus was opened before", do="connect again for another one")
+        if self._source is None:
+            self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s)
+        if self._plan is None:
+            self._plan = await self._read_plan(self._source)
+        key, ring = self._plan
+        verifier = Verifier(key)
+        verifier.ring(ring)  # raises if the cluster did not sign it; the router would only count that
+        router = Router(self.client_id, PlanBook(verifier), self.limits)
+        adapter = Adapter(router, self._source, self.limits)
+        router.ring(ring, adapter.now)
+        adapter.flush()
+        self._adapter = adapter
+        collector.add(self)
+        return self
+
+    async def _read_plan(self, source: PlanSource) -> tuple[bytes, bytes]:
+        try:
+            return await source.key_and_ring()
+        except CoordinatorUnavailableError as error:
+            if self._url is not None:
+                raise
+            raise ClusterNotFoundError(
+                f"the local cluster does not answer ({error.what})",
+                do="look at `shoal status`, or run `shoal up`",
+            ) from error
+
+    async def aclose(self) -> None:
+        """Drains, says goodbye and closes. Raises what `drain` raises, but closes all the same."""
+        await self._close(quick=False)
+
+    async def _close(self, *, quick: bool) -> None:
+        adapter = self._adapter
+        if adapter is None or self._closed:
+            self._closed = True
+            return
+        try:
+            if not quick:
+                await self.drain()
+        finally:
+            self._closed = True
+            try:
+                await adapter.close(quick=quick)
+            finally:
+                collector.remove(self)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(quick=error is not None)
+
+    @property
+    def adapter(self) -> Adapter:
+        """The I/O of an open bus; BusClosedError if it is not open. Not for applications."""
+        if self._closed:
+            raise BusClosedError()
+        if self._adapter is None:
+            raise BusClosedError("the bus is not open", do=_NOT_OPEN)
+        return self._adapter
+
+    # Publishing
+
+    async def publish(
+        self,
+        channel: str | bytes,
+        payload: bytes | str | bytearray | memoryview,
+        *,
+        attributes: Attributes | None = None,
+        confirm: bool = False,
+    ) -> None:
+        """Publishes a message. Returns when it is accepted, which waits only while the publish buffer is
+        full.
+
+        With `confirm` it returns when a server has it. Text is sent as UTF-8. Raises PublishError and its kin
+        for what cannot be sent, and for what servers have refused since the last call.
+        """
+        posted = self._post(channel, payload, attributes)
+        while posted is None:
+            await self.adapter.room()
+            posted = self._post(channel, payload, attributes)
+        if confirm:
+            adapter = self.adapter
+            token = adapter.loop.create_future()
+            if adapter.router.publishing.await_confirm(*posted, token):
+                await adapter.confirmed(token)
+
+    async def publish_counted(
+        self, channel: str | bytes, payload: bytes | str | bytearray | memoryview
+    ) -> int:
+        """Publishes, waits for the confirmation and returns how many connections the server passed the
+        message on to.
+
+        The agent of the server, which hears everything, is one of them.
+        """
+        adapter = self.adapter
+        adapter.counting += 1
+        try:
+            while (posted := self._post(channel, payload, None)) is None:
+                await adapter.room()
+            token = adapter.loop.create_future()
+            adapter.router.publishing.await_confirm(*posted, token)
+            return await adapter.confirmed(token)
+        finally:
+            adapter.counting -= 1
+
+    def _post(
+        self,
+        channel: str | bytes,
+        payload: bytes | str | bytearray | memoryview,
+        attributes: Attributes | None,
+    ) -> tuple[Outgoing, int] | None:
+        """Checks a message and hands it to the router; None while there is no room."""
+        raw = self._names.get(channel) or self._check_name(channel)
+        if type(payload) is not bytes:
+            payload = _to_bytes(payload)
+        if len(payload) > self._payload_max:
+            check_payload(payload, self.limits)
+        if attributes:
+            encode_attributes(attributes, self.limits)
+        adapter = self._adapter
+        if adapter is None or self._closed:
+            adapter = self.adapter
+        if adapter.refusals.count:
+            adapter.refusals.raise_all()
+        publishing = adapter.router.publishing
+        if publishing.pending_messages >= self._messages_max or publishing.pending_bytes >= self._bytes_max:
+            return None
+        if not adapter.scheduled:
+            adapter.schedule()
+        self.published += 1
+        return publishing.publish(raw, payload, attributes, adapter.time_us, adapter.now)
+
+    def _check_name(self, channel: str | bytes) -> bytes:
+        raw = check_channel_name(channel, self.limits)
+        if len(self._names) >= NAMES_MAX:
+            self._names.clear()
+        self._names[channel] = raw
+        return raw
+
+    async def drain(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Waits until servers have confirmed everything published so far and since.
+
+        NotConfirmedError says what is missing after `timeout` seconds (None: `drain_timeout_s`); PublishError
+        what servers have refused.
+        """
+        adapter = self.adapter
+        timeout_s = self.limits.drain_timeout_s if timeout is None else timeout
+        if not await adapter.until(lambda: adapter.router.settled or adapter.closed, timeout_s):
+            raise self._not_confirmed(adapter, timeout_s)
+        adapter.refusals.raise_all()
+
+    def _not_confirmed(self, adapter: Adapter, timeout_s: float) -> NotConfirmedError:
+        outs = {lane.out for link in adapter.router.context.links.values() for lane in link.lanes}
+        open_counts = {out.name.decode("utf-8", "backslashreplace"): out.seq - out.confirmed for out in outs}
+        waiting = sorted((name, count) for name, count in open_counts.items() if count)
+        named = ", ".join(f"{name} ({count})" for name, count in waiting[:5])
+        more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
+        reasons = "; ".join(f"{server}: {error}" for server, error in sorted(adapter.errors.items()))
+        return NotConfirmedError(
+            f"{adapter.router.publishing.pending_messages} messages are not confirmed after {timeout_s:g} s, "
+            f"on {named}{more}" + (f" ({reasons})" if reasons else ""),
+            do="look at `shoal status`; what is not confirmed may have arrived",
+        )
+
+    # Subscribing
+
+    def subscribe(
+        self, channel: str | bytes | None = None, *, pattern: str | bytes | None = None
+    ) -> Subscription:
+        """A subscription to a channel, or to all channels that a pattern (as in Redis) matches: enter it to
+        begin.
+        """
+        if (channel is None) == (pattern is None):
+            raise TypeError("subscribe() takes a channel, or pattern=..., and not both")
+        if self._adapter is not None and self._adapter.refusals.count:
+            self._adapter.refusals.raise_all()
+        name = channel if channel is not None else pattern
+        assert name is not None
+        return Subscription(self, check_channel_name(name, self.limits), channel is None)
+
+    def psubscribe(self, pattern: str | bytes) -> Subscription:
+        """A subscription to all channels that a pattern matches, as `subscribe(pattern=...)`."""
+        return self.subscribe(pattern=pattern)
+
+    # Looking around
+
+    async def ask_servers(self, *command: bytes | str | int) -> dict[str, Any]:
+        """Runs one command (PING, PUBSUB ...) on every server of the ring; the reply of each, by its id."""
+        ring = self.ring
+        assert self._source is not None, "an open bus has a coordinator"
+        address = self._source.address
+        replies = await asyncio.gather(
+            *(
+                asyncio.to_thread(
+                    ask, server.host, server.port, address.username, address.password, *command,
+                    timeout_s=self.limits.connect_timeout_s,
+                )
+                for server in ring.servers
+            )
+        )  # fmt: skip
+        return dict(zip(ring.ids, replies, strict=True))
+
+    @property
+    def ring(self) -> Ring:
+        """The newest ring that the bus knows."""
+        ring = self.adapter.router.context.book.ring
+        assert ring is not None, "an open bus has a ring"
+        return ring
+
+    def statistics(self) -> BusStatistics:
+        """What the bus has done and how it is (or was, when it was closed)."""
+        router = (self._adapter or self.adapter).router
+        return BusStatistics(
+            client_id=self.client_id,
+            published=self.published,
+            pending_messages=router.publishing.pending_messages,
+            pending_bytes=router.publishing.pending_bytes,
+            subscriptions=len(router.subscribing),
+            ring_version=router.context.book.version,
+            links={server: link.state.value for server, link in router.context.links.items()},
+            counters=msgspec.structs.asdict(router.counters),
+        )
+
+
+def _to_bytes(payload: str | bytes | bytearray | memoryview) -> bytes:
+    if isinstance(payload, str):
+        return payload.encode()
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise TypeError(f"a payload is bytes or str, not {type(payload).__name__}")

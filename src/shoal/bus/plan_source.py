@@ -1,0 +1,111 @@
+"""The coordinator as a client uses it: the cluster's public key once, the newest ring whenever it is wanted.
+
+Owns the words for a cluster that is not there, and that one bus asks one
+question at a time. Connects for each question and leaves again: data flows without the coordinator, so a
+client holds no connection to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from shoal.coordination.interface import Coordinator
+from shoal.coordination.link import Address, parse_address
+from shoal.coordination.redis import RedisCoordinator
+from shoal.errors import ClusterNotFoundError, ConfigError, ShoalError
+from shoal.limits import Limits
+from shoal.logs import get_log
+from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+from shoal.wire.backoff import Backoff
+
+FETCH_PAUSE_S: Final = 0.25
+"""The least time between two questions of one bus."""
+
+_log: Final = get_log(__name__)
+
+
+class PlanSource:
+    """One coordinator and who we are there; the same user and password serve on the servers."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        if "://" in url and not url.startswith("shoal://"):
+            scheme = url.split("://", 1)[0]
+            raise ConfigError(
+                f"{scheme}:// is not the address of a cluster", do="write shoal://user:password@host:port"
+            )
+        self.address: Address = parse_address(url, None, None)
+        self._url = url
+        self._timeout_s = timeout_s
+
+    async def key_and_ring(self) -> tuple[bytes, bytes]:
+        """The public key and the signed ring; ClusterNotFoundError if the coordinator has none."""
+        async with await self._connect() as coordinator:
+            key = await coordinator.get(PUBLIC_KEY)
+            ring = await coordinator.get(RING_KEY)
+        if key is None or ring is None:
+            missing = "public key" if key is None else "ring"
+            raise ClusterNotFoundError(
+                f"the coordinator at {self.address} holds no {missing}: no cluster has come up there yet",
+                do="run `shoal status`, and start the cluster if it does not run",
+            )
+        return key.value, ring.value
+
+    async def ring(self) -> bytes | None:
+        """The newest signed ring."""
+        async with await self._connect() as coordinator:
+            ring = await coordinator.get(RING_KEY)
+        return None if ring is None else ring.value
+
+    async def _connect(self) -> Coordinator:
+        return await RedisCoordinator.connect(self._url, timeout_s=self._timeout_s)
+
+
+class RingFetcher:
+    """Asks for the ring in the background: however often it is wanted, one question at a time, until one is
+    answered.
+    """
+
+    def __init__(self, source: PlanSource, taker: Callable[[bytes], None], limits: Limits) -> None:
+        self._source = source
+        self._taker = taker
+        self._limits = limits
+        self._wanted = False
+        self._task: asyncio.Task[None] | None = None
+
+    def want(self) -> None:
+        """The ring that is known may be out of date."""
+        self._wanted = True
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="fetch the ring")
+
+    def cancel(self) -> asyncio.Task[None] | None:
+        """Stops asking; the task, to be waited for."""
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
+
+    async def _run(self) -> None:
+        backoff = Backoff(
+            reconnect_delay_s_min=FETCH_PAUSE_S,
+            reconnect_delay_s_max=max(FETCH_PAUSE_S, self._limits.reconnect_delay_s_max),
+            random=Random(),
+        )
+        try:
+            while self._wanted:
+                try:
+                    ring = await self._source.ring()
+                except ShoalError as error:
+                    _log.info(
+                        "the coordinator does not answer; data flows on by the last plan", error=str(error)
+                    )
+                    await asyncio.sleep(backoff.next_delay_s())
+                    continue
+                self._wanted = False
+                if ring is not None:
+                    self._taker(ring)
+                await asyncio.sleep(FETCH_PAUSE_S)
+        finally:
+            self._task = None

@@ -1,0 +1,201 @@
+"""A subscription as the application holds it: messages and gaps, in order, one reader at a time.
+
+Owns the waiting of the reader. What lies in the inbox was put there by the router.
+
+    async with bus.subscribe("tile.3.4") as messages:      # in force when the block begins
+        async for item in messages:                        # Message or Gap
+            ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from shoal.bus.waiting import resolve
+from shoal.channels.inbox import InboxStatistics
+from shoal.channels.subscription import Subscription as CoreSubscription
+from shoal.errors import BusClosedError, SubscribeError
+from shoal.message import Gap, Item, Message
+
+if TYPE_CHECKING:
+    from shoal.bus.adapter import Adapter
+    from shoal.bus.client import Bus
+
+BURST_MAX: Final = 256
+"""Items that a reader takes without a pause; then other tasks get their turn."""
+
+
+class Subscription:
+    """Messages of one channel, or of all channels that a pattern matches.
+
+    Iterating ends when the subscription is closed and nothing is left. It raises BusClosedError when the bus
+    was closed.
+    """
+
+    def __init__(self, bus: Bus, name: bytes, pattern: bool) -> None:
+        self.name = name.decode("utf-8", "surrogateescape")
+        """The channel or the pattern."""
+        self.is_pattern = pattern
+        self.gaps = 0
+        """How many gaps the reader has taken."""
+        self._bus = bus
+        self._raw = name
+        self._adapter: Adapter | None = None
+        self._core: CoreSubscription | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._burst = 0
+        self._closed = False
+        self._bus_closed = False
+
+    # Life
+
+    async def open(self) -> Self:
+        """Subscribes; returns when that is in force. `async with` does it for you."""
+        if self._core is not None or self._closed:
+            raise SubscribeError(
+                f"the subscription to {self.name!r} was opened before",
+                do="call subscribe() again for another one",
+            )
+        adapter = self._adapter = self._bus.adapter
+        self._core = await adapter.subscribe(self._raw, self.is_pattern, self)
+        return self
+
+    async def aclose(self) -> None:
+        """Ends the subscription; what has arrived can still be taken."""
+        self._closed = True
+        if self._core is not None and self._adapter is not None:
+            self._adapter.unsubscribe(self._core)
+        self._wake_reader()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # Reading
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Item:
+        core = self._core
+        if core is None:
+            raise self._not_open()
+        inbox = core.inbox
+        items = inbox.items
+        self._burst += 1
+        if self._burst >= BURST_MAX:
+            await self._pause()
+        while not items:
+            if self._closed:
+                raise StopAsyncIteration
+            await self._wait()
+        item = items.popleft()
+        if type(item) is Message:
+            inbox.bytes -= len(item.payload)
+        else:
+            self.gaps += 1
+        if core.overflowed:
+            self._made_room(core)
+        return item
+
+    async def get(self, timeout: float | None = None) -> Item:  # noqa: ASYNC109
+        """The next item; TimeoutError if none comes in `timeout` seconds, SubscribeError after `aclose`."""
+        try:
+            if timeout is None:
+                return await self.__anext__()
+            async with asyncio.timeout(timeout):
+                return await self.__anext__()
+        except StopAsyncIteration:
+            raise SubscribeError(
+                f"the subscription to {self.name!r} is closed and nothing is left in it"
+            ) from None
+
+    def get_nowait(self) -> Item | None:
+        """The next item if one is there."""
+        items = self._take(1)
+        return items[0] if items else None
+
+    async def take(self, n_max: int) -> list[Item]:
+        """Waits for at least one item and returns all that are there, at most `n_max`; empty only after
+        `aclose`.
+        """
+        core = self._core
+        if core is None:
+            raise self._not_open()
+        await self._pause()
+        while not core.inbox.items:
+            if self._closed:
+                return []
+            await self._wait()
+        return self._take(n_max)
+
+    def _take(self, n_max: int) -> list[Item]:
+        core = self._core
+        if core is None:
+            raise self._not_open()
+        inbox = core.inbox
+        take = inbox.items.popleft
+        taken = [take() for _ in range(min(n_max, len(inbox.items)))]
+        gaps = sum(type(item) is Gap for item in taken)
+        self.gaps += gaps
+        inbox.bytes -= sum([len(item.payload) for item in taken if type(item) is Message])
+        if core.overflowed:
+            self._made_room(core)
+        return taken
+
+    def _made_room(self, core: CoreSubscription) -> None:
+        if self._adapter is not None:
+            self._adapter.made_room(core)
+
+    async def _pause(self) -> None:
+        """Lets other tasks run: taking what is there never suspends, so a busy channel could starve them."""
+        self._burst = 0
+        await asyncio.sleep(0)
+
+    async def _wait(self) -> None:
+        if self._bus_closed:
+            raise BusClosedError(f"the bus was closed; the subscription to {self.name!r} ended with it")
+        if self._waiter is not None:
+            raise SubscribeError(
+                f"two tasks read the subscription to {self.name!r} at the same time",
+                do="let one task read and hand items on, or subscribe once for each task",
+            )
+        self._burst = 0
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _not_open(self) -> SubscribeError:
+        return SubscribeError(
+            f"the subscription to {self.name!r} is not open",
+            do="enter it: async with bus.subscribe(...) as messages",
+        )
+
+    # Told by the adapter
+
+    def wake(self) -> None:
+        """Something has arrived."""
+        self._wake_reader()
+
+    def end(self) -> None:
+        """The bus is closed."""
+        self._bus_closed = True
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._waiter is not None:
+            resolve(self._waiter)
+
+    def statistics(self) -> InboxStatistics:
+        """How full the inbox is, and how often it was full."""
+        if self._core is None:
+            raise self._not_open()
+        return self._core.inbox.statistics()

@@ -1,0 +1,1 @@
+"""Broadcast channels: the router in every client, the agent beside every server."""

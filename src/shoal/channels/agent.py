@@ -1,0 +1,358 @@
+"""The agent's process: the order of its start, and what ties its parts together.
+
+Owns the coordinator's client, the reconnects to the server and the end. The parts decide: `agent_core` and `monitor`
+(at work in `serving`), `tenure` (the lease), `peers` (the words of the other agents).
+
+    coordinator --plan, key--> core <--bytes-- its server --words, answers, telemetry--> clients, balancer
+        ^---- lease, membership (tenure)         other servers --words (peers)--> lease
+
+Whatever is away is tried again without end: the server (it may restart on the same address, which is a new life), the
+coordinator, the other servers. Only what trying again cannot mend ends the process: a wrong password, a server that
+is too old, a cluster with another key.
+
+The start is made short, since clients wait for the word of a restarted agent: the modules that take long to load (the
+compiled scanner, Arrow) are loaded in a thread while the connections are made, and a predecessor's lease is taken over
+before that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from shoal.channels.observing import ObservingLink
+from shoal.channels.peers import PEER_PATTERN, Peers
+from shoal.channels.tenure import Tenure
+from shoal.coordination.interface import Change, Coordinator
+from shoal.coordination.link import parse_address
+from shoal.coordination.redis import RedisCoordinator
+from shoal.errors import ConnectError, CoordinatorError, CoordinatorUnavailableError, PlanError, ProtocolError
+from shoal.limits import Limits
+from shoal.logs import get_log
+from shoal.plan import keys
+from shoal.plan.book import PlanBook
+from shoal.plan.ring import ServerAddress
+from shoal.plan.signing import Verifier
+from shoal.wire.backoff import Backoff
+from shoal.wire.control import Word
+
+if TYPE_CHECKING:
+    from shoal.channels.agent_core import AgentCore
+    from shoal.channels.agent_metrics import AgentMetrics
+    from shoal.channels.serving import Serving
+
+MAX_OUT_BYTES_PER_S: Final = 125_000_000.0
+"""What a server may send if nobody says otherwise: a network of 1 Gbit/s."""
+
+ANSWER_AGE_S_MAX: Final = 1.0
+"""How old the server's last sign of life may be for its lease to be renewed."""
+
+LISTED_MAX: Final = 1000
+"""Publishers and subscribers of a channel that telemetry names; the counts beside them are exact."""
+
+_log: Final = get_log(__name__)
+
+
+class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent must know to begin. User and password of `url` hold for the coordinator and all servers."""
+
+    address: ServerAddress
+    url: str
+    limits: Limits
+    max_out_bytes_per_s: float = MAX_OUT_BYTES_PER_S
+    metrics_port: int = 0
+
+
+class Agent:
+    """The agent of one server, from start to SIGTERM."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        self._address = options.address
+        self._options = options
+        self._limits = options.limits
+        self._login = parse_address(options.url, None, None)
+        self._instance = secrets.randbits(64)
+        self._random = Random()
+        self._loop = asyncio.get_running_loop()
+        self._serving: Serving | None = None
+        self._metrics: AgentMetrics | None = None
+        self._tenure: Tenure | None = None
+        self._peers = Peers(
+            self._address.id,
+            self._login.username,
+            self._login.password,
+            self._limits,
+            self._word_heard,
+            self._random,
+        )
+        self._key: asyncio.Future[bytes] = self._loop.create_future()
+        self._plan: dict[str, bytes] = {}
+        self._granted_at: float | None = None
+        self._opened_at: float | None = None
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT, then leaves in good order."""
+        ended = asyncio.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signum, ended.set)
+        await _first_of(self._work(), ended.wait())
+        _log.info("ends", server=self._address.id)
+
+    async def _work(self) -> None:
+        loaded = _in_thread(_load)
+        async with contextlib.AsyncExitStack() as stack:
+            if self._options.metrics_port:
+                self._start_metrics(stack)
+            coordinator = await self._reach_coordinator()
+            stack.push_async_callback(coordinator.close)
+            stack.push_async_callback(self._peers.close)
+            holder = f"{self._address.id}-{self._instance:016x}"
+            self._tenure = tenure = Tenure(
+                coordinator, self._address, holder, self._limits, self, self._answers, self._speaks
+            )
+            stack.push_async_callback(tenure.leave)
+            await _first_of(tenure.run(), self._watch_plan(coordinator), self._keep_serving(tenure, loaded))
+
+    def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
+        from shoal.channels.agent_metrics import AgentMetrics
+
+        self._metrics = AgentMetrics(self._address.id, self._options.metrics_port)
+        stack.callback(self._metrics.close)
+
+    # The coordinator
+
+    async def _reach_coordinator(self) -> Coordinator:
+        backoff = self._backoff()
+        complained = False
+        while True:
+            try:
+                return await RedisCoordinator.connect(self._options.url, timeout_s=self._limits.server_lease_s / 3)
+            except CoordinatorUnavailableError as error:
+                if not complained:
+                    _log.warning("waits for the coordinator", why=str(error))
+                complained = True
+                await asyncio.sleep(backoff.next_delay_s())
+
+    async def _watch_plan(self, coordinator: Coordinator) -> None:
+        while True:
+            try:
+                async with contextlib.aclosing(coordinator.watch(keys.PLAN_PREFIX)) as changes:
+                    async for change in changes:
+                        self._plan_changed(change)
+            except CoordinatorError as error:
+                _log.warning("the plan cannot be watched", why=str(error))
+                await asyncio.sleep(self._limits.word_interval_s)
+
+    def _plan_changed(self, change: Change) -> None:
+        value = change.now.value if change.now is not None else None
+        if change.key == keys.PUBLIC_KEY and value is not None:
+            self._key_found(value)
+        elif self._serving is not None:
+            self._plan_to_core(self._serving, change.key, value)
+        elif value is not None:
+            self._plan[change.key] = value
+        else:
+            self._plan.pop(change.key, None)
+
+    def _key_found(self, key: bytes) -> None:
+        if not self._key.done():
+            self._key.set_result(key)
+        elif self._key.result() != key:
+            raise PlanError("the cluster has another key than when this agent started", do="start the agent again")
+
+    def _plan_to_core(self, serving: Serving, key: str, value: bytes | None) -> None:
+        core = serving.core
+        version, forged = core.book.version, core.counters.forged
+        if key == keys.RING_KEY and value is not None:
+            core.ring(value)
+        elif (channel := keys.entry_channel(key)) is not None:
+            if value is None:
+                core.book.forget_entry(channel)
+            else:
+                core.entry(value)
+        if core.counters.forged != forged:
+            _log.error("the coordinator holds what the cluster did not sign, or something older", key=key)
+        ring = core.book.ring
+        if ring is not None and ring.version != version:
+            _log.info("new ring", version=ring.version, servers=",".join(ring.ids))
+            self._peers.follow(ring)
+        serving.flush()
+
+    # What the coordinator said of the lease (see `tenure.Verdicts`)
+
+    def granted(self, sent_at: float) -> None:
+        """The lease is held; a word that could not be given before is given at once."""
+        self._granted_at = sent_at
+        if self._serving is not None:
+            core = self._serving.core
+            silent = core.lease.remaining_s(core.book.ring, self._loop.time()) <= 0
+            core.lease.granted(sent_at)
+            if silent:
+                self._serving.speak()
+
+    def refused(self) -> None:
+        """The lease is not ours."""
+        self._granted_at = None
+        if self._serving is not None:
+            self._serving.core.lease.refused()
+
+    def unanswered(self) -> None:
+        """The coordinator is away."""
+        if self._serving is not None:
+            self._serving.core.lease.unanswered()
+
+    def _word_heard(self, word: Word) -> None:
+        if self._serving is not None:
+            self._serving.core.lease.heard(word, self._loop.time())
+
+    def _answers(self) -> bool:
+        """Whether the server has given a sign of life of late; asks it for the next one."""
+        heard_at = self._opened_at
+        if heard_at is not None and self._serving is not None:
+            heard_at = max(heard_at, self._serving.heard_at)
+            self._serving.probe()
+        return heard_at is not None and self._loop.time() - heard_at <= ANSWER_AGE_S_MAX
+
+    def _speaks(self) -> bool:
+        return self._serving is not None and self._serving.speaks
+
+    # The server
+
+    async def _keep_serving(self, tenure: Tenure, loaded: asyncio.Future[None]) -> None:
+        """Keeps a connection to the server and hands it to the core."""
+        backoff = self._backoff()
+        while True:
+            link, run_id = await self._open(backoff)
+            self._opened_at = self._loop.time()
+            tenure.hurry()
+            try:
+                if self._serving is None:
+                    await loaded
+                    self._serving = self._make_serving(await self._key)
+                if not link.ended.is_set():
+                    self._loop.call_soon(tenure.hurry)
+                    await self._serving.serve(link, run_id)
+                    backoff.reset()
+            finally:
+                self._opened_at = None
+                link.abort()
+            _log.warning("lost the server", server=self._address.id, why=str(link.error))
+            await asyncio.sleep(backoff.next_delay_s())
+
+    async def _open(self, backoff: Backoff) -> tuple[ObservingLink, str]:
+        """A connection and the server's run id. Before the first core, a reason that lasts ends the process."""
+        address = self._address
+        complained = False
+        while True:
+            link = ObservingLink(
+                address.host,
+                address.port,
+                username=self._login.username,
+                password=self._login.password,
+                name=f"shoal-agent-{address.id}",
+                connect_timeout_s=self._limits.connect_timeout_s,
+            )
+            try:
+                return link, (await link.open()).run_id
+            except (ConnectError, ProtocolError) as error:
+                if type(error) is not ConnectError and self._serving is None:
+                    raise
+                if not complained:
+                    _log.warning("waits for the server", server=address.id, why=str(error))
+                complained = True
+            await asyncio.sleep(backoff.next_delay_s())
+
+    def _make_serving(self, key: bytes) -> Serving:
+        from shoal.channels.agent_core import AgentCore
+        from shoal.channels.analyzer import Analyzer
+        from shoal.channels.monitor import Monitor
+        from shoal.channels.scanner import Scanner
+        from shoal.channels.serving import Serving
+        from shoal.channels.tables import TableLimits
+
+        scanner = Scanner(self._limits.command_reply_bytes_max, TableLimits(hash_seed=secrets.randbits(64)))
+        core = AgentCore(self._address.id, self._instance, scanner, PlanBook(Verifier(key)), self._limits)
+        if self._granted_at is not None:
+            core.lease.granted(self._granted_at)
+        monitor = Monitor(
+            core, Analyzer(scanner, LISTED_MAX), self._options.max_out_bytes_per_s, frozenset({b"*", PEER_PATTERN})
+        )
+        if self._metrics is not None:
+            self._metrics.watch(core, monitor)
+        serving = Serving(core, monitor, self._limits)
+        for name, value in self._plan.items():
+            self._plan_to_core(serving, name, value)
+        self._plan.clear()
+        return serving
+
+    def _backoff(self) -> Backoff:
+        return Backoff(
+            reconnect_delay_s_min=self._limits.reconnect_delay_s_min,
+            reconnect_delay_s_max=self._limits.reconnect_delay_s_max,
+            random=self._random,
+        )
+
+
+def run_agent(options: AgentOptions) -> None:
+    """Runs an agent on uvloop until it is asked to end."""
+    import uvloop
+
+    async def main() -> None:
+        await Agent(options).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def _load() -> None:
+    """What takes long: the compiled loops and Arrow."""
+    from shoal.channels import analyzer, serving  # noqa: F401
+
+    analyzer.warm_up()
+
+
+def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
+    """Runs a function in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        failure: BaseException | None = None
+        try:
+            function()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, failure)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    return done
+
+
+async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Runs all of them until one ends or fails; the others are cancelled and waited for."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

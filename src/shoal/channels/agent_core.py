@@ -1,0 +1,307 @@
+"""The agent: the process beside one server, as a state machine without I/O.
+
+Owns the register, the answers to hellos, the word and the roll-call. It hears everything on its server through one
+pattern subscription, whose bytes go through the scanner; telemetry is made from the scanner's tables in `monitor.py`.
+
+    bytes of the observing connection -> scanner -> control messages, in the server's own order -> answers
+
+A restarted agent knows nothing: it calls the roll, and answers nobody before everyone on the server has said what they
+do there (or `roll_call_s` is over). When the *server* restarts, a surviving agent remembers which streams it had heard,
+so that it can tell returning subscribers whom to wait for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shoal.channels import states
+from shoal.channels.lease import AgentLease
+from shoal.channels.link import Command
+from shoal.channels.register import Register
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.channels.scanner import Scanner
+from shoal.channels.timers import Timers
+from shoal.errors import PlanError, ProtocolError
+from shoal.limits import Limits
+from shoal.plan.book import PlanBook
+from shoal.wire import control
+from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, inbox_channel
+from shoal.wire.glob import glob_match
+
+Handler = Callable[[Any, float], None]
+Streams = dict[tuple[bytes, int], int]
+
+
+class AgentCounters(msgspec.Struct):
+    """What an agent has done so far."""
+
+    greetings: int = 0
+    hellos: int = 0
+    hellos_deferred: int = 0
+    words: int = 0
+    orphan_words: int = 0
+    roll_calls: int = 0
+    presents: int = 0
+    garbage: int = 0
+    forged: int = 0
+
+
+class AgentCore:
+    """One agent. `instance` is a random number that tells this process from the ones before it."""
+
+    def __init__(
+        self, server: str, instance: int, scanner: Scanner, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES
+    ) -> None:
+        self.server = server
+        self.instance = instance
+        self.scanner = scanner
+        self.book = book
+        self.limits = limits
+        self.rules = rules
+        self.register = Register()
+        self.lease = AgentLease(server, limits)
+        self.counters = AgentCounters()
+        self.outbox: list[Command] = []
+        self.state = states.Agent.AWAY
+        self.life = 0
+        self.second = 0
+        self.timers = Timers()
+        self._inflight: deque[Handler | None] = deque()
+        self._previous: Streams = {}
+        self._remembers = False
+        self._roll = 0
+        self._awaited: int | None = None
+        self._presents: set[int] = set()
+        self._deferred: list[control.Hello] = []
+
+    # The server
+
+    def opened(self, run_id: str, now: float) -> None:
+        """There is a connection to the server. A new `run_id` means that the server has restarted."""
+        life = int.from_bytes(hashlib.blake2b(run_id.encode(), digest_size=8).digest(), "big") or 1
+        self.outbox.clear()
+        self._inflight.clear()
+        self.scanner.reset()
+        if life != self.life:
+            self._begin_life(life)
+        self._step("server reached")
+        self.outbox.append((b"PSUBSCRIBE", b"*"))
+        if self.rules.roll_call:
+            self._call(now)
+        else:
+            self._step("call over")
+        self.timers.set("word", now)
+
+    def _begin_life(self, life: int) -> None:
+        self._remembers = self.life != 0
+        if self._remembers:
+            self._previous = self._all_streams()
+            self.scanner.clear()
+        self.life = life
+        self.register.clear()
+
+    def lost(self, now: float) -> None:
+        """The connection to the server is gone."""
+        if self.state is not states.Agent.AWAY:
+            self._step("server lost")
+            self._deferred.clear()
+            self.timers.cancel("word")
+            self.timers.cancel("call")
+
+    def _step(self, event: str) -> None:
+        self.state = states.step(states.AGENT, self.state, event)
+
+    def received(self, data: bytes, now: float) -> None:
+        """Bytes of the observing connection. ProtocolError if they are not RESP: the connection must be dropped."""
+        self.scanner.feed(data, self.second)
+        while (frame := self.scanner.scan()) is not None:
+            if frame.push:
+                self._pushed(frame.value, now)
+            elif self._inflight:
+                handler = self._inflight.popleft()
+                if handler is not None:
+                    handler(frame.value, now)
+
+    def ask(self, command: Command, handler: Handler | None = None) -> None:
+        """Queues a command; `handler` gets its reply."""
+        self.outbox.append(command)
+        self._inflight.append(handler)
+
+    def _say(self, channel: bytes, message: control.Control) -> None:
+        self.ask((b"PUBLISH", channel, control.encode(message)))
+
+    def _pushed(self, push: list[Any], now: float) -> None:
+        if push[0] != b"pmessage" or push[2] != AGENT_CHANNEL:
+            return
+        try:
+            message = control.decode(push[3])
+        except ProtocolError:
+            self.counters.garbage += 1
+            return
+        match message:
+            case control.Greet():
+                self._greet(message, now)
+            case control.Hello():
+                self._hello(message)
+            case control.Bye():
+                self.register.remove(message.client, message.name, message.pattern)
+            case control.Present():
+                self._present(message)
+            case _:
+                self.counters.garbage += 1
+
+    # The word
+
+    def _lease_ms(self, now: float) -> int:
+        return int(1000 * self.lease.remaining_s(self.book.ring, now))
+
+    def _speak(self, now: float) -> None:
+        """Gives the agent's word, as long as it can."""
+        self.timers.set("word", now + self.limits.word_interval_s)
+        lease_ms = self._lease_ms(now)
+        contact = self.lease.contact
+        self.counters.words += 1
+        self.counters.orphan_words += not contact and lease_ms > 0
+        self._say(
+            WORD_CHANNEL, control.Word(self.server, self.instance, self.life, lease_ms, contact, self.book.version)
+        )
+
+    def _greet(self, greet: control.Greet, now: float) -> None:
+        self.counters.greetings += 1
+        ring = self.book.signed_ring if greet.ring_version < self.book.version else b""
+        self._say(
+            inbox_channel(greet.client),
+            control.Welcome(greet.nonce, self.server, self.life, self._lease_ms(now), self.book.version, ring),
+        )
+
+    # The roll-call
+
+    def _call(self, now: float) -> None:
+        self.counters.roll_calls += 1
+        self._roll += 1
+        self._presents.clear()
+        self._awaited = None
+        self._say(WORD_CHANNEL, control.RollCall(self.instance, self._roll))
+        self.ask((b"PUBSUB", b"NUMSUB", WORD_CHANNEL), self._expect)
+        self.timers.set("call", now + self.limits.roll_call_s)
+
+    def _expect(self, reply: Any, now: float) -> None:
+        """How many clients are on the server: each of them hears the word channel."""
+        if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[1], int):
+            self._awaited = reply[1]
+            self._check_presents()
+
+    def _present(self, present: control.Present) -> None:
+        self.counters.presents += 1
+        for name in present.channels:
+            self.register.add(present.client, name, False)
+        for name in present.patterns:
+            self.register.add(present.client, name, True)
+        for channel, stream, last in present.streams:
+            self._stream_stands(channel, stream, last)
+        if present.roll == self._roll:
+            self._presents.add(present.client)
+            self._check_presents()
+
+    def _check_presents(self) -> None:
+        if self.state is states.Agent.CALLING and self._awaited is not None and len(self._presents) >= self._awaited:
+            self._serve("all present")
+
+    def _call_over(self, now: float) -> None:
+        if self.state is states.Agent.CALLING:
+            self._serve("call over")
+
+    def _serve(self, event: str) -> None:
+        self._step(event)
+        self.timers.cancel("call")
+        self._answer_deferred()
+
+    def _answer_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for hello in deferred:
+            self._hello(hello)
+
+    # Hellos
+
+    def _hello(self, hello: control.Hello) -> None:
+        if self.state is not states.Agent.SERVING or self.book.ring is None:
+            self.counters.hellos_deferred += 1
+            self._deferred.append(hello)
+            return
+        self.counters.hellos += 1
+        streams: control.StreamList = []
+        absent: control.StreamList = []
+        if hello.publisher:
+            self._stream_stands(hello.name, hello.stream, hello.last)
+        else:
+            self.register.add(hello.client, hello.name, hello.pattern)
+            current = self._streams_of(hello)
+            streams = [(channel, stream, last) for (channel, stream), last in current.items()]
+            absent = [
+                (channel, stream, last)
+                for (channel, stream), last in self._previous.items()
+                if (channel, stream) not in current and self._matches(hello, channel)
+            ]
+        entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
+        version = self.book.version if hello.pattern else self.book.placement(hello.name).version
+        ring = self.book.signed_ring if hello.ring_version < self.book.version else b""
+        answer = control.Answer(
+            hello.nonce, hello.name, self.life, version, entry, ring, self._remembers, streams, absent
+        )
+        self._say(inbox_channel(hello.client), answer)
+
+    def _stream_stands(self, channel: bytes, stream: int, last: int) -> None:
+        self.scanner.set_stream(channel, stream, last)
+
+    def _matches(self, hello: control.Hello, channel: bytes) -> bool:
+        return glob_match(hello.name, channel) if hello.pattern else channel == hello.name
+
+    def _streams_of(self, hello: control.Hello) -> Streams:
+        if not hello.pattern:
+            return {(hello.name, stream): last for stream, last in self.scanner.streams(hello.name).streams}
+        return {key: last for key, last in self._all_streams().items() if glob_match(hello.name, key[0])}
+
+    def _all_streams(self) -> Streams:
+        return {
+            (channel, stream): last
+            for channel in self.scanner.channels()
+            for stream, last in self.scanner.streams(channel).streams
+        }
+
+    # The plan
+
+    def ring(self, data: bytes) -> None:
+        """A ring from the coordinator. Whoever asked before there was one is answered now."""
+        try:
+            self.book.accept_ring(data)
+        except PlanError:
+            self.counters.forged += 1
+        self._answer_deferred()
+
+    def entry(self, data: bytes) -> None:
+        """A plan entry from the coordinator."""
+        try:
+            self.book.accept_entry(data)
+        except PlanError:
+            self.counters.forged += 1
+
+    # Time
+
+    def next_timer(self) -> float | None:
+        """When `timer` wants to be called next."""
+        return self.timers.next_at()
+
+    def timer(self, now: float) -> None:
+        """Does what has come due."""
+        for key in self.timers.due(now):
+            if key == "word":
+                self._speak(now)
+            elif key == "call":
+                self._call_over(now)
+            elif callable(key):
+                key(now)

@@ -1,0 +1,66 @@
+"""The bounded inbox between the router and one application subscription.
+
+Owns the limit on what waits for the application. At the limit nothing is dropped in silence: the router treats what
+does not fit as not received, and asks its publishers for it again once the application has made room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from shoal.message import Gap, Item, Message
+
+
+class InboxStatistics(msgspec.Struct, frozen=True):
+    """How full an inbox is, and how often it was full."""
+
+    messages: int
+    bytes: int
+    messages_max: int
+    bytes_max: int
+    overflows: int
+
+
+class Inbox:
+    """Messages and gaps in the order in which the application will see them."""
+
+    __slots__ = ("bytes", "bytes_max", "items", "messages_max", "overflows")
+
+    def __init__(self, messages_max: int, bytes_max: int) -> None:
+        self.items: deque[Item] = deque()
+        self.bytes = 0
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self.overflows = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether another message would be one too many."""
+        return len(self.items) >= self.messages_max or self.bytes >= self.bytes_max
+
+    @property
+    def roomy(self) -> bool:
+        """Whether at least half of the inbox is free again."""
+        return len(self.items) * 2 <= self.messages_max and self.bytes * 2 <= self.bytes_max
+
+    def put(self, message: Message) -> None:
+        """Adds a message. The caller has looked at `full`."""
+        self.items.append(message)
+        self.bytes += len(message.payload)
+
+    def report(self, gap: Gap) -> None:
+        """Adds a gap. Gaps are always taken: they stand for messages that are not there."""
+        self.items.append(gap)
+
+    def take(self) -> Item:
+        """The oldest item; IndexError when there is none."""
+        item = self.items.popleft()
+        if type(item) is Message:
+            self.bytes -= len(item.payload)
+        return item
+
+    def statistics(self) -> InboxStatistics:
+        """The present state, for metrics."""
+        return InboxStatistics(len(self.items), self.bytes, self.messages_max, self.bytes_max, self.overflows)

@@ -1,0 +1,117 @@
+"""A client's connection to one server, as the router sees it: what to send, what is confirmed, and whether the server
+may be used.
+
+Owns the lease rule of the client's side. The connection itself belongs to the adapter.
+
+The lease rule, without comparing clocks: an agent says on its server for how long it still holds the lease. A word
+may lie in a buffer for any time, so its age is bounded by a PING: a word that arrives after the PONG was spoken after
+the PING was sent. The server may be used until that moment plus what the word grants. All that is assumed of clocks
+is that they run at the same rate within `clock_drift_max`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shoal.channels import states
+from shoal.plan.ring import ServerAddress
+from shoal.wire import control
+from shoal.wire.envelope import AGENT_CHANNEL
+
+if TYPE_CHECKING:
+    from shoal.channels.outgoing import Lane
+    from shoal.channels.subscription import Site
+
+Command = tuple[bytes, ...]
+
+
+class Ping:
+    """Marks the place of a PING among the commands that wait for a reply."""
+
+    __slots__ = ("sent_at",)
+
+    def __init__(self, sent_at: float) -> None:
+        self.sent_at = sent_at
+
+
+class ServerLink:
+    """State of the connection to one server. `outbox` is what the adapter must send, in order."""
+
+    __slots__ = (
+        "address", "anchor", "dirty", "greeted_at", "inflight", "lanes", "life", "listening", "nonce", "outbox",
+        "ping", "server", "sites", "state", "usable_until",
+    )  # fmt: skip
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
+        self.server = address.id
+        self.state = states.Link.DOWN
+        self.outbox: list[Command] = []
+        self.inflight: deque[Lane | Ping | None] = deque()
+        self.listening: dict[tuple[bool, bytes], int] = {}
+        self.lanes: set[Lane] = set()
+        self.sites: set[Site] = set()
+        self.dirty = False
+        self.nonce = 0
+        self.greeted_at = 0.0
+        self.anchor: float | None = None
+        self.ping: Ping | None = None
+        self.usable_until = 0.0
+        self.life = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a connection that commands can be sent on."""
+        return self.state in _OPEN
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything of this client lives on the server."""
+        return bool(self.lanes or self.sites)
+
+    def step(self, event: str) -> None:
+        """Takes the transition that `states.LINK` gives for the event."""
+        self.state = states.step(states.LINK, self.state, event)
+
+    def command(self, *args: bytes) -> None:
+        """Queues a command that has no reply of its own (SUBSCRIBE and its kin)."""
+        self.outbox.append(args)
+
+    def publish(self, channel: bytes, blob: bytes, lane: Lane | None = None) -> None:
+        """Queues a PUBLISH; its reply confirms a message of `lane`, or nothing."""
+        self.outbox.append((b"PUBLISH", channel, blob))
+        self.inflight.append(lane)
+
+    def tell_agent(self, message: control.Control) -> None:
+        """Queues a control message to the server's agent."""
+        self.publish(AGENT_CHANNEL, control.encode(message))
+
+    def send_ping(self, now: float) -> None:
+        """Queues a PING, unless one is on its way."""
+        if self.ping is None:
+            self.ping = Ping(now)
+            self.outbox.append((b"PING",))
+            self.inflight.append(self.ping)
+
+    def ponged(self, ping: Ping) -> None:
+        """A PING came back: what arrives from now on was said after it was sent."""
+        self.anchor = ping.sent_at
+        self.ping = None
+
+    def grant(self, lease_s: float, since: float) -> None:
+        """The agent holds its lease for `lease_s` from a moment that is not before `since`."""
+        self.usable_until = max(self.usable_until, since + lease_s)
+
+    def reset(self) -> None:
+        """The connection is gone, and with it all that was on its way."""
+        self.outbox.clear()
+        self.inflight.clear()
+        self.listening.clear()
+        self.anchor = None
+        self.ping = None
+        self.usable_until = 0.0
+        self.nonce = 0
+
+
+_OPEN = frozenset({states.Link.GREETING, states.Link.USABLE, states.Link.STALE})

@@ -1,0 +1,109 @@
+"""The publishing side of one channel: sequence numbers, confirmation, the resend window.
+
+Owns what a publisher remembers. A message stays in the window at least until every server that it was sent to has
+confirmed it, so that it can be repeated; afterwards it stays as long as the limits allow, so that subscribers that
+missed it can ask for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shoal.channels import states
+from shoal.channels.link import ServerLink
+from shoal.plan.placement import Placement
+from shoal.wire import envelope
+
+
+class Lane:
+    """The way of one channel's messages to one server."""
+
+    __slots__ = ("confirmed", "link", "out", "sent", "state")
+
+    def __init__(self, out: Outgoing, link: ServerLink, confirmed: int) -> None:
+        self.out = out
+        self.link = link
+        self.state = states.Lane.WAITING
+        self.sent = confirmed
+        self.confirmed = confirmed
+
+    def step(self, event: str) -> None:
+        """Takes the transition that `states.LANE` gives for the event."""
+        self.state = states.step(states.LANE, self.state, event)
+        self.out.find_solo()
+
+
+class Outgoing:
+    """One stream of this client on one channel."""
+
+    __slots__ = (
+        "base", "beacon_armed", "confirmed", "lanes", "name", "placement", "prefix", "published_at", "resend_bytes",
+        "seq", "sizes", "solo", "stream", "text", "waiters", "window",
+    )  # fmt: skip
+
+    def __init__(self, name: bytes, stream: int, placement: Placement, now: float) -> None:
+        self.name = name
+        self.stream = stream
+        self.seq = 0
+        self.confirmed = 0
+        self.window: deque[bytes] = deque()
+        self.base = 1
+        self.resend_bytes = 0
+        self.sizes: deque[int] = deque()
+        self.lanes: list[Lane] = []
+        self.solo: Lane | None = None
+        self.waiters: deque[tuple[int, object]] = deque()
+        self.published_at = now
+        self.beacon_armed = False
+        self.use(placement)
+
+    def use(self, placement: Placement) -> None:
+        """Publishes under this placement's version from now on."""
+        self.placement = placement
+        self.prefix = envelope.prefix(0, placement.version, self.stream)
+
+    def find_solo(self) -> None:
+        """Keeps `solo` true: the only lane, if there is just one and it is live; the fast path of `publish`."""
+        lanes = self.lanes
+        self.solo = lanes[0] if len(lanes) == 1 and lanes[0].state is states.Lane.LIVE else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every message has been confirmed by every server that needs it."""
+        return self.confirmed == self.seq
+
+    def unsent(self, lane: Lane) -> list[bytes]:
+        """What the lane has not sent yet, oldest first."""
+        skip = lane.sent + 1 - self.base
+        return list(self.window) if skip <= 0 else [self.window[index] for index in range(skip, len(self.window))]
+
+    def page(self, first: int, last: int, count_max: int) -> list[tuple[int, bytes]]:
+        """Messages of the window between two numbers, at most `count_max` of them."""
+        start = max(first, self.base)
+        stop = min(last, self.seq, start + count_max - 1)
+        return [(number, self.window[number - self.base]) for number in range(start, stop + 1)]
+
+    def confirm(self) -> tuple[int, int]:
+        """Moves the confirmed mark to what all lanes have confirmed; returns how many messages and bytes it passed."""
+        mark = min(lane.confirmed for lane in self.lanes)
+        count = size = 0
+        while self.confirmed < mark:
+            self.confirmed += 1
+            count += 1
+            size += self.sizes.popleft()
+        return count, size
+
+    def trim(self, messages_max: int, bytes_max: int) -> int:
+        """Drops confirmed messages from the window until it is within its limits; returns the bytes freed."""
+        freed = 0
+        window = self.window
+        while (len(window) > messages_max or self.resend_bytes > bytes_max) and self.base <= self.confirmed:
+            size = len(window.popleft())
+            self.base += 1
+            self.resend_bytes -= size
+            freed += size
+        return freed
+
+    def beacon(self, last: int, time_us: int, final: bool = False) -> bytes:
+        """A beacon that says that the stream has come as far as `last`, and that servers have confirmed it."""
+        return envelope.beacon(self.placement.version, self.stream, last, last, time_us, final)

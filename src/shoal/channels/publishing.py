@@ -1,0 +1,287 @@
+"""What a client publishes: resolving a channel before its first message, confirmation, repeats, beacons, and answers to
+subscribers who missed something.
+
+Owns every stream that this client sends. A message is accepted here at once and leaves when its lane is live.
+"""
+
+from __future__ import annotations
+
+from shoal.channels import states
+from shoal.channels.context import Confirmed, Context, Refused
+from shoal.channels.link import ServerLink
+from shoal.channels.outgoing import Lane, Outgoing
+from shoal.message import Attributes
+from shoal.wire import control, envelope
+from shoal.wire.envelope import SUFFIX, inbox_channel
+
+_pack = SUFFIX.pack
+
+
+class Publishing:
+    """All outgoing channels of one router. `pending_*` is what no server has confirmed yet."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._outs: dict[bytes, Outgoing] = {}
+        self._epoch = 0
+        self.asked: dict[int, Lane] = {}
+        self.pending_messages = 0
+        self.pending_bytes = 0
+        self.resend_bytes = 0
+
+    # The application publishes
+
+    def publish(
+        self, channel: bytes, payload: bytes, attributes: Attributes | None, time_us: int, now: float
+    ) -> tuple[Outgoing, int]:
+        """Accepts a message; it is sent as soon as its servers may be used. The caller has checked name and size."""
+        out = self._outs.get(channel)
+        if out is None:
+            out = self._open(channel, now)
+        out.seq = seq = out.seq + 1
+        if attributes:
+            body = envelope.encode_attributes(attributes, self._context.limits)
+            prefix = envelope.prefix(envelope.ATTRIBUTES, out.placement.version, out.stream)
+            blob = prefix + _pack(seq, time_us) + body + payload
+        else:
+            blob = out.prefix + _pack(seq, time_us) + payload
+        size = len(blob)
+        out.window.append(blob)
+        out.sizes.append(size)
+        out.resend_bytes += size
+        out.published_at = now
+        self.resend_bytes += size
+        self.pending_messages += 1
+        self.pending_bytes += size
+        lane = out.solo
+        if lane is not None:
+            link = lane.link
+            lane.sent = seq
+            link.outbox.append((b"PUBLISH", channel, blob))
+            link.inflight.append(lane)
+            if not link.dirty:
+                link.dirty = True
+                self._context.dirty.append(link)
+        elif len(out.lanes) > 1:
+            for lane in out.lanes:
+                if lane.state is states.Lane.LIVE:
+                    self._pump(lane)
+        if not out.beacon_armed:
+            out.beacon_armed = True
+            self._context.timers.set(("beacon", out), now + self._context.limits.beacon_delay_s)
+        return out, seq
+
+    def await_confirm(self, out: Outgoing, seq: int, token: object) -> bool:
+        """Asks for a `Confirmed(token)`; returns False if the message is confirmed already."""
+        if out.confirmed >= seq:
+            return False
+        out.waiters.append((seq, token))
+        return True
+
+    def _open(self, channel: bytes, now: float) -> Outgoing:
+        self._epoch += 1
+        stream = envelope.stream_id(self._context.client, self._epoch)
+        out = self._outs[channel] = Outgoing(channel, stream, self._context.book.placement(channel), now)
+        self._lay_lanes(out, now)
+        return out
+
+    # Where messages go
+
+    def place(self, out: Outgoing, now: float) -> None:
+        """Brings the lanes of a channel in line with the plan."""
+        placement = self._context.book.placement(out.name)
+        if placement != out.placement:
+            out.use(placement)
+            self._lay_lanes(out, now)
+
+    def place_all(self, now: float) -> None:
+        """Brings every channel in line with a new ring."""
+        for out in list(self._outs.values()):
+            self.place(out, now)
+
+    def place_channel(self, channel: bytes, now: float) -> None:
+        """Brings one channel in line with a new entry, if this client publishes on it."""
+        out = self._outs.get(channel)
+        if out is not None:
+            self.place(out, now)
+
+    def _lay_lanes(self, out: Outgoing, now: float) -> None:
+        wanted = out.placement.publish_servers(self._context.client)
+        for lane in [lane for lane in out.lanes if lane.link.server not in wanted]:
+            lane.step("moved away")
+            out.lanes.remove(lane)
+            lane.link.lanes.discard(lane)
+        present = {lane.link.server for lane in out.lanes}
+        for server in wanted:
+            if server not in present:
+                lane = Lane(out, self._context.links[server], out.confirmed)
+                out.lanes.append(lane)
+                lane.link.lanes.add(lane)
+                self._context.want(lane.link)
+                if lane.link.state is states.Link.USABLE:
+                    self._ask(lane, now)
+        out.find_solo()
+
+    def _ask(self, lane: Lane, now: float) -> None:
+        """Resolves the channel at the server's agent before anything is sent there."""
+        lane.step("link usable")
+        self._hello(lane, now)
+
+    def _hello(self, lane: Lane, now: float) -> None:
+        nonce = self._context.next_nonce()
+        self.asked[nonce] = lane
+        out = lane.out
+        version, ring_version = out.placement.version, self._context.book.version
+        lane.link.tell_agent(
+            control.Hello(
+                self._context.client, nonce, out.name, False, False, version, ring_version, out.stream, lane.confirmed
+            )
+        )
+        self._context.touch(lane.link)
+        self._context.timers.set(("resolve", lane, nonce), now + self._context.limits.hello_retry_s)
+
+    def resolve_due(self, lane: Lane, nonce: int, now: float) -> None:
+        """No answer yet: ask again."""
+        if self.asked.pop(nonce, None) is lane and lane.state is states.Lane.ASKING and lane.link.open:
+            self._hello(lane, now)
+
+    def answered(self, lane: Lane, now: float) -> None:
+        """The agent knows the publisher: say where the stream stands, then send what is not confirmed."""
+        if lane.state is not states.Lane.ASKING:
+            return
+        lane.step("answered")
+        out, counters = lane.out, self._context.counters
+        if out.seq and self._context.rules.beacon:
+            counters.announces += 1
+            lane.link.publish(out.name, out.beacon(lane.confirmed, 0))
+            self._context.touch(lane.link)
+        if self._context.rules.repeat:
+            counters.repeated += lane.sent - lane.confirmed
+            lane.sent = lane.confirmed
+        self._pump(lane)
+
+    def _pump(self, lane: Lane) -> None:
+        out, link = lane.out, lane.link
+        for blob in out.unsent(lane):
+            link.publish(out.name, blob, lane)
+        lane.sent = out.seq
+        self._context.touch(link)
+
+    # Links and replies
+
+    def link_usable(self, link: ServerLink, now: float) -> None:
+        """The server may be used (again)."""
+        for lane in sorted(link.lanes, key=lambda lane: lane.out.stream):
+            if lane.state is states.Lane.WAITING:
+                self._ask(lane, now)
+            elif lane.state is states.Lane.HELD:
+                lane.step("link usable")
+                self._pump(lane)
+
+    def link_stale(self, link: ServerLink) -> None:
+        """The server may not be used until its agent gives its word again."""
+        for lane in link.lanes:
+            if lane.state in (states.Lane.LIVE, states.Lane.ASKING):
+                lane.step("link stale")
+
+    def link_lost(self, link: ServerLink) -> None:
+        """The connection is gone; what was not confirmed will be repeated."""
+        for lane in link.lanes:
+            if lane.state is not states.Lane.WAITING:
+                lane.step("link lost")
+
+    def confirmed(self, lane: Lane) -> None:
+        """A server has confirmed the lane's oldest outstanding message."""
+        if lane.state is states.Lane.DROPPED:
+            return
+        out = lane.out
+        lane.confirmed += 1
+        if len(out.lanes) == 1:
+            out.confirmed = lane.confirmed
+            self.pending_messages -= 1
+            self.pending_bytes -= out.sizes.popleft()
+        else:
+            count, size = out.confirm()
+            self.pending_messages -= count
+            self.pending_bytes -= size
+        if out.waiters:
+            waiters = out.waiters
+            while waiters and waiters[0][0] <= out.confirmed:
+                self._context.effects.append(Confirmed(waiters.popleft()[1]))
+        limits = self._context.limits
+        if len(out.window) > limits.resend_messages_max or out.resend_bytes > limits.resend_bytes_max:
+            self.resend_bytes -= out.trim(limits.resend_messages_max, limits.resend_bytes_max)
+        elif self.resend_bytes > limits.resend_total_bytes_max:
+            self.resend_bytes -= out.trim(0, 0)
+
+    def refused(self, lane: Lane, error: str) -> None:
+        """A server refused a message for good (a right is missing, or memory): the application must hear of it."""
+        self._context.counters.refused += 1
+        self._context.effects.append(Refused(lane.out.name, error))
+        self.confirmed(lane)
+
+    # Beacons and the end of a stream
+
+    def beacon_due(self, out: Outgoing, now: float) -> None:
+        """A burst is over: say how far the stream has come, in case its last message got lost on the way."""
+        delay = self._context.limits.beacon_delay_s
+        quiet_at = out.published_at + delay
+        if now < quiet_at or not out.settled or any(lane.state is not states.Lane.LIVE for lane in out.lanes):
+            self._context.timers.set(("beacon", out), max(quiet_at, now + delay / 2))
+            return
+        out.beacon_armed = False
+        if self._context.rules.beacon:
+            self._speak(out)
+        self._context.timers.set(("idle", out), now + self._context.limits.publisher_idle_s / 2)
+
+    def _speak(self, out: Outgoing, final: bool = False) -> None:
+        for lane in out.lanes:
+            if lane.state is states.Lane.LIVE:
+                self._context.counters.beacons += 1
+                lane.link.publish(out.name, out.beacon(out.seq, 0, final))
+                self._context.touch(lane.link)
+
+    def idle_due(self, out: Outgoing, now: float) -> None:
+        """A stream that has been silent for long ends; the next message on the channel begins another."""
+        deadline = out.published_at + self._context.limits.publisher_idle_s / 2
+        if out.beacon_armed or self._outs.get(out.name) is not out:
+            return
+        if now < deadline:
+            self._context.timers.set(("idle", out), deadline)
+        elif out.settled:
+            self._end(out)
+
+    def _end(self, out: Outgoing) -> None:
+        if self._context.rules.beacon:
+            self._speak(out, final=True)
+        del self._outs[out.name]
+        self.resend_bytes -= out.resend_bytes
+        for lane in out.lanes:
+            lane.link.lanes.discard(lane)
+            lane.step("moved away")
+
+    def close(self) -> None:
+        """Ends every stream with a last beacon. The caller has drained."""
+        for out in list(self._outs.values()):
+            self._end(out)
+
+    # Answers to subscribers
+
+    def heal(self, link: ServerLink, request: control.Heal) -> None:
+        """A subscriber missed messages: send it a page of them, through its inbox on the server it asked on."""
+        out = self._outs.get(request.channel)
+        if out is None or out.stream != request.stream or request.first > request.last:
+            return
+        inbox = inbox_channel(request.client)
+        page = out.page(request.first, request.last, self._context.limits.heal_page_messages)
+        for _, blob in page:
+            link.publish(inbox, control.encode(control.Resend(out.name, blob)))
+        answer = control.Healed(out.name, out.stream, out.base, out.confirmed, request.first)
+        link.publish(inbox, control.encode(answer))
+        self._context.counters.heals_answered += 1
+        self._context.counters.resent += len(page)
+        self._context.touch(link)
+
+    def present(self, link: ServerLink) -> control.StreamList:
+        """Where this client's streams on a server stand, for the agent's roll-call."""
+        return [(lane.out.name, lane.out.stream, lane.confirmed) for lane in link.lanes if lane.out.seq]

@@ -1,0 +1,327 @@
+"""Judges what arrives for a subscription: delivers it, drops it as a duplicate, holds it behind a hole, heals the hole
+or reports the gap.
+
+Owns the promise "exactly once, in order, nothing silent" on the subscriber's side. Every wait here ends on evidence
+(the missing message, a beacon, a publisher's answer); `gap_timeout_s` is the last resort.
+"""
+
+from __future__ import annotations
+
+from shoal.channels import states
+from shoal.channels.context import Context
+from shoal.channels.incoming import ChannelIn, StreamIn
+from shoal.channels.subscription import Subscription
+from shoal.errors import ProtocolError
+from shoal.message import Gap, Message
+from shoal.wire import control
+from shoal.wire.envelope import (
+    ATTRIBUTES,
+    BEACON,
+    FINAL,
+    HEADER,
+    HEADER_BYTES,
+    client_of,
+    inbox_channel,
+    is_envelope,
+    settled_of,
+    split_attributes,
+)
+
+
+class Receiving:
+    """The subscriber's half of the data path."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    # What arrives
+
+    def accept(self, sub: Subscription, channel: bytes, blob: bytes, server: str, now: float) -> None:
+        """Takes one payload from a channel, whatever it is. The router has a shorter way for the plain case."""
+        if not sub.in_force:
+            self._keep_early(sub, channel, blob, server)
+            return
+        if not is_envelope(blob):
+            self._context.counters.foreign += 1
+            self._deliver(sub, Message(sub.channel(channel).text, blob, pattern=sub.pattern_text))
+            return
+        _, flags, _, stream_id, sequence, time_us = HEADER.unpack_from(blob)
+        chan = sub.channel(channel)
+        try:
+            if flags & BEACON:
+                self._beacon(sub, chan, stream_id, sequence, settled_of(blob), bool(flags & FINAL), server, now)
+                return
+            attributes, payload = split_attributes(blob) if flags & ATTRIBUTES else (None, blob[HEADER_BYTES:])
+        except ProtocolError:
+            self._context.counters.garbage += 1
+            return
+        message = Message(
+            chan.text, payload, client_of(stream_id), sequence, time_us, attributes, sub.pattern_text
+        )
+        stream = chan.streams.get(stream_id) or self._meet(sub, chan, stream_id, sequence, server, now)
+        stream.server = server
+        self._take(sub, chan, stream, sequence, message, now)
+
+    def _keep_early(self, sub: Subscription, channel: bytes, blob: bytes, server: str) -> None:
+        """Before a subscription is in force nothing is owed; what overflows only makes it start a little later."""
+        if len(sub.early) < self._context.limits.held_messages_max:
+            sub.early.append((channel, blob, server))
+        else:
+            sub.early.clear()
+            sub.baseline.clear()
+            for site in sub.sites.values():
+                if site.state is not states.Site.WAITING:
+                    site.step("asked again")
+                    self._context.timers.set(("hello", site), 0.0)
+
+    def _meet(
+        self, sub: Subscription, chan: ChannelIn, stream_id: int, sequence: int, server: str, now: float
+    ) -> StreamIn:
+        """A stream that nobody listed. On one unbroken connection its first message is the first that is owed;
+        otherwise it began after the subscription did, and everything from 1 is owed."""
+        first = sequence if sub.whole and len(sub.sites) == 1 else 1
+        stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
+        return stream
+
+    def _take(
+        self, sub: Subscription, chan: ChannelIn, stream: StreamIn, sequence: int, message: Message, now: float
+    ) -> None:
+        counters, rules = self._context.counters, self._context.rules
+        stream.doubted_at = None
+        stream.touched = now
+        if stream.lapsed:
+            stream.lapsed = False
+            stream.skip_to(sequence)
+        if sequence < stream.next:
+            counters.duplicates += 1
+            if not rules.dedupe:
+                self._deliver(sub, message)
+        elif sub.inbox.full:
+            stream.knows(sequence)
+            self._overflow(sub)
+        elif sequence == stream.next:
+            stream.next += 1
+            stream.knows(sequence)
+            self._deliver(sub, message)
+            self._advance(sub, chan, stream, now)
+        elif not rules.order:
+            stream.skip_to(sequence + 1)
+            self._deliver(sub, message)
+        else:
+            stream.knows(sequence)
+            if len(stream.held) < self._context.limits.held_messages_max:
+                stream.held[sequence] = message
+                counters.held += 1
+            self._hole(sub, chan, stream, now)
+
+    def _beacon(
+        self, sub: Subscription, chan: ChannelIn, stream_id: int, last: int, settled: int, final: bool, server: str,
+        now: float,
+    ) -> None:  # fmt: skip
+        """How far a stream has come. To a whole subscription that does not know it, what was settled is not owed."""
+        if settled > last:
+            raise ProtocolError("a peer sent a beacon that has confirmed more than it has published")
+        stream = chan.streams.get(stream_id)
+        if stream is None:
+            first = settled + 1 if sub.whole else 1
+            stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
+        elif stream.lapsed:
+            stream.lapsed = False
+            stream.skip_to(settled + 1)
+        stream.server = server
+        stream.doubted_at = None
+        stream.touched = now
+        stream.final = final
+        stream.knows(last)
+        if stream.has_hole():
+            self._hole(sub, chan, stream, now)
+
+    def _deliver(self, sub: Subscription, message: Message) -> None:
+        sub.inbox.put(message)
+        self._context.counters.delivered += 1
+        self._notify(sub)
+
+    def _notify(self, sub: Subscription) -> None:
+        if not sub.notified:
+            sub.notified = True
+            self._context.ready.append(sub)
+
+    def _overflow(self, sub: Subscription) -> None:
+        if not sub.overflowed:
+            sub.overflowed = True
+            sub.inbox.overflows += 1
+            self._context.counters.overflows += 1
+
+    def _advance(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """Delivers what a filled hole has freed, and looks whether another hole follows."""
+        for message in stream.release():
+            if sub.inbox.full:
+                stream.next = message.sequence
+                self._overflow(sub)
+                return
+            self._deliver(sub, message)
+        if stream.has_hole():
+            stream.hole_since = now
+            self._hole(sub, chan, stream, now)
+        else:
+            stream.hole_since = None
+
+    # Baselines and evidence
+
+    def start(self, sub: Subscription, now: float) -> None:
+        """The subscription is in force: every stream starts where the agents said, then what came early is judged."""
+        sub.in_force = True
+        if self._context.rules.baseline:
+            for (channel, stream_id), (last, server) in sub.baseline.items():
+                chan = sub.channel(channel)
+                chan.streams[stream_id] = StreamIn(stream_id, last + 1, server, now)
+            self._context.counters.late_joins += bool(sub.baseline)
+        sub.baseline.clear()
+        early, sub.early = sub.early, []
+        for channel, blob, server in early:
+            self.accept(sub, channel, blob, server, now)
+        self._notify(sub)
+
+    def evidence(self, sub: Subscription, channel: bytes, stream_id: int, last: int, server: str, now: float) -> None:
+        """An agent says how far a stream has come while the subscription was not listening."""
+        chan = sub.channel(channel)
+        stream = chan.streams.get(stream_id)
+        if stream is None:
+            stream = chan.streams[stream_id] = StreamIn(stream_id, 1, server, now)
+        stream.knows(last)
+        if stream.has_hole() and not stream.lapsed:
+            stream.server = server
+            self._hole(sub, chan, stream, now)
+
+    def doubt(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """The server that carried this stream has died; unless its publisher speaks again, its end is unknown."""
+        if self._context.rules.doubt and not (stream.final or stream.lapsed) and stream.doubted_at is None:
+            stream.doubted_at = stream.next
+            self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
+
+    def doubt_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """Nobody has spoken for the stream: what it may have published last is reported as an open gap."""
+        spoke = stream.doubted_at != stream.next
+        stream.doubted_at = None
+        if not spoke and not sub.closed:
+            stream.lapsed = True
+            self._report(sub, chan, client_of(stream.stream), stream.next, None, "its server died and its publisher is silent")
+            for number in sorted(stream.held):
+                stream.next = number + 1
+                self._deliver(sub, stream.held[number])
+            stream.held.clear()
+            stream.hole_since = None
+
+    def report_unknown(self, sub: Subscription, server: str) -> None:
+        """A server died and nobody can list its publishers: one of whom nothing was heard may have died with it."""
+        if self._context.rules.doubt:
+            self._context.counters.open_gaps += 1
+            reason = f"server {server} died; publishers that died with it, unheard of, may be missing"
+            sub.inbox.report(Gap(sub.text, None, 0, None, reason, sub.pattern_text))
+            self._notify(sub)
+
+    # Holes
+
+    def _hole(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        if stream.hole_since is None:
+            stream.hole_since = now
+            self._context.counters.holes += 1
+        self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
+
+    def heal_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """Asks the publisher for the first hole, again and again, until it is filled or the time is up."""
+        if sub.closed or stream.lapsed or not stream.has_hole() or sub.overflowed:
+            stream.hole_since = stream.hole_since if stream.has_hole() else None
+            return
+        limits = self._context.limits
+        if stream.hole_since is None:
+            stream.hole_since = now
+        if now - stream.hole_since >= limits.gap_timeout_s:
+            self._give_up(sub, chan, stream, stream.hole_end(), "its publisher did not answer", now)
+            return
+        if self._context.rules.heal:
+            self._ask(sub, chan, stream)
+        self._context.timers.set(("heal", sub, chan, stream), now + limits.heal_retry_s)
+
+    def _ask(self, sub: Subscription, chan: ChannelIn, stream: StreamIn) -> None:
+        site = sub.sites.get(stream.server) or next(iter(sub.sites.values()), None)
+        links = [site.link] if site and site.link.open else [s.link for s in sub.sites.values() if s.link.open]
+        if not links:
+            return
+        self._context.counters.heals_asked += 1
+        stream.asked = True
+        room = max(1, sub.inbox.messages_max - len(sub.inbox.items))
+        last = min(stream.hole_end(), stream.next + min(room, self._context.limits.heal_page_messages) - 1)
+        request = control.Heal(self._context.client, chan.name, stream.stream, stream.next, last)
+        links[0].publish(inbox_channel(client_of(stream.stream)), control.encode(request))
+        self._context.touch(links[0])
+
+    def resent(self, sub: Subscription, message: control.Resend, server: str, now: float) -> None:
+        """A message that came by way of the inbox; only what was asked for is taken."""
+        if not is_envelope(message.blob):
+            self._context.counters.garbage += 1
+            return
+        _, flags, _, stream_id, sequence, _ = HEADER.unpack_from(message.blob)
+        chan = sub.channels.get(message.channel)
+        stream = chan.streams.get(stream_id) if chan else None
+        if stream is None or not stream.asked or flags & BEACON or not stream.next <= sequence <= stream.last:
+            return
+        self._context.counters.healed += 1
+        stream.hole_since = now
+        self.accept(sub, message.channel, message.blob, server, now)
+
+    def healed(self, sub: Subscription, message: control.Healed, now: float) -> None:
+        """The end of a page: what the publisher no longer has is a gap; if more is missing, the next page is asked for."""
+        chan = sub.channels.get(message.channel)
+        stream = chan.streams.get(message.stream) if chan else None
+        if chan is None or stream is None or not stream.asked:
+            return
+        stream.asked = False
+        stream.doubted_at = None
+        stream.touched = now
+        stream.knows(message.last)
+        if not stream.has_hole():
+            return
+        stream.hole_since = now
+        if stream.next < message.floor:
+            lost_to = min(stream.hole_end(), message.floor - 1)
+            self._give_up(sub, chan, stream, lost_to, "its publisher no longer has them", now)
+        if stream.has_hole() and stream.next > message.first:
+            self._context.timers.set(("heal", sub, chan, stream), now)
+
+    def _give_up(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, last: int, reason: str, now: float) -> None:
+        self._report(sub, chan, client_of(stream.stream), stream.next, last, reason)
+        stream.skip_to(last + 1)
+        self._advance(sub, chan, stream, now)
+
+    def _report(
+        self, sub: Subscription, chan: ChannelIn, publisher: int, first: int, last: int | None, reason: str
+    ) -> None:
+        self._context.counters.gaps += 1
+        self._context.counters.open_gaps += last is None
+        sub.inbox.report(Gap(chan.text, publisher, first, last, reason, sub.pattern_text))
+        self._notify(sub)
+
+    # Room and memory
+
+    def made_room(self, sub: Subscription, now: float) -> None:
+        """The application has caught up: what did not fit is asked for again."""
+        if sub.overflowed and sub.inbox.roomy:
+            sub.overflowed = False
+            for chan, stream in sub.all_streams():
+                self._advance(sub, chan, stream, now)
+                if stream.has_hole():
+                    stream.hole_since = now
+                    self._context.timers.set(("heal", sub, chan, stream), now)
+
+    def forget_idle(self, sub: Subscription, now: float) -> None:
+        """Drops streams that have been silent so long that they can never speak again (see `publisher_idle_s`)."""
+        for chan, stream in sub.all_streams():
+            if stream.next != stream.marked:
+                stream.marked, stream.touched = stream.next, now
+            idle = now - stream.touched > self._context.limits.publisher_idle_s
+            if not stream.has_hole() and stream.doubted_at is None and (idle or stream.final):
+                del chan.streams[stream.stream]
+        if sub.pattern:
+            for name in [name for name, chan in sub.channels.items() if not chan.streams]:
+                del sub.channels[name]

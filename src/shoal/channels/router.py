@@ -1,0 +1,396 @@
+"""The router: a client's side of the channel protocol, a state machine without I/O.
+
+Owns the links and the dispatch of what arrives. It is handed the time and what came from servers; it hands back what to
+send (`outbox` of each link in `dirty`), what to do (`effects`) and which subscriptions have news (`ready`). Publishing,
+subscribing and receiving are its three parts.
+
+    adapter                               router
+    opened / lost / received  ------>     links, words, replies
+    ring                      ------>     plan book -> place()
+    publish / subscribe       ------>     publishing / subscribing
+    timer                     ------>     retries, beacons, healing, leases
+                              <------     effects, dirty, ready
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hiredis import PushNotification
+
+from shoal.channels import states
+from shoal.channels.context import Context, FetchRing
+from shoal.channels.inbox import Inbox
+from shoal.channels.link import Ping, ServerLink
+from shoal.channels.publishing import Publishing
+from shoal.channels.receiving import Receiving
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.channels.subscribing import Subscribing
+from shoal.channels.subscription import Subscription
+from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
+from shoal.limits import Limits
+from shoal.message import Attributes, Message
+from shoal.plan.book import PlanBook
+from shoal.wire import control
+from shoal.wire.envelope import (
+    EPOCH_BITS,
+    HEADER,
+    HEADER_BYTES,
+    WORD_CHANNEL,
+    inbox_channel,
+)
+
+_PLAIN = b"\xf5\x5a\x00"
+_unpack = HEADER.unpack_from
+
+
+class Router:
+    """One client. `client` is a random number of 48 bits that nobody else uses."""
+
+    def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES) -> None:
+        self.context = Context(client, book, limits, rules)
+        self.publishing = Publishing(self.context)
+        self.receiving = Receiving(self.context)
+        self.subscribing = Subscribing(self.context, self.receiving)
+        self.effects = self.context.effects
+        self.dirty = self.context.dirty
+        self.ready = self.context.ready
+        self.counters = self.context.counters
+        self.limits = limits
+        self._inbox = inbox_channel(client)
+        self.publish = self.publishing.publish
+        self._duties: dict[str, Callable[..., None]] = {
+            "greet": self._greet_due,
+            "lease": self._lease_due,
+            "stale": self._stale_due,
+            "sweep": self._sweep_due,
+            "hello": self.subscribing.hello_due,
+            "linger": self.subscribing.linger_due,
+            "resolve": self.publishing.resolve_due,
+            "beacon": self.publishing.beacon_due,
+            "idle": self.publishing.idle_due,
+            "heal": self.receiving.heal_due,
+            "doubt": self.receiving.doubt_due,
+        }
+
+    # The application
+
+    def subscribe(self, name: bytes, pattern: bool, now: float) -> Subscription:
+        """A new subscription; watch its `in_force` and its `inbox`."""
+        limits = self.limits
+        if len(self.subscribing) >= limits.subscriptions_max:
+            raise TooManySubscriptionsError(
+                f"this bus has {limits.subscriptions_max} subscriptions, which is subscriptions_max; close some, or open another bus"
+            )
+        return self.subscribing.open(name, pattern, Inbox(limits.inbox_messages_max, limits.inbox_bytes_max), now)
+
+    def unsubscribe(self, sub: Subscription, now: float) -> None:
+        """Ends a subscription at once; what lies in its inbox stays there."""
+        self.subscribing.close(sub)
+
+    def consumed(self, sub: Subscription, now: float) -> None:
+        """The application has taken items from a subscription that had overflowed."""
+        self.receiving.made_room(sub, now)
+
+    def close(self) -> None:
+        """The application leaves: every stream and subscription ends. The adapter sends what is left, then closes."""
+        self.context.closing = True
+        self.publishing.close()
+        for sub in self.subscribing:
+            self.subscribing.close(sub)
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything published is confirmed."""
+        return self.publishing.pending_messages == 0
+
+    # The plan
+
+    def ring(self, data: bytes, now: float) -> None:
+        """A ring, from wherever: taken if it is signed and newer."""
+        try:
+            news = self.context.book.accept_ring(data)
+        except PlanError as error:
+            self._refuse(error)
+            return
+        if news:
+            self.counters.ring_changes += 1
+            self._replace(now)
+
+    def entry(self, data: bytes, now: float) -> None:
+        """A plan entry, from wherever: taken if it is signed and newer."""
+        try:
+            channel, news = self.context.book.accept_entry(data)
+        except PlanError as error:
+            self._refuse(error)
+            return
+        if news:
+            self.publishing.place_channel(channel, now)
+            for sub in list(self.subscribing.by_channel.get(channel, ())):
+                self.subscribing.place(sub, now)
+
+    def _refuse(self, error: PlanError) -> None:
+        if type(error).__name__ == "ForgedEntryError":
+            self.counters.forged += 1
+        else:
+            self.counters.stale_entries += 1
+
+    def _replace(self, now: float) -> None:
+        """Brings everything in line with a new ring."""
+        ring = self.context.book.ring
+        assert ring is not None
+        for address in ring.servers:
+            link = self.context.links.get(address.id)
+            if link is None:
+                self.context.links[address.id] = ServerLink(address)
+            elif link.address != address:
+                link.address = address
+                self.context.drop(link)
+        self.publishing.place_all(now)
+        for sub in self.subscribing:
+            self.subscribing.place(sub, now)
+        for link in list(self.context.links.values()):
+            self._review(link)
+
+    # Links
+
+    def _review(self, link: ServerLink) -> None:
+        """Opens a link that something lives on; lets go of one that nothing does and that has left the ring."""
+        if link.wanted:
+            self.context.want(link)
+        elif self.context.book.address(link.server) is None:
+            self.context.drop(link)
+            if link.state is states.Link.DOWN:
+                del self.context.links[link.server]
+
+    def opened(self, server: str, now: float) -> None:
+        """The adapter has a connection, authenticated and speaking RESP3."""
+        link = self.context.links[server]
+        link.reset()
+        link.step("opened")
+        link.command(b"SUBSCRIBE", self._inbox, WORD_CHANNEL)
+        self._greet(link, now)
+        self.subscribing.link_opened(link, now)
+        self.context.touch(link)
+
+    def _greet(self, link: ServerLink, now: float) -> None:
+        link.nonce = self.context.next_nonce()
+        link.greeted_at = now
+        link.tell_agent(control.Greet(self.context.client, link.nonce, self.context.book.version))
+        self.context.touch(link)
+        self.context.timers.set(("greet", link), now + self.limits.hello_retry_s)
+
+    def lost(self, server: str, now: float) -> None:
+        """The connection is gone, or could not be made. The router decides when to try again; the adapter adds its delay."""
+        link = self.context.links.get(server)
+        if link is None or link.state is states.Link.DOWN:
+            return
+        link.reset()
+        link.step("lost")
+        self.counters.reconnects += 1
+        self.publishing.link_lost(link)
+        self.subscribing.link_lost(link)
+        if not self.context.closing:
+            self.context.effects.append(FetchRing())
+            self._review(link)
+
+    def _word(self, link: ServerLink, lease_ms: int, since: float | None, ring_version: int, now: float) -> None:
+        """The agent's word, direct or to everyone: the lease rule (see `link.py`)."""
+        limits = self.limits
+        if since is not None:
+            link.grant(lease_ms / 1000 * (1 - limits.clock_drift_max), since)
+        if not self.context.rules.lease:
+            link.usable_until = float("inf")
+        if now < link.usable_until:
+            if link.state is not states.Link.USABLE:
+                link.step("word")
+                self.publishing.link_usable(link, now)
+            else:
+                link.step("word")
+            if self.context.rules.lease:
+                self.context.timers.set(("lease", link), link.usable_until)
+        if ring_version > self.context.book.version:
+            self.context.timers.set_if_absent(("greet", link), now)
+        link.send_ping(now)
+        self.context.touch(link)
+
+    def _lease_due(self, link: ServerLink, now: float) -> None:
+        if link.state is states.Link.USABLE and now >= link.usable_until:
+            self.counters.stale_links += 1
+            link.step("lease over")
+            self.publishing.link_stale(link)
+            self.context.effects.append(FetchRing())
+            self.context.timers.set(("stale", link), now + self.limits.server_lease_s)
+
+    def _stale_due(self, link: ServerLink, now: float) -> None:
+        """A link on which nothing has come back for so long is half open, or its agent is away: begin anew."""
+        if link.state is states.Link.STALE:
+            self.context.effects.append(FetchRing())
+            if link.ping is not None and now - link.ping.sent_at > self.limits.server_lease_s:
+                self.context.drop(link)
+            else:
+                self._greet(link, now)
+                link.send_ping(now)
+                self.context.timers.set(("stale", link), now + self.limits.server_lease_s)
+
+    def _greet_due(self, link: ServerLink, now: float) -> None:
+        """Nobody has answered a greeting, or the agent knows a newer ring."""
+        if not link.open:
+            return
+        self._greet(link, now)
+        if link.state is states.Link.GREETING:
+            link.send_ping(now)
+            if link.ping is not None and now - link.ping.sent_at > self.limits.server_lease_s:
+                self.context.drop(link)
+
+    # What arrives
+
+    def received(self, server: str, frames: list[Any], now: float) -> None:
+        """Frames from a server in wire order: pushes, and replies to commands."""
+        link = self.context.links.get(server)
+        if link is None:
+            return
+        by_channel = self.subscribing.by_channel
+        inflight = link.inflight
+        ready = self.ready
+        delivered = 0
+        for frame in frames:
+            if type(frame) is not PushNotification:
+                if inflight:
+                    self._reply(link, inflight.popleft(), frame)
+                continue
+            if frame[0] == b"message":
+                _, channel, blob = frame
+                subs = by_channel.get(channel)
+                if subs is None:
+                    self._internal(link, channel, blob, now)
+                    continue
+                for sub in subs:
+                    if blob[:3] == _PLAIN and len(blob) >= HEADER_BYTES and sub.in_force:
+                        _, _, _, stream_id, sequence, time_us = _unpack(blob)
+                        stream = sub.streams.get(stream_id)
+                        inbox = sub.inbox
+                        if (
+                            stream is not None
+                            and stream.next == sequence
+                            and not stream.held
+                            and len(inbox.items) < inbox.messages_max
+                            and inbox.bytes < inbox.bytes_max
+                        ):
+                            stream.next = sequence + 1
+                            payload = blob[HEADER_BYTES:]
+                            inbox.items.append(
+                                Message(sub.text, payload, stream_id >> EPOCH_BITS, sequence, time_us)
+                            )
+                            inbox.bytes += len(payload)
+                            delivered += 1
+                            if not sub.notified:
+                                sub.notified = True
+                                ready.append(sub)
+                            continue
+                    self.receiving.accept(sub, channel, blob, server, now)
+            elif frame[0] == b"pmessage":
+                _, pattern, channel, blob = frame
+                if not channel.startswith(b"__shoal:"):
+                    for sub in self.subscribing.by_pattern.get(pattern, ()):
+                        self.receiving.accept(sub, channel, blob, server, now)
+        self.counters.delivered += delivered
+
+    def _reply(self, link: ServerLink, expected: Any, reply: Any) -> None:
+        if expected is None:
+            return
+        if type(expected) is Ping:
+            link.ponged(expected)
+        elif isinstance(reply, Exception):
+            self.publishing.refused(expected, str(reply))
+        else:
+            self.publishing.confirmed(expected)
+
+    def _internal(self, link: ServerLink, channel: bytes, data: bytes, now: float) -> None:
+        """A control message. Whatever cannot be read, or is not for us, is counted and dropped."""
+        if channel != WORD_CHANNEL and channel != self._inbox:
+            return
+        try:
+            message = control.decode(data)
+        except ProtocolError:
+            self.counters.garbage += 1
+            return
+        if channel == WORD_CHANNEL:
+            self._spoken(link, message, now)
+        else:
+            self._addressed(link, message, now)
+
+    def _spoken(self, link: ServerLink, message: control.Control, now: float) -> None:
+        if isinstance(message, control.Word) and message.server == link.server:
+            self._word(link, message.lease_ms, link.anchor, message.ring_version, now)
+        elif isinstance(message, control.RollCall):
+            self.counters.roll_calls += 1
+            channels, patterns = self.subscribing.present(link)
+            streams = self.publishing.present(link)
+            link.tell_agent(control.Present(self.context.client, message.roll, channels, patterns, streams))
+            self.context.touch(link)
+        else:
+            self.counters.garbage += 1
+
+    def _addressed(self, link: ServerLink, message: control.Control, now: float) -> None:
+        match message:
+            case control.Welcome():
+                if message.ring and message.ring_version > self.context.book.version:
+                    self.ring(message.ring, now)
+                if message.nonce == link.nonce and message.server == link.server:
+                    self.context.timers.cancel(("greet", link))
+                    link.life = message.life
+                    self._word(link, message.lease_ms, link.greeted_at, message.ring_version, now)
+            case control.Answer():
+                self._answered(message, now)
+            case control.Heal():
+                self.publishing.heal(link, message)
+            case control.Resend() | control.Healed():
+                for sub in list(self.subscribing.by_channel.get(message.channel, ())):
+                    self._heal(sub, message, link.server, now)
+                for subs in list(self.subscribing.by_pattern.values()):
+                    for sub in subs:
+                        if message.channel in sub.channels:
+                            self._heal(sub, message, link.server, now)
+            case _:
+                self.counters.garbage += 1
+
+    def _heal(self, sub: Subscription, message: control.Resend | control.Healed, server: str, now: float) -> None:
+        if isinstance(message, control.Resend):
+            self.receiving.resent(sub, message, server, now)
+        else:
+            self.receiving.healed(sub, message, now)
+
+    def _answered(self, answer: control.Answer, now: float) -> None:
+        if answer.ring:
+            self.ring(answer.ring, now)
+        if answer.entry:
+            self.entry(answer.entry, now)
+        site = self.subscribing.asked.get(answer.nonce)
+        if site is not None and site.sub.name == answer.name:
+            del self.subscribing.asked[answer.nonce]
+            self.context.timers.cancel(("hello", site))
+            self.subscribing.answered(site, answer, now)
+        lane = self.publishing.asked.get(answer.nonce)
+        if lane is not None and lane.out.name == answer.name:
+            del self.publishing.asked[answer.nonce]
+            self.context.timers.cancel(("resolve", lane, answer.nonce))
+            self.publishing.answered(lane, now)
+
+    # Time
+
+    def next_timer(self) -> float | None:
+        """When `timer` wants to be called next."""
+        return self.context.timers.next_at()
+
+    def timer(self, now: float) -> None:
+        """Does what has come due."""
+        for key in self.context.timers.due(now):
+            assert isinstance(key, tuple)
+            self._duties[key[0]](*key[1:], now)
+        self.context.timers.set_if_absent(("sweep",), now + self.limits.publisher_idle_s / 4)
+
+    def _sweep_due(self, now: float) -> None:
+        for sub in self.subscribing:
+            self.receiving.forget_idle(sub, now)

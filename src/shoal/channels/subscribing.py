@@ -1,0 +1,225 @@
+"""Where subscriptions stand: their sites, the handshake with each server's agent, and what happens when a server dies,
+comes back, or the ring changes.
+
+Owns SUBSCRIBE, Hello and Bye. Judging what arrives is the business of `receiving.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.channels import states
+from shoal.channels.context import Context
+from shoal.channels.inbox import Inbox
+from shoal.channels.link import ServerLink
+from shoal.channels.receiving import Receiving
+from shoal.channels.subscription import Site, Subscription
+from shoal.wire import control
+
+
+class Subscribing:
+    """All subscriptions of one router."""
+
+    def __init__(self, context: Context, receiving: Receiving) -> None:
+        self._context = context
+        self._receiving = receiving
+        self._count = 0
+        self.by_channel: dict[bytes, list[Subscription]] = {}
+        self.by_pattern: dict[bytes, list[Subscription]] = {}
+        self.asked: dict[int, Site] = {}
+
+    def __iter__(self) -> Iterator[Subscription]:
+        for table in (self.by_channel, self.by_pattern):
+            for subs in list(table.values()):
+                yield from list(subs)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_channel.values())) + sum(map(len, self.by_pattern.values()))
+
+    def open(self, name: bytes, pattern: bool, inbox: Inbox, now: float) -> Subscription:
+        """A new subscription; it is in force when `in_force` becomes true."""
+        self._count += 1
+        sub = Subscription(self._count, name, pattern, inbox)
+        (self.by_pattern if pattern else self.by_channel).setdefault(name, []).append(sub)
+        self.place(sub, now)
+        return sub
+
+    def close(self, sub: Subscription) -> None:
+        """Ends a subscription; the last one on a server unsubscribes there."""
+        if sub.closed:
+            return
+        sub.closed = True
+        table = self.by_pattern if sub.pattern else self.by_channel
+        table[sub.name].remove(sub)
+        if not table[sub.name]:
+            del table[sub.name]
+        for site in list(sub.sites.values()):
+            self._leave(site)
+
+    # Where to stand
+
+    def servers(self, sub: Subscription) -> tuple[str, ...]:
+        """The servers on which a subscription belongs: all of them for a pattern, else those of the placement."""
+        book = self._context.book
+        if sub.pattern:
+            return book.ring.ids if book.ring else ()
+        return book.placement(sub.name).subscribe_servers(self._context.client)
+
+    def place(self, sub: Subscription, now: float) -> None:
+        """Brings the sites of a subscription in line with the plan."""
+        wanted = self.servers(sub)
+        for server in wanted:
+            site = sub.sites.get(server)
+            if site is None:
+                self._stand(sub, self._context.links[server], now)
+            elif site.state is states.Site.LINGERING:
+                site.step("moved back")
+        torn = [site for server, site in list(sub.sites.items()) if server not in wanted and self._move_away(site, now)]
+        for site in torn:
+            self._mourn(sub, site.server, now)
+        self._check_in_force(sub, now)
+
+    def _stand(self, sub: Subscription, link: ServerLink, now: float) -> None:
+        site = sub.sites[link.server] = Site(sub, link)
+        link.sites.add(site)
+        self._context.want(link)
+        if sub.in_force:
+            sub.whole = False
+        if link.open:
+            self._ask(site, now)
+
+    def _move_away(self, site: Site, now: float) -> bool:
+        """Leaves a server at once, or after a while if it still works; says whether the site was torn off by its death."""
+        if site.state is states.Site.LINGERING:
+            return False
+        if site.state is states.Site.IN_FORCE and site.sub.in_force:
+            site.step("moved away")
+            self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
+            return False
+        was_in_force = site.life != 0 and site.sub.in_force
+        self._leave(site)
+        return was_in_force
+
+    def linger_due(self, site: Site, now: float) -> None:
+        """The publishers have had time to follow; the old server is left."""
+        if site.state is states.Site.LINGERING and not site.sub.closed:
+            self._leave(site)
+
+    def _leave(self, site: Site) -> None:
+        link, sub = site.link, site.sub
+        sub.sites.pop(site.server, None)
+        link.sites.discard(site)
+        self.asked.pop(site.nonce, None)
+        key = (sub.pattern, sub.name)
+        count = link.listening.get(key, 0)
+        if link.open and site.state is not states.Site.WAITING and count:
+            if count == 1:
+                del link.listening[key]
+                link.command(b"PUNSUBSCRIBE" if sub.pattern else b"UNSUBSCRIBE", sub.name)
+                link.tell_agent(control.Bye(self._context.client, sub.name, sub.pattern))
+                self._context.touch(link)
+            else:
+                link.listening[key] = count - 1
+        site.state = states.Site.LEFT
+
+    # The handshake
+
+    def _ask(self, site: Site, now: float) -> None:
+        sub, link = site.sub, site.link
+        site.step("link opened")
+        key = (sub.pattern, sub.name)
+        count = link.listening.get(key, 0)
+        if count == 0:
+            link.command(b"PSUBSCRIBE" if sub.pattern else b"SUBSCRIBE", sub.name)
+        link.listening[key] = count + 1
+        self._hello(site, now)
+        if not self._context.rules.handshake and not sub.in_force:
+            self._receiving.start(sub, now)
+
+    def _hello(self, site: Site, now: float) -> None:
+        """Asks the agent. Each question has a number of its own, so that an answer to an earlier one is not mistaken."""
+        sub = site.sub
+        self.asked.pop(site.nonce, None)
+        site.nonce = self._context.next_nonce()
+        self.asked[site.nonce] = site
+        book = self._context.book
+        version = book.version if sub.pattern else book.placement(sub.name).version
+        site.link.tell_agent(
+            control.Hello(self._context.client, site.nonce, sub.name, sub.pattern, not sub.in_force, version, book.version)
+        )
+        self._context.touch(site.link)
+        self._context.timers.set(("hello", site), now + self._context.limits.hello_retry_s)
+
+    def hello_due(self, site: Site, now: float) -> None:
+        """No answer yet (an agent may be away), or what came early did not fit and the baseline must be taken anew."""
+        if site.state is states.Site.ASKING and site.link.open:
+            self._hello(site, now)
+
+    def answered(self, site: Site, answer: control.Answer, now: float) -> None:
+        """The agent has registered the subscription and says where each stream stands."""
+        sub = site.sub
+        self._context.counters.handshakes += 1
+        site.step("answered")
+        if not sub.in_force:
+            site.life = answer.life
+            for channel, stream, last in (*answer.absent, *answer.streams):
+                known, _ = sub.baseline.get((channel, stream), (0, ""))
+                sub.baseline[channel, stream] = max(known, last), site.server
+            self._check_in_force(sub, now)
+            return
+        reborn = site.life not in (0, answer.life)
+        site.life = answer.life
+        heard = set()
+        for channel, stream, last in answer.streams:
+            heard.add((channel, stream))
+            self._receiving.evidence(sub, channel, stream, last, site.server, now)
+        if reborn:
+            self._reborn(site, answer, heard, now)
+
+    def _reborn(self, site: Site, answer: control.Answer, heard: set[tuple[bytes, int]], now: float) -> None:
+        """The server has restarted. Streams that have not been heard in its new life are in doubt."""
+        sub = site.sub
+        self._context.counters.restarts_seen += 1
+        for channel, stream, last in answer.absent:
+            self._receiving.evidence(sub, channel, stream, last, site.server, now)
+        for chan, stream_in in sub.all_streams():
+            if stream_in.server == site.server and (chan.name, stream_in.stream) not in heard:
+                self._receiving.doubt(sub, chan, stream_in, now)
+        if not answer.remembers:
+            self._receiving.report_unknown(sub, site.server)
+
+    def _mourn(self, sub: Subscription, server: str, now: float) -> None:
+        """A server has left the ring with this subscription on it: all that it carried is in doubt."""
+        for chan, stream in sub.all_streams():
+            if stream.server == server:
+                self._receiving.doubt(sub, chan, stream, now)
+        self._receiving.report_unknown(sub, server)
+
+    def _check_in_force(self, sub: Subscription, now: float) -> None:
+        if not sub.in_force and sub.sites and all(s.state is states.Site.IN_FORCE for s in sub.sites.values()):
+            self._receiving.start(sub, now)
+
+    # Links
+
+    def link_opened(self, link: ServerLink, now: float) -> None:
+        """A connection stands: subscribe and ask, all in one go."""
+        for site in sorted(link.sites, key=lambda site: site.sub.id):
+            if site.state is states.Site.WAITING:
+                self._ask(site, now)
+
+    def link_lost(self, link: ServerLink) -> None:
+        """A connection is gone: nothing is owed any less, so every site asks again when it is back."""
+        for site in list(link.sites):
+            self.asked.pop(site.nonce, None)
+            if site.sub.in_force:
+                site.sub.whole = False
+            if site.state is not states.Site.WAITING:
+                site.step("link lost")
+            if site.state is states.Site.LEFT:
+                site.sub.sites.pop(site.server, None)
+                link.sites.discard(site)
+
+    def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:
+        """What this client listens to on a server: channels and patterns."""
+        names = link.listening
+        return [n for is_pattern, n in names if not is_pattern], [n for is_pattern, n in names if is_pattern]

@@ -1,0 +1,52 @@
+"""Deadlines of a core: a heap of keys, without a clock of its own."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterator
+
+
+class Timers:
+    """Named deadlines. Setting a name again replaces its deadline; a core asks `due` with the time it was handed."""
+
+    __slots__ = ("_at", "_count", "_heap")
+
+    def __init__(self) -> None:
+        self._at: dict[Hashable, float] = {}
+        self._heap: list[tuple[float, int, Hashable]] = []
+        self._count = 0
+
+    def set(self, key: Hashable, at: float) -> None:
+        """Sets or replaces the deadline of `key`."""
+        self._at[key] = at
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, key))
+
+    def set_if_absent(self, key: Hashable, at: float) -> None:
+        """Sets the deadline of `key` unless it has one."""
+        if key not in self._at:
+            self.set(key, at)
+
+    def cancel(self, key: Hashable) -> None:
+        """Forgets the deadline of `key`, if it has one."""
+        self._at.pop(key, None)
+
+    def next_at(self) -> float | None:
+        """The earliest deadline."""
+        while self._heap:
+            at, _, key = self._heap[0]
+            if self._at.get(key) == at:
+                return at
+            heapq.heappop(self._heap)
+        return None
+
+    def due(self, now: float) -> Iterator[Hashable]:
+        """The keys whose deadline has come, each removed as it is handed out."""
+        while self._heap and self._heap[0][0] <= now:
+            at, _, key = heapq.heappop(self._heap)
+            if self._at.get(key) == at:
+                del self._at[key]
+                yield key
+
+    def __len__(self) -> int:
+        return len(self._at)

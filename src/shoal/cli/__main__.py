@@ -1,0 +1,9 @@
+"""`python -m shoal.cli`: the same as the command `shoal`."""
+
+from __future__ import annotations
+
+import sys
+
+from shoal.cli import main
+
+sys.exit(main())

@@ -1,0 +1,102 @@
+"""`shoal agent`: runs the agent of one server in the foreground, until SIGTERM.
+
+Owns the command's flags and where its address and password come from. What an agent does is in `shoal.channels`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from typing import Final
+
+from shoal import logs
+from shoal.cli.output import Subparsers, add_command
+from shoal.errors import ConfigError
+
+URL_VARIABLE: Final = "SHOAL_URL"
+_SERVER_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PORT_MAX: Final = 65535
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers,
+        "agent",
+        run,
+        "run the agent of one server",
+        description="Run the agent of one server until SIGTERM. The coordinator's address, with the user and\n"
+        f"password that hold for it and for all servers, is read from ${URL_VARIABLE}, where other users\n"
+        "of the machine do not see it.",
+        example=f"{URL_VARIABLE}=shoal://agent:PASSWORD@10.0.0.1:7400 \\\n"
+        "  shoal agent --server s1 --address 10.0.0.11:6379 --max-out-bytes-per-s 1.25e9",
+    )
+    parser.add_argument("--server", required=True, metavar="ID", help="id of the server, for example s1")
+    parser.add_argument(
+        "--address", required=True, metavar="HOST:PORT", help="where the server listens; clients are told so too"
+    )
+    parser.add_argument(
+        "--max-out-bytes-per-s",
+        type=float,
+        metavar="N",
+        help="outgoing bandwidth of the server, by which its load is judged (default 1.25e8: 1 Gbit/s)",
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, default=0, metavar="PORT", help="serve metrics there, on the loopback interface"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the agent."""
+    from shoal.channels.agent import MAX_OUT_BYTES_PER_S, AgentOptions, run_agent
+    from shoal.plan.ring import ServerAddress
+
+    if args.setting_sources["log_level"] == "default":  # a process that runs for months tells what it does
+        logs.configure(level="info", format=args.settings.log_format)
+    url = os.environ.get(URL_VARIABLE) or args.settings.coordinator
+    if not url:
+        raise ConfigError(
+            "no coordinator is named", do=f"set {URL_VARIABLE} to shoal://agent:PASSWORD@HOST:PORT"
+        )
+    host, port = read_address(args.address)
+    options = AgentOptions(
+        address=ServerAddress(_server_id(args.server), host, port),
+        url=url,
+        limits=args.settings.limits,
+        max_out_bytes_per_s=_bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S),
+        metrics_port=_metrics_port(args.metrics_port),
+    )
+    run_agent(options)
+    return 0
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """Host and port; an IPv6 address stands in brackets."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= _PORT_MAX:
+        raise ConfigError(f"the address {text!r} has no host or no port", do="write it as host:port")
+    return host, int(port)
+
+
+def _server_id(text: str) -> str:
+    if _SERVER_ID.fullmatch(text) is None:
+        raise ConfigError(
+            f"{text!r} cannot be the id of a server", do="use 1 to 64 letters, digits, '_', '.' or '-'"
+        )
+    return text
+
+
+def _bandwidth(given: float | None, default: float) -> float:
+    if given is None:
+        return default
+    if not 0 < given < float("inf"):
+        raise ConfigError(f"--max-out-bytes-per-s is {given}", do="give a number of bytes above 0")
+    return given
+
+
+def _metrics_port(port: int) -> int:
+    if not 0 <= port <= _PORT_MAX:
+        raise ConfigError(f"--metrics-port is {port}", do="give a port, or 0 for none")
+    return port

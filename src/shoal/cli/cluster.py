@@ -1,0 +1,177 @@
+"""`shoal up`, `down`, `status`, `doctor`: a local cluster in the background.
+
+Owns the words that these commands print. What they do is in `shoal.cluster`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from shoal.cli.output import Subparsers, add_command, colour_wanted, note, result
+from shoal.cluster.state import StateDir, state_dir_at
+from shoal.errors import ConfigError, NotRunningError
+
+if TYPE_CHECKING:
+    from shoal.cluster.load import ServerLoad
+    from shoal.cluster.local import ClusterStatus
+
+_LOAD_INTERVAL_S: Final = 0.5
+_ASK_TIMEOUT_S: Final = 5.0
+_SERVERS_MAX: Final = 1000
+_COLOURS: Final = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Adds the commands of this group."""
+    parser = add_command(
+        subparsers,
+        "up",
+        run_up,
+        "start a local cluster in the background",
+        example="shoal up\nshoal up --servers 5 --state-dir /tmp/my-cluster",
+        description="Start a coordinator, servers and agents on the loopback interface, on free ports, with "
+        "passwords of their own. Returns when channels can be used.",
+    )
+    parser.add_argument("--servers", type=int, metavar="N", help="how many servers (default 3)")
+    add_command(
+        subparsers,
+        "down",
+        run_down,
+        "stop the local cluster and leave nothing behind",
+        example="shoal down",
+    )
+    add_command(
+        subparsers, "status", run_status, "what runs, where, how loaded", example="shoal status --json"
+    )
+    add_command(
+        subparsers,
+        "doctor",
+        run_doctor,
+        "what this machine has and lacks, and what to do about it",
+        example="shoal doctor",
+    )
+
+
+def run_up(args: argparse.Namespace) -> int:
+    """Starts the cluster."""
+    from shoal.cluster.background import up
+
+    servers = args.settings.servers if args.servers is None else args.servers
+    if not 1 <= servers <= _SERVERS_MAX:
+        raise ConfigError(f"--servers is {servers}", do=f"give a number from 1 to {_SERVERS_MAX}")
+    if args.config:
+        os.environ["SHOAL_CONFIG"] = str(Path(args.config).absolute())
+    directory = _directory(args)
+    note(f"starting {_many(servers, 'server')} ...")
+    began = time.monotonic()
+    status = up(directory, servers)
+    took_s = time.monotonic() - began
+    facts = {**_facts(status), "seconds": round(took_s, 3)}
+    text = (
+        f"{_many(servers, 'server')} with agents, ready after {took_s:.1f} s; state in {directory.root}\n"
+        "try: shoal status, shoal sub tile.1, shoal down"
+    )
+    result(args, facts, text)
+    return 0
+
+
+def run_down(args: argparse.Namespace) -> int:
+    """Stops the cluster."""
+    from shoal.cluster.background import down
+
+    directory = _directory(args)
+    ended = down(directory)
+    how = "stopped" if ended.clean else "had ended badly; its remains are gone"
+    result(args, {"stopped": True, **msgspec.to_builtins(ended)}, f"the cluster in {directory.root} {how}")
+    return 0
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """Says what runs; exit status 0 only if the cluster is ready."""
+    from shoal.cluster.load import measure_load
+    from shoal.cluster.requests import request
+    from shoal.cluster.state import find_cluster
+
+    directory = _directory(args)
+    state = find_cluster(directory.root)
+    status = request(directory, "status", timeout_s=_ASK_TIMEOUT_S).status
+    if status is None:
+        raise NotRunningError(
+            "the supervisor did not say how the cluster is", do="run `shoal down`, then `shoal up`"
+        )
+    load = measure_load(state, _LOAD_INTERVAL_S, _ASK_TIMEOUT_S)
+    result(args, _facts(status, load), _status_text(status, load))
+    return 0 if status.ready else 1
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """Examines the machine; exit status 0 only if nothing fails."""
+    import sys
+
+    from shoal.cluster.doctor import examine
+
+    findings = examine(_directory(args))
+    colour = colour_wanted(sys.stdout)
+    lines = []
+    for finding in findings:
+        mark = f"{_COLOURS[finding.level]}{finding.level:<4}\x1b[0m" if colour else f"{finding.level:<4}"
+        lines.append(
+            f"{mark} {finding.check:<11} {finding.text}" + (f" -> {finding.do}" if finding.do else "")
+        )
+    healthy = all(finding.level != "fail" for finding in findings)
+    result(args, {"healthy": healthy, "findings": msgspec.to_builtins(findings)}, "\n".join(lines))
+    return 0 if healthy else 1
+
+
+def _directory(args: argparse.Namespace) -> StateDir:
+    return state_dir_at(args.settings.state_path)
+
+
+def _facts(status: ClusterStatus, load: dict[str, ServerLoad | None] | None = None) -> dict[str, Any]:
+    """The status as JSON knows it, with the load beside each server."""
+    facts: dict[str, Any] = msgspec.to_builtins(status)
+    for server in facts["servers"] if load else ():
+        measured = load.get(server["id"]) if load else None
+        server["load"] = msgspec.to_builtins(measured) if measured else None
+    return facts
+
+
+def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> str:
+    ready = "ready" if status.ready else "not ready"
+    lines = [
+        f"cluster {status.cluster}: {ready}, ring version {status.ring_version}, "
+        f"coordinator {status.coordinator}, state in {status.state_dir}"
+    ]
+    if status.trouble:
+        lines.append(f"trouble: {status.trouble}")
+    lines.append(f"{'server':<8}{'address':<18}{'lease':<7}{'ring':<6}{'clients':>8}{'channels':>10}")
+    lines[-1] += f"{'msg/s':>10}{'out B/s':>12}{'load':>7}"
+    for server in status.servers:
+        row = f"{server.id:<8}{f'{server.host}:{server.port}':<18}"
+        row += f"{_yes(server.lease):<7}{_yes(server.in_ring):<6}"
+        measured = load.get(server.id)
+        if measured is None:
+            lines.append(f"{row}  does not answer")
+            continue
+        row += f"{measured.connections:>8}{measured.channels:>10}{measured.messages_per_s:>10.0f}"
+        lines.append(f"{row}{measured.bytes_out_per_s:>12.0f}{measured.load_ratio:>7.0%}")
+    lines.append(f"{'process':<14}{'state':<10}{'pid':>8}{'uptime s':>10}{'restarts':>10}  last end")
+    for child in status.processes:
+        state = "crashing" if child.crashing else "held" if child.held else child.state
+        row = f"{child.name:<14}{state:<10}{child.pid or '-':>8}{child.uptime_s:>10.0f}{child.restarts:>10}"
+        lines.append(f"{row}  {(child.last_exit or '').splitlines()[0] if child.last_exit else ''}".rstrip())
+    return "\n".join(lines)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

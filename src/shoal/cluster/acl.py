@@ -1,0 +1,99 @@
+"""The rights of each role on a data server, and the ACL files of all servers of a cluster.
+
+Owns who may do what on a data server; the rights on the coordinator are in `shoal.coordination.acl`. Each
+role gets what its work needs and nothing else: no role may script, restore, replicate, change the
+configuration or touch keys other than the telemetry stream.
+
+Redis knows only positive channel patterns, so "everything but WORD_CHANNEL" is spelled as the patterns of all
+names that differ from it somewhere. They are tried in order on each PUBLISH: the first one already takes
+every name that does not begin with an underscore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.coordination.acl import Role, acl_rules
+from shoal.wire.envelope import TELEMETRY_KEY, WORD_CHANNEL
+
+SELECTORS_SINCE: Final = (7, 0)
+"""The first server version that can give PUBLISH other channels than SUBSCRIBE."""
+CHANNEL_RIGHTS_SINCE: Final = (6, 2)
+"""The first server version with rights by channel at all; older ones are refused."""
+
+CLIENT: Final = "client"
+AGENT: Final = "agent"
+READER: Final = "reader"
+ADMIN: Final = "admin"
+ROLES: Final = (CLIENT, AGENT, READER, ADMIN)
+
+_LISTEN: Final = "+subscribe +unsubscribe +psubscribe +punsubscribe"
+_COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
+_BASE: Final = "+ping +client|setname +client|id"
+_TELEMETRY: Final = f"~{TELEMETRY_KEY.decode()}"
+
+_REPLAY: Final = "allkeys allchannels +@all"
+"""The rights of the coordinator's default user, which is off. A server reads its append-only file as that
+user and checks each transaction in it against them: without them it would come back empty, and only its log
+would say so."""
+
+
+def all_names_but(name: str) -> list[str]:
+    """Glob patterns that together match every channel name except `name` (and the empty one), commonest
+    first."""
+    if set(name) & set("[]^\\*?-"):
+        raise ValueError(f"{name!r} contains characters that mean something in a pattern")
+    differ = [f"{name[:index]}[^{name[index]}]*" for index in range(len(name))]
+    shorter = [name[:index] for index in range(1, len(name))]
+    return [*differ, *shorter, f"{name}?*"]
+
+
+def client_publish_guarded(version: tuple[int, ...]) -> bool:
+    """Whether a server of this version can keep clients from speaking in the agent's name."""
+    return version[:2] >= SELECTORS_SINCE
+
+
+def rights(role: str, version: tuple[int, ...]) -> str:
+    """The ACL rules of a role on a server of this version."""
+    if role == CLIENT:
+        common = f"allchannels {_BASE} {_LISTEN} {_COUNT} +info"
+        if not client_publish_guarded(version):
+            return f"{common} +publish"
+        patterns = " ".join(f"&{pattern}" for pattern in all_names_but(WORD_CHANNEL.decode()))
+        return f"{common} (+publish {patterns})"
+    if role == AGENT:
+        return (
+            f"allchannels {_TELEMETRY} {_BASE} {_LISTEN} {_COUNT} +publish +info +client|list "
+            "+xadd +xlen +xtrim"
+        )
+    if role == READER:
+        return f"{_TELEMETRY} {_BASE} +info +xread +xrange +xlen +xinfo|stream"
+    if role == ADMIN:
+        return f"{_BASE} {_COUNT} +info +client|list +client|kill +config|get +shutdown"
+    raise ValueError(f"{role!r} is not a role on data servers; roles are {', '.join(ROLES)}")
+
+
+def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str]) -> str:
+    """The text of an ACL file: nobody can log in as the default user, passwords are there only as hashes."""
+    lines = [f"user default off resetpass {default}"]
+    for role, rule in rules.items():
+        digest = hashlib.sha256(passwords[role].encode()).hexdigest()
+        lines.append(f"user {role} on #{digest} resetkeys resetchannels -@all {rule}")
+    return "\n".join(lines) + "\n"
+
+
+def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
+    """The ACL file of a data server."""
+    return acl_file(
+        "resetkeys resetchannels -@all", {role: rights(role, version) for role in ROLES}, passwords
+    )
+
+
+def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
+    """The ACL file of the coordinator: the same users; a reader may there what a client may, to find the
+    servers."""
+    here: dict[str, Role] = {CLIENT: "client", AGENT: "agent", READER: "client", ADMIN: "admin"}
+    rules = {role: " ".join(acl_rules(there, server_version=version)) for role, there in here.items()}
+    return acl_file(_REPLAY, rules, passwords)

@@ -1,0 +1,175 @@
+"""What this machine has and lacks for Shoal: one finding a line, each with what to do about it.
+
+Owns the checks of `shoal doctor`. Looks only; it changes nothing, and it starts nothing but programs that say
+their version.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from shoal.cluster.acl import client_publish_guarded
+from shoal.cluster.process import is_running
+from shoal.cluster.servers import OLDEST, find_programs, free_port
+from shoal.cluster.state import StateDir
+from shoal.errors import ClusterError, PortInUseError
+
+PYTHON_MIN: Final = (3, 11)
+JAVA_MIN: Final = 17
+OPEN_FILES_MIN: Final = 4096
+MEMORY_MIN_BYTES: Final = 1 << 30
+_PORT_TRIES: Final = 20
+_RUN_TIMEOUT_S: Final = 10.0
+
+Level = Literal["ok", "warn", "fail"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line: what was looked at, how it is, and what to do if it is not well."""
+
+    check: str
+    level: Level
+    text: str
+    do: str = ""
+
+
+def examine(directory: StateDir) -> list[Finding]:
+    """All findings, in the order in which a newcomer should mend them."""
+    return [
+        _python(),
+        _environment(),
+        *_servers(),
+        _java(),
+        _cores(),
+        _memory(),
+        _open_files(),
+        _ports(),
+        _state(directory),
+    ]
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < PYTHON_MIN:
+        return Finding("python", "fail", f"Python {version}", "install Python 3.11 or newer")
+    return Finding("python", "ok", f"Python {version}")
+
+
+def _environment() -> Finding:
+    if sys.prefix == sys.base_prefix:
+        return Finding(
+            "environment",
+            "warn",
+            "Shoal runs outside a virtual environment",
+            "run it by ./shoal, which makes one",
+        )
+    return Finding("environment", "ok", sys.prefix)
+
+
+def _servers() -> Iterator[Finding]:
+    programs = find_programs()
+    if not programs:
+        yield Finding(
+            "server",
+            "fail",
+            "no redis-server or valkey-server was found",
+            "apt install redis-server, or valkey-server",
+        )
+    for number, program in enumerate(programs):
+        used = "used" if number == 0 else "not used"
+        revision = f", package {program.revision}" if program.revision else ""
+        text = f"{program.path}: {program.kind} {program.version_text}{revision} ({used})"
+        if not program.usable:
+            level: Level = "fail" if number == 0 else "warn"
+            yield Finding("server", level, text, f"it is older than {OLDEST}: install a newer one")
+        elif not program.safe:
+            yield Finding("server", "warn", text, program.reason)
+        elif not client_publish_guarded(program.version):
+            yield Finding(
+                "server",
+                "warn",
+                text,
+                "before 7.0 clients cannot be kept from speaking as agents: install 7.0 or newer",
+            )
+        else:
+            yield Finding("server", "ok", f"{text}; {program.reason}")
+
+
+def _java() -> Finding:
+    advice = "needed by the Spark pipeline only: apt install openjdk-17-jre-headless"
+    path = shutil.which("java")
+    if path is None:
+        return Finding("java", "warn", "no java was found", advice)
+    try:
+        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=_RUN_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("java", "warn", f"{path} does not run: {error}", advice)
+    match = re.search(r'version "(\d+)', done.stderr + done.stdout)
+    if match is None or int(match[1]) < JAVA_MIN:
+        return Finding("java", "warn", f"{path} is not Java {JAVA_MIN} or newer", advice)
+    return Finding("java", "ok", f"{path}: Java {match[1]}")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        return Finding("cores", "warn", "1 core", "it works, but servers, agents and clients share it")
+    return Finding("cores", "ok", f"{cores} cores")
+
+
+def _memory() -> Finding:
+    available = 0
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    text = f"{available / 2**30:.1f} GiB of memory available"
+    if available < MEMORY_MIN_BYTES:
+        return Finding("memory", "warn", text, "end other programs, or start fewer servers")
+    return Finding("memory", "ok", text)
+
+
+def _open_files() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} open files"
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
+        return Finding(
+            "open files", "warn", text, f"a server takes one for each client: ulimit -n {OPEN_FILES_MIN}"
+        )
+    return Finding("open files", "ok", text)
+
+
+def _ports() -> Finding:
+    try:
+        port = free_port(_PORT_TRIES)
+    except PortInUseError as error:
+        return Finding("ports", "fail", error.what, error.do or "")
+    return Finding("ports", "ok", f"free ports on loopback, {port} for one")
+
+
+def _state(directory: StateDir) -> Finding:
+    root = directory.root
+    try:
+        state = directory.read()
+    except ClusterError as error:
+        return Finding("cluster", "fail", error.what, error.do or "")
+    if directory.owner() is not None:
+        return Finding("cluster", "ok", f"a cluster runs in {root}")
+    if state is None and not directory.has_remains():
+        return Finding("cluster", "ok", f"no cluster in {root}; `shoal up` starts one")
+    left = sum(map(is_running, state.processes())) if state else 0
+    return Finding(
+        "cluster",
+        "warn",
+        f"{root} holds what a cluster left that ended badly ({left} processes)",
+        "run `shoal down`",
+    )

@@ -1,0 +1,175 @@
+"""The keeper: keeps the ring in step with the servers that hold their lease.
+
+Owns the rule by which servers enter and leave the ring while there is no balancer. A core without I/O: it is
+handed what the coordinator holds, and the time, and hands back the ring to write. `shoal.cluster.keeping`
+does the rest.
+
+    outside --member and lease--> in the ring --lease absent, and the wait is over--> outside
+
+The wait is what keeps a false death from splitting a channel. Clients trust a server's word for
+`server_lease_s`, so its channels may live elsewhere only when that has passed for sure:
+
+- a lease that lapsed was last renewed a full `server_lease_s` ago: what remains is the drift between clocks;
+- a lease that went away before its time (released, or lost with the coordinator's memory) may have been
+  renewed a moment ago: a full `server_lease_s` and the drift;
+- after a time without contact to the coordinator nobody is judged before the same full wait, because agents
+  that are alive could not renew either, and give their word a little longer while nobody can. Two looks that
+  are more than `GAP_SHARE` of a lease apart count as such a time: a slow coordinator is as good as an absent
+  one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from shoal.limits import Limits
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signing import Signer, Verifier
+
+GAP_SHARE: Final = 0.25
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What the coordinator holds, as the keeper last saw it; the other fields say nothing when `contact` is
+    false."""
+
+    contact: bool
+    members: Mapping[str, ServerAddress] = {}
+    leases: Mapping[str, float] = {}
+    """By server id: how many seconds each lease still has if nobody renews it."""
+    ring: bytes = b""
+    """The signed ring; empty if there is none."""
+    ring_key_version: int = 0
+    """The coordinator's version of the key that holds the ring; 0 if there is none."""
+
+
+class PutRing(msgspec.Struct, frozen=True):
+    """The ring to write, if the coordinator's key still has the version `expect`."""
+
+    ring: Ring
+    data: bytes
+    expect: int
+
+
+class Keeper:
+    """Decides the next ring. `expected` are the servers that the first ring waits for, `first_ring_wait_s` at
+    most."""
+
+    def __init__(
+        self, signer: Signer, limits: Limits, expected: Iterable[str], first_ring_wait_s: float
+    ) -> None:
+        self._signer = signer
+        self._verifier = Verifier(signer.public)
+        self._lease_s = limits.server_lease_s
+        self._margin_s = limits.server_lease_s * limits.clock_drift_max
+        self._expected = frozenset(expected)
+        self._first_ring_wait_s = first_ring_wait_s
+        self._first_contact: float | None = None
+        self._contact_since: float | None = None
+        self._seen_at = 0.0
+        self._lapses_at: dict[str, float] = {}
+        self._leaves_at: dict[str, float] = {}
+        self._ring: Ring | None = None
+        self._wakes_at: list[float] = []
+        self._now = 0.0
+
+    @property
+    def ring(self) -> Ring | None:
+        """The newest ring that is known to be written."""
+        return self._ring
+
+    @property
+    def next_check_s(self) -> float | None:
+        """After how long a new look may decide something that the last one could not; None if only news can.
+        """
+        return min((at - self._now for at in self._wakes_at), default=None)
+
+    def written(self, ring: Ring) -> None:
+        """The coordinator has taken a ring of ours."""
+        if self._ring is None or ring.version > self._ring.version:
+            self._ring = ring
+
+    def observe(self, snapshot: Snapshot, now: float) -> PutRing | None:
+        """Takes what the coordinator holds now; returns the ring to write, if it must change.
+
+        ForgedEntryError if the ring in the coordinator is not signed by this keeper's key.
+        """
+        self._now = now
+        self._wakes_at = []
+        if not snapshot.contact:
+            self._contact_since = None
+            return None
+        if self._contact_since is None or now - self._seen_at > self._lease_s * GAP_SHARE:
+            self._contact_since = now
+        self._seen_at = now
+        if self._first_contact is None:
+            self._first_contact = now
+        stored = self._verifier.ring(snapshot.ring) if snapshot.ring else None
+        if stored is not None:
+            self.written(stored)
+        self._note_leases(snapshot.leases, now)
+        servers = self._next_servers(snapshot, now)
+        if not servers:
+            return None
+        known = self._ring
+        if known is None:
+            ring = Ring(1, servers)
+        elif servers != known.servers or stored is None or stored.version < known.version:
+            ring = Ring(known.version + 1, servers)
+        else:
+            return None
+        return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)
+
+    def _note_leases(self, leases: Mapping[str, float], now: float) -> None:
+        """Remembers when each lease would lapse, and for each one that is gone, from when on its server may
+        leave."""
+        for server, remaining_s in leases.items():
+            self._lapses_at[server] = now + remaining_s
+            self._leaves_at.pop(server, None)
+        for server in self._ring.ids if self._ring else ():
+            if server in leases or server in self._leaves_at:
+                continue
+            lapsed = self._lapses_at.pop(server, now + self._lease_s) <= now
+            self._leaves_at[server] = now + self._margin_s + (0.0 if lapsed else self._lease_s)
+
+    def _next_servers(self, snapshot: Snapshot, now: float) -> tuple[ServerAddress, ...]:
+        """The servers that the ring should have; empty as long as there can be none."""
+        eligible = {
+            server: snapshot.members[server]
+            for server in sorted(snapshot.leases)
+            if server in snapshot.members
+        }
+        if self._ring is None:
+            return self._first_servers(eligible, now)
+        stay = [
+            eligible.pop(member.id, member)
+            for member in self._ring.servers
+            if not self._must_leave(member.id, now)
+        ]
+        servers = (*stay, *eligible.values())
+        return servers or self._ring.servers
+
+    def _first_servers(self, eligible: Mapping[str, ServerAddress], now: float) -> tuple[ServerAddress, ...]:
+        """All expected servers, or, when the wait is over, those that are there."""
+        assert self._first_contact is not None
+        if not self._expected <= eligible.keys():
+            over_at = self._first_contact + self._first_ring_wait_s
+            if now < over_at:
+                self._wakes_at.append(over_at)
+                return ()
+        return tuple(eligible.values())
+
+    def _must_leave(self, server: str, now: float) -> bool:
+        """Whether a server's lease is gone and nobody can trust its word any more."""
+        leaves_at = self._leaves_at.get(server)
+        if leaves_at is None:
+            return False
+        assert self._contact_since is not None
+        leaves_at = max(leaves_at, self._contact_since + self._lease_s + self._margin_s)
+        if now < leaves_at:
+            self._wakes_at.append(leaves_at)
+            return False
+        return True

@@ -1,0 +1,141 @@
+"""The parts of a local cluster: a server of ours on a port that it keeps for life, and the agent beside it.
+
+Owns how each kind of child is launched and when it counts as ready. When they are started, ended and mended
+is the business of `shoal.cluster.local` and `shoal.cluster.child`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from shoal.cluster import process
+from shoal.cluster.acl import ADMIN
+from shoal.cluster.child import Child
+from shoal.cluster.process import Process
+from shoal.cluster.servers import HOST, ServerProgram, ServerSetup, free_port, port_was_taken, write_setup
+from shoal.cluster.timing import Timing
+from shoal.errors import ClusterError, PortInUseError
+from shoal.plan.ring import ServerAddress
+from shoal.wire.commands import encode_commands
+
+AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
+
+URL_VARIABLE: Final = "SHOAL_URL"
+_ANSWER_TIMEOUT_S: Final = 1.0
+
+
+class ServerPlan(msgspec.Struct, frozen=True):
+    """What a server is to be, before it has a port."""
+
+    id: str
+    kind: str
+    directory: Path
+    log: Path
+    acl: str
+    durable: bool
+    admin_password: str
+
+
+class ServerPart(msgspec.Struct, frozen=True):
+    """A server that runs, or is being mended: its child and its address, which stays the same for life."""
+
+    child: Child
+    address: ServerAddress
+
+
+def shoal_agent(server: ServerAddress) -> Sequence[str]:
+    """The command of the agent that Shoal ships."""
+    address = f"{server.host}:{server.port}"
+    return [sys.executable, "-m", "shoal.cli", "agent", "--server", server.id, "--address", address]
+
+
+async def start_server(
+    plan: ServerPlan, program: ServerProgram, timing: Timing, changed: Callable[[], None], taken: set[int]
+) -> ServerPart:
+    """Starts a server on a free port, and on another one when somebody else takes that meanwhile."""
+    for _ in range(timing.port_tries_max):
+        port = free_port(timing.port_tries_max, taken)
+        taken.add(port)
+        command = write_setup(ServerSetup(plan.directory, port, plan.acl, plan.durable), program)
+        child = Child(
+            plan.id,
+            plan.kind,
+            plan.log,
+            timing,
+            launch=_launcher(command, plan.log),
+            ready=_answer_check(port, plan.admin_password),
+            changed=changed,
+        )
+        try:
+            await child.start()
+        except ClusterError as error:
+            if port_was_taken(str(error)):
+                continue
+            raise
+        except BaseException:
+            child.stop_now()
+            raise
+        return ServerPart(child, ServerAddress(plan.id, HOST, port))
+    raise PortInUseError(
+        f"{plan.id} found {timing.port_tries_max} ports taken one after the other",
+        do="try again when less goes on",
+    )
+
+
+def make_agent(
+    server: ServerAddress,
+    command: AgentCommand,
+    url: str,
+    log: Path,
+    timing: Timing,
+    changed: Callable[[], None],
+) -> Child:
+    """The agent of a server, not yet started; it counts as started with its process, its lease is seen
+    elsewhere."""
+    words = command(server)
+    return Child(
+        agent_name(server.id),
+        "agent",
+        log,
+        timing,
+        launch=lambda: process.start(words, log, {URL_VARIABLE: url}),
+        ready=_at_once,
+        changed=changed,
+    )
+
+
+def agent_name(server: str) -> str:
+    """The name of a server's agent among the children."""
+    return f"agent-{server}"
+
+
+async def answers(port: int, user: str, password: str) -> bool:
+    """Whether a server of ours answers on the port: one that knows the user, and that has read its data."""
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            try:
+                writer.write(encode_commands([(b"AUTH", user.encode(), password.encode()), (b"PING",)]))
+                return [await reader.readline(), await reader.readline()] == [b"+OK\r\n", b"+PONG\r\n"]
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+
+
+def _launcher(command: Sequence[str], log: Path) -> Callable[[], Process]:
+    return lambda: process.start(command, log)
+
+
+def _answer_check(port: int, password: str) -> Callable[[], Awaitable[bool]]:
+    return lambda: answers(port, ADMIN, password)
+
+
+async def _at_once() -> bool:
+    return True

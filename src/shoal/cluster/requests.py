@@ -1,0 +1,136 @@
+"""The supervisor's door: requests and answers on a Unix socket in the state directory.
+
+Owns the shape of a request (one JSON object on one line, answered by one) and both ends of the socket. Only
+the owner of the state directory can reach it. What a request does is the cluster's business.
+
+    {"do": "status"} or {"do": "down"}
+    {"do": "kill", "name": "s1"}, and so restart, hold, release, pause, resume
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from shoal.cluster.local import ClusterStatus, LocalCluster
+from shoal.cluster.state import StateDir
+from shoal.errors import ClusterError, NotRunningError, ShoalError
+
+REQUEST_BYTES_MAX: Final = 65536
+ANSWER_TIMEOUT_S: Final = 40.0
+"""How long an answer may take: a restart waits until the process is ready."""
+
+Deed = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume"]
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked of the supervisor; `name` is the process that is meant."""
+
+    do: Deed
+    name: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of it."""
+
+    ok: bool
+    error: str = ""
+    status: ClusterStatus | None = None
+
+
+_requests: Final = msgspec.json.Decoder(Request)
+_answers: Final = msgspec.json.Decoder(Answer)
+
+
+@contextlib.asynccontextmanager
+async def taking_requests(cluster: LocalCluster, end: Callable[[], None]) -> AsyncIterator[None]:
+    """Takes requests for the cluster; `end` is called when one asks for the end of it all."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await reader.readline()
+            if not line:
+                return
+            answer = await _answer(cluster, line)
+            writer.write(msgspec.json.encode(answer) + b"\n")
+            await writer.drain()
+            if answer.ok and _requests.decode(line).do == "down":
+                end()
+        except (ConnectionError, ValueError):
+            return  # the asker left, or its line was longer than any request: nothing to answer
+        finally:
+            writer.close()
+
+    with _short_path(cluster.directory.socket_file) as path:
+        server = await asyncio.start_unix_server(serve, path, limit=REQUEST_BYTES_MAX)
+    cluster.directory.socket_file.chmod(0o600)
+    async with server:
+        yield
+
+
+async def _answer(cluster: LocalCluster, line: bytes) -> Answer:
+    try:
+        request = _requests.decode(line)
+        match request.do:
+            case "status":
+                return Answer(True, status=cluster.status())
+            case "kill":
+                await cluster.kill(request.name)
+            case "restart":
+                await cluster.restart(request.name)
+            case "hold":
+                cluster.hold(request.name)
+            case "release":
+                cluster.release(request.name)
+            case "pause":
+                cluster.pause(request.name)
+            case "resume":
+                cluster.resume(request.name)
+            case "down":
+                pass
+    except msgspec.DecodeError as error:
+        return Answer(False, f"that is no request: {error}")
+    except (ShoalError, TimeoutError) as error:
+        return Answer(False, str(error) or "it took too long")
+    return Answer(True)
+
+
+def request(directory: StateDir, do: Deed, name: str = "", *, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
+    """Asks the supervisor of a state directory; blocks. NotRunningError if nobody answers, ClusterError if it
+    refuses."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection, _short_path(directory.socket_file) as path:
+            connection.settimeout(timeout_s)
+            connection.connect(path)
+            connection.sendall(msgspec.json.encode(Request(do, name)) + b"\n")
+            data = b"".join(iter(lambda: connection.recv(REQUEST_BYTES_MAX), b""))
+        answer = _answers.decode(data)
+    except (OSError, msgspec.DecodeError) as error:
+        raise NotRunningError(
+            f"the supervisor in {directory.root} does not answer ({error})",
+            do="run `shoal down`, then `shoal up`",
+        ) from error
+    if not answer.ok:
+        raise ClusterError(answer.error)
+    return answer
+
+
+@contextlib.contextmanager
+def _short_path(path: Path) -> Iterator[str]:
+    """Another name for a path: Unix sockets take 107 bytes at most, and a state directory may be deeper than
+    that."""
+    try:
+        descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    except FileNotFoundError as error:
+        raise NotRunningError(f"there is no directory {path.parent}", do="run `shoal up`") from error
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)

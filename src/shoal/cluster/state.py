@@ -1,0 +1,227 @@
+"""The state directory: where a local cluster writes down what it is, and where others find it.
+
+Owns the layout of the directory and the file `cluster.json`. Starts and stops nothing. Everything in it is
+readable by its owner only: it holds the passwords and the key that signs the plan.
+
+    cluster.json   what runs and how to reach it
+    key            the private key that signs rings and entries
+    lock           held by the supervisor while it runs, and says who that is
+    control.sock   where the supervisor takes requests
+    failure        why the last start failed, until somebody has read it
+    logs/          one file for each process
+    coordinator/, servers/   what the servers themselves need
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shoal.cluster.process import ProcessId, is_running, start_ticks
+from shoal.config import default_state_dir
+from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError
+
+STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
+_FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "failure", "lock")
+_DIRECTORIES: Final = ("logs", "coordinator", "servers")
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A server (or the coordinator) of the cluster: where it listens, and its process if it runs."""
+
+    id: str
+    host: str
+    port: int
+    process: ProcessId | None
+
+
+class AgentState(msgspec.Struct, frozen=True):
+    """The agent of a server, and its process if it runs."""
+
+    server: str
+    process: ProcessId | None
+
+
+class ClusterState(msgspec.Struct, frozen=True):
+    """A local cluster as its supervisor wrote it down."""
+
+    cluster: str
+    started_at: float
+    supervisor: ProcessId
+    coordinator: Endpoint
+    servers: tuple[Endpoint, ...]
+    agents: tuple[AgentState, ...]
+    passwords: dict[str, str]
+    public_key: str
+
+    def url_for(self, role: str) -> str:
+        """The address of the cluster for a role; user and password hold for the coordinator and for all
+        servers."""
+        if role not in self.passwords:
+            raise ClusterError(
+                f"the cluster has no role {role!r}", do=f"use one of {', '.join(sorted(self.passwords))}"
+            )
+        return f"shoal://{role}:{self.passwords[role]}@{self.coordinator.host}:{self.coordinator.port}"
+
+    def processes(self) -> Iterator[ProcessId]:
+        """All processes of the cluster but the supervisor."""
+        endpoints = (self.coordinator, *self.servers)
+        known = [*(endpoint.process for endpoint in endpoints), *(agent.process for agent in self.agents)]
+        yield from (process for process in known if process is not None)
+
+
+class StateDir:
+    """One state directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cluster_file = root / "cluster.json"
+        self.key_file = root / "key"
+        self.lock_file = root / "lock"
+        self.socket_file = root / "control.sock"
+        self.failure_file = root / "failure"
+        self.logs = root / "logs"
+
+    def log(self, name: str) -> Path:
+        """The log of one process."""
+        return self.logs / f"{name}.log"
+
+    def prepare(self) -> None:
+        """Makes the directory, or makes sure that it is ours to use."""
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            entries = {entry.name for entry in self.root.iterdir()}
+        except OSError as error:
+            raise ClusterError(
+                f"the state directory {self.root} cannot be used: {error.strerror}",
+                do="name another by --state-dir",
+            ) from error
+        if strangers := entries - {*_FILES, *_DIRECTORIES}:
+            raise ClusterError(
+                f"{self.root} holds other files ({', '.join(sorted(strangers)[:3])}): no state directory",
+                do="name an empty or a new one by --state-dir",
+            )
+        if self.root.stat().st_uid != os.geteuid():
+            raise ClusterError(f"{self.root} belongs to another user", do="name another by --state-dir")
+        self.root.chmod(0o700)
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+
+    def has_remains(self) -> bool:
+        """Whether something of a cluster lies here, and nothing of anybody else."""
+        try:
+            entries = {entry.name for entry in self.root.iterdir()}
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return not entries <= {*_DIRECTORIES} and entries <= {*_FILES, *_DIRECTORIES}
+
+    def lock(self) -> Lock:
+        """Takes the directory for this process; AlreadyRunningError if a supervisor holds it."""
+        while True:
+            lock = Lock(self.lock_file)
+            if lock.is_current():
+                return lock
+            lock.close()
+
+    def owner(self) -> ProcessId | None:
+        """The supervisor that holds the directory; None if nobody does."""
+        try:
+            owner = msgspec.json.decode(self.lock_file.read_bytes(), type=ProcessId)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+        return owner if is_running(owner) else None
+
+    def write(self, state: ClusterState) -> None:
+        """Writes the state down, at once or not at all."""
+        new = self.root / "cluster.json.new"
+        write_private(new, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+        new.replace(self.cluster_file)
+
+    def read(self) -> ClusterState | None:
+        """What is written down; None if nothing is."""
+        try:
+            return msgspec.json.decode(self.cluster_file.read_bytes(), type=ClusterState)
+        except FileNotFoundError:
+            return None
+        except PermissionError as error:
+            raise ClusterError(
+                f"{self.cluster_file} belongs to another user", do="ask them, or run `shoal up`"
+            ) from error
+        except msgspec.DecodeError as error:
+            raise ClusterError(
+                f"{self.cluster_file} cannot be read: {error}", do="run `shoal down`, then `shoal up`"
+            ) from error
+
+    def clear(self) -> None:
+        """Removes everything that a cluster leaves here, and the directory itself if that was all."""
+        for name in _DIRECTORIES:
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        for name in _FILES:
+            (self.root / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.root.rmdir()
+
+
+class Lock:
+    """An exclusive lock on a file that names its holder, for as long as this process lives or until `close`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise AlreadyRunningError(
+                f"a cluster runs in {path.parent} already",
+                do="use it, stop it by `shoal down`, or name another --state-dir",
+            ) from None
+        owner = ProcessId(os.getpid(), start_ticks(os.getpid()) or 0)
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, msgspec.json.encode(owner), 0)
+
+    def is_current(self) -> bool:
+        """Whether the file that is locked still is the one under its name: its last holder removes it."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        os.close(self._descriptor)
+
+
+def state_dir_at(path: str | Path | None) -> StateDir:
+    """The state directory that was named, else $SHOAL_STATE_DIR, else the default of the settings."""
+    chosen = path or os.environ.get(STATE_DIR_VARIABLE) or default_state_dir()
+    return StateDir(Path(chosen).expanduser().absolute())
+
+
+def find_cluster(state_dir: str | Path | None = None) -> ClusterState:
+    """The local cluster that runs; ClusterNotFoundError with what to do if there is none."""
+    directory = state_dir_at(state_dir)
+    state = directory.read()
+    if state is None:
+        raise ClusterNotFoundError(
+            f"no cluster runs in {directory.root}", do="run `shoal up`, or name another address"
+        )
+    if not is_running(state.supervisor):
+        raise ClusterNotFoundError(
+            f"the cluster in {directory.root} has ended without cleaning up",
+            do="run `shoal up` to start a new one",
+        )
+    return state
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Writes a file that only its owner may read."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)

@@ -1,0 +1,83 @@
+"""The background process of `shoal up`: one local cluster, tended to until somebody asks for its end.
+
+Owns the process: its arguments, its signals, its last words. The cluster itself is `shoal.cluster.local`.
+
+    python -m shoal.cluster.supervisor --state-dir DIR --servers 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+
+from shoal import config, logs
+from shoal.cluster.local import LocalCluster
+from shoal.cluster.parts import AgentCommand, shoal_agent
+from shoal.cluster.requests import taking_requests
+from shoal.cluster.state import StateDir, state_dir_at, write_private
+from shoal.errors import ShoalError
+from shoal.limits import Limits
+from shoal.plan.ring import ServerAddress
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the supervisor; 0 when it was asked to end, 1 when the cluster could not be started."""
+    parser = argparse.ArgumentParser(prog="python -m shoal.cluster.supervisor")
+    parser.add_argument("--state-dir", required=True)
+    parser.add_argument("--servers", type=int, required=True)
+    parser.add_argument(
+        "--agent", default="", help="command of another agent, {server} and {address} filled in"
+    )
+    args = parser.parse_args(argv)
+    logs.configure(level="info")
+    directory = state_dir_at(args.state_dir)
+    agent = _agent_from(args.agent) if args.agent else shoal_agent
+    try:
+        asyncio.run(_supervise(directory, args.servers, agent, config.load().settings.limits))
+    except ShoalError as error:
+        print(error, file=sys.stderr)
+        _leave_word(directory, str(error))
+        return 1
+    return 0
+
+
+async def _supervise(directory: StateDir, servers: int, agent: AgentCommand, limits: Limits) -> None:
+    """Until SIGTERM, SIGINT or a request to end; a signal during the start ends the start."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, task.cancel)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    ended = asyncio.Event()
+    with contextlib.suppress(asyncio.CancelledError):
+        async with (
+            LocalCluster(servers, directory.root, limits=limits, agent_command=agent) as cluster,
+            taking_requests(cluster, ended.set),
+        ):
+            await ended.wait()
+
+
+def _agent_from(template: str) -> AgentCommand:
+    """An agent's command from words with places for the server's id and address."""
+
+    def command(server: ServerAddress) -> Sequence[str]:
+        address = f"{server.host}:{server.port}"
+        return [word.format(server=server.id, address=address) for word in shlex.split(template)]
+
+    return command
+
+
+def _leave_word(directory: StateDir, why: str) -> None:
+    """Writes down why there is no cluster, for whoever asked for one."""
+    directory.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(directory.failure_file, why.encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The small consistent store: versioned keys, leases, membership and barriers; its default is on Redis."""

@@ -1,0 +1,161 @@
+"""Notifications of changes: one subscription to the coordinator's channel, shared by all watches of a client.
+
+Owns the subscribed connection, its reconnects, and what each listener has not looked at yet. It never reads a
+key and never trusts a notification further than "look at this path again": a message may be lost, doubled or
+forged without harm, because listeners read the state itself, all of it after each (re)connect and at times in
+between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from redis import exceptions as redis_errors
+from redis.asyncio import Connection
+
+from shoal.coordination.layout import CHANNEL
+from shoal.coordination.link import Link
+from shoal.errors import CoordinatorError, ShoalError
+from shoal.logs import get_log
+
+_log: Final = get_log(__name__)
+
+QUIET_S: Final = 10.0
+"""After this long without a word the connection is tested; without an answer for as long, it is replaced."""
+
+PATHS_MAX: Final = 1024
+"""Changed paths that a listener remembers one by one; beyond that it looks at everything again."""
+
+
+class Listener:
+    """What one watch has to look at: `everything`, or single `paths`."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.everything = True
+        self.paths: set[str] = set()
+        self.failure: ShoalError | None = None
+        self._woken = asyncio.Event()
+
+    def note(self, path: str) -> None:
+        """A path changed."""
+        if not path.startswith(self.prefix):
+            return
+        if len(self.paths) < PATHS_MAX:
+            self.paths.add(path)
+        else:
+            self.everything = True
+        self._woken.set()
+
+    def note_everything(self) -> None:
+        """Anything may have changed."""
+        self.everything = True
+        self._woken.set()
+
+    def fail(self, failure: ShoalError) -> None:
+        """Notifications cannot come, and trying again does not mend it."""
+        self.failure = failure
+        self._woken.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for something to look at; False when the time is over. Raises what `fail` was given."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        self._woken.clear()
+        if self.failure is not None:
+            raise self.failure
+        return True
+
+    def take(self) -> tuple[bool, set[str]]:
+        """What to look at; it then counts as seen, so take it before reading: later changes wake again."""
+        everything, paths = self.everything, self.paths
+        self.everything, self.paths = False, set()
+        return everything, paths
+
+
+class Feed:
+    """The shared subscription; it starts with the first listener and ends with `close`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._listeners: set[Listener] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def is_closed(self) -> bool:
+        """Whether watches must come to their end."""
+        return self._closed
+
+    @contextmanager
+    def listen(self, prefix: str) -> Iterator[Listener]:
+        """Listen to changes of paths with `prefix`; the listener begins with everything to look at."""
+        if self._closed:
+            raise CoordinatorError("cannot watch: the coordinator was closed", do="connect again")
+        listener = Listener(prefix)
+        self._listeners.add(listener)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="shoal-coordinator-feed")
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+
+    async def close(self) -> None:
+        """Stop, and wake all listeners so that they see it."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for listener in self._listeners:
+            listener.note_everything()
+
+    async def _run(self) -> None:
+        """Subscribe again and again; only what trying again does not mend ends this."""
+        backoff = self._link.backoff()
+        while True:
+            connection = self._link.new_connection()
+            try:
+                await self._subscribe(connection)
+                backoff.reset()
+                await self._pass_on(connection)
+            except (redis_errors.RedisError, OSError) as error:
+                failure = self._link.translate("listen for changes", error)
+                if failure is not None:
+                    self._fail(failure)
+                    return
+                _log.info("notifications broke off", coordinator=str(self._link.address), reason=str(error))
+            finally:
+                await connection.disconnect(nowait=True)
+            await asyncio.sleep(backoff.next_delay_s())
+
+    async def _subscribe(self, connection: Connection) -> None:
+        """Be subscribed first, then look at everything: what changes in between is notified."""
+        async with asyncio.timeout(self._link.wait_s):
+            await connection.send_command("SUBSCRIBE", CHANNEL)
+            await connection.read_response()
+        for listener in self._listeners:
+            listener.note_everything()
+
+    async def _pass_on(self, connection: Connection) -> None:
+        tested = False
+        while True:
+            answer: Any = await connection.read_response(timeout=QUIET_S)
+            if answer is None and tested:
+                raise redis_errors.ConnectionError(f"no word and no answer for {2 * QUIET_S:g} s")
+            tested = answer is None
+            if tested:
+                await connection.send_command("PING")
+            elif answer[0] == b"message":
+                path = bytes(answer[2]).decode(errors="replace")
+                for listener in self._listeners:
+                    listener.note(path)
+
+    def _fail(self, failure: ShoalError) -> None:
+        for listener in self._listeners:
+            listener.fail(failure)

@@ -1,0 +1,205 @@
+"""The coordinator on one Redis or Valkey server with an append-only file: the default.
+
+Owns `RedisCoordinator`, which puts the parts together: `keys` (versioned keys), `grants` (leases and
+memberships), `rendezvous` (barriers), `feed` (notifications), `link` (connections). It never touches the
+servers that carry messages; those are spoken to through `shoal.wire`.
+
+What it relies on: one server, no replica that could take over with less data; `appendonly yes` and
+`appendfsync always`, so that what was acknowledged is on the disk (with `everysec` Redis may answer up to two
+seconds before it writes); a user `default` as in `shoal.coordination.acl.DEFAULT_USER_RULES`, or nothing is
+read back after a restart; a clock on that server that does not jump by more than the leases are long.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Final, Self
+
+from shoal.coordination import names
+from shoal.coordination.feed import Feed
+from shoal.coordination.grants import Grant, Grants
+from shoal.coordination.interface import Barrier, Change, Coordinator, Lease, LeaseInfo, Membership, Versioned
+from shoal.coordination.keys import Keys
+from shoal.coordination.layout import LEASE, MEMBER
+from shoal.coordination.link import Link, parse_address
+from shoal.coordination.rendezvous import RedisBarrier
+from shoal.errors import ConfigError, CoordinatorError, CoordinatorUnavailableError
+from shoal.logs import get_log
+
+_log: Final = get_log(__name__)
+
+POLL_S: Final = 5.0
+"""How often a watch that hears nothing checks that it missed nothing."""
+
+EXPIRY_MARGIN_S: Final = 0.01
+"""How long after the earliest end of a membership a watch of members looks again."""
+
+
+class RedisMembership(Membership):
+    """A place in a group, kept as a grant."""
+
+    def __init__(self, grants: Grants, group: str, member: str, token: int, ttl_s: float) -> None:
+        self.group = group
+        self.member = member
+        self.ttl_s = ttl_s
+        self._grants = grants
+        self._token = token
+
+    async def renew(self) -> bool:
+        """Stay for another `ttl_s`."""
+        return await self._grants.keep(f"{MEMBER}{self.group}/{self.member}", self._token, self.ttl_s)
+
+    async def leave(self) -> None:
+        """Give up the place at once."""
+        await self._grants.give_up(f"{MEMBER}{self.group}/{self.member}", self._token)
+
+
+class RedisCoordinator(Coordinator):
+    """The contract of `Coordinator` on one Redis server; made by `connect`."""
+
+    def __init__(self, link: Link, poll_s: float) -> None:
+        self._link = link
+        self._poll_s = poll_s
+        self._feed = Feed(link)
+        self._keys = Keys(link, self._feed, poll_s)
+        self._grants = Grants(link)
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        timeout_s: float = 5.0,
+        poll_s: float = POLL_S,
+    ) -> Self:
+        """Connect to `host:port`, `shoal://host:port` or `redis://user:password@host:port`.
+
+        `timeout_s` bounds this call and each operation later, reconnects included; `poll_s` is how often a
+        watch that hears nothing checks that it missed nothing. Raises CoordinatorUnavailableError,
+        AuthenticationError or ServerTooOldError, each with what to do.
+        """
+        if not 0 < timeout_s <= 3600 or not 0 < poll_s <= 3600:
+            raise ConfigError(
+                f"timeout_s is {timeout_s} and poll_s is {poll_s}", do="choose above 0, at most 3600"
+            )
+        link = Link(parse_address(address, username, password), timeout_s)
+        try:
+            await link.check_version()
+        except BaseException:
+            await link.close()
+            raise
+        return cls(link, poll_s)
+
+    async def get(self, key: str) -> Versioned | None:
+        """See `Coordinator.get`."""
+        return await self._keys.get(names.check_path("key", key))
+
+    async def put(
+        self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None
+    ) -> int:
+        """See `Coordinator.put`."""
+        names.check_path("key", key)
+        names.check_size("value", value, names.VALUE_BYTES_MAX)
+        return await self._keys.put(key, value, expect, fence)
+
+    async def delete(self, key: str, expect: int | None = None, *, fence: Lease | None = None) -> None:
+        """See `Coordinator.delete`."""
+        await self._keys.delete(names.check_path("key", key), expect, fence)
+
+    async def list(self, prefix: str) -> dict[str, Versioned]:
+        """See `Coordinator.list`."""
+        return await self._keys.snapshot(names.check_prefix(prefix))
+
+    def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
+        """See `Coordinator.watch`."""
+        return self._keys.watch(names.check_prefix(prefix))
+
+    async def acquire(self, name: str, holder: str, ttl_s: float, takeover: bool = False) -> Lease | None:
+        """See `Coordinator.acquire`."""
+        names.check_path("lease", name)
+        names.check_name("holder", holder)
+        names.check_ttl(ttl_s)
+        token = await self._grants.take(LEASE + name, holder, b"", ttl_s, takeover)
+        return None if token is None else Lease(name, holder, token, ttl_s)
+
+    async def renew(self, lease: Lease) -> bool:
+        """See `Coordinator.renew`."""
+        return await self._grants.keep(LEASE + lease.name, lease.token, lease.ttl_s)
+
+    async def release(self, lease: Lease) -> None:
+        """See `Coordinator.release`."""
+        await self._grants.give_up(LEASE + lease.name, lease.token)
+
+    async def lease_of(self, name: str) -> LeaseInfo | None:
+        """See `Coordinator.lease_of`."""
+        grant = await self._grants.read(LEASE + names.check_path("lease", name))
+        return None if grant is None else _lease_info(grant)
+
+    async def leases(self, prefix: str) -> dict[str, LeaseInfo]:
+        """See `Coordinator.leases`."""
+        grants = await self._grants.read_all(LEASE + names.check_prefix(prefix))
+        return {info.name: info for info in map(_lease_info, grants)}
+
+    async def join(self, group: str, member: str, data: bytes, ttl_s: float) -> Membership:
+        """See `Coordinator.join`."""
+        names.check_area("group", group)
+        names.check_name("member", member)
+        names.check_size("member's data", data, names.MEMBER_DATA_BYTES_MAX)
+        names.check_ttl(ttl_s)
+        life = secrets.token_hex(8)  # two joins under one name are two holders
+        token = await self._grants.take(f"{MEMBER}{group}/{member}", life, data, ttl_s, takeover=True)
+        assert token is not None, "a takeover is never refused"
+        return RedisMembership(self._grants, group, member, token, ttl_s)
+
+    async def members(self, group: str) -> dict[str, bytes]:
+        """See `Coordinator.members`."""
+        return (await self._members(names.check_area("group", group)))[0]
+
+    async def _members(self, group: str) -> tuple[dict[str, bytes], float]:
+        """The members, and how long none of them can expire."""
+        prefix = f"{MEMBER}{group}/"
+        grants = await self._grants.read_all(prefix)
+        found = {grant.path.removeprefix(prefix): grant.data for grant in grants}
+        return found, min((grant.remaining_s for grant in grants), default=self._poll_s)
+
+    def watch_members(self, group: str) -> AsyncGenerator[dict[str, bytes], None]:
+        """See `Coordinator.watch_members`."""
+        return self._watch_members(names.check_area("group", group))
+
+    async def _watch_members(self, group: str) -> AsyncGenerator[dict[str, bytes], None]:
+        known: dict[str, bytes] | None = None
+        with self._feed.listen(f"{MEMBER}{group}/") as listener:
+            while not self._feed.is_closed():
+                listener.take()
+                try:
+                    found, quiet_s = await self._members(group)
+                except CoordinatorUnavailableError as error:
+                    _log.warning("a watch waits for the coordinator", group=group, reason=str(error))
+                    continue
+                except CoordinatorError:
+                    if self._feed.is_closed():
+                        return
+                    raise
+                if found != known:
+                    known = found
+                    yield dict(found)
+                await listener.wait(min(self._poll_s, quiet_s + EXPIRY_MARGIN_S))
+
+    def barrier(self, name: str, member: str, parties: int) -> Barrier:
+        """See `Coordinator.barrier`."""
+        names.check_name("barrier", name)
+        names.check_name("member", member)
+        names.check_parties(parties)
+        return RedisBarrier(self._link, self._feed, name, member, parties)
+
+    async def close(self) -> None:
+        """See `Coordinator.close`."""
+        await self._feed.close()
+        await self._link.close()
+
+
+def _lease_info(grant: Grant) -> LeaseInfo:
+    return LeaseInfo(grant.path.removeprefix(LEASE), grant.holder, grant.token, grant.remaining_s)

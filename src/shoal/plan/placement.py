@@ -1,0 +1,48 @@
+"""Placements: on which servers a channel lives, and which of them a given client uses.
+
+Owns the three kinds of placement. Decides nothing about when a channel moves.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Mode(enum.StrEnum):
+    """How the servers of a placement share the channel."""
+
+    SINGLE = "single"
+    ALL_SUBSCRIBERS = "all_subscribers"
+    ALL_PUBLISHERS = "all_publishers"
+
+
+class Placement(msgspec.Struct, frozen=True, array_like=True):
+    """The servers of one channel, and the version under which they hold it."""
+
+    version: int
+    mode: Mode
+    servers: tuple[str, ...]
+
+    def subscribe_servers(self, client: int) -> tuple[str, ...]:
+        """Where this client subscribes: everywhere, but for all_publishers, where one server is enough."""
+        return (self._own(client),) if self.mode is Mode.ALL_PUBLISHERS else self.servers
+
+    def publish_servers(self, client: int) -> tuple[str, ...]:
+        """Where this client publishes: on one server, but for all_publishers, where every server needs a copy."""
+        return self.servers if self.mode is Mode.ALL_PUBLISHERS else (self._own(client),)
+
+    def _own(self, client: int) -> str:
+        """The server that the client keeps to; client ids are random, so clients spread evenly."""
+        return self.servers[client % len(self.servers)]
+
+
+def check_servers(mode: Mode, servers: tuple[str, ...]) -> None:
+    """Refuses a placement that cannot be: no server, one server twice, several servers for `single`."""
+    if not servers:
+        raise ValueError("a placement needs at least one server")
+    if len(set(servers)) != len(servers):
+        raise ValueError(f"a placement names a server twice: {', '.join(servers)}")
+    if mode is Mode.SINGLE and len(servers) > 1:
+        raise ValueError(f"a single placement has one server, not {len(servers)}")

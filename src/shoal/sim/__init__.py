@@ -1,0 +1,78 @@
+"""The simulator: cores on a simulated network with model servers, from a seed.
+
+    from shoal.sim import *
+
+    class Subscriber:                                     # a Dialer: connected, failed, received, lost
+        def __init__(self, network: Network) -> None:
+            self.network, self.node, self.frames = network, network.node("client-1"), []
+            self.node.on_restart = self.start             # after a crash: a new process, with a new core
+            self.start()
+
+        def start(self) -> None:
+            self.network.connect(self.node, "redis-0", self)
+
+        def connected(self, end: Endpoint) -> None:       # commands are tuples of bytes
+            end.send_all([(b"HELLO", b"3"), (b"SUBSCRIBE", b"tile.1")])
+            self.node.after(5.0, self.ping, end)          # by this node's clock; dies with the process
+
+        def ping(self, end: Endpoint) -> None:
+            end.send((b"PING",))                          # into a connection that is over it vanishes
+
+        def failed(self, reason: str) -> None:            # "refused", "timeout"
+            self.node.after(0.5, self.start)
+
+        def received(self, end: Endpoint, frames: list) -> None:    # as hiredis yields them
+            self.frames += frames                         # a core would get now=self.node.clock() too
+
+        def lost(self, end: Endpoint, reason: str) -> None:         # "closed", "reset", "timeout"
+            self.node.after(0.1, self.start)
+
+    world = World(seed=17)
+    network = Network(world, FaultOptions.draw(world.rng("options")))
+    server = RedisNode(network, "redis-0", RedisOptions(pubsub_limit=BufferLimit(65536, 16384, 5.0)))
+    coordinator = ModelCoordinator(network)
+    client = Subscriber(network)
+    coordinator.watch(client.node, "plan/", print)        # Change(key, Versioned | None)
+    coordinator.request(client.node, "put", ("plan/ring", b"...", 0), print)    # the version, or an error
+    nodes = ["redis-0", "client-1", "coordinator"]
+    faults = Faults(network, crashable=nodes, pausable=nodes, partitionable=nodes)
+    world.at(10.0, faults.start)
+    world.run(until=60.0)                                 # safety: whatever arrived must be right
+    faults.stop()                                         # heals everything
+    world.run(until=90.0)                                 # liveness: what was promised must come true
+
+Owns: nothing itself; this is the list of what a scenario needs. Production code never imports it.
+"""
+
+from shoal.sim.coordinator import CoordinatorOptions, ModelCoordinator, Watch
+from shoal.sim.faults import Faults
+from shoal.sim.link import Endpoint
+from shoal.sim.model_redis import BufferLimit, ModelRedis, RedisOptions
+from shoal.sim.network import Dial, Dialer, Network, Partition
+from shoal.sim.node import Node
+from shoal.sim.options import FaultOptions
+from shoal.sim.redis_node import RedisNode
+from shoal.sim.wires import Handler
+from shoal.sim.world import Event, EventBudgetExceededError, World
+
+__all__ = [
+    "BufferLimit",
+    "CoordinatorOptions",
+    "Dial",
+    "Dialer",
+    "Endpoint",
+    "Event",
+    "EventBudgetExceededError",
+    "FaultOptions",
+    "Faults",
+    "Handler",
+    "ModelCoordinator",
+    "ModelRedis",
+    "Network",
+    "Node",
+    "Partition",
+    "RedisNode",
+    "RedisOptions",
+    "Watch",
+    "World",
+]

@@ -1,0 +1,253 @@
+"""An agent and the keeper in the simulator: the shipped cores on simulated connections.
+
+Owns the adapters' part. What the model server says is turned into RESP bytes, so that the agent's own scanner
+reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from shoal.channels import states
+from shoal.channels.agent_core import AgentCore
+from shoal.channels.rules import Rules
+from shoal.channels.scanner import Scanner
+from shoal.cluster.keeper import Keeper, Snapshot
+from shoal.coordination.interface import Change, Lease
+from shoal.errors import CoordinatorError, ProtocolError
+from shoal.limits import Limits
+from shoal.plan.book import PlanBook
+from shoal.plan.ring import ServerAddress
+from shoal.plan.signing import Signer, Verifier
+from shoal.sim.client_actor import CLOCK_GRAIN_S
+from shoal.sim.coordinator import ModelCoordinator
+from shoal.sim.link import Endpoint
+from shoal.sim.network import Network
+from shoal.sim.node import Node
+from shoal.sim.world import Event
+from shoal.wire import control
+
+RETRY_S: Final = 0.1
+SERVER_SILENCE_S_MAX: Final = 1.0
+KEEPER_POLL_S: Final = 0.2
+
+
+def resp_bytes(frame: Any) -> bytes:
+    """A frame as a RESP3 server writes it."""
+    if isinstance(frame, bytes):
+        return b"$%d\r\n%b\r\n" % (len(frame), frame)
+    if isinstance(frame, int):
+        return b":%d\r\n" % frame
+    if isinstance(frame, str):
+        return b"+%b\r\n" % frame.encode()
+    if isinstance(frame, Exception):
+        return b"-%b\r\n" % str(frame).encode()
+    if isinstance(frame, dict):
+        pairs = b"".join(resp_bytes(key) + resp_bytes(value) for key, value in frame.items())
+        return b"%%%d\r\n%b" % (len(frame), pairs)
+    if frame is None:
+        return b"_\r\n"
+    mark = b"*" if type(frame) is list else b">"
+    return b"%b%d\r\n%b" % (mark, len(frame), b"".join(map(resp_bytes, frame)))
+
+
+class _Ear:
+    """Listens to the words of another agent on that agent's server."""
+
+    def __init__(self, actor: AgentActor, server: str) -> None:
+        self.actor = actor
+        self.server = server
+
+    def connected(self, end: Endpoint) -> None:
+        end.handler = self
+        end.send_all([(b"HELLO", b"3"), (b"PSUBSCRIBE", b"__shoal:wor[d]")])
+
+    def failed(self, reason: str) -> None:
+        self.actor.listen_later(self)
+
+    def received(self, end: Endpoint, items: list[Any]) -> None:
+        for item in items:
+            if isinstance(item, list) and item[0] == b"pmessage":
+                word = control.decode(item[3])
+                if isinstance(word, control.Word) and word.server == self.server:
+                    self.actor.core.lease.heard(word, self.actor.node.clock())
+
+    def lost(self, end: Endpoint, reason: str) -> None:
+        self.actor.listen_later(self)
+
+
+class AgentActor:
+    """The agent of one server, for as long as its process lives."""
+
+    def __init__(
+        self,
+        network: Network,
+        node: Node,
+        server: str,
+        peers: list[str],
+        coordinator: ModelCoordinator,
+        instance: int,
+        public_key: bytes,
+        limits: Limits,
+        rules: Rules,
+    ) -> None:
+        self.network = network
+        self.node = node
+        self.server = server
+        self.coordinator = coordinator
+        self.limits = limits
+        self.core = AgentCore(
+            server, instance, Scanner(frame_bytes_max=1 << 24), PlanBook(Verifier(public_key)), limits, rules
+        )
+        self.end: Endpoint | None = None
+        self._heard_at = -1e9
+        self._lease: Lease | None = None
+        self._timer: Event | None = None
+        self._timer_at = float("inf")
+        self._greeted = False
+        coordinator.watch(node, "plan/", self._plan)
+        for peer in peers:
+            network.connect(node, peer, _Ear(self, peer))
+        self._connect()
+        self._renew()
+
+    def listen_later(self, ear: _Ear) -> None:
+        """Connects to another agent's server again."""
+        self.node.after(RETRY_S, self.network.connect, self.node, ear.server, ear)
+
+    # The server
+
+    def _connect(self) -> None:
+        self.network.connect(self.node, self.server, self)
+
+    def connected(self, end: Endpoint) -> None:
+        """The connection stands: log in, ask which life of the server this is."""
+        self.end = end
+        self._greeted = False
+        end.handler = self
+        end.send_all([(b"HELLO", b"3"), (b"INFO", b"server")])
+
+    def failed(self, reason: str) -> None:
+        """Try again."""
+        self.node.after(RETRY_S, self._connect)
+
+    def lost(self, end: Endpoint, reason: str) -> None:
+        """The connection is over."""
+        self.end = None
+        self.core.lost(self.node.clock())
+        self.node.after(RETRY_S, self._connect)
+
+    def received(self, end: Endpoint, items: list[Any]) -> None:
+        """Frames of the server, handed to the core as bytes."""
+        now = self.node.clock()
+        self._heard_at = now
+        if not self._greeted:
+            infos = [item for item in items if isinstance(item, bytes) and b"run_id:" in item]
+            if not infos:
+                return
+            self._greeted = True
+            run_id = infos[0].split(b"run_id:")[1].split()[0].decode()
+            items = items[items.index(infos[0]) + 1 :]
+            self.core.opened(run_id, now)
+        if items:
+            try:
+                self.core.received(b"".join(map(resp_bytes, items)), now)
+            except ProtocolError:
+                end.abort()
+                self.lost(end, "not RESP")
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what the core wants to say and sets its timer."""
+        commands, self.core.outbox = self.core.outbox, []
+        if self.end is not None and self._greeted:
+            self.end.send_all(commands)
+        at = self.core.next_timer()
+        if at is not None and (self._timer is None or at < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = at
+            self._timer = self.node.at(max(at, self.node.clock()) + CLOCK_GRAIN_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        self.core.timer(self.node.clock())
+        self.flush()
+
+    # The coordinator
+
+    def _plan(self, change: Change) -> None:
+        if change.now is None:
+            return
+        if change.key == "plan/ring":
+            self.core.ring(change.now.value)
+        elif change.key.startswith("plan/entries/"):
+            self.core.entry(change.now.value)
+
+    def _renew(self) -> None:
+        """Renews the lease while the server answers; a server that does not is not vouched for."""
+        now = self.node.clock()
+        self.node.after(self.limits.word_interval_s, self._renew)
+        if self.core.state is not states.Agent.AWAY:
+            self.core.ask((b"PING",))
+            self.flush()
+        if now - self._heard_at > SERVER_SILENCE_S_MAX:
+            return
+        name, ttl = f"servers/{self.server}", self.limits.server_lease_s
+        if self._lease is None:
+            args: tuple[Any, ...] = (name, str(self.core.instance), ttl, True)
+            self.coordinator.request(self.node, "acquire", args, lambda result: self._granted(result, now))
+        else:
+            self.coordinator.request(self.node, "renew", (self._lease,), lambda result: self._renewed(result, now))
+
+    def _granted(self, result: Any, sent_at: float) -> None:
+        if isinstance(result, Lease):
+            self._lease = result
+            self.core.lease.granted(sent_at)
+        elif isinstance(result, CoordinatorError):
+            self.core.lease.unanswered()
+        else:
+            self.core.lease.refused()
+
+    def _renewed(self, result: Any, sent_at: float) -> None:
+        if result is True:
+            self.core.lease.granted(sent_at)
+        elif isinstance(result, CoordinatorError):
+            self.core.lease.unanswered()
+        else:
+            self._lease = None
+
+
+class KeeperActor:
+    """The keeper on a node of its own."""
+
+    def __init__(
+        self, node: Node, coordinator: ModelCoordinator, signer: Signer, limits: Limits, members: dict[str, ServerAddress]
+    ) -> None:
+        self.node = node
+        self.coordinator = coordinator
+        self.members = members
+        self.keeper = Keeper(signer, limits, members, first_ring_wait_s=5.0)
+        self._leases: dict[str, float] = {}
+        self._poll()
+
+    def _poll(self) -> None:
+        self.node.after(KEEPER_POLL_S, self._poll)
+        self.coordinator.request(self.node, "leases", ("servers/",), self._listed)
+
+    def _listed(self, result: Any) -> None:
+        if isinstance(result, CoordinatorError):
+            self.keeper.observe(Snapshot(contact=False), self.node.clock())
+            return
+        leases = {name.removeprefix("servers/"): info.remaining_s for name, info in result.items()}
+        self.coordinator.request(self.node, "get", ("plan/ring",), lambda ring: self._judge(leases, ring))
+
+    def _judge(self, leases: dict[str, float], ring: Any) -> None:
+        now = self.node.clock()
+        if isinstance(ring, CoordinatorError):
+            self.keeper.observe(Snapshot(contact=False), now)
+            return
+        data, version = (ring.value, ring.version) if ring is not None else (b"", 0)
+        put = self.keeper.observe(Snapshot(True, self.members, leases, data, version), now)
+        if put is not None:
+            self.coordinator.request(self.node, "put", ("plan/ring", put.data, put.expect), lambda result: None)

@@ -1,0 +1,131 @@
+"""The schedule of faults: when which fault strikes whom, by seed.
+
+Owns: the drawing of faults and the way back to a healthy world. Never touches: what a fault does
+(`shoal.sim.network`).
+
+A run has two phases. While faults are on, only safety can be checked. After `stop()` everything is healed and
+stays so: then everything promised must come true within bounds, which is liveness.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from shoal.sim.link import Endpoint
+from shoal.sim.network import Network, Partition
+from shoal.sim.node import Node
+from shoal.sim.options import FaultOptions, Range
+
+
+class Faults:
+    """Strikes links and nodes of a network at the rates of its options, from `start` to `stop`.
+
+    `crashable`, `pausable` and `partitionable` name the nodes that may be struck in that way; links of all
+    nodes may be reset and stalled. `counts` says what struck how often.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        crashable: Sequence[str] = (),
+        pausable: Sequence[str] = (),
+        partitionable: Sequence[str] = (),
+    ) -> None:
+        self.network = network
+        self.counts: Counter[str] = Counter()
+        self.active = False
+        self._options: FaultOptions = network.options
+        self._crashable = list(crashable)
+        self._pausable = list(pausable)
+        self._partitionable = list(partitionable)
+        self._partitions: list[Partition] = []
+        self._rng = network.world.rng("faults")
+
+    def start(self) -> None:
+        """Begin to strike."""
+        self.active = True
+        options = self._options
+        for rate, strike in (
+            (options.resets_per_s, self._reset),
+            (options.stalls_per_s, self._stall),
+            (options.partitions_per_s if len(self._partitionable) > 1 else 0.0, self._partition),
+            (options.pauses_per_s if self._pausable else 0.0, self._pause),
+            (options.crashes_per_s if self._crashable else 0.0, self._crash),
+        ):
+            if rate:
+                self._next(rate, strike)
+
+    def stop(self) -> None:
+        """Strike no more and heal: partitions end, who is paused goes on, who is down is up again."""
+        self.active = False
+        for partition in self._partitions:
+            partition.heal()
+        self._partitions.clear()
+        for node in self.network.nodes.values():
+            node.resume()
+            node.restart()
+
+    def _next(self, rate: float, strike: Callable[[], None]) -> None:
+        self.network.world.after(self._rng.expovariate(rate), self._strike, rate, strike)
+
+    def _strike(self, rate: float, strike: Callable[[], None]) -> None:
+        if self.active:
+            strike()
+            self._next(rate, strike)
+
+    def _reset(self) -> None:
+        end = self._some_end()
+        if end is not None:
+            self.counts["reset"] += 1
+            self.network.world.note("reset", str(end))
+            self.network.reset(end)
+
+    def _stall(self) -> None:
+        end = self._some_end()
+        if end is not None:
+            self.counts["stall"] += 1
+            one_way = self._rng.random() < self._options.one_way_probability
+            self.network.world.note("stall", str(end), one_way)
+            self.network.stall(end, self._rng.uniform(*self._options.stall_s), one_way=one_way)
+
+    def _partition(self) -> None:
+        names = list(self._partitionable)
+        self._rng.shuffle(names)
+        size = self._rng.randint(1, len(names) - 1)
+        one_way = self._rng.random() < self._options.one_way_probability
+        self.counts["partition_one_way" if one_way else "partition"] += 1
+        self.network.world.note("partition", names[:size], names[size:], one_way)
+        partition = self.network.partition(names[:size], names[size:], one_way=one_way)
+        self._partitions.append(partition)
+        self._later(self._options.partition_s, partition.heal)
+
+    def _pause(self) -> None:
+        node = self._some_node(self._pausable)
+        if node is not None:
+            self.counts["pause"] += 1
+            self.network.world.note("pause", node.name)
+            node.pause()
+            self._later(self._options.pause_s, node.resume)
+
+    def _crash(self) -> None:
+        node = self._some_node(self._crashable)
+        if node is not None:
+            power = self._rng.random() < self._options.power_probability
+            self.counts["crash_power" if power else "crash"] += 1
+            self.network.world.note("crash", node.name, power)
+            node.crash(power=power)
+            self._later(self._options.down_s, node.restart)
+
+    def _later(self, span: Range, fn: Callable[[], None]) -> None:
+        self.network.world.after(self._rng.uniform(*span), fn)
+
+    def _some_end(self) -> Endpoint | None:
+        ends = self.network.ends()
+        return self._rng.choice(ends) if ends else None
+
+    def _some_node(self, names: list[str]) -> Node | None:
+        """A node that runs, if there is one: a fault on top of a fault of the same kind would be none."""
+        nodes = [node for node in map(self.network.nodes.__getitem__, names) if node.running]
+        return self._rng.choice(nodes) if nodes else None

@@ -1,0 +1,93 @@
+"""The few commands on keys that the model of Redis has: SET, GET, DEL, XADD, XLEN.
+
+Owns: the keys of one life of a server. Never touches: connections and rights.
+"""
+
+from typing import Any, Final
+
+from hiredis import ReplyError
+
+_WRONG_TYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
+_BAD_ID: Final = "ERR Invalid stream ID specified as stream command argument"
+
+StreamId = tuple[int, int]
+
+
+class Stream:
+    """An append-only list of entries; `last` survives trimming."""
+
+    __slots__ = ("entries", "last")
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[StreamId, tuple[bytes, ...]]] = []
+        self.last: StreamId = (0, 0)
+
+
+class Keys:
+    """Strings and streams by key. A trim with `~` is done exactly, which Redis may but need not do."""
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes | Stream] = {}
+
+    def execute(self, command: tuple[bytes, ...], now: float) -> Any:
+        """The reply to one command whose number of arguments is right."""
+        name = command[0].lower()
+        value = self.values.get(command[1])
+        if name == b"set":
+            if len(command) != 3:
+                return ReplyError("ERR syntax error")
+            self.values[command[1]] = command[2]
+            return b"OK"
+        if name == b"get":
+            return ReplyError(_WRONG_TYPE) if isinstance(value, Stream) else value
+        if name == b"del":
+            return sum(self.values.pop(key, None) is not None for key in command[1:])
+        if isinstance(value, bytes):
+            return ReplyError(_WRONG_TYPE)
+        if name == b"xlen":
+            return 0 if value is None else len(value.entries)
+        return self._add(command, value, now)
+
+    def _add(self, command: tuple[bytes, ...], stream: Stream | None, now: float) -> Any:
+        """XADD key [MAXLEN [=|~] count] id field value ..."""
+        at = 2
+        length_max: int | None = None
+        if command[at].lower() == b"maxlen":
+            at += 2 if command[at + 1] in (b"=", b"~") else 1
+            if not command[at].isdigit():
+                return ReplyError("ERR value is not an integer or out of range")
+            length_max = int(command[at])
+            at += 1
+        fields = command[at + 1 :]
+        if not fields or len(fields) % 2:
+            return ReplyError("ERR wrong number of arguments for 'xadd' command")
+        last = stream.last if stream is not None else (0, 0)
+        number = _entry_id(command[at], last, now)
+        if isinstance(number, ReplyError):
+            return number
+        if stream is None:
+            stream = Stream()
+            self.values[command[1]] = stream
+        stream.last = number
+        stream.entries.append((number, fields))
+        if length_max is not None:
+            del stream.entries[: max(0, len(stream.entries) - length_max)]
+        return b"%d-%d" % number
+
+
+def _entry_id(text: bytes, last: StreamId, now: float) -> StreamId | ReplyError:
+    """The id of a new entry: `*` is now, but never at or before the last one."""
+    if text == b"*":
+        milliseconds = int(now * 1000)
+        return (milliseconds, 0) if milliseconds > last[0] else (last[0], last[1] + 1)
+    first, dash, second = text.partition(b"-")
+    if not first.isdigit() or (dash and not second.isdigit()):
+        return ReplyError(_BAD_ID)
+    number = int(first), int(second or b"0")
+    if number == (0, 0):
+        return ReplyError("ERR The ID specified in XADD must be greater than 0-0")
+    if number <= last:
+        return ReplyError("ERR The ID specified in XADD is equal or smaller than the target stream top item")
+    return number

@@ -1,0 +1,89 @@
+"""A model server on the simulated network: it accepts connections, runs what arrives, writes what comes out.
+
+Owns: the lives of one server (each with its own run id) and the flow between links and model. Never touches:
+what commands mean (`shoal.sim.model_redis`).
+
+Invariants:
+- Commands run in the order in which they arrive; what one arrival makes is written to the links in the same
+  instant.
+- A crash loses subscriptions, keys and buffers; after a restart the run id is another.
+- A client above its output-buffer limit is closed: what the kernel has taken still arrives, the rest is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from shoal.sim.link import Endpoint
+from shoal.sim.model_redis import Client, ModelRedis, RedisOptions
+from shoal.sim.network import Network
+from shoal.sim.node import Node
+
+CRON_S: Final = 1.0
+"""How often the server looks for clients that were above the soft limit for too long."""
+
+
+class RedisNode:
+    """A server on a node of that name. Connect to it with `network.connect(client_node, name, dialer)`."""
+
+    def __init__(
+        self, network: Network, name: str, options: RedisOptions | None = None, host: str | None = None
+    ) -> None:
+        self.network = network
+        self.options = options or RedisOptions()
+        self.node: Node = network.node(name, host)
+        self.node.on_restart = self._start
+        self.model: ModelRedis
+        self.ends: dict[Client, Endpoint] = {}
+        self._clients: dict[Endpoint, Client] = {}
+        self._start()
+
+    def received(self, end: Endpoint, items: list[Any]) -> None:
+        """Commands arrived from one client."""
+        client = self._clients[end]
+        execute, now = self.model.execute, self.node.clock()
+        for command in items:
+            execute(client, command, now)
+        self._flush()
+
+    def lost(self, end: Endpoint, reason: str) -> None:
+        """A client is gone."""
+        client = self._clients.pop(end)
+        del self.ends[client]
+        self.model.close(client)
+
+    def _start(self) -> None:
+        rng = self.network.world.rng(f"redis/{self.node.name}")
+        self.model = ModelRedis(self.options, f"{rng.getrandbits(160):040x}", rng.getrandbits(32))
+        self.ends.clear()
+        self._clients.clear()
+        self.network.listen(self.node, self._accept)
+        self.node.after(CRON_S, self._cron)
+
+    def _accept(self, end: Endpoint) -> RedisNode:
+        out = end
+        client = self.model.open(lambda: out.unsent_bytes)
+        self._clients[end] = client
+        self.ends[client] = end
+        return self
+
+    def _cron(self) -> None:
+        self.model.now = self.node.clock()
+        for client in list(self._clients.values()):
+            if client.soft_since is not None:
+                self.model.check_soft_limit(client)
+        self._flush()
+        self.node.after(CRON_S, self._cron)
+
+    def _flush(self) -> None:
+        """Write what the clients' buffers hold, and end those that are to be ended."""
+        model = self.model
+        dirty, model.dirty = model.dirty, {}
+        for client in dirty:
+            end = self.ends[client]
+            if client.output:
+                end.send_all(*model.take_output(client))
+            if client.closing:
+                del self.ends[client], self._clients[end]
+                model.close(client)
+                end.close(flush=client.closing == "quit")

@@ -1,0 +1,182 @@
+"""The control messages between clients and agents, and between clients: their shapes and their codec.
+
+Owns the vocabulary of the internal channels. Who sends what when is the business of `shoal.channels`.
+
+    client -> agent   (AGENT_CHANNEL)  Greet, Hello, Bye, Present
+    agent  -> client  (its inbox)      Welcome, Answer
+    agent  -> all     (WORD_CHANNEL)   Word, RollCall
+    client -> client  (its inbox)      Heal, Resend, Healed
+
+Everything here may come from anyone who may publish on the server, so decoding is strict and what does
+not decode is a `ProtocolError` for the receiver to count and drop. What a client must be able to trust,
+rings and placements, travels inside as signed bytes (see `shoal.plan.signing`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from shoal.errors import ProtocolError
+
+ClientId = Annotated[int, Meta(ge=0, lt=1 << 48)]
+U64 = Annotated[int, Meta(ge=0)]
+U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
+StreamList: TypeAlias = list[tuple[bytes, U64, U64]]
+"""Channel, stream, last sequence number."""
+
+
+class _Control(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="t", forbid_unknown_fields=True):
+    """Base of all control messages."""
+
+
+class Greet(_Control, frozen=True, tag=1):
+    """A client has come to this server and asks whether it may use it."""
+
+    client: ClientId
+    nonce: U64
+    ring_version: U32
+
+
+class Hello(_Control, frozen=True, tag=2):
+    """A client subscribes to, or wants to publish on, a channel (or a pattern) of this server.
+
+    A publisher names its stream and how far servers have confirmed it, before it sends anything here. `fresh`
+    says that a subscription has not been in force anywhere yet.
+    """
+
+    client: ClientId
+    nonce: U64
+    name: bytes
+    pattern: bool
+    fresh: bool
+    version: U32
+    ring_version: U32
+    stream: U64 = 0
+    last: U64 = 0
+
+    @property
+    def publisher(self) -> bool:
+        """Whether the client wants to publish, and not to subscribe."""
+        return self.stream != 0
+
+
+class Bye(_Control, frozen=True, tag=3):
+    """A client has left a channel or pattern of this server."""
+
+    client: ClientId
+    name: bytes
+    pattern: bool
+
+
+class Present(_Control, frozen=True, tag=4):
+    """A client's answer to a roll-call: what it subscribes to here, and where its streams stand."""
+
+    client: ClientId
+    roll: U64
+    channels: list[bytes]
+    patterns: list[bytes]
+    streams: StreamList
+
+
+class Welcome(_Control, frozen=True, tag=5):
+    """An agent's answer to a greeting: the server may be used for `lease_ms` from when the greeting was sent."""
+
+    nonce: U64
+    server: str
+    life: U64
+    lease_ms: U32
+    ring_version: U32
+    ring: bytes
+
+
+class Answer(_Control, frozen=True, tag=6):
+    """An agent's answer to a hello: the signed placement, if there is one, and the baseline.
+
+    `life` changes when the server has restarted and so lost every subscription. `absent` lists streams of
+    the life before whose publishers have not been heard in this one; `remembers` is false when the agent
+    cannot know them all, because it was not there. `entry` is empty when the ring decides, `ring` when the
+    client's is as new: who asked in the wrong place learns of it before it relies on the answer.
+    """
+
+    nonce: U64
+    name: bytes
+    life: U64
+    version: U32
+    entry: bytes
+    ring: bytes
+    remembers: bool
+    streams: StreamList
+    absent: StreamList
+
+
+class Word(_Control, frozen=True, tag=7):
+    """An agent's word that it holds the lease of its server for another `lease_ms`."""
+
+    server: str
+    agent: U64
+    life: U64
+    lease_ms: U32
+    contact: bool
+    ring_version: U32
+
+
+class RollCall(_Control, frozen=True, tag=8):
+    """An agent asks everyone on its server what they do there, because it has lost its memory of it."""
+
+    agent: U64
+    roll: U64
+
+
+class Heal(_Control, frozen=True, tag=9):
+    """A subscriber misses messages of a stream and asks its publisher for them."""
+
+    client: ClientId
+    channel: bytes
+    stream: U64
+    first: U64
+    last: U64
+
+
+class Resend(_Control, frozen=True, tag=10):
+    """A message once more, for one subscriber that missed it; `blob` is the message with its envelope."""
+
+    channel: bytes
+    blob: bytes
+
+
+class Healed(_Control, frozen=True, tag=11):
+    """The end of a page of resends: nothing below `floor` can be had any more.
+
+    `last` is where the stream stands, `first` repeats the question."""
+
+    channel: bytes
+    stream: U64
+    floor: U64
+    last: U64
+    first: U64
+
+
+Control: TypeAlias = Greet | Hello | Bye | Present | Welcome | Answer | Word | RollCall | Heal | Resend | Healed
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Control)
+_MARK: Final = b"\xf5C"
+
+
+def encode(message: Control) -> bytes:
+    """The bytes of a control message."""
+    return _MARK + _encoder.encode(message)
+
+
+def decode(data: bytes) -> Control:
+    """The control message in `data`, or a ProtocolError that says that the peer broke the protocol."""
+    if data[:2] != _MARK:
+        raise ProtocolError("a peer sent something that is not a control message on an internal channel")
+    try:
+        message: Control = _decoder.decode(memoryview(data)[2:])
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ProtocolError(f"a peer sent a malformed control message: {error}") from error
+    return message

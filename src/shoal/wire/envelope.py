@@ -1,0 +1,154 @@
+"""The envelope: the compact binary header in front of every payload that Shoal publishes.
+
+Owns the layout of the header, and nothing else does. Never touches a socket or a clock.
+
+    magic     u16   F5 5A: 0xF5 cannot begin UTF-8 text, so no text payload looks like an envelope
+    flags     u8    ATTRIBUTES | BEACON | FORWARDED | FINAL; every other bit is zero
+    version   u32   the channel's placement version that the publisher believed
+    stream    u64   who publishes: client id (48 bits), epoch (16 bits)
+    sequence  u64   per stream and channel, from 1, without holes
+    time      u64   microseconds since 1970, by the publisher's clock; informative only
+
+With ATTRIBUTES, a u16 length and a MessagePack map stand between header and payload. A BEACON has no
+payload: its sequence is the last one that the stream has published, its body (u64) the last one that
+servers had confirmed when the publisher came to this server; FINAL on it says that the stream has ended. What does not begin with a valid header
+is a foreign payload and is delivered as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from shoal.errors import ChannelNameError, PayloadTooLargeError, ProtocolError, PublishError
+from shoal.limits import Limits
+from shoal.message import Attributes
+
+MAGIC: Final = 0x5AF5
+ATTRIBUTES: Final = 1
+BEACON: Final = 2
+FORWARDED: Final = 4
+FINAL: Final = 8
+KNOWN_FLAGS: Final = ATTRIBUTES | BEACON | FORWARDED | FINAL
+
+HEADER: Final = struct.Struct("<HBIQQQ")
+HEADER_BYTES: Final = HEADER.size
+PREFIX: Final = struct.Struct("<HBIQ")
+SUFFIX: Final = struct.Struct("<QQ")
+_U16: Final = struct.Struct("<H")
+_U64: Final = struct.Struct("<Q")
+
+RESERVED_PREFIX: Final = b"__shoal:"
+AGENT_CHANNEL: Final = b"__shoal:agent"
+WORD_CHANNEL: Final = b"__shoal:word"
+INBOX_PREFIX: Final = b"__shoal:in:"
+TELEMETRY_KEY: Final = b"__shoal:telemetry"
+
+CLIENT_ID_BITS: Final = 48
+EPOCH_BITS: Final = 16
+
+_map_decoder: Final = msgspec.msgpack.Decoder(dict[str, str | int | float | bool])
+_map_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def inbox_channel(client: int) -> bytes:
+    """The channel on which a client hears what is meant for it alone."""
+    return b"%b%012x" % (INBOX_PREFIX, client)
+
+
+def stream_id(client: int, epoch: int) -> int:
+    """The publisher id in a header: which client, and which of its streams on the channel."""
+    return client << EPOCH_BITS | epoch & (1 << EPOCH_BITS) - 1
+
+
+def client_of(stream: int) -> int:
+    """The client that a stream belongs to."""
+    return stream >> EPOCH_BITS
+
+
+def prefix(flags: int, version: int, stream: int) -> bytes:
+    """The part of the header that stays the same between two messages of a stream."""
+    return PREFIX.pack(MAGIC, flags, version, stream)
+
+
+def beacon(version: int, stream: int, last: int, settled: int, time_us: int, final: bool = False) -> bytes:
+    """A beacon: what a stream has published so far, sent after a burst, on coming to a server and at the end."""
+    flags = BEACON | FINAL if final else BEACON
+    return HEADER.pack(MAGIC, flags, version, stream, last, time_us) + _U64.pack(settled)
+
+
+def settled_of(blob: bytes) -> int:
+    """The confirmed sequence number that a beacon carries."""
+    if len(blob) != HEADER_BYTES + 8:
+        raise ProtocolError("a peer sent a beacon of the wrong length; it is ignored")
+    settled: int = _U64.unpack_from(blob, HEADER_BYTES)[0]
+    return settled
+
+
+def is_envelope(blob: bytes) -> bool:
+    """Whether a payload begins with a header of ours."""
+    return len(blob) >= HEADER_BYTES and blob[0] == 0xF5 and blob[1] == 0x5A and not blob[2] & ~KNOWN_FLAGS
+
+
+def encode_attributes(attributes: Attributes, limits: Limits) -> bytes:
+    """Length and map, as they stand between header and payload; refuses what no reader could use."""
+    if len(attributes) > limits.attributes_max:
+        raise PublishError(
+            f"a message carries at most {limits.attributes_max} attributes, this one has {len(attributes)}"
+        )
+    items: Iterable[tuple[object, object]] = attributes.items()
+    for name, value in items:
+        if not isinstance(name, str) or not name:
+            raise PublishError(f"attribute names are non-empty strings, not {name!r}")
+        if not isinstance(value, str | int | float | bool):
+            raise PublishError(f"attribute {name!r} must be str, int, float or bool, not {type(value).__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise PublishError(f"attribute {name!r} is {value}: NaN and infinities are refused")
+    try:
+        body = _map_encoder.encode(attributes)
+    except OverflowError as error:
+        raise PublishError("an integer attribute does not fit in 64 bits; send it as a string") from error
+    if len(body) > limits.attributes_bytes_max:
+        raise PublishError(
+            f"attributes take {len(body)} bytes, more than attributes_bytes_max={limits.attributes_bytes_max}"
+        )
+    return _U16.pack(len(body)) + body
+
+
+def split_attributes(blob: bytes) -> tuple[Attributes, bytes]:
+    """Attributes and payload of an envelope that has the ATTRIBUTES flag."""
+    try:
+        length = _U16.unpack_from(blob, HEADER_BYTES)[0]
+        start = HEADER_BYTES + 2
+        if len(blob) < start + length:
+            raise ProtocolError("a peer sent attributes that are cut short; the message is ignored")
+        return _map_decoder.decode(blob[start : start + length]), blob[start + length :]
+    except (struct.error, msgspec.DecodeError) as error:
+        raise ProtocolError("a peer sent attributes that cannot be read; the message is ignored") from error
+
+
+def check_channel_name(name: str | bytes, limits: Limits) -> bytes:
+    """The bytes of a channel name or pattern, or a clear refusal."""
+    raw = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else bytes(name)
+    if not raw:
+        raise ChannelNameError("a channel name must not be empty")
+    if len(raw) > limits.channel_name_bytes_max:
+        raise ChannelNameError(
+            f"the channel name is {len(raw)} bytes long, more than channel_name_bytes_max={limits.channel_name_bytes_max}"
+        )
+    if raw.startswith(RESERVED_PREFIX):
+        raise ChannelNameError(f"channel names that begin with {RESERVED_PREFIX.decode()!r} are reserved for Shoal itself")
+    return raw
+
+
+def check_payload(payload: bytes, limits: Limits) -> None:
+    """Refuses a payload that no subscriber would be allowed to receive."""
+    if len(payload) > limits.payload_bytes_max:
+        raise PayloadTooLargeError(
+            f"the payload is {len(payload)} bytes long, more than payload_bytes_max={limits.payload_bytes_max}; "
+            "send a reference to it, or raise the limit on every client"
+        )

@@ -1,0 +1,428 @@
+"""The scanner counts what hiredis would read, wherever the bytes are cut, and stops where it should."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from itertools import pairwise
+from typing import Any
+
+import hiredis
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.channels.observed import (
+    FORWARDED,
+    FRAME_BYTES_MAX,
+    Model,
+    beacon,
+    bulk,
+    envelope,
+    observed,
+    push,
+)
+
+from shoal.channels.rawbytes import compilation_announced, hash_pair, hash_words, kernel, load_u64, padded
+from shoal.channels.scanner import Frame, Scanner
+from shoal.channels.tables import FIRST_RECORDS, TableLimits
+from shoal.errors import ProtocolError
+
+NOTHING = object()
+CHANNELS = [
+    b"",
+    b"a",
+    b"tile.1",
+    b"tile.1234",
+    b"12345678",
+    b"12345678x",
+    b"__shoal",
+    b"\r\n$1\r\n",
+    b"x" * 300,
+]
+STREAMS = [1, 1 << 16, 1 << 16 | 1, 2**64 - 1]
+
+channels = st.sampled_from(CHANNELS)
+payloads = st.one_of(
+    st.binary(max_size=50),
+    st.builds(
+        envelope,
+        st.sampled_from(STREAMS),
+        st.integers(0, 2**64 - 1),
+        st.binary(max_size=9),
+        st.integers(0, 17),
+    ),
+    st.builds(beacon, st.sampled_from(STREAMS), st.integers(0, 99)),
+)
+lines = st.sampled_from([b"+OK", b"-ERR no", b":7", b":-12", b"_", b"#t", b",1.5", b"(99999999999999999999"])
+values = st.recursive(
+    st.one_of(
+        st.builds(lambda line: line + b"\r\n", lines),
+        st.builds(bulk, st.binary(max_size=20)),
+        st.sampled_from([b"$-1\r\n", b"*-1\r\n", b"=7\r\ntxt:abc\r\n"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4).map(lambda items: b"*%d\r\n" % len(items) + b"".join(items)),
+        st.lists(inner, max_size=4).map(lambda items: b"~%d\r\n" % len(items) + b"".join(items)),
+        st.lists(inner, max_size=4).map(
+            lambda items: (
+                b"%%%d\r\n" % len(items) + b"".join(b"+k%d\r\n" % n + v for n, v in enumerate(items))
+            )
+        ),
+    ),
+    max_leaves=8,
+)
+frames = st.one_of(
+    st.builds(observed, channels, payloads),
+    st.builds(observed, channels, payloads),
+    st.builds(observed, st.just(b"__shoal:in:00000000002a"), payloads),
+    st.builds(
+        observed, st.sampled_from([b"__shoal:agent", b"__shoal:word", b"__shoal:", b"__shoal:in"]), payloads
+    ),
+    st.builds(lambda name: push(b"message", name, b"x"), channels),
+    st.builds(lambda name: push(b"pmessage", b"t*", name, b"x"), channels),
+    st.just(b">3\r\n$10\r\npsubscribe\r\n$1\r\n*\r\n:1\r\n"),
+    values,
+)
+
+
+def cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({place % (len(data) + 1) for place in cuts} | {0, len(data)})
+    return [data[start:end] for start, end in pairwise(places)]
+
+
+def plain(value: Any) -> Any:
+    """Errors compare by identity; lists and maps may hold them."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return repr(value)
+
+
+def scan_all(scanner: Scanner, chunks: list[bytes], second: int = 0) -> list[Frame]:
+    found = []
+    for chunk in chunks:
+        scanner.feed(chunk, second)
+        while (frame := scanner.scan()) is not None:
+            found.append(frame)
+    return found
+
+
+def check_streams(scanner: Scanner, model: Model) -> None:
+    for channel in CHANNELS:
+        listing = scanner.streams(channel)
+        assert listing.complete
+        assert dict(listing.streams) == model.lasts.get(channel, {})
+        assert len(listing.streams) == len(dict(listing.streams))
+
+
+def check_counts(scanner: Scanner, model: Model) -> None:
+    counts = scanner.close_unit()
+    names = counts.names.tobytes()
+    bounds = counts.name_offsets.tolist()
+    rows = {names[bounds[row] : bounds[row + 1]]: row for row in range(len(counts.channels))}
+    assert set(rows) == set(model.counters)
+    for name, row in rows.items():
+        assert {key: int(column[row]) for key, column in counts.counters.items()} == {
+            key: model.counters[name][key] for key in counts.counters
+        }
+        listed = counts.publishers[counts.publisher_rows == row].tolist()
+        assert listed == sorted(model.publishers.get(name, ()))
+    assert counts.internal == model.internal
+    assert counts.uncounted == 0
+
+
+@given(st.lists(frames, max_size=30), st.lists(st.integers(0, 10_000), max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_counts_and_stops_as_hiredis_reads(parts: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(parts)
+    reader = hiredis.Reader(notEnoughData=NOTHING)
+    reader.feed(data)
+    model = Model()
+    scanner = Scanner(FRAME_BYTES_MAX)
+    for chunk in cut(data, cuts):
+        scanner.feed(chunk, 5)
+        while (frame := scanner.scan()) is not None:
+            while model.takes(expected := reader.gets()):
+                pass
+            assert plain(frame.value) == plain(expected)
+            assert frame.push == isinstance(expected, hiredis.PushNotification)
+            check_streams(scanner, model)
+    while (expected := reader.gets()) is not NOTHING:
+        assert model.takes(expected)
+    check_streams(scanner, model)
+    assert sorted(scanner.channels()) == sorted(scanner.active_channels()) == sorted(model.counters)
+    check_counts(scanner, model)
+
+
+@given(st.lists(frames, min_size=1, max_size=6), st.data())
+@settings(max_examples=400, deadline=None)
+def test_garbage_is_refused_or_read_as_hiredis_reads_it(parts: list[bytes], data: st.DataObject) -> None:
+    good = b"".join(parts)
+    at = data.draw(st.integers(0, len(good)))
+    junk = data.draw(
+        st.one_of(st.binary(max_size=3), st.sampled_from([b"\r", b"\n", b"0", b"-1", b"$", b">", b"|"]))
+    )
+    bad = good[:at] + junk + good[at + data.draw(st.integers(0, 3)) :]
+    reader = hiredis.Reader(notEnoughData=NOTHING)
+    reader.feed(bad)
+    model, expected, hiredis_refused = Model(), [], False
+    try:
+        while (frame := reader.gets()) is not NOTHING:
+            if not model.takes(frame):
+                expected.append(plain(frame))
+    except (hiredis.ProtocolError, TypeError, AttributeError):  # AttributeError: the model met a null channel
+        hiredis_refused = True
+    scanner, found, refused = Scanner(FRAME_BYTES_MAX), [], False
+    try:
+        for chunk in cut(bad, data.draw(st.lists(st.integers(0, 10_000), max_size=5))):
+            scanner.feed(chunk, 0)
+            while (stop := scanner.scan()) is not None:
+                found.append(plain(stop.value))
+    except ProtocolError:
+        refused = True
+    assert found == expected[: len(found)]
+    if not refused and not hiredis_refused:
+        assert found == expected
+        check_counts(scanner, model)
+
+
+def test_a_stop_sees_the_sequences_of_exactly_what_came_before_it() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    hello = observed(b"__shoal:agent", b"hello")
+    data = b"".join(observed(b"t", envelope(1, n)) + hello for n in range(1, 50)) + observed(
+        b"t", envelope(1, 50)
+    )
+    scanner.feed(data, 0)
+    for expected in range(1, 50):
+        frame = scanner.scan()
+        assert frame == Frame([b"pmessage", b"*", b"__shoal:agent", b"hello"], True)
+        assert scanner.streams(b"t").streams == [(1, expected)]
+    assert scanner.scan() is None
+    assert scanner.streams(b"t").streams == [(1, 50)]
+
+
+def test_a_null_reply_is_not_the_end_of_the_bytes() -> None:
+    assert scan_all(Scanner(FRAME_BYTES_MAX), [b"_\r\n$-1\r\n:1\r\n"]) == [
+        (None, False),
+        (None, False),
+        (1, False),
+    ]
+
+
+def test_sequences_only_rise_and_beacons_raise_them_too() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scan_all(
+        scanner,
+        [observed(b"t", envelope(1, 7)), observed(b"t", envelope(1, 3)), observed(b"t", beacon(2, 9))],
+    )
+    assert scanner.set_stream(b"t", 1, 5)
+    assert scanner.set_stream(b"t", 2, 11)
+    assert scanner.set_stream(b"new", 3, 1)
+    assert sorted(scanner.streams(b"t").streams) == [(1, 7), (2, 11)]
+    assert scanner.streams(b"new") == ([(3, 1)], True)
+    assert scanner.streams(b"unknown") == ([], True)
+    counts = scanner.close_unit()
+    assert counts.counters["publications"].tolist() == [2]
+    assert counts.counters["beacons"].tolist() == [1]
+    assert counts.publishers.tolist() == [0]
+
+
+def test_a_client_with_two_streams_is_one_publisher_and_a_forwarded_message_makes_none() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    payloads = [envelope(5 << 16, 1), envelope(5 << 16 | 1, 1), envelope(6 << 16, 1, flags=FORWARDED)]
+    scan_all(scanner, [observed(b"t", payload) for payload in payloads])
+    assert scanner.close_unit().publishers.tolist() == [5]
+    assert len(scanner.streams(b"t").streams) == 3
+    scan_all(scanner, [observed(b"t", envelope(5 << 16, 2))])
+    assert scanner.close_unit().publishers.tolist() == [5]
+    assert scanner.close_unit().publishers.tolist() == []
+
+
+def test_tables_grow() -> None:
+    scanner, model = Scanner(FRAME_BYTES_MAX), Model()
+    amount = 5 * FIRST_RECORDS
+    messages = [
+        (b"channel.%d" % (n % 3000) + b"x" * (n % 60), envelope(n << 16, n)) for n in range(1, amount)
+    ]
+    data = b"".join(observed(*message) for message in messages)
+    for channel, payload in messages:
+        assert model.takes(hiredis.PushNotification([b"pmessage", b"*", channel, payload]))
+    assert scan_all(scanner, cut(data, list(range(0, len(data), 65536)))) == []
+    assert sorted(scanner.channels()) == sorted(model.counters)
+    for channel, lasts in model.lasts.items():
+        assert dict(scanner.streams(channel).streams) == lasts
+    check_counts(scanner, model)
+    many = b"".join(observed(b"one", envelope(n, 1)) for n in range(amount))
+    scan_all(scanner, [many])
+    assert sorted(scanner.streams(b"one").streams) == [(n, 1) for n in range(amount)]
+
+
+@kernel
+def mix(value: np.uint64, word: np.uint64) -> np.uint64:
+    """One step of `hash_words`."""
+    value = (value ^ word) * np.uint64(0x9E3779B97F4A7C15)
+    return value ^ (value >> np.uint64(32))
+
+
+def test_names_with_the_same_hash_are_told_apart() -> None:
+    seed = np.uint64(16 * 0xD6E8FEB86659FD93 & 2**64 - 1)
+    names = []
+    for number in range(40):
+        first = np.uint64(number)
+        second = np.uint64(mix(seed, first))  # makes the state before the last step zero, whatever came first
+        names.append(first.tobytes() + second.tobytes())
+    hashes = {int(hash_words(padded(name), 0, 16, np.uint64(0))) for name in names}
+    assert len(set(names)) == 40
+    assert len(hashes) == 1
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scan_all(scanner, [observed(name, envelope(1, row + 1)) for row, name in enumerate(names)])
+    assert [scanner.streams(name).streams for name in names] == [[(1, row + 1)] for row in range(40)]
+    assert scanner.channels() == names
+
+
+def test_streams_with_the_same_hash_are_told_apart() -> None:
+    prime = 0xD6E8FEB86659FD93
+    streams = [(index * prime & 2**64 - 1) ^ 12345 for index in range(20)]  # of the channels 0 to 19
+    assert (
+        len({int(hash_pair(np.uint64(index), np.uint64(stream))) for index, stream in enumerate(streams)})
+        == 1
+    )
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scan_all(
+        scanner, [observed(b"%d" % index, envelope(stream, index)) for index, stream in enumerate(streams)]
+    )
+    assert [scanner.streams(b"%d" % index).streams for index in range(20)] == [
+        [(stream, index)] for index, stream in enumerate(streams)
+    ]
+
+
+def test_channels_above_the_limit_are_counted_apart_and_listings_say_so() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX, TableLimits(channels_max=2, channel_name_bytes_max=8))
+    scan_all(scanner, [observed(name, envelope(1, 1)) for name in (b"a", b"b")])
+    assert scanner.streams(b"c") == ([], True)
+    scan_all(scanner, [observed(b"c", envelope(1, 1)), observed(b"a", envelope(1, 2))], second=3)
+    assert scanner.streams(b"c") == ([], False)
+    assert scanner.streams(b"a") == ([(1, 2)], True)
+    assert not scanner.set_stream(b"d", 1, 1)
+    counts = scanner.close_unit()
+    assert (counts.uncounted, counts.uncounted_bytes) == (1, len(observed(b"c", envelope(1, 1))))
+    scanner.forget_idle(3)
+    assert scanner.channels() == [b"a"]
+    assert scanner.streams(b"c") == ([], False)
+    scan_all(scanner, [observed(b"longer than 8", b"")], second=9)
+    scanner.forget_idle(4)
+    assert scanner.streams(b"c") == ([], False)
+    scanner.forget_idle(10)
+    assert scanner.streams(b"c") == ([], True)
+
+
+def test_streams_above_the_limit_leave_the_listing_incomplete_until_they_would_be_forgotten() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX, TableLimits(streams_per_channel_max=2, streams_max=3))
+    scan_all(scanner, [observed(b"t", envelope(n << 16, 1)) for n in (1, 2, 3)], second=10)
+    assert len(scanner.streams(b"t").streams) == 2
+    assert not scanner.streams(b"t").complete
+    assert scanner.set_stream(b"u", 1, 1)
+    assert not scanner.set_stream(b"u", 2, 1)
+    counts = scanner.close_unit()
+    assert counts.complete.tolist() == [False]
+    assert counts.counters["publications"].tolist() == [3]
+    scan_all(scanner, [observed(b"t", envelope(1 << 16, 2))], second=11)
+    scanner.forget_idle(11)
+    assert scanner.streams(b"t") == ([(1 << 16, 2)], True)
+
+
+def test_idle_streams_and_empty_channels_are_forgotten_but_not_what_the_open_second_counts() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scan_all(scanner, [observed(b"old", envelope(1, 1)), observed(b"foreign", b"x")], second=100)
+    scan_all(scanner, [observed(b"both", envelope(1, 1))], second=100)
+    assert scanner.forget_idle(200) == (0, 0)
+    scanner.close_unit()
+    scan_all(scanner, [observed(b"both", envelope(2, 5)), observed(b"new", envelope(1, 9))], second=105)
+    scan_all(scanner, [observed(b"new", beacon(1, 9))], second=106)
+    assert scanner.forget_idle(105) == (2, 2)
+    assert sorted(scanner.channels()) == [b"both", b"new"]
+    assert scanner.streams(b"both").streams == [(2, 5)]
+    scan_all(scanner, [observed(b"both", envelope(2, 6)), observed(b"old", envelope(1, 4))], second=107)
+    assert scanner.streams(b"both").streams == [(2, 6)]
+    assert scanner.streams(b"old").streams == [(1, 4)]
+    assert scanner.close_unit().counters["publications"].tolist() == [2, 1, 1]
+    assert scanner.forget_idle(10**6) == (3, 3)
+    assert scanner.channels() == []
+
+
+@given(
+    st.lists(st.tuples(channels, st.sampled_from(STREAMS), st.integers(0, 9)), max_size=60),
+    st.integers(0, 10),
+)
+@settings(max_examples=100, deadline=None)
+def test_forgetting_agrees_with_a_plain_model(messages: list[tuple[bytes, int, int]], before: int) -> None:
+    scanner, seen = Scanner(FRAME_BYTES_MAX), dict[tuple[bytes, int], int]()
+    scanner.feed(b"", 0)
+    for number, (channel, stream, second) in enumerate(sorted(messages, key=lambda message: message[2])):
+        scan_all(scanner, [observed(channel, envelope(stream, number))], second)
+        seen[channel, stream] = second
+    scanner.close_unit()
+    scanner.forget_idle(before)
+    kept = {key for key, second in seen.items() if second >= before}
+    assert set(scanner.channels()) == {channel for channel, _ in kept}
+    for channel in CHANNELS:
+        listed = {stream for stream, _ in scanner.streams(channel).streams}
+        assert listed == {stream for name, stream in kept if name == channel}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        observed(b"t", b"x" * 2000),
+        observed(b"t" * 2000, b"x"),
+        bulk(b"x" * 2000),
+        b"*400\r\n:1",
+        b"%200\r\n:1",
+        b"*1\r\n" * 500,
+        b"+" + b"x" * 70_000,
+    ],
+)
+def test_a_frame_above_the_limit_is_refused_before_it_is_complete(frame: bytes) -> None:
+    scanner = Scanner(frame_bytes_max=1024)
+    assert scan_all(scanner, [observed(b"t", b"x" * 900)]) == []
+    with pytest.raises(ProtocolError):
+        scan_all(scanner, cut(frame[:-1], list(range(0, 100_000, 100))))
+
+
+def test_a_large_frame_in_small_pieces() -> None:
+    scanner = Scanner(frame_bytes_max=1 << 21)
+    names = [b"channel.%d" % number for number in range(20_000)]
+    reply = b"*%d\r\n" % (2 * len(names)) + b"".join(bulk(name) + b":3\r\n" for name in names)
+    data = observed(b"t", envelope(1, 1, b"x" * 1_500_000)) + reply
+    found = scan_all(scanner, cut(data, list(range(0, len(data), 5000))))
+    assert [frame.value for frame in found] == [[item for name in names for item in (name, 3)]]
+    assert scanner.streams(b"t").streams == [(1, 1)]
+
+
+def test_a_broken_connection_stays_broken_until_reset_and_the_tables_survive_it() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scan_all(scanner, [observed(b"t", envelope(1, 1))])
+    with pytest.raises(ProtocolError):
+        scan_all(scanner, [b"rubbish\r\n"])
+    with pytest.raises(ProtocolError):
+        scanner.scan()
+    scanner.reset()
+    assert scan_all(scanner, [observed(b"t", envelope(1, 2)) + b"*2\r\n:1\r\n"]) == []
+    scanner.reset()
+    assert scan_all(scanner, [observed(b"t", envelope(1, 3)) + b"+OK\r\n"]) == [(b"OK", False)]
+    assert scanner.streams(b"t").streams == [(1, 3)]
+
+
+def test_importing_compiles_nothing() -> None:
+    code = "from shoal.channels import analyzer, scan_kernel; assert not scan_kernel.scan_frames.signatures"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_compiling_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), compilation_announced():
+        assert numba.njit(lambda data: load_u64(data, 0))(padded(b"\x02")) == 2
+    assert [record.message for record in caplog.records if "compiling" in record.message] != []

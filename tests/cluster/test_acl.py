@@ -1,0 +1,193 @@
+"""The rights of each role: the patterns by reasoning, everything else on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hiredis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.cluster.acl import ADMIN, AGENT, CLIENT, READER, ROLES, all_names_but, rights
+from shoal.cluster.local import LocalCluster
+from shoal.cluster.state import ClusterState
+from shoal.errors import AuthenticationError
+from shoal.wire.ask import ask
+from shoal.wire.envelope import AGENT_CHANNEL, TELEMETRY_KEY, WORD_CHANNEL, inbox_channel
+from shoal.wire.glob import glob_match
+
+WORD = WORD_CHANNEL.decode()
+Ask = Callable[..., Any]
+
+
+@given(st.one_of(st.text("_shoalwrd:x", max_size=14), st.text(max_size=8), st.just(WORD)))
+def test_the_patterns_match_every_name_but_one(name: str) -> None:
+    raw = name.encode("utf-8", "surrogatepass")
+    matched = any(glob_match(pattern.encode(), raw) for pattern in all_names_but(WORD))
+    assert matched == (raw not in (b"", WORD_CHANNEL))
+
+
+def test_the_first_pattern_takes_common_names() -> None:
+    assert glob_match(all_names_but(WORD)[0].encode(), b"tile.3.4")
+
+
+def test_a_name_with_pattern_characters_is_refused() -> None:
+    with pytest.raises(ValueError, match="pattern"):
+        all_names_but("a*b")
+
+
+def test_old_servers_get_plain_rules() -> None:
+    assert "(" not in rights(CLIENT, (6, 2, 14))
+    assert "+publish" in rights(CLIENT, (6, 2, 14))
+
+
+def test_an_unknown_role_is_refused() -> None:
+    with pytest.raises(ValueError, match="roles are client, agent, reader, admin"):
+        rights("root", (7, 0, 0))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterState]:
+    """A data server and a coordinator with our users; its event loop stands still while the tests ask."""
+    with asyncio.Runner() as runner:
+        local = LocalCluster(servers=1, agents=False)
+        runner.run(local.__aenter__())
+        try:
+            yield local.state
+        finally:
+            runner.run(local.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def as_role(cluster: ClusterState) -> Ask:
+    """Asks the data server in the name of a role."""
+
+    def ask_as(role: str, *command: bytes | str | int) -> Any:
+        server = cluster.servers[0]
+        return ask(server.host, server.port, role, cluster.passwords[role], *command)
+
+    return ask_as
+
+
+COMMON = ["PING", "CLIENT ID", "CLIENT SETNAME me", "INFO server"]
+COUNTS = ["PUBSUB CHANNELS", "PUBSUB NUMSUB a", "PUBSUB NUMPAT"]
+ALLOWED = {
+    CLIENT: [*COMMON, *COUNTS, "PUBLISH tile.1 x", "PUBLISH _x y", "PUBLISH __shoal:words y"],
+    AGENT: [
+        *COMMON,
+        *COUNTS,
+        f"PUBLISH {WORD} x",
+        f"XADD {TELEMETRY_KEY.decode()} MAXLEN ~ 10 * a b",
+        f"XLEN {TELEMETRY_KEY.decode()}",
+        f"XTRIM {TELEMETRY_KEY.decode()} MAXLEN 10",
+        "CLIENT LIST",
+    ],
+    READER: [
+        *COMMON,
+        f"XRANGE {TELEMETRY_KEY.decode()} - +",
+        f"XREAD COUNT 1 STREAMS {TELEMETRY_KEY.decode()} 0",
+    ],
+    ADMIN: [*COMMON, *COUNTS, "CLIENT LIST", "CONFIG GET maxclients", "INFO all"],
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_do_its_work(as_role: Ask, role: str) -> None:
+    for command in ALLOWED[role]:
+        as_role(role, *command.split())
+
+
+@pytest.mark.parametrize(
+    "channel", [AGENT_CHANNEL, inbox_channel(7), b"a", b"__shoal:wor", b"\xff\x00", b"["]
+)
+def test_a_client_may_publish_where_it_must(as_role: Ask, channel: bytes) -> None:
+    assert as_role(CLIENT, "PUBLISH", channel, "x") == 0
+
+
+def test_a_client_cannot_speak_in_the_name_of_the_agent(as_role: Ask) -> None:
+    with pytest.raises(hiredis.ReplyError, match="NOPERM"):
+        as_role(CLIENT, "PUBLISH", WORD, "forged")
+
+
+@pytest.mark.parametrize("command", ["SUBSCRIBE", "PSUBSCRIBE"])
+@pytest.mark.parametrize("role", [CLIENT, AGENT])
+async def test_clients_and_agents_hear_everything(cluster: ClusterState, role: str, command: str) -> None:
+    server = cluster.servers[0]
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    name = "*" if command == "PSUBSCRIBE" else WORD
+    writer.write(f"AUTH {role} {cluster.passwords[role]}\r\n{command} {name}\r\n".encode())
+    try:
+        assert await reader.readline() == b"+OK\r\n"
+        assert await reader.readline() == b"*3\r\n"
+    finally:
+        writer.close()
+
+
+HARMFUL = [
+    "FLUSHALL",
+    "EVAL return 1 0",
+    "SCRIPT LOAD x",
+    "FUNCTION LIST",
+    "RESTORE k 0 x",
+    "REPLICAOF no one",
+    "KEYS *",
+    "SCAN 0",
+    "GET k",
+    "SET k v",
+    "CONFIG SET maxmemory 1",
+    "ACL LIST",
+    "ACL SETUSER default on",
+    "DEBUG SLEEP 0",
+    "MODULE LIST",
+    "MONITOR",
+    "SAVE",
+    "BGREWRITEAOF",
+    "MIGRATE 127.0.0.1 1 k 0 1",
+    "SELECT 1",
+    f"DEL {TELEMETRY_KEY.decode()}",
+]
+EXTRA = {
+    CLIENT: [
+        "CONFIG GET maxclients",
+        "CLIENT LIST",
+        "CLIENT KILL ID 1",
+        "SHUTDOWN",
+        "XADD __shoal:telemetry * a b",
+    ],
+    AGENT: ["CONFIG GET maxclients", "CLIENT KILL ID 1", "SHUTDOWN", "XADD other * a b"],
+    READER: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "XRANGE other - +", "CLIENT LIST", "SHUTDOWN"],
+    ADMIN: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "SUBSCRIBE a"],
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_do_nothing_else(as_role: Ask, role: str) -> None:
+    for command in [*HARMFUL, *EXTRA[role]]:
+        with pytest.raises(hiredis.ReplyError, match=r"NOPERM|not allowed"):
+            as_role(role, *command.split())
+
+
+@pytest.mark.parametrize("at", ["coordinator", "server"])
+def test_nobody_comes_in_without_a_password_of_ours(cluster: ClusterState, at: str) -> None:
+    place = cluster.coordinator if at == "coordinator" else cluster.servers[0]
+    for user, password in [
+        (None, None),
+        ("default", ""),
+        ("default", "x"),
+        (CLIENT, "wrong"),
+        ("nobody", "x"),
+    ]:
+        with pytest.raises(AuthenticationError):
+            ask(place.host, place.port, user, password, "PING")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_enter_the_coordinator_and_do_no_harm_there(cluster: ClusterState, role: str) -> None:
+    place = cluster.coordinator
+    assert ask(place.host, place.port, role, cluster.passwords[role], "PING") in (b"PONG", "PONG")
+    for command in ["FLUSHALL", "EVAL return 1 0", "CONFIG GET *", "SHUTDOWN", "ACL LIST", "SET other x"]:
+        with pytest.raises(hiredis.ReplyError, match="NOPERM"):
+            ask(place.host, place.port, role, cluster.passwords[role], *command.split())

@@ -1,0 +1,91 @@
+"""`shoal doctor`: every finding has a level, and whatever is not well has an advice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.cluster import doctor
+from shoal.cluster.doctor import Finding, examine
+from shoal.cluster.servers import ServerProgram
+from shoal.cluster.state import StateDir
+
+
+def by_check(directory: Path) -> dict[str, Finding]:
+    return {finding.check: finding for finding in examine(StateDir(directory))}
+
+
+def test_every_check_has_a_level_and_trouble_has_an_advice(tmp_path: Path) -> None:
+    findings = by_check(tmp_path / "none")
+    expected = {
+        "python",
+        "environment",
+        "server",
+        "java",
+        "cores",
+        "memory",
+        "open files",
+        "ports",
+        "cluster",
+    }
+    assert findings.keys() == expected
+    assert all(finding.do for finding in findings.values() if finding.level != "ok")
+
+
+def test_no_server_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_programs", list)
+    assert by_check(tmp_path)["server"].level == "fail"
+
+
+@pytest.mark.parametrize(
+    ("version", "safe", "level", "advice"),
+    [
+        ((7, 2, 11), True, "ok", ""),
+        ((7, 2, 1), False, "warn", "the reason"),
+        ((6, 2, 20), True, "warn", "before 7.0"),
+        ((6, 0, 1), False, "fail", "older than 6.2"),
+    ],
+)
+def test_a_server_is_judged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, int, int],
+    safe: bool,
+    level: str,
+    advice: str,
+) -> None:
+    program = ServerProgram("/x/redis-server", "redis", version, None, safe, "the reason")
+    monkeypatch.setattr(doctor, "find_programs", lambda: [program])
+    finding = by_check(tmp_path)["server"]
+    assert finding.level == level
+    assert advice in finding.do
+
+
+def test_remains_of_a_cluster_are_found(tmp_path: Path) -> None:
+    directory = StateDir(tmp_path / "state")
+    directory.prepare()
+    directory.lock().close()
+    directory.lock_file.write_text("{}")
+    finding = by_check(directory.root)["cluster"]
+    assert (finding.level, finding.do) == ("warn", "run `shoal down`")
+    directory.cluster_file.write_text("garbage")
+    assert by_check(directory.root)["cluster"].level == "fail"
+
+
+def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["doctor", "--state-dir", str(tmp_path / "none")])
+    text = capsys.readouterr().out
+    assert "python" in text
+    assert main(["doctor", "--json", "--state-dir", str(tmp_path / "none")]) == status
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["healthy"] == (status == 0)
+    assert not (tmp_path / "none").exists()
+
+
+def test_up_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--servers", "0", "--state-dir", str(tmp_path / "none")]) == 1
+    assert "from 1 to 1000" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

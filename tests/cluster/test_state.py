@@ -1,0 +1,137 @@
+"""The state directory: what is written, who may read it, how it is found, and what clearing it leaves alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from shoal.cluster.process import ProcessId, start_ticks
+from shoal.cluster.state import AgentState, ClusterState, Endpoint, StateDir, find_cluster, state_dir_at
+from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError
+
+ME = ProcessId(os.getpid(), start_ticks(os.getpid()) or 0)
+GONE = ProcessId(os.getpid(), 1)
+
+
+def a_state(supervisor: ProcessId = ME) -> ClusterState:
+    return ClusterState(
+        cluster="c1",
+        started_at=1.0,
+        supervisor=supervisor,
+        coordinator=Endpoint("coordinator", "127.0.0.1", 7400, ME),
+        servers=(Endpoint("s1", "127.0.0.1", 7401, None),),
+        agents=(AgentState("s1", ME),),
+        passwords={"client": "secret", "agent": "other"},
+        public_key="00",
+    )
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> StateDir:
+    made = StateDir(tmp_path / "deep" / "state")
+    made.prepare()
+    return made
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_is_written_is_read_back_and_is_private(directory: StateDir) -> None:
+    directory.write(a_state())
+    assert directory.read() == a_state()
+    assert mode(directory.cluster_file) == 0o600
+    assert mode(directory.root) == 0o700
+    assert mode(directory.logs) == 0o700
+
+
+def test_a_url_carries_role_and_password(directory: StateDir) -> None:
+    assert a_state().url_for("client") == "shoal://client:secret@127.0.0.1:7400"
+    with pytest.raises(ClusterError, match="use one of agent, client"):
+        a_state().url_for("king")
+
+
+def test_the_processes_of_a_cluster_are_those_that_run() -> None:
+    assert list(a_state().processes()) == [ME, ME]
+
+
+def test_a_cluster_is_found(directory: StateDir) -> None:
+    directory.write(a_state())
+    assert find_cluster(directory.root).cluster == "c1"
+
+
+def test_no_cluster_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ClusterNotFoundError, match="run `shoal up`"):
+        find_cluster(tmp_path)
+
+
+def test_a_stale_cluster_is_not_a_cluster(directory: StateDir) -> None:
+    directory.write(a_state(GONE))
+    with pytest.raises(ClusterNotFoundError, match="ended without cleaning up"):
+        find_cluster(directory.root)
+
+
+def test_garbage_in_the_file_is_reported(directory: StateDir) -> None:
+    directory.cluster_file.write_text("{")
+    with pytest.raises(ClusterError, match="shoal down"):
+        find_cluster(directory.root)
+
+
+def test_the_environment_names_the_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path / "a"))
+    assert state_dir_at(None).root == tmp_path / "a"
+    assert state_dir_at(tmp_path / "b").root == tmp_path / "b"
+    monkeypatch.delenv("SHOAL_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_dir_at(None).root == tmp_path / "shoal"
+
+
+def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    (tmp_path / "logs").mkdir()
+    mode_before = mode(tmp_path)
+    with pytest.raises(ClusterError, match=r"thesis\.tex"):
+        StateDir(tmp_path).prepare()
+    assert mode(tmp_path) == mode_before
+    assert not StateDir(tmp_path).has_remains()
+
+
+def test_a_file_in_place_of_the_directory_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ClusterError, match="cannot be used"):
+        StateDir(tmp_path / "file").prepare()
+    assert not StateDir(tmp_path / "file").has_remains()
+
+
+def test_clearing_leaves_nothing_of_ours_and_everything_else(directory: StateDir) -> None:
+    directory.write(a_state())
+    directory.log("s1").write_text("x")
+    assert directory.has_remains()
+    directory.clear()
+    assert not directory.root.exists()
+    directory.prepare()
+    (directory.root / "notes").write_text("keep")
+    directory.clear()
+    assert [entry.name for entry in directory.root.iterdir()] == ["notes"]
+
+
+def test_the_lock_has_one_owner_who_is_named(directory: StateDir) -> None:
+    assert directory.owner() is None
+    lock = directory.lock()
+    assert directory.owner() == ME
+    with pytest.raises(AlreadyRunningError, match="shoal down"):
+        directory.lock()
+    directory.clear()
+    lock.close()
+    assert directory.owner() is None
+
+
+def test_a_lock_whose_holder_has_died_is_free(directory: StateDir) -> None:
+    directory.lock_file.write_text(json.dumps({"pid": os.getpid(), "start_ticks": 1}))
+    assert directory.owner() is None
+    directory.lock().close()

@@ -1,0 +1,225 @@
+"""The roles on a real Redis: each can do its work through the coordinator, and nothing else by any means."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import redis
+from tests.coordination.contract_support import Follower, held
+from tests.support.redis_server import RedisServer
+
+from shoal.coordination.acl import DEFAULT_USER_RULES, ROLES, Role, acl_rules
+from shoal.coordination.interface import Coordinator, Versioned
+from shoal.coordination.redis import RedisCoordinator
+from shoal.errors import AuthenticationError, ConfigError, CoordinatorError
+
+USERS: dict[str, list[str]] = {
+    "client": acl_rules("client"),
+    "agent": acl_rules("agent"),
+    "agent-7": acl_rules("agent", server_id="7"),
+    "agent-7-on-6.2": acl_rules("agent", server_id="7", server_version=(6, 2)),
+    "admin": acl_rules("admin"),
+    "default": list(DEFAULT_USER_RULES),
+}
+AGENTS_OF_SERVER_7 = ["agent-7", "agent-7-on-6.2"]
+NEEDED_BY_NOBODY = [
+    *("FLUSHALL", "FLUSHDB", "KEYS *", "CONFIG GET *", "CONFIG SET maxmemory 1", "SHUTDOWN"),
+    *("FUNCTION LIST", "SCRIPT LOAD x", "ACL LIST", "ACL SETUSER x on", "MONITOR", "SAVE", "SWAPDB 0 1"),
+    *("REPLICAOF localhost 1", "BGREWRITEAOF", "CLIENT KILL ID 1", "CLIENT LIST", "MODULE LIST", "EVAL x 0"),
+    *(
+        "SET other 1",
+        "GET other",
+        "SUBSCRIBE other",
+        "PSUBSCRIBE *",
+        "PUBLISH other x",
+        "BLPOP shoal:plan/x 1",
+    ),
+    *("RESTORE shoal:plan/x 0 x", "MIGRATE localhost 1 shoal:plan/x 0 1", "SORT shoal:plan/x"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    users = [f"{user} on >pw-{user} {' '.join(rules)}" for user, rules in USERS.items()]
+    with RedisServer(aof=True, users=users) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def clean(server: RedisServer) -> None:
+    with as_user(server, "admin") as admin:
+        for key in admin.execute_command("SCAN", 0, "COUNT", 10_000)[1]:
+            admin.execute_command("DEL", key)
+
+
+def as_user(server: RedisServer, user: str) -> Any:
+    """Somebody who holds this user's password and speaks to Redis as they like."""
+    return redis.Redis(host=server.host, port=server.port, username=user, password=f"pw-{user}")
+
+
+async def connect(server: RedisServer, user: str) -> RedisCoordinator:
+    address = f"{server.host}:{server.port}"
+    return await RedisCoordinator.connect(address, username=user, password=f"pw-{user}", timeout_s=5.0)
+
+
+@pytest.fixture
+async def admin(server: RedisServer) -> AsyncIterator[Coordinator]:
+    async with await connect(server, "admin") as coordinator:
+        yield coordinator
+
+
+class TestWhatARoleCanDo:
+    @pytest.mark.parametrize("user", ["client", "agent", *AGENTS_OF_SERVER_7, "admin"])
+    async def test_everybody_reads_and_watches_the_plan(
+        self, server: RedisServer, admin: Coordinator, user: str
+    ) -> None:
+        version = await admin.put("plan/entries/tile.1", b"1")
+        async with await connect(server, user) as coordinator:
+            assert await coordinator.get("plan/entries/tile.1") == Versioned(b"1", version)
+            assert await coordinator.list("plan/entries/") == {
+                "plan/entries/tile.1": Versioned(b"1", version)
+            }
+            follower = Follower(coordinator, "plan/")
+            await follower.until({"plan/entries/tile.1": b"1"})
+            await admin.put("plan/ring", b"2")
+            await follower.until({"plan/entries/tile.1": b"1", "plan/ring": b"2"})
+            await follower.stop()
+
+    @pytest.mark.parametrize("user", ["agent", *AGENTS_OF_SERVER_7, "admin"])
+    async def test_an_agent_keeps_its_lease_and_membership(
+        self, server: RedisServer, admin: Coordinator, user: str
+    ) -> None:
+        await held(admin.acquire("servers/8", "another", 60.0))
+        await admin.join("servers", "8", b"address 8", 60.0)
+        async with await connect(server, user) as coordinator:
+            lease = await held(coordinator.acquire("servers/7", "me", 60.0))
+            assert await coordinator.renew(lease)
+            membership = await coordinator.join("servers", "7", b"address 7", 60.0)
+            assert await membership.renew()
+            assert await coordinator.members("servers") == {"7": b"address 7", "8": b"address 8"}
+            assert set(await coordinator.leases("servers/")) == {"servers/7", "servers/8"}
+            assert await coordinator.lease_of("servers/7") is not None
+            await membership.leave()
+            await coordinator.release(lease)
+            assert await coordinator.lease_of("servers/7") is None
+
+    async def test_an_admin_does_everything(self, admin: Coordinator) -> None:
+        lease = await held(admin.acquire("plan/keeper", "me", 60.0))
+        version = await admin.put("plan/ring", b"1", expect=0, fence=lease)
+        await admin.delete("plan/ring", expect=version, fence=lease)
+        assert await admin.barrier("move/1", "me", 1).wait(5.0)
+        assert not await admin.barrier("move/2", "me", 2).wait(0.05)
+
+    async def test_an_admin_sees_whether_the_append_only_file_is_well(self, server: RedisServer) -> None:
+        with as_user(server, "admin") as admin:
+            assert admin.info("persistence")["aof_enabled"] == 1
+
+
+class TestWhatARoleCannotDo:
+    @pytest.mark.parametrize("user", ["client", "agent", "agent-7"])
+    async def test_only_the_admin_writes_the_plan(
+        self, server: RedisServer, admin: Coordinator, user: str
+    ) -> None:
+        version = await admin.put("plan/key", b"public")
+        async with await connect(server, user) as coordinator:
+            with pytest.raises(CoordinatorError, match=f"'{user}' has no right"):
+                await coordinator.put("plan/key", b"forged")
+            with pytest.raises(CoordinatorError, match=f"'{user}' has no right"):
+                await coordinator.delete("plan/key")
+        assert await admin.get("plan/key") == Versioned(b"public", version)
+
+    async def test_an_agent_of_one_server_cannot_take_another(
+        self, server: RedisServer, admin: Coordinator
+    ) -> None:
+        lease = await held(admin.acquire("servers/8", "another", 60.0))
+        async with await connect(server, "agent-7") as coordinator:
+            for name in ("servers/8", "servers/77"):
+                with pytest.raises(CoordinatorError, match="no right"):
+                    await coordinator.acquire(name, "thief", 60.0, takeover=True)
+            with pytest.raises(CoordinatorError, match="no right"):
+                await coordinator.release(lease)
+            with pytest.raises(CoordinatorError, match="no right"):
+                await coordinator.join("servers", "8", b"forged", 60.0)
+        assert await admin.renew(lease)
+
+    @pytest.mark.parametrize("user", ["client", "agent", *AGENTS_OF_SERVER_7])
+    async def test_nobody_else_takes_other_leases_groups_or_keys(
+        self, server: RedisServer, user: str
+    ) -> None:
+        async with await connect(server, user) as coordinator:
+            for attempt in (
+                coordinator.acquire("plan/keeper", "thief", 60.0),
+                coordinator.join("balancers", "thief", b"", 60.0),
+                coordinator.get("secrets/x"),
+                coordinator.put("secrets/x", b""),
+                coordinator.list("secrets/"),
+                coordinator.barrier("move/1", "thief", 1).wait(1.0),
+            ):
+                with pytest.raises(CoordinatorError, match="no right"):
+                    await attempt
+
+    async def test_a_client_neither_joins_nor_looks_at_servers(self, server: RedisServer) -> None:
+        async with await connect(server, "client") as coordinator:
+            for attempt in (
+                coordinator.acquire("servers/7", "thief", 60.0),
+                coordinator.join("servers", "7", b"", 60.0),
+                coordinator.members("servers"),
+                coordinator.leases("servers/"),
+            ):
+                with pytest.raises(CoordinatorError, match="no right"):
+                    await attempt
+
+    @pytest.mark.parametrize("user", [user for user in USERS if user != "default"])
+    def test_nobody_does_what_no_role_needs(self, server: RedisServer, user: str) -> None:
+        with as_user(server, user) as client:
+            for command in NEEDED_BY_NOBODY:
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.execute_command(*command.split())
+
+    def test_a_client_writes_nothing_at_all(self, server: RedisServer) -> None:
+        with as_user(server, "client") as client:
+            for command in ("PUBLISH shoal:changed x", "SET shoal:plan/x 1", "DEL shoal:plan/x", "INFO"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.execute_command(*command.split())
+
+
+class TestTheDefaultUser:
+    async def test_nobody_is_let_in_without_a_user(self, server: RedisServer) -> None:
+        address = f"{server.host}:{server.port}"
+        for user, password in (
+            (None, None),
+            ("default", ""),
+            ("default", "pw-default"),
+            (None, "pw-default"),
+        ):
+            with pytest.raises(AuthenticationError):
+                await RedisCoordinator.connect(address, username=user, password=password)
+
+    async def test_what_was_written_is_there_after_a_restart(
+        self, server: RedisServer, admin: Coordinator
+    ) -> None:
+        """Redis replays transactions in the name of `default`: without rights all would be refused."""
+        version = await admin.put("plan/ring", b"kept")
+        server.kill()
+        server.restart()
+        assert await admin.get("plan/ring") == Versioned(b"kept", version)
+        assert "CRITICAL" not in server.log
+
+
+class TestRules:
+    def test_every_role_has_rules_that_begin_with_nothing(self) -> None:
+        for role in ROLES:
+            assert acl_rules(role)[:3] == ["resetkeys", "resetchannels", "-@all"]
+
+    def test_an_unknown_role_is_refused(self) -> None:
+        role: Any = "root"
+        with pytest.raises(ConfigError, match="client, agent, admin"):
+            acl_rules(role)
+
+    @pytest.mark.parametrize("server_id", ["", "*", "a b", "7/8", "x" * 65, "[0-9]"])
+    def test_an_id_that_would_widen_the_rights_is_refused(self, server_id: str) -> None:
+        role: Role = "agent"
+        with pytest.raises(ConfigError, match="id of a server"):
+            acl_rules(role, server_id=server_id)

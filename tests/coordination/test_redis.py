@@ -1,0 +1,324 @@
+"""The coordinator on a real Redis: the contract, and what is special about Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from tests.coordination.contract import CoordinatorContract
+from tests.coordination.contract_support import Factory, Follower, eventually, held
+from tests.support.redis_server import RedisServer, free_port
+
+from shoal.coordination import link
+from shoal.coordination.acl import DEFAULT_USER_RULES
+from shoal.coordination.interface import Coordinator, Versioned
+from shoal.coordination.layout import CHANNEL
+from shoal.coordination.redis import RedisCoordinator
+from shoal.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConnectError,
+    CoordinatorError,
+    CoordinatorUnavailableError,
+    ServerTooOldError,
+)
+
+USER, PASSWORD = "keeper", "correct horse: battery/staple@%"
+TIMEOUT_S = 3.0
+POLL_S = 3.0
+
+
+@pytest.fixture
+def store() -> Iterator[RedisServer]:
+    users = [f'{USER} on ">{PASSWORD}" ~shoal:* &{CHANNEL} +@all', f"default {' '.join(DEFAULT_USER_RULES)}"]
+    with RedisServer(aof=True, users=users) as server:
+        yield server
+
+
+async def connect(store: RedisServer, timeout_s: float = TIMEOUT_S) -> RedisCoordinator:
+    return await RedisCoordinator.connect(
+        f"{store.host}:{store.port}", username=USER, password=PASSWORD, timeout_s=timeout_s, poll_s=POLL_S
+    )
+
+
+@pytest.fixture
+async def coordinator_factory(store: RedisServer) -> AsyncIterator[Factory]:
+    made: list[Coordinator] = []
+
+    async def make() -> Coordinator:
+        made.append(await connect(store))
+        return made[-1]
+
+    yield make
+    for coordinator in made:
+        await coordinator.close()
+
+
+class ByHand:
+    """Somebody with redis-cli who knows no better."""
+
+    def __init__(self, store: RedisServer) -> None:
+        self._client: Any = redis.Redis(host=store.host, port=store.port, username=USER, password=PASSWORD)
+
+    def __call__(self, *command: str | bytes | int) -> Any:
+        return self._client.execute_command(*command)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture
+def by_hand(store: RedisServer) -> Iterator[ByHand]:
+    hand = ByHand(store)
+    yield hand
+    hand.close()
+
+
+class TestContractOnRedis(CoordinatorContract):
+    """All of the contract."""
+
+
+class TestConnect:
+    async def test_all_spellings_of_an_address(self, store: RedisServer) -> None:
+        quoted = "correct%20horse%3A%20battery%2Fstaple%40%25"
+        async with await RedisCoordinator.connect(f"redis://{USER}:{quoted}@127.0.0.1:{store.port}") as one:
+            version = await one.put("plan/a", b"1")
+        address = f"shoal://127.0.0.1:{store.port}"
+        async with await RedisCoordinator.connect(address, username=USER, password=PASSWORD) as other:
+            assert await other.get("plan/a") == Versioned(b"1", version)
+
+    @pytest.mark.parametrize(
+        "address", ["", "host", "http://h:1", "h:notaport", "h:99999", "redis://:1", "[::1"]
+    )
+    async def test_an_address_that_cannot_be_read(self, address: str) -> None:
+        with pytest.raises(ConfigError, match="shoal://host:port"):
+            await RedisCoordinator.connect(address)
+
+    async def test_times_that_cannot_be(self) -> None:
+        with pytest.raises(ConfigError, match="timeout_s"):
+            await RedisCoordinator.connect("127.0.0.1:1", timeout_s=0)
+
+    @pytest.mark.parametrize(("user", "password"), [(USER, "wrong"), ("nobody", PASSWORD), (None, None)])
+    async def test_a_wrong_password_is_said_at_once_and_not_shown(
+        self, store: RedisServer, user: str | None, password: str | None
+    ) -> None:
+        with pytest.raises(AuthenticationError, match="check user name and password") as caught:
+            await RedisCoordinator.connect(
+                f"127.0.0.1:{store.port}", username=user, password=password, timeout_s=60.0
+            )
+        assert isinstance(caught.value, ConnectError)
+        assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
+
+    async def test_a_password_that_changes_is_noticed(self, store: RedisServer, by_hand: ByHand) -> None:
+        async with await connect(store, timeout_s=60.0) as coordinator:
+            by_hand("ACL", "SETUSER", USER, "resetpass", ">other")
+            by_hand("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            with pytest.raises(AuthenticationError):
+                await coordinator.get("plan/a")
+
+    async def test_nobody_there(self) -> None:
+        with pytest.raises(CoordinatorUnavailableError, match="check that the coordinator runs"):
+            await RedisCoordinator.connect(f"127.0.0.1:{free_port()}", timeout_s=0.2)
+
+    async def test_somebody_who_is_no_redis(self) -> None:
+        def answer(listener: socket.socket) -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(100)
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            answering = asyncio.create_task(asyncio.to_thread(answer, listener))
+            with pytest.raises(CoordinatorError, match=r"no Redis|check that the coordinator runs"):
+                await RedisCoordinator.connect(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.5)
+            listener.shutdown(socket.SHUT_RDWR)
+            await answering
+
+    async def test_somebody_who_never_answers(self) -> None:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            pytest.raises(CoordinatorUnavailableError, match="check that the coordinator runs"),
+        ):
+            await RedisCoordinator.connect(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.3)
+
+    async def test_a_server_without_hello_is_too_old(self) -> None:
+        """As Redis 5 would answer."""
+        with (
+            RedisServer(config=['rename-command HELLO ""']) as server,
+            pytest.raises(ServerTooOldError, match=r"older than Redis 6.*6\.2 or newer"),
+        ):
+            await RedisCoordinator.connect(f"127.0.0.1:{server.port}")
+
+    async def test_a_server_of_an_old_version_is_too_old(
+        self, store: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(link, "SERVER_VERSION_MIN", (99, 1))
+        with pytest.raises(ServerTooOldError, match=r"99\.1 or newer"):
+            await connect(store)
+
+    async def test_a_server_that_takes_no_writes(self, store: RedisServer, by_hand: ByHand) -> None:
+        async with await connect(store) as coordinator:
+            by_hand("CONFIG", "SET", "maxmemory", "1")
+            with pytest.raises(CoordinatorUnavailableError, match="takes no writes"):
+                await coordinator.put("plan/a", b"1")
+            assert await coordinator.get("plan/a") is None
+
+
+class TestGarbage:
+    """Bytes under our names that we did not write."""
+
+    @pytest.fixture(
+        params=[b"", b"\xff\xfe", b"garbage", b"\x93\xa5value\xff\xc4\x01x", b"\x93\xa5grant\x01\xa1x"]
+    )
+    def garbage(self, request: pytest.FixtureRequest) -> bytes:
+        value: bytes = request.param
+        return value
+
+    async def test_a_garbage_key_is_named_and_hides_no_other(
+        self, coordinator_factory: Factory, by_hand: ByHand, garbage: bytes
+    ) -> None:
+        coordinator = await coordinator_factory()
+        await coordinator.put("plan/a", b"1")
+        good = await coordinator.put("plan/b", b"2")
+        by_hand("SET", "shoal:plan/a", garbage)
+        with pytest.raises(CoordinatorError, match="plan/a is not Shoal's"):
+            await coordinator.get("plan/a")
+        with pytest.raises(CoordinatorError, match="plan/a is not Shoal's"):
+            await coordinator.put("plan/a", b"3", expect=1)
+        assert await coordinator.list("plan/") == {"plan/b": Versioned(b"2", good)}
+
+    async def test_a_garbage_key_is_mended_by_a_write_or_a_delete(
+        self, coordinator_factory: Factory, by_hand: ByHand, garbage: bytes
+    ) -> None:
+        coordinator = await coordinator_factory()
+        by_hand("SET", "shoal:plan/a", garbage)
+        version = await coordinator.put("plan/a", b"3")
+        assert await coordinator.get("plan/a") == Versioned(b"3", version)
+        by_hand("SET", "shoal:plan/a", garbage)
+        await coordinator.delete("plan/a")
+        assert await coordinator.get("plan/a") is None
+
+    async def test_a_key_of_the_wrong_type(self, coordinator_factory: Factory, by_hand: ByHand) -> None:
+        coordinator = await coordinator_factory()
+        by_hand("RPUSH", "shoal:plan/a", "x")
+        with pytest.raises(CoordinatorError, match="not Shoal's"):
+            await coordinator.get("plan/a")
+        await coordinator.put("plan/a", b"1")
+        assert set(await coordinator.list("plan/")) == {"plan/a"}
+
+    async def test_a_garbage_lease_is_named_and_can_be_taken_over(
+        self, coordinator_factory: Factory, by_hand: ByHand, garbage: bytes
+    ) -> None:
+        coordinator = await coordinator_factory()
+        lease = await held(coordinator.acquire("servers/1", "me", 60.0))
+        other = await held(coordinator.acquire("servers/2", "me", 60.0))
+        by_hand("SET", "shoal:@lease/servers/1", garbage)
+        assert not await coordinator.renew(lease)
+        assert set(await coordinator.leases("servers/")) == {"servers/2"}
+        with pytest.raises(CoordinatorError, match="not Shoal's"):
+            await coordinator.lease_of("servers/1")
+        with pytest.raises(CoordinatorError, match="not Shoal's"):
+            await coordinator.acquire("servers/1", "me", 60.0)
+        assert (await held(coordinator.acquire("servers/1", "me", 60.0, takeover=True))).token > other.token
+
+    async def test_garbage_members_do_not_hide_good_ones(
+        self, coordinator_factory: Factory, by_hand: ByHand, garbage: bytes
+    ) -> None:
+        coordinator = await coordinator_factory()
+        await coordinator.join("servers", "1", b"", 60.0)
+        await coordinator.join("servers", "2", b"", 60.0)
+        by_hand("SET", "shoal:@member/servers/1", garbage)
+        assert set(await coordinator.members("servers")) == {"2"}
+        await coordinator.join("servers", "1", b"", 60.0)
+        assert set(await coordinator.members("servers")) == {"1", "2"}
+
+    async def test_garbage_notifications_harm_nobody(
+        self, coordinator_factory: Factory, by_hand: ByHand
+    ) -> None:
+        coordinator = await coordinator_factory()
+        follower = Follower(coordinator, "plan/")
+        await coordinator.put("plan/a", b"1")
+        await follower.until({"plan/a": b"1"})
+        for payload in (b"", b"\xff\xfe", b"plan/", b"plan/\xff", b"plan/nothing", b"plan/a", b"x" * 100_000):
+            by_hand("PUBLISH", CHANNEL, payload)
+        for number in range(3000):
+            by_hand("PUBLISH", CHANNEL, f"plan/{number}")
+        await coordinator.put("plan/a", b"2")
+        await follower.until({"plan/a": b"2"})
+        assert {change.key for change in follower.changes} == {"plan/a"}
+        await follower.stop()
+
+
+class TestWatchOnRedis:
+    async def test_a_lost_notification_is_made_good_by_the_poll(
+        self, store: RedisServer, by_hand: ByHand
+    ) -> None:
+        """The notification is taken away: only the slow poll can find the change."""
+        async with await connect(store) as writer:
+            await writer.put("plan/a", b"1")
+            reader = await RedisCoordinator.connect(
+                f"127.0.0.1:{store.port}", username=USER, password=PASSWORD, poll_s=0.1
+            )
+            async with reader:
+                follower = Follower(reader, "plan/")
+                await follower.until({"plan/a": b"1"})
+                before = by_hand("GET", "shoal:plan/a")
+                await writer.put("plan/a", b"2")
+                await follower.until({"plan/a": b"2"})
+                by_hand("SET", "shoal:plan/a", before)
+                by_hand("INCR", "shoal:@counter/plan")
+                await follower.until({"plan/a": b"1"})
+                await follower.stop()
+
+    async def test_a_subscription_that_is_cut_comes_back(
+        self, coordinator_factory: Factory, by_hand: ByHand
+    ) -> None:
+        coordinator = await coordinator_factory()
+        follower = Follower(coordinator, "plan/")
+        for number in range(5):
+            await coordinator.put("plan/a", b"%d" % number)
+            await follower.until({"plan/a": b"%d" % number})
+            by_hand("CLIENT", "KILL", "TYPE", "pubsub")
+        await follower.stop()
+
+    async def test_a_watch_without_the_right_to_listen_says_so(
+        self, store: RedisServer, by_hand: ByHand
+    ) -> None:
+        by_hand("ACL", "SETUSER", "deaf", "on", ">pw", "~shoal:*", "resetchannels", "+@all")
+        address = f"127.0.0.1:{store.port}"
+        async with await RedisCoordinator.connect(address, username="deaf", password="pw") as coordinator:
+            follower = Follower(coordinator, "plan/")
+            with pytest.raises(CoordinatorError, match="'deaf' has no right"):
+                await follower.ended()
+
+
+class TestGrantsOnRedis:
+    async def test_names_of_grants_that_ended_long_ago_are_cleaned_up(
+        self, coordinator_factory: Factory, by_hand: ByHand
+    ) -> None:
+        coordinator = await coordinator_factory()
+        index = "shoal:@index/@member/servers"
+        for number in range(100):
+            by_hand("ZADD", index, 1000, f"@member/servers/old {number}")
+        await coordinator.join("servers", "1", b"", 60.0)
+        assert by_hand("ZRANGE", index, 0, -1) == [b"@member/servers/1"]
+
+    async def test_connections_are_few_and_returned(
+        self, coordinator_factory: Factory, by_hand: ByHand
+    ) -> None:
+        coordinator = await coordinator_factory()
+        await asyncio.gather(*(coordinator.put(f"plan/{number}", b"") for number in range(50)))
+        await coordinator.close()
+
+        async def only_by_hand() -> bool:
+            clients: bytes = by_hand("CLIENT", "LIST")
+            return len(clients.splitlines()) == 1
+
+        await eventually(only_by_hand)

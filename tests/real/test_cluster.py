@@ -1,0 +1,322 @@
+"""A local cluster of real processes: it gets ready, mends what crashes, keeps its ring, and leaves nothing
+behind.
+
+Agents are stand-ins that hold their lease and do nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.support.redis_server import RedisServer
+
+from shoal.cli import main
+from shoal.cluster import background, parts
+from shoal.cluster.acl import ADMIN, CLIENT
+from shoal.cluster.keeping import PUBLIC_KEY, RING_KEY
+from shoal.cluster.local import LocalCluster
+from shoal.cluster.process import ProcessId, is_running, wait_until
+from shoal.cluster.requests import request
+from shoal.cluster.servers import free_port
+from shoal.cluster.state import ClusterState, StateDir, find_cluster
+from shoal.cluster.timing import Timing
+from shoal.coordination.redis import RedisCoordinator
+from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, NotRunningError
+from shoal.limits import Limits
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signing import Verifier
+from shoal.wire.ask import ask
+
+STANDIN = Path(__file__).parent.parent / "support" / "standin_agent.py"
+LEASE_S = 1.0
+LIMITS = Limits(server_lease_s=LEASE_S, word_interval_s=0.2)
+TIMING = Timing(restart_pause_s_min=0.05, keeper_poll_s=0.1)
+AGENT_TEMPLATE = shlex.join([sys.executable, str(STANDIN), "--server", "{server}", "--address", "{address}"])
+
+
+def standin(server: ServerAddress) -> Sequence[str]:
+    address = f"{server.host}:{server.port}"
+    return [
+        sys.executable,
+        str(STANDIN),
+        "--server",
+        server.id,
+        "--address",
+        address,
+        "--lease-s",
+        str(LEASE_S),
+    ]
+
+
+def a_cluster(servers: int = 2, state_dir: Path | None = None) -> LocalCluster:
+    return LocalCluster(servers, state_dir, limits=LIMITS, timing=TIMING, agent_command=standin)
+
+
+def all_processes(state: ClusterState) -> list[ProcessId]:
+    return list(state.processes())
+
+
+def assert_gone(processes: list[ProcessId], root: Path) -> None:
+    assert processes
+    assert not [process for process in processes if is_running(process)]
+    assert not root.exists()
+
+
+def my_children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"it never came true that {what}"
+        await asyncio.sleep(0.02)
+
+
+async def stored_ring(cluster: LocalCluster) -> Ring:
+    async with await RedisCoordinator.connect(cluster.url_for(CLIENT)) as coordinator:
+        ring, key = await coordinator.get(RING_KEY), await coordinator.get(PUBLIC_KEY)
+    assert ring is not None
+    assert key is not None
+    assert key.value.hex() == cluster.state.public_key
+    return Verifier(key.value).ring(ring.value)
+
+
+async def test_a_cluster_gets_ready_and_leaves_nothing_behind() -> None:
+    before = my_children()
+    async with a_cluster() as cluster:
+        root = cluster.directory.root
+        assert find_cluster(root) == cluster.state
+        assert cluster.status().ready
+        assert await stored_ring(cluster) == Ring(1, cluster.servers)
+        assert [server.id for server in cluster.servers] == ["s1", "s2"]
+        assert len(my_children() - before) == 5
+        processes = all_processes(cluster.state)
+        assert len(processes) == 5
+    assert_gone(processes, root)
+    assert my_children() == before
+
+
+async def test_an_error_inside_leaves_nothing_behind() -> None:
+    async def fail() -> None:
+        async with a_cluster() as cluster:
+            seen.append((all_processes(cluster.state), cluster.directory.root))
+            raise RuntimeError("something else")
+
+    seen: list[tuple[list[ProcessId], Path]] = []
+    with pytest.raises(RuntimeError, match="something else"):
+        await fail()
+    assert_gone(*seen[0])
+
+
+async def test_a_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = my_children()
+    start = asyncio.create_task(a_cluster(3, tmp_path / "state").__aenter__())
+    await until(lambda: len(my_children() - before) >= 2, "some processes run")
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert my_children() == before
+    assert not (tmp_path / "state").exists()
+
+
+async def test_an_agent_that_cannot_start_fails_the_start_with_its_words(tmp_path: Path) -> None:
+    before = my_children()
+    command = [sys.executable, "-c", "print('I am too tired'); raise SystemExit(5)"]
+    cluster = LocalCluster(1, tmp_path / "state", timing=TIMING, agent_command=lambda server: command)
+    with pytest.raises(ClusterError, match=r"(?s)agent-s1 crashes again.*exit status 5.*I am too tired"):
+        async with cluster:
+            pass
+    assert my_children() == before
+    assert not (tmp_path / "state").exists()
+
+
+async def test_without_agents_only_the_servers_run() -> None:
+    async with LocalCluster(2, agents=False) as cluster:
+        assert [child.kind for child in cluster.status().processes] == ["coordinator", "server", "server"]
+        assert cluster.status().ready
+
+
+async def test_what_crashes_is_mended_where_it_was() -> None:
+    async with a_cluster() as cluster:
+        servers = cluster.servers
+        ring = await stored_ring(cluster)
+        for name in ("s1", "agent-s2", "coordinator"):
+            await cluster.kill(name)
+
+        def mended() -> bool:
+            children = {child.name: child for child in cluster.status().processes}
+            return all(
+                children[name].restarts == 1 and children[name].state == "running"
+                for name in ("s1", "agent-s2", "coordinator")
+            )
+
+        await until(mended, "all three run again")
+        assert cluster.servers == servers
+        assert ask(servers[0].host, servers[0].port, ADMIN, cluster.state.passwords[ADMIN], "PING")
+        assert (await stored_ring(cluster)).version >= ring.version
+        assert find_cluster(cluster.directory.root) == cluster.state
+
+
+async def test_the_coordinator_comes_back_with_all_it_knew() -> None:
+    async with a_cluster() as cluster:
+        async with await RedisCoordinator.connect(cluster.url_for(ADMIN)) as coordinator:
+            version = await coordinator.put("plan/test", b"kept")
+            await cluster.restart("coordinator")
+            kept = await coordinator.get("plan/test")
+        assert kept is not None
+        assert (kept.value, kept.version) == (b"kept", version)
+        assert await stored_ring(cluster) == Ring(1, cluster.servers)
+
+
+async def test_a_server_whose_agent_is_gone_leaves_the_ring_and_comes_back() -> None:
+    async with a_cluster() as cluster:
+        cluster.hold("agent-s1")
+        await cluster.kill("agent-s1")
+        await until(lambda: not cluster.status().servers[0].in_ring, "s1 has left the ring")
+        assert (await stored_ring(cluster)).ids == ("s2",)
+        assert not cluster.status().ready
+        cluster.release("agent-s1")
+        await until(lambda: cluster.status().ready, "s1 is back")
+        assert await stored_ring(cluster) == Ring(3, (cluster.servers[1], cluster.servers[0]))
+
+
+async def test_a_held_server_stays_down_until_it_is_restarted() -> None:
+    async with a_cluster(1) as cluster:
+        cluster.hold("s1")
+        await cluster.kill("s1")
+        await asyncio.sleep(10 * TIMING.restart_pause_s_min)
+        assert next(child for child in cluster.status().processes if child.name == "s1").pid is None
+        await cluster.restart("s1")
+        server = cluster.servers[0]
+        assert ask(server.host, server.port, ADMIN, cluster.state.passwords[ADMIN], "PING")
+        with pytest.raises(ClusterError, match="name one of coordinator, s1, agent-s1"):
+            await cluster.kill("s7")
+
+
+async def test_a_port_that_is_taken_meanwhile_is_given_up_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with RedisServer() as stranger:
+        ports = iter([stranger.port, *(free_port(20) for _ in range(3))])
+        monkeypatch.setattr(parts, "free_port", lambda tries, avoid: next(ports))
+        run_id = ask(stranger.host, stranger.port, None, None, "INFO", "server")
+        async with LocalCluster(1, agents=False) as cluster:
+            used = {cluster.state.coordinator.port, cluster.servers[0].port}
+            assert stranger.port not in used
+        assert stranger.running
+        assert ask(stranger.host, stranger.port, None, None, "DBSIZE") == 0
+        assert run_id is not None
+
+
+async def test_two_clusters_cannot_share_a_directory(tmp_path: Path) -> None:
+    async with LocalCluster(1, tmp_path / "state", agents=False) as cluster:
+        with pytest.raises(AlreadyRunningError):
+            async with LocalCluster(1, tmp_path / "state", agents=False):
+                pass
+        assert find_cluster(tmp_path / "state") == cluster.state
+
+
+# -- in the background -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[StateDir]:
+    """A state directory deeper than a Unix socket's name may be; whatever runs in it is ended after the test.
+    """
+    directory = StateDir(tmp_path / ("deep" * 30) / "state")
+    yield directory
+    with contextlib.suppress(NotRunningError):
+        background.down(directory)
+
+
+def test_up_and_down(directory: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
+    status = background.up(directory, 2, AGENT_TEMPLATE)
+    assert status.ready
+    state = find_cluster(directory.root)
+    processes = [state.supervisor, *all_processes(state)]
+    with pytest.raises(AlreadyRunningError, match="shoal down"):
+        background.up(directory, 2, AGENT_TEMPLATE)
+    assert main(["status", "--json", "--state-dir", str(directory.root)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["ring_version"] == 1
+    assert [server["load"]["connections"] >= 0 for server in facts["servers"]] == [True, True]
+    assert main(["status", "--state-dir", str(directory.root)]) == 0
+    assert "agent-s2" in capsys.readouterr().out
+    assert main(["up", "--state-dir", str(directory.root)]) == 1
+    assert main(["down", "--json", "--state-dir", str(directory.root)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"stopped": True, "clean": True, "killed": 0}
+    assert_gone(processes, directory.root)
+    assert main(["down", "--state-dir", str(directory.root)]) == 1
+    assert "there is nothing to stop" in capsys.readouterr().err
+
+
+def test_requests_reach_the_processes(directory: StateDir) -> None:
+    background.up(directory, 1, AGENT_TEMPLATE)
+
+    def child() -> tuple[str, int | None, int]:
+        status = request(directory, "status").status
+        assert status is not None
+        found = next(child for child in status.processes if child.name == "s1")
+        return found.state, found.pid, found.restarts
+
+    request(directory, "pause", "s1")
+    assert child()[0] == "paused"
+    request(directory, "resume", "s1")
+    request(directory, "hold", "s1")
+    request(directory, "kill", "s1")
+    assert wait_until(lambda: child()[0] == "waiting", 10)
+    request(directory, "release", "s1")
+    assert wait_until(lambda: child()[0] == "running", 10)
+    request(directory, "restart", "s1")
+    assert child()[2] == 2
+    with pytest.raises(ClusterError, match="there is no process 'nobody'"):
+        request(directory, "kill", "nobody")
+
+
+def test_a_supervisor_that_was_killed_takes_all_with_it_and_down_cleans_up(directory: StateDir) -> None:
+    background.up(directory, 1, AGENT_TEMPLATE)
+    state = find_cluster(directory.root)
+    os.kill(state.supervisor.pid, signal.SIGKILL)
+    processes = [state.supervisor, *all_processes(state)]
+    assert wait_until(lambda: not any(map(is_running, processes)), 10)
+    with pytest.raises(ClusterNotFoundError, match="ended without cleaning up"):
+        find_cluster(directory.root)
+    assert not background.down(directory).clean
+    assert_gone(processes, directory.root)
+
+
+def test_up_replaces_what_a_killed_supervisor_left(directory: StateDir) -> None:
+    background.up(directory, 1, AGENT_TEMPLATE)
+    first = find_cluster(directory.root)
+    os.kill(first.supervisor.pid, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(first.supervisor), 10)
+    background.up(directory, 1, AGENT_TEMPLATE)
+    assert find_cluster(directory.root).cluster != first.cluster
+
+
+def test_down_ends_a_supervisor_that_hangs(directory: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(background, "_STOP_TIMEOUT_S", 0.2)
+    background.up(directory, 1, AGENT_TEMPLATE)
+    state = find_cluster(directory.root)
+    os.kill(state.supervisor.pid, signal.SIGSTOP)
+    assert not background.down(directory).clean
+    assert_gone([state.supervisor, *all_processes(state)], directory.root)
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(directory: StateDir) -> None:
+    template = shlex.join([sys.executable, "-c", "print('I am too tired'); raise SystemExit(5)"])
+    with pytest.raises(ClusterError, match=r"(?s)did not start.*agent-s1 crashes again.*I am too tired"):
+        background.up(directory, 1, template)
+    assert not directory.root.exists()

@@ -1,0 +1,156 @@
+"""The front door `./shoal`: plain sh, found through links, and honest about what it cannot do.
+
+These tests run copies of the script with a made-up environment beside it; nothing is downloaded or installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+class Door:
+    """A copy of the front door with a `.venv` whose python only says how it was called."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.stamp = home / ".venv" / "shoal-stamp"
+        (home / "requirements").mkdir(parents=True)
+        (home / ".venv" / "bin").mkdir(parents=True)
+        shutil.copy(ROOT / "shoal", home / "shoal")
+        (home / "pyproject.toml").write_text("x")
+        (home / "requirements" / "shoal.lock").write_text("y")
+        self.script(home / ".venv" / "bin" / "python", 'echo "python in $(pwd): $*"')
+        self.script(home / ".venv" / "bin" / "redis-server", "exit 0")
+        self.write_stamp()
+
+    @staticmethod
+    def script(path: Path, body: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def write_stamp(self) -> None:
+        sums = subprocess.run(["cksum"], input=b"xy", capture_output=True, check=True).stdout.decode().strip()
+        self.stamp.write_text(f"{sums} {self.home.resolve()}\n")
+
+    def run(
+        self, *words: str, door: Path | None = None, cwd: Path | None = None, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(door or self.home / "shoal"), *words],
+            cwd=cwd,
+            env={"PATH": "/usr/bin:/bin", "SHOAL_NO_INSTALL": "1", **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Door:
+    return Door(tmp_path / "a home")
+
+
+def test_it_is_plain_sh_and_executable() -> None:
+    assert os.access(ROOT / "shoal", os.X_OK)
+    subprocess.run(["sh", "-n", ROOT / "shoal"], check=True)
+    text = (ROOT / "shoal").read_text()
+    assert text.startswith("#!/bin/sh\n")
+    bashisms = re.findall(r"\[\[|\bfunction \w|\blocal \b|<<<|\bsource\b|&>|\$'", text)
+    assert bashisms == []
+
+
+def test_continuous_integration_runs_tests_and_checks() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=True)
+
+
+def test_once_prepared_it_goes_straight_to_the_command_line(door: Door, tmp_path: Path) -> None:
+    done = door.run("pub", "a b", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"python in {tmp_path}: -m shoal.cli pub a b --json\n"
+
+
+@pytest.mark.parametrize("target", ["absolute", "relative"])
+def test_it_is_found_through_links(target: str, door: Door, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    link, second = tmp_path / "bin" / "link", tmp_path / "second"
+    link.symlink_to(door.home / "shoal" if target == "absolute" else "../a home/shoal")
+    second.symlink_to("bin/link")
+    assert "-m shoal.cli status" in door.run("status", door=second, cwd=Path("/")).stdout
+
+
+def test_the_tests_run_at_the_root_in_parallel(door: Door, tmp_path: Path) -> None:
+    done = door.run("test", "-k", "one", cwd=tmp_path)
+    assert done.stdout == f"python in {door.home}: -m pytest -n 2 -k one\n"
+
+
+def test_check_runs_everything_and_fails_if_one_fails(door: Door) -> None:
+    assert door.run("check").returncode == 0
+    Door.script(door.home / ".venv" / "bin" / "python", 'echo "$2 $3"; [ "$2" != mypy ]')
+    done = door.run("check")
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ruff", "ruff", "mypy", "pytest"]
+
+
+@pytest.mark.parametrize("change", ["pyproject.toml", "requirements/shoal.lock", "stamp", "moved"])
+def test_a_change_prepares_again(change: str, door: Door, tmp_path: Path) -> None:
+    if change == "stamp":
+        door.stamp.unlink()
+    elif change == "moved":
+        door.home = door.home.rename(tmp_path / "moved")
+    else:
+        (door.home / change).write_text("changed")
+    # The python of this environment takes any call, so preparing succeeds without doing anything.
+    done = door.run("status", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    assert done.returncode == 0
+    assert re.fullmatch(r"shoal: preparing .*\n", done.stderr)
+    assert door.run("status").stderr == ""
+
+
+def test_a_failed_installation_says_so_and_is_tried_again(door: Door) -> None:
+    door.stamp.unlink()
+    Door.script(
+        door.home / ".venv" / "bin" / "python", '[ "$2" != pip ] || { echo "no route to host"; exit 1; }'
+    )
+    for _ in range(2):
+        done = door.run("status", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+        assert done.returncode == 1
+        assert "no route to host" in done.stderr
+        assert "is there a network" in done.stderr
+        assert not door.stamp.exists()
+
+
+def test_two_first_uses_at_once_install_once(door: Door) -> None:
+    door.stamp.unlink()
+    Door.script(
+        door.home / ".venv" / "bin" / "python",
+        f'[ "$2" != pip ] || {{ sleep 0.3; echo "$*" >>"{door.home}/calls"; }}',
+    )
+    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "SHOAL_NO_INSTALL": "1"}
+    both = [
+        subprocess.Popen([door.home / "shoal", "status"], env=environ, stderr=subprocess.DEVNULL)
+        for _ in "12"
+    ]
+    assert [process.wait() for process in both] == [0, 0]
+    calls = (door.home / "calls").read_text().splitlines()
+    assert len(calls) == 2
+    assert "--require-hashes" in calls[0]
+    assert "--no-deps" in calls[1]
+
+
+def test_every_requirement_is_pinned_and_hashed_and_names_no_address() -> None:
+    for lock in sorted((ROOT / "requirements").glob("*.lock")):
+        text = lock.read_text().replace("\\\n", " ")
+        assert "://" not in text
+        for line in text.splitlines():
+            assert re.match(r"[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
