@@ -30,7 +30,7 @@ from shoal.limits import Limits
 ENV_PREFIX: Final = "SHOAL_"
 LIMITS_PREFIX: Final = "limits."
 
-NOT_SETTINGS: Final = frozenset({"SHOAL_CONFIG", "SHOAL_NO_INSTALL"})
+NOT_SETTINGS: Final = frozenset({"SHOAL_CONFIG", "SHOAL_NO_INSTALL", "SHOAL_URL"})
 """Variables with our prefix that are read elsewhere: the file to read (here), and the front door's."""
 
 DEFAULT_FILE: Final = "shoal.toml"

@@ -30,17 +30,18 @@ from shoal.errors import ClusterError, PortInUseError, ServerTooOldError
     ("kind", "version", "revision", "safe"),
     [
         ("redis", (7, 0, 15), "5:7.0.15-1~deb12u10", True),
-        ("redis", (7, 0, 15), "5:7.0.15-1~deb12u2", False),
+        ("redis", (7, 0, 15), "5:7.0.15-1~deb12u9", False),
         ("redis", (7, 0, 15), None, False),
         ("redis", (6, 2, 14), None, False),
-        ("redis", (6, 2, 20), None, True),
-        ("redis", (7, 2, 4), None, False),
-        ("redis", (8, 2, 2), None, True),
-        ("redis", (8, 4, 0), None, True),
+        ("redis", (6, 2, 24), None, True),
+        ("redis", (7, 2, 15), None, False),
+        ("redis", (8, 4, 6), None, False),
+        ("redis", (8, 10, 2), None, True),
+        ("redis", (9, 0, 0), None, False),
         ("redis", (5, 0, 14), None, False),
-        ("valkey", (8, 0, 1), None, False),
-        ("valkey", (8, 1, 4), None, True),
-        ("valkey", (9, 0, 0), None, True),
+        ("valkey", (8, 1, 4), None, False),
+        ("valkey", (9, 1, 0), None, False),
+        ("valkey", (9, 1, 1), None, True),
     ],
 )
 def test_safety_looks_at_the_package_before_the_version(
@@ -60,12 +61,12 @@ def test_programs_are_found_each_once_and_the_best_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_server(tmp_path / "valkey-server", "Valkey server v=7.2.5 sha=0:0 malloc=libc bits=64")
-    fake_server(tmp_path / "redis-server", "Redis server v=8.2.3 sha=0:0 malloc=libc bits=64")
+    fake_server(tmp_path / "redis-server", "Redis server v=8.2.10 sha=0:0 malloc=libc bits=64")
     (tmp_path / "again").symlink_to(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{tmp_path / 'again'}")
     ours = [program for program in find_programs() if program.path.startswith(str(tmp_path))]
     assert [(program.kind, program.version, program.safe) for program in ours] == [
-        ("redis", (8, 2, 3), True),
+        ("redis", (8, 2, 10), True),
         ("valkey", (7, 2, 5), False),
     ]
 

@@ -1,5 +1,5 @@
-"""The state directory: what is written, who may read it, how it is found, and what clearing it leaves alone.
-"""
+"""The state directory: what is written, who may read it, how it is found, and what clearing it
+leaves alone."""
 
 from __future__ import annotations
 

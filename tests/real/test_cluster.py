@@ -232,8 +232,8 @@ async def test_two_clusters_cannot_share_a_directory(tmp_path: Path) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[StateDir]:
-    """A state directory deeper than a Unix socket's name may be; whatever runs in it is ended after the test.
-    """
+    """A state directory deeper than a Unix socket's name may be; whatever runs in it is ended after
+    the test."""
     directory = StateDir(tmp_path / ("deep" * 30) / "state")
     yield directory
     with contextlib.suppress(NotRunningError):

@@ -281,15 +281,12 @@ class Adapter:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def disconnect_all(self) -> None:
+    async def disconnect_all(self) -> None:
         """Cuts every connection; the router opens them again, and nothing is lost by it."""
-        for connection in list(self._connections.values()):
+        cut = list(self._connections.values())
+        for connection in cut:
             connection.abort()
-
-    @property
-    def connected(self) -> bool:
-        """Whether no connection is missing or on its way."""
-        return all(connection.open for connection in self._connections.values())
+        await self.until(lambda: not any(connection.open for connection in cut), CLOSE_WAIT_S)
 
     def connection_opened(self, connection: Connection) -> None:
         """See `connections.Owner`."""
@@ -339,7 +336,7 @@ class Adapter:
         try:
             if not quick:
                 await self._linger()
-            self.router.close()
+            self.router.close(self.loop.time())
             self.flush()
             if not quick:
                 await self.until(self._all_answered, CLOSE_WAIT_S)
@@ -355,8 +352,8 @@ class Adapter:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _linger(self) -> None:
-        """Stays until the last trouble is `QUIET_S` ago, at most `linger_s`: subscribers with a hole can ask
-        us.
+        """Stays until the last trouble is `QUIET_S` ago, at most `linger_s`: subscribers with a hole can
+        ask us.
         """
         give_up = self.loop.time() + self.limits.linger_s
         heals = self.router.counters.heals_answered

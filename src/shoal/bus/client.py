@@ -173,8 +173,8 @@ class Bus:
         """Publishes a message. Returns when it is accepted, which waits only while the publish buffer is
         full.
 
-        With `confirm` it returns when a server has it. Text is sent as UTF-8. Raises PublishError and its kin
-        for what cannot be sent, and for what servers have refused since the last call.
+        With `confirm` it returns when a server has it. Text is sent as UTF-8. Raises PublishError and its
+        kin for what cannot be sent, and for what servers have refused since the last call.
         """
         posted = self._post(channel, payload, attributes)
         while posted is None:
@@ -242,8 +242,8 @@ class Bus:
     async def drain(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Waits until servers have confirmed everything published so far and since.
 
-        NotConfirmedError says what is missing after `timeout` seconds (None: `drain_timeout_s`); PublishError
-        what servers have refused.
+        NotConfirmedError says what is missing after `timeout` seconds (None: `drain_timeout_s`);
+        PublishError what servers have refused.
         """
         adapter = self.adapter
         timeout_s = self.limits.drain_timeout_s if timeout is None else timeout

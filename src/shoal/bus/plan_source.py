@@ -1,8 +1,8 @@
-"""The coordinator as a client uses it: the cluster's public key once, the newest ring whenever it is wanted.
+"""The coordinator as a client uses it: the cluster's public key once, the newest ring whenever it is
+wanted.
 
-Owns the words for a cluster that is not there, and that one bus asks one
-question at a time. Connects for each question and leaves again: data flows without the coordinator, so a
-client holds no connection to it.
+Owns the words for a cluster that is not there, and that one bus asks one question at a time. Connects for
+each question and leaves again: data flows without the coordinator, so a client holds no connection to it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ Owns the waiting of the reader. What lies in the inbox was put there by the rout
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -23,15 +24,20 @@ if TYPE_CHECKING:
     from shoal.bus.adapter import Adapter
     from shoal.bus.client import Bus
 
-BURST_MAX: Final = 256
-"""Items that a reader takes without a pause; then other tasks get their turn."""
+BURST_ITEMS: Final = 64
+"""Items after which a reader that has not had to wait looks at the clock."""
+
+BURST_S_MAX: Final = 0.005
+"""How long a reader may go on without a pause; then other tasks get their turn. It is longer than the
+network needs for what it reads at a time, so that a reader that is fast enough keeps up.
+"""
 
 
 class Subscription:
     """Messages of one channel, or of all channels that a pattern matches.
 
-    Iterating ends when the subscription is closed and nothing is left. It raises BusClosedError when the bus
-    was closed.
+    Iterating ends when the subscription is closed and nothing is left. It raises BusClosedError when the
+    bus was closed.
     """
 
     def __init__(self, bus: Bus, name: bytes, pattern: bool) -> None:
@@ -46,6 +52,7 @@ class Subscription:
         self._core: CoreSubscription | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._burst = 0
+        self._burst_until = 0.0
         self._closed = False
         self._bus_closed = False
 
@@ -89,7 +96,7 @@ class Subscription:
         inbox = core.inbox
         items = inbox.items
         self._burst += 1
-        if self._burst >= BURST_MAX:
+        if self._burst >= BURST_ITEMS:
             await self._pause()
         while not items:
             if self._closed:
@@ -154,9 +161,12 @@ class Subscription:
             self._adapter.made_room(core)
 
     async def _pause(self) -> None:
-        """Lets other tasks run: taking what is there never suspends, so a busy channel could starve them."""
+        """Lets other tasks run now and then: taking what is there never suspends, so they could starve."""
         self._burst = 0
-        await asyncio.sleep(0)
+        now = monotonic()
+        if now > self._burst_until:
+            await asyncio.sleep(0)
+            self._burst_until = monotonic() + BURST_S_MAX
 
     async def _wait(self) -> None:
         if self._bus_closed:
@@ -172,6 +182,7 @@ class Subscription:
             await self._waiter
         finally:
             self._waiter = None
+        self._burst_until = monotonic() + BURST_S_MAX
 
     def _not_open(self) -> SubscribeError:
         return SubscribeError(

@@ -1,18 +1,18 @@
 """The agent's process: the order of its start, and what ties its parts together.
 
-Owns the coordinator's client, the reconnects to the server and the end. The parts decide: `agent_core` and `monitor`
-(at work in `serving`), `tenure` (the lease), `peers` (the words of the other agents).
+Owns the coordinator's client, the reconnects to the server and the end. The parts decide: `agent_core` and
+`monitor` (at work in `serving`), `tenure` (the lease), `peers` (the words of the other agents).
 
     coordinator --plan, key--> core <--bytes-- its server --words, answers, telemetry--> clients, balancer
         ^---- lease, membership (tenure)         other servers --words (peers)--> lease
 
-Whatever is away is tried again without end: the server (it may restart on the same address, which is a new life), the
-coordinator, the other servers. Only what trying again cannot mend ends the process: a wrong password, a server that
-is too old, a cluster with another key.
+Whatever is away is tried again without end: the server (it may restart on the same address, which is a new
+life), the coordinator, the other servers. Only what trying again cannot mend ends the process: a wrong
+password, a server that is too old, a cluster with another key.
 
-The start is made short, since clients wait for the word of a restarted agent: the modules that take long to load (the
-compiled scanner, Arrow) are loaded in a thread while the connections are made, and a predecessor's lease is taken over
-before that is done.
+The start is made short, since clients wait for the word of a restarted agent: the modules that take long to
+load (the compiled scanner, Arrow) are loaded in a thread while the connections are made, and a
+predecessor's lease is taken over before that is done.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from shoal.wire.backoff import Backoff
 from shoal.wire.control import Word
 
 if TYPE_CHECKING:
-    from shoal.channels.agent_core import AgentCore
     from shoal.channels.agent_metrics import AgentMetrics
     from shoal.channels.serving import Serving
 
@@ -62,7 +61,8 @@ _log: Final = get_log(__name__)
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent must know to begin. User and password of `url` hold for the coordinator and all servers."""
+    """What an agent must know to begin. User and password of `url` hold for the coordinator and all
+    servers."""
 
     address: ServerAddress
     url: str
@@ -134,7 +134,9 @@ class Agent:
         complained = False
         while True:
             try:
-                return await RedisCoordinator.connect(self._options.url, timeout_s=self._limits.server_lease_s / 3)
+                return await RedisCoordinator.connect(
+                    self._options.url, timeout_s=self._limits.server_lease_s / 3
+                )
             except CoordinatorUnavailableError as error:
                 if not complained:
                     _log.warning("waits for the coordinator", why=str(error))
@@ -166,7 +168,9 @@ class Agent:
         if not self._key.done():
             self._key.set_result(key)
         elif self._key.result() != key:
-            raise PlanError("the cluster has another key than when this agent started", do="start the agent again")
+            raise PlanError(
+                "the cluster has another key than when this agent started", do="start the agent again"
+            )
 
     def _plan_to_core(self, serving: Serving, key: str, value: bytes | None) -> None:
         core = serving.core
@@ -193,21 +197,16 @@ class Agent:
         self._granted_at = sent_at
         if self._serving is not None:
             core = self._serving.core
-            silent = core.lease.remaining_s(core.book.ring, self._loop.time()) <= 0
+            silent = not core.lease.is_granted(self._loop.time())
             core.lease.granted(sent_at)
             if silent:
                 self._serving.speak()
 
     def refused(self) -> None:
-        """The lease is not ours."""
+        """The lease is another agent's."""
         self._granted_at = None
         if self._serving is not None:
             self._serving.core.lease.refused()
-
-    def unanswered(self) -> None:
-        """The coordinator is away."""
-        if self._serving is not None:
-            self._serving.core.lease.unanswered()
 
     def _word_heard(self, word: Word) -> None:
         if self._serving is not None:
@@ -248,7 +247,8 @@ class Agent:
             await asyncio.sleep(backoff.next_delay_s())
 
     async def _open(self, backoff: Backoff) -> tuple[ObservingLink, str]:
-        """A connection and the server's run id. Before the first core, a reason that lasts ends the process."""
+        """A connection and the server's run id. Before the first core, a reason that lasts ends the
+        process."""
         address = self._address
         complained = False
         while True:
@@ -283,10 +283,13 @@ class Agent:
         if self._granted_at is not None:
             core.lease.granted(self._granted_at)
         monitor = Monitor(
-            core, Analyzer(scanner, LISTED_MAX), self._options.max_out_bytes_per_s, frozenset({b"*", PEER_PATTERN})
+            core,
+            Analyzer(scanner, LISTED_MAX),
+            self._options.max_out_bytes_per_s,
+            frozenset({b"*", PEER_PATTERN}),
         )
         if self._metrics is not None:
-            self._metrics.watch(core, monitor)
+            self._metrics.watch(core, monitor, self._loop.time)
         serving = Serving(core, monitor, self._limits)
         for name, value in self._plan.items():
             self._plan_to_core(serving, name, value)

@@ -78,6 +78,7 @@ class AgentCore:
         self._awaited: int | None = None
         self._presents: set[int] = set()
         self._deferred: list[control.Hello] = []
+        self._heard = 0
 
     # The server
 
@@ -136,7 +137,7 @@ class AgentCore:
         self.ask((b"PUBLISH", channel, control.encode(message)))
 
     def _pushed(self, push: list[Any], now: float) -> None:
-        if push[0] != b"pmessage" or push[2] != AGENT_CHANNEL:
+        if push[0] != b"pmessage" or push[2] not in (AGENT_CHANNEL, WORD_CHANNEL):
             return
         try:
             message = control.decode(push[3])
@@ -152,6 +153,11 @@ class AgentCore:
                 self.register.remove(message.client, message.name, message.pattern)
             case control.Present():
                 self._present(message)
+            case control.Word():
+                if message.agent == self.instance:
+                    self._heard = max(self._heard, message.number)
+            case control.RollCall():
+                pass
             case _:
                 self.counters.garbage += 1
 
@@ -164,12 +170,13 @@ class AgentCore:
         """Gives the agent's word, as long as it can."""
         self.timers.set("word", now + self.limits.word_interval_s)
         lease_ms = self._lease_ms(now)
-        contact = self.lease.contact
+        granted = self.lease.is_granted(now)
         self.counters.words += 1
-        self.counters.orphan_words += not contact and lease_ms > 0
-        self._say(
-            WORD_CHANNEL, control.Word(self.server, self.instance, self.life, lease_ms, contact, self.book.version)
+        self.counters.orphan_words += not granted and lease_ms > 0
+        word = control.Word(
+            self.server, self.instance, self.counters.words, self._heard, self.life, lease_ms, granted, self.book.version
         )
+        self._say(WORD_CHANNEL, word)
 
     def _greet(self, greet: control.Greet, now: float) -> None:
         self.counters.greetings += 1

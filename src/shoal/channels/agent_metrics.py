@@ -1,11 +1,12 @@
-"""An agent's metrics page: what the agent, its monitor and the last closed second say, read when it is asked for.
+"""An agent's metrics page: what the agent, its monitor and the last closed second say, read when it is
+asked for.
 
 Owns the names of the agent's metrics. Counts nothing itself. Channels appear only as the few busiest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 TOP_CHANNELS: Final = 10
 
 _SERVER_GAUGES: Final = {
-    "bytes_out_per_s": ("shoal_server_out_bytes_per_second", "what the server sent, without the agent's own copy"),
+    "bytes_out_per_s": (
+        "shoal_server_out_bytes_per_second",
+        "what the server sent, without the agent's own copy",
+    ),
     "max_out_bytes_per_s": ("shoal_server_out_bytes_per_second_max", "what the server may send"),
     "load_ratio": ("shoal_server_load_ratio", "sent by what may be sent"),
     "cpu_share": ("shoal_server_cpu_ratio", "CPU that the server used, of one core"),
@@ -40,18 +44,22 @@ class AgentMetrics(Collector):
     def __init__(self, server: str, port: int) -> None:
         registry = CollectorRegistry()
         self._top = TopK(
-            "shoal_channel_publications", "messages in the last second, busiest channels", k=TOP_CHANNELS, registry=registry
+            "shoal_channel_publications",
+            "messages in the last second, busiest channels",
+            k=TOP_CHANNELS,
+            registry=registry,
         )
         self._core: AgentCore | None = None
         self._monitor: Monitor | None = None
+        self._now: Callable[[], float] = float
         self._second: Second | None = None
         registry.register(self)
         self._page = MetricsPage(port, registry=registry)
         _log.info("metrics page", server=server, port=self._page.port)
 
-    def watch(self, core: AgentCore, monitor: Monitor) -> None:
-        """Tells whose metrics these are."""
-        self._core, self._monitor = core, monitor
+    def watch(self, core: AgentCore, monitor: Monitor, now: Callable[[], float]) -> None:
+        """Tells whose metrics these are, and by which clock."""
+        self._core, self._monitor, self._now = core, monitor, now
         monitor.closed = self._closed
 
     def close(self) -> None:
@@ -72,16 +80,22 @@ class AgentMetrics(Collector):
         if self._core is None or self._monitor is None:
             return
         yield GaugeMetricFamily(
-            "shoal_agent_coordinator_contact", "whether the coordinator answers", self._core.lease.contact
+            "shoal_agent_lease_granted",
+            "whether the agent holds the lease",
+            self._core.lease.is_granted(self._now()),
         )
         yield GaugeMetricFamily(
-            "shoal_agent_registered_clients", "clients that subscribe to anything", len(self._core.register.clients)
+            "shoal_agent_registered_clients",
+            "clients that subscribe to anything",
+            len(self._core.register.clients),
         )
         for prefix, counters in (("agent", self._core.counters), ("monitor", self._monitor.counters)):
             for name in counters.__struct_fields__:
                 yield CounterMetricFamily(f"shoal_{prefix}_{name}", f"{name} so far", getattr(counters, name))
         yield GaugeMetricFamily(
-            "shoal_server_foreign_patterns", "patterns that no registered client holds", self._monitor.foreign_patterns
+            "shoal_server_foreign_patterns",
+            "patterns that no registered client holds",
+            self._monitor.foreign_patterns,
         )
         if self._second is not None:
             row = self._second.server.to_pylist()[0]

@@ -4,15 +4,17 @@ may be used.
 Owns the lease rule of the client's side. The connection itself belongs to the adapter.
 
 The lease rule, without comparing clocks: an agent says on its server for how long it still holds the lease. A word
-may lie in a buffer for any time, so its age is bounded by a PING: a word that arrives after the PONG was spoken after
-the PING was sent. The server may be used until that moment plus what the word grants. All that is assumed of clocks
-is that they run at the same rate within `clock_drift_max`.
+may lie in a buffer for any time, on its way to the server and on its way to the client, so its age must be bounded.
+A PING does it for the second way: a word that arrives after the PONG was published after the PING was sent. For the
+first way each word says which earlier word its agent had heard back when it spoke: it was spoken after that one was
+published. The server may be used until the PING before that earlier word, plus what the word grants. All that is
+assumed of clocks is that they run at the same rate within `clock_drift_max`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shoal.channels import states
 from shoal.plan.ring import ServerAddress
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from shoal.channels.subscription import Site
 
 Command = tuple[bytes, ...]
+
+WORDS_REMEMBERED: Final = 8
+"""An agent hears its own words back long before it has spoken this many more."""
 
 
 class Ping:
@@ -39,7 +44,7 @@ class ServerLink:
     """State of the connection to one server. `outbox` is what the adapter must send, in order."""
 
     __slots__ = (
-        "address", "anchor", "dirty", "greeted_at", "inflight", "lanes", "life", "listening", "nonce", "outbox",
+        "_anchors", "address", "anchor", "dirty", "greeted_at", "inflight", "lanes", "life", "listening", "nonce", "outbox",
         "ping", "server", "sites", "state", "usable_until",
     )  # fmt: skip
 
@@ -56,6 +61,7 @@ class ServerLink:
         self.nonce = 0
         self.greeted_at = 0.0
         self.anchor: float | None = None
+        self._anchors: dict[tuple[int, int], float] = {}
         self.ping: Ping | None = None
         self.usable_until = 0.0
         self.life = 0
@@ -99,6 +105,16 @@ class ServerLink:
         self.anchor = ping.sent_at
         self.ping = None
 
+    def word_heard(self, word: control.Word, lease_s: float) -> None:
+        """Takes an agent's word to everyone."""
+        since = self._anchors.get((word.agent, word.heard))
+        if since is not None:
+            self.grant(lease_s, since)
+        if self.anchor is not None:
+            self._anchors[word.agent, word.number] = self.anchor
+            if len(self._anchors) > WORDS_REMEMBERED:
+                del self._anchors[next(iter(self._anchors))]
+
     def grant(self, lease_s: float, since: float) -> None:
         """The agent holds its lease for `lease_s` from a moment that is not before `since`."""
         self.usable_until = max(self.usable_until, since + lease_s)
@@ -109,6 +125,7 @@ class ServerLink:
         self.inflight.clear()
         self.listening.clear()
         self.anchor = None
+        self._anchors.clear()
         self.ping = None
         self.usable_until = 0.0
         self.nonce = 0

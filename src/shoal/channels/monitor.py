@@ -1,13 +1,13 @@
 """The monitor: closes each second of the analyzer with what only the server itself can tell.
 
-Owns the questions that an agent asks its server every second, and the telemetry that comes of them. A core without I/O
-beside `AgentCore`, whose connection it shares. What the figures mean is decided in `analyzer`.
+Owns the questions that an agent asks its server every second, and the telemetry that comes of them. A core
+without I/O beside `AgentCore`, whose connection it shares. What the figures mean is decided in `analyzer`.
 
     second over -> PUBSUB NUMSUB (pages), PUBSUB NUMPAT, at times CLIENT LIST, INFO -> second closed -> XADD
 
-Answers come in the order of the questions and among the messages, so the counts are closed at exactly the point of
-the server's order at which INFO was answered. A round that is not over when the next second is (the connection is
-behind) goes on, and its record then covers both.
+Answers come in the order of the questions and among the messages, so the counts are closed at exactly the
+point of the server's order at which INFO was answered. A round that is not over when the next second is
+(the connection is behind) goes on, and its record then covers both.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Monitor:
         self._open_second = None
 
     def second_over(self, second: int, now: float) -> None:
-        """The second with this number (of the wall clock) has ended: asks the server what to close it with."""
+        """The second with this number (of the wall clock) has ended: asks the server what to close it
+        with."""
         if self._core.state is states.Agent.AWAY:
             return
         if self._open_second is not None:
@@ -115,7 +116,8 @@ class Monitor:
         self._core.ask((b"INFO",), self._take_info)
 
     def _ask(self, command: tuple[bytes, ...], kind: type, take: Callable[[Any], None]) -> None:
-        """Asks; an answer that is not of the kind is a refusal, and whatever it would have told is left out."""
+        """Asks; an answer that is not of the kind is a refusal, and whatever it would have told is left
+        out."""
 
         def answered(reply: Any, now: float) -> None:
             if isinstance(reply, kind):
@@ -153,7 +155,8 @@ class Monitor:
         self.foreign_patterns = max(patterns - known, 0)
 
     def _take_clients(self, reply: bytes) -> None:
-        """Drops whoever is registered and has no connection any more: whoever came before this answer is in it."""
+        """Drops whoever is registered and has no connection any more: whoever came before this answer is in
+        it."""
         there = {int(digits, 16) for digits in _CLIENT_NAME.findall(reply)}
         for client in [client for client in self._core.register.clients if client not in there]:
             self.counters.clients_gone += 1

@@ -1,8 +1,8 @@
 """The words of the other agents: one light connection to each other server of the ring.
 
-Owns those connections. What the words are good for (telling a coordinator that is down from being cut off from it) is
-decided in `lease`. The subscription is a pattern that matches the word channel alone, so that NUMSUB of that channel
-counts clients only.
+Owns those connections. What the words are good for (telling a coordinator that is down from being cut off
+from it) is decided in `lease`. The subscription is a pattern that matches the word channel alone, so that
+NUMSUB of that channel counts clients only.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Publishing:
         self.pending_messages += 1
         self.pending_bytes += size
         lane = out.solo
-        if lane is not None:
+        if lane is not None and now < lane.link.usable_until:
             link = lane.link
             lane.sent = seq
             link.outbox.append((b"PUBLISH", channel, blob))
@@ -65,7 +65,7 @@ class Publishing:
         elif len(out.lanes) > 1:
             for lane in out.lanes:
                 if lane.state is states.Lane.LIVE:
-                    self._pump(lane)
+                    self._pump(lane, now)
         if not out.beacon_armed:
             out.beacon_armed = True
             self._context.timers.set(("beacon", out), now + self._context.limits.beacon_delay_s)
@@ -120,6 +120,7 @@ class Publishing:
                 self._context.want(lane.link)
                 if lane.link.state is states.Link.USABLE:
                     self._ask(lane, now)
+        self._settle(out)
         out.find_solo()
 
     def _ask(self, lane: Lane, now: float) -> None:
@@ -147,7 +148,7 @@ class Publishing:
 
     def answered(self, lane: Lane, now: float) -> None:
         """The agent knows the publisher: say where the stream stands, then send what is not confirmed."""
-        if lane.state is not states.Lane.ASKING:
+        if lane.state is not states.Lane.ASKING or now >= lane.link.usable_until:
             return
         lane.step("answered")
         out, counters = lane.out, self._context.counters
@@ -158,10 +159,13 @@ class Publishing:
         if self._context.rules.repeat:
             counters.repeated += lane.sent - lane.confirmed
             lane.sent = lane.confirmed
-        self._pump(lane)
+        self._pump(lane, now)
 
-    def _pump(self, lane: Lane) -> None:
+    def _pump(self, lane: Lane, now: float) -> None:
+        """Sends what the lane has not sent, if the server may be used at this very moment."""
         out, link = lane.out, lane.link
+        if now >= link.usable_until:
+            return
         for blob in out.unsent(lane):
             link.publish(out.name, blob, lane)
         lane.sent = out.seq
@@ -176,7 +180,7 @@ class Publishing:
                 self._ask(lane, now)
             elif lane.state is states.Lane.HELD:
                 lane.step("link usable")
-                self._pump(lane)
+                self._pump(lane, now)
 
     def link_stale(self, link: ServerLink) -> None:
         """The server may not be used until its agent gives its word again."""
@@ -197,22 +201,30 @@ class Publishing:
         out = lane.out
         lane.confirmed += 1
         if len(out.lanes) == 1:
-            out.confirmed = lane.confirmed
+            out.confirmed += 1
             self.pending_messages -= 1
             self.pending_bytes -= out.sizes.popleft()
+            if out.waiters:
+                self._wake(out)
         else:
-            count, size = out.confirm()
-            self.pending_messages -= count
-            self.pending_bytes -= size
-        if out.waiters:
-            waiters = out.waiters
-            while waiters and waiters[0][0] <= out.confirmed:
-                self._context.effects.append(Confirmed(waiters.popleft()[1]))
+            self._settle(out)
         limits = self._context.limits
         if len(out.window) > limits.resend_messages_max or out.resend_bytes > limits.resend_bytes_max:
             self.resend_bytes -= out.trim(limits.resend_messages_max, limits.resend_bytes_max)
         elif self.resend_bytes > limits.resend_total_bytes_max:
             self.resend_bytes -= out.trim(0, 0)
+
+    def _settle(self, out: Outgoing) -> None:
+        """Moves the confirmed mark of a channel to what all of its lanes have confirmed."""
+        count, size = out.confirm()
+        self.pending_messages -= count
+        self.pending_bytes -= size
+        self._wake(out)
+
+    def _wake(self, out: Outgoing) -> None:
+        waiters = out.waiters
+        while waiters and waiters[0][0] <= out.confirmed:
+            self._context.effects.append(Confirmed(waiters.popleft()[1]))
 
     def refused(self, lane: Lane, error: str) -> None:
         """A server refused a message for good (a right is missing, or memory): the application must hear of it."""
@@ -231,12 +243,12 @@ class Publishing:
             return
         out.beacon_armed = False
         if self._context.rules.beacon:
-            self._speak(out)
+            self._speak(out, now)
         self._context.timers.set(("idle", out), now + self._context.limits.publisher_idle_s / 2)
 
-    def _speak(self, out: Outgoing, final: bool = False) -> None:
+    def _speak(self, out: Outgoing, now: float, final: bool = False) -> None:
         for lane in out.lanes:
-            if lane.state is states.Lane.LIVE:
+            if lane.state is states.Lane.LIVE and now < lane.link.usable_until:
                 self._context.counters.beacons += 1
                 lane.link.publish(out.name, out.beacon(out.seq, 0, final))
                 self._context.touch(lane.link)
@@ -249,21 +261,21 @@ class Publishing:
         if now < deadline:
             self._context.timers.set(("idle", out), deadline)
         elif out.settled:
-            self._end(out)
+            self._end(out, now)
 
-    def _end(self, out: Outgoing) -> None:
+    def _end(self, out: Outgoing, now: float) -> None:
         if self._context.rules.beacon:
-            self._speak(out, final=True)
+            self._speak(out, now, final=True)
         del self._outs[out.name]
         self.resend_bytes -= out.resend_bytes
         for lane in out.lanes:
             lane.link.lanes.discard(lane)
             lane.step("moved away")
 
-    def close(self) -> None:
+    def close(self, now: float) -> None:
         """Ends every stream with a last beacon. The caller has drained."""
         for out in list(self._outs.values()):
-            self._end(out)
+            self._end(out, now)
 
     # Answers to subscribers
 

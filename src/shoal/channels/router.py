@@ -61,9 +61,8 @@ class Router:
         self._inbox = inbox_channel(client)
         self.publish = self.publishing.publish
         self._duties: dict[str, Callable[..., None]] = {
-            "greet": self._greet_due,
             "lease": self._lease_due,
-            "stale": self._stale_due,
+            "watch": self._watch_due,
             "sweep": self._sweep_due,
             "hello": self.subscribing.hello_due,
             "linger": self.subscribing.linger_due,
@@ -93,10 +92,10 @@ class Router:
         """The application has taken items from a subscription that had overflowed."""
         self.receiving.made_room(sub, now)
 
-    def close(self) -> None:
+    def close(self, now: float) -> None:
         """The application leaves: every stream and subscription ends. The adapter sends what is left, then closes."""
         self.context.closing = True
-        self.publishing.close()
+        self.publishing.close(now)
         for sub in self.subscribing:
             self.subscribing.close(sub)
 
@@ -171,6 +170,7 @@ class Router:
         link.step("opened")
         link.command(b"SUBSCRIBE", self._inbox, WORD_CHANNEL)
         self._greet(link, now)
+        self.context.timers.set(("watch", link), now + self.limits.hello_retry_s)
         self.subscribing.link_opened(link, now)
         self.context.touch(link)
 
@@ -179,7 +179,6 @@ class Router:
         link.greeted_at = now
         link.tell_agent(control.Greet(self.context.client, link.nonce, self.context.book.version))
         self.context.touch(link)
-        self.context.timers.set(("greet", link), now + self.limits.hello_retry_s)
 
     def lost(self, server: str, now: float) -> None:
         """The connection is gone, or could not be made. The router decides when to try again; the adapter adds its delay."""
@@ -195,23 +194,22 @@ class Router:
             self.context.effects.append(FetchRing())
             self._review(link)
 
-    def _word(self, link: ServerLink, lease_ms: int, since: float | None, ring_version: int, now: float) -> None:
-        """The agent's word, direct or to everyone: the lease rule (see `link.py`)."""
-        limits = self.limits
-        if since is not None:
-            link.grant(lease_ms / 1000 * (1 - limits.clock_drift_max), since)
+    def _lease_s(self, lease_ms: int) -> float:
+        return lease_ms / 1000 * (1 - self.limits.clock_drift_max)
+
+    def _heard_word(self, link: ServerLink, ring_version: int, now: float) -> None:
+        """After the agent's word, direct or to everyone: is the server usable, and is there a newer ring?"""
         if not self.context.rules.lease:
             link.usable_until = float("inf")
         if now < link.usable_until:
-            if link.state is not states.Link.USABLE:
-                link.step("word")
+            was_usable = link.state is states.Link.USABLE
+            link.step("word")
+            if not was_usable:
                 self.publishing.link_usable(link, now)
-            else:
-                link.step("word")
             if self.context.rules.lease:
                 self.context.timers.set(("lease", link), link.usable_until)
         if ring_version > self.context.book.version:
-            self.context.timers.set_if_absent(("greet", link), now)
+            self._greet(link, now)
         link.send_ping(now)
         self.context.touch(link)
 
@@ -220,29 +218,23 @@ class Router:
             self.counters.stale_links += 1
             link.step("lease over")
             self.publishing.link_stale(link)
-            self.context.effects.append(FetchRing())
-            self.context.timers.set(("stale", link), now + self.limits.server_lease_s)
+            self.context.timers.set(("watch", link), now)
 
-    def _stale_due(self, link: ServerLink, now: float) -> None:
-        """A link on which nothing has come back for so long is half open, or its agent is away: begin anew."""
-        if link.state is states.Link.STALE:
-            self.context.effects.append(FetchRing())
-            if link.ping is not None and now - link.ping.sent_at > self.limits.server_lease_s:
-                self.context.drop(link)
-            else:
-                self._greet(link, now)
-                link.send_ping(now)
-                self.context.timers.set(("stale", link), now + self.limits.server_lease_s)
-
-    def _greet_due(self, link: ServerLink, now: float) -> None:
-        """Nobody has answered a greeting, or the agent knows a newer ring."""
+    def _watch_due(self, link: ServerLink, now: float) -> None:
+        """Looks after an open link: one on which no PONG comes back is half open; one that may not be used asks why."""
+        limits = self.limits
         if not link.open:
             return
-        self._greet(link, now)
-        if link.state is states.Link.GREETING:
-            link.send_ping(now)
-            if link.ping is not None and now - link.ping.sent_at > self.limits.server_lease_s:
-                self.context.drop(link)
+        if link.ping is not None and now - link.ping.sent_at > limits.server_lease_s:
+            self.context.drop(link)
+            return
+        link.send_ping(now)
+        self.context.touch(link)
+        usable = link.state is states.Link.USABLE
+        if not usable:
+            self._greet(link, now)
+            self.context.effects.append(FetchRing())
+        self.context.timers.set(("watch", link), now + (limits.server_lease_s / 2 if usable else limits.hello_retry_s))
 
     # What arrives
 
@@ -323,7 +315,8 @@ class Router:
 
     def _spoken(self, link: ServerLink, message: control.Control, now: float) -> None:
         if isinstance(message, control.Word) and message.server == link.server:
-            self._word(link, message.lease_ms, link.anchor, message.ring_version, now)
+            link.word_heard(message, self._lease_s(message.lease_ms))
+            self._heard_word(link, message.ring_version, now)
         elif isinstance(message, control.RollCall):
             self.counters.roll_calls += 1
             channels, patterns = self.subscribing.present(link)
@@ -339,9 +332,9 @@ class Router:
                 if message.ring and message.ring_version > self.context.book.version:
                     self.ring(message.ring, now)
                 if message.nonce == link.nonce and message.server == link.server:
-                    self.context.timers.cancel(("greet", link))
                     link.life = message.life
-                    self._word(link, message.lease_ms, link.greeted_at, message.ring_version, now)
+                    link.grant(self._lease_s(message.lease_ms), link.greeted_at)
+                    self._heard_word(link, message.ring_version, now)
             case control.Answer():
                 self._answered(message, now)
             case control.Heal():

@@ -1,7 +1,8 @@
 """Serving: an agent core at work on an open connection, with clocks.
 
-Owns the connection while it lasts, the one timer and the two clocks: `now` is the event loop's time, the number of a
-second is the wall clock's. What is said on the connection is decided by the core and the monitor.
+Owns the connection while it lasts, the one timer and the two clocks: `now` is the event loop's time, the
+number of a second is the wall clock's. What is said on the connection is decided by the core and the
+monitor.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Serving:
         core.opened(run_id, now)
         self.monitor.opened()
         link.attach(self._received)
-        _log.info("serves", server=core.server, life=f"{core.life:016x}", lease_s=core.lease.remaining_s(None, now))
+        _log.info(
+            "serves", server=core.server, life=f"{core.life:016x}", lease_s=core.lease.remaining_s(None, now)
+        )
         try:
             self.turn()
             await link.ended.wait()
@@ -102,7 +105,8 @@ class Serving:
             self._link.abort()
 
     def _keep_time(self, now: float) -> None:
-        """Seconds are those of the wall clock, so that the telemetry of all servers can be laid side by side."""
+        """Seconds are those of the wall clock, so that the telemetry of all servers can be laid side by
+        side."""
         second = int(time.time())
         if second != self.core.second:
             over, self.core.second = self.core.second, second

@@ -87,7 +87,7 @@ _SOURCES: Final = (
 )
 _BUILD: Final = f"build_{zlib.crc32(b''.join(path.read_bytes() for path in _SOURCES)):08x}"
 """Names the sources that the compiled loops come from. It is a field of the head, and so part of the type
-under which numba looks for a loop in its cache: numba itself only asks whether the loop's own file changed."""
+under which numba looks for a loop in its cache: numba only asks whether the loop's own file changed."""
 
 HEAD: Final = np.dtype(
     [

@@ -1,14 +1,15 @@
-"""An agent's tenure: its membership of the group of servers and the lease of its server, kept at the coordinator.
+"""An agent's tenure: its membership of the group of servers and the lease of its server, kept at the
+coordinator.
 
-Owns when the lease is taken, renewed and given up. What the lease means for the agent's word is in `lease`; when a
-server without a lease loses its place in the ring is the keeper's business.
+Owns when the lease is taken, renewed and given up. What the lease means for the agent's word is in `lease`;
+when a server without a lease loses its place in the ring is the keeper's business.
 
     none --server answers, agent can speak (or a predecessor's lease still runs)--> held --renewed--> held
     held --server silent, coordinator away, or taken by another agent--> it runs out
 
-A restarted agent takes its predecessor's lease over at once, before it has loaded what it needs to serve: the server
-is as good as before, and its place in the ring should not lapse meanwhile. Later it takes only what is free, so
-that of two agents for one server the newer one stays.
+A restarted agent takes its predecessor's lease over at once, before it has loaded what it needs to serve:
+the server is as good as before, and its place in the ring should not lapse meanwhile. Later it takes only
+what is free, so that of two agents for one server the newer one stays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 
 from shoal.coordination.acl import SERVERS
 from shoal.coordination.interface import Coordinator, Lease, Membership
-from shoal.errors import CoordinatorError, CoordinatorUnavailableError
+from shoal.errors import CoordinatorError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
@@ -37,14 +38,12 @@ class Verdicts(Protocol):
         """The lease is held; it was asked for at `sent_at`."""
 
     def refused(self) -> None:
-        """The coordinator answers, but the lease is not ours."""
-
-    def unanswered(self) -> None:
-        """The coordinator does not answer."""
+        """The lease is another agent's."""
 
 
 class Tenure:
-    """Keeps one server's lease. `answers` says whether the server does, `speaks` whether the agent can serve yet."""
+    """Keeps one server's lease. `answers` says whether the server does, `speaks` whether the agent can
+    serve yet."""
 
     def __init__(
         self,
@@ -94,12 +93,8 @@ class Tenure:
     async def _look(self) -> None:
         try:
             held = await (self._take() if self._lease is None else self._renew(self._lease))
-        except CoordinatorUnavailableError as error:
-            self._verdicts.unanswered()
-            self._report(f"the coordinator does not answer: {error}")
         except CoordinatorError as error:
-            self._verdicts.refused()
-            self._report(f"the coordinator refuses: {error}")
+            self._report(str(error))
         else:
             if held:
                 self._report("")
@@ -125,7 +120,6 @@ class Tenure:
         sent_at = asyncio.get_running_loop().time()
         if not await self._coordinator.renew(lease):
             self._lease = None
-            self._verdicts.refused()
             _log.warning("lost the lease", server=self._address.id, token=lease.token)
             return await self._take()
         self._verdicts.granted(sent_at)

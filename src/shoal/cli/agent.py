@@ -1,6 +1,7 @@
 """`shoal agent`: runs the agent of one server in the foreground, until SIGTERM.
 
-Owns the command's flags and where its address and password come from. What an agent does is in `shoal.channels`.
+Owns the command's flags and where its address and password come from. What an agent does is in
+`shoal.channels`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ def register(subparsers: Subparsers) -> None:
         "agent",
         run,
         "run the agent of one server",
-        description="Run the agent of one server until SIGTERM. The coordinator's address, with the user and\n"
-        f"password that hold for it and for all servers, is read from ${URL_VARIABLE}, where other users\n"
-        "of the machine do not see it.",
+        description="Run the agent of one server until SIGTERM. The coordinator's address, with the\n"
+        f"user and password that hold for it and for all servers, is read from ${URL_VARIABLE},\n"
+        "where other users of the machine do not see it.",
         example=f"{URL_VARIABLE}=shoal://agent:PASSWORD@10.0.0.1:7400 \\\n"
         "  shoal agent --server s1 --address 10.0.0.11:6379 --max-out-bytes-per-s 1.25e9",
     )
     parser.add_argument("--server", required=True, metavar="ID", help="id of the server, for example s1")
     parser.add_argument(
-        "--address", required=True, metavar="HOST:PORT", help="where the server listens; clients are told so too"
+        "--address",
+        required=True,
+        metavar="HOST:PORT",
+        help="where the server listens; clients are told so too",
     )
     parser.add_argument(
         "--max-out-bytes-per-s",
@@ -43,7 +47,11 @@ def register(subparsers: Subparsers) -> None:
         help="outgoing bandwidth of the server, by which its load is judged (default 1.25e8: 1 Gbit/s)",
     )
     parser.add_argument(
-        "--metrics-port", type=int, default=0, metavar="PORT", help="serve metrics there, on the loopback interface"
+        "--metrics-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="serve metrics there, on the loopback interface",
     )
 
 
@@ -54,21 +62,25 @@ def run(args: argparse.Namespace) -> int:
 
     if args.setting_sources["log_level"] == "default":  # a process that runs for months tells what it does
         logs.configure(level="info", format=args.settings.log_format)
-    url = os.environ.get(URL_VARIABLE) or args.settings.coordinator
+    host, port = read_address(args.address)
+    options = AgentOptions(
+        address=ServerAddress(_server_id(args.server), host, port),
+        max_out_bytes_per_s=_bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S),
+        metrics_port=_metrics_port(args.metrics_port),
+        limits=args.settings.limits,
+        url=_url(args.settings.coordinator),
+    )
+    run_agent(options)
+    return 0
+
+
+def _url(configured: str) -> str:
+    url = os.environ.get(URL_VARIABLE) or configured
     if not url:
         raise ConfigError(
             "no coordinator is named", do=f"set {URL_VARIABLE} to shoal://agent:PASSWORD@HOST:PORT"
         )
-    host, port = read_address(args.address)
-    options = AgentOptions(
-        address=ServerAddress(_server_id(args.server), host, port),
-        url=url,
-        limits=args.settings.limits,
-        max_out_bytes_per_s=_bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S),
-        metrics_port=_metrics_port(args.metrics_port),
-    )
-    run_agent(options)
-    return 0
+    return url
 
 
 def read_address(text: str) -> tuple[str, int]:

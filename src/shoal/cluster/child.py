@@ -184,8 +184,8 @@ class Child:
         self._changed()
 
     async def _launch(self) -> None:
-        """Starts the process and waits until it is ready; raises ClusterError when it ends or takes too long.
-        """
+        """Starts the process and waits until it is ready; raises ClusterError when it ends or takes
+        too long."""
         log_bytes = self.log.stat().st_size if self.log.exists() else 0
         self.process = process = self._launch_process()
         self._started_at = time.monotonic()
@@ -205,8 +205,8 @@ class Child:
         self._set("running")
 
     def _see_log(self, from_byte: int) -> str:
-        """The advice in an error: what the process itself said. The log may be gone when somebody reads it.
-        """
+        """The advice in an error: what the process itself said. The log may be gone when somebody
+        reads it."""
         return f"see the end of its log\n{log_tail(self.log, from_byte=from_byte)}"
 
     async def _tend(self) -> None:

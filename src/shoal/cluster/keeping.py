@@ -1,6 +1,6 @@
 """The keeper at work: reads the coordinator, hands it to the core, writes what the core decides.
 
-Owns the keeper's lease, its clock and its calls to the coordinator. Decides nothing: `shoal.cluster.keeper`
+Owns the keeper's lease, its clock and its calls to the coordinator. Decides nothing: `shoal.plan.keeper`
 does.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from shoal.cluster.keeper import Keeper, Snapshot
+from shoal.plan.keeper import Keeper, Snapshot
 from shoal.cluster.timing import Timing
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError

@@ -28,7 +28,7 @@ import msgspec
 
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES, coordinator_acl_file, data_acl_file
 from shoal.cluster.child import Child, ChildStatus
-from shoal.cluster.keeper import Keeper
+from shoal.plan.keeper import Keeper
 from shoal.cluster.keeping import KeeperView, Keeping
 from shoal.cluster.parts import (
     AgentCommand,
@@ -256,8 +256,8 @@ class LocalCluster:
         return Signer(private)
 
     async def _start_servers(self, program: ServerProgram) -> None:
-        """All servers at once; when one fails the others are waited for, so that the clean-up knows them all.
-        """
+        """All servers at once; when one fails the others are waited for, so that the clean-up knows
+        them all."""
         results = await asyncio.gather(
             *(self._start_server(server, program) for server in self._ids), return_exceptions=True
         )
@@ -373,8 +373,8 @@ class LocalCluster:
         return view.ring is not None and set(self._ids) <= {*view.ring.ids} & {*view.leases}
 
     def _write_state(self) -> None:
-        """Keeps the file in step with the processes; before all servers are there, nothing is worth writing.
-        """
+        """Keeps the file in step with the processes; before all servers are there, nothing is worth
+        writing."""
         if self._started:
             self.directory.write(self.state)
 

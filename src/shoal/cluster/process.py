@@ -29,8 +29,8 @@ POLL_S: Final = 0.01
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """A process that cannot be mistaken for another: its pid and when it started, in clock ticks since boot.
-    """
+    """A process that cannot be mistaken for another: its pid and when it started, in clock ticks
+    since boot."""
 
     pid: int
     start_ticks: int
@@ -54,8 +54,8 @@ class Process:
         return self._popen.poll()
 
     def send(self, signum: signal.Signals) -> None:
-        """Signals it, unless it has ended (an ended child stays ours until it is reaped, so its pid is safe).
-        """
+        """Signals it, unless it has ended (an ended child stays ours until it is reaped, so its pid
+        is safe)."""
         self._popen.send_signal(signum)
 
     async def wait(self) -> int:
@@ -74,8 +74,8 @@ class Process:
         return self._popen.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends it: SIGTERM, and SIGKILL when it has not gone after `grace_s`. Wakes it first if it is paused.
-        """
+        """Ends it: SIGTERM, and SIGKILL when it has not gone after `grace_s`. Wakes it first if it
+        is paused."""
         if self.exit_code is None:
             self.send(signal.SIGTERM)
             self.send(signal.SIGCONT)

@@ -31,12 +31,13 @@ _DIRECTORIES: Final = ("/usr/bin", "/usr/sbin", "/usr/local/bin")
 _VERSION: Final = re.compile(r"^(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 _RUN_TIMEOUT_S: Final = 10.0
 
+KNOWN_UNTIL: Final = "September 2026"
+"""Security releases up to then are in the table below; nothing is claimed about later ones."""
 _FIXED_UPSTREAM: Final = {
-    "redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
-    "valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
+    "redis": {(6, 2): 24, (7, 2): 16, (7, 4): 11, (8, 2): 10, (8, 6): 7, (8, 8): 3, (8, 10): 2},
+    "valkey": {(7, 2): 14, (8, 0): 10, (8, 1): 9, (9, 0): 5, (9, 1): 1},
 }
-"""The patch release of each line from which CVE-2025-49844 and the older ones are fixed; later lines have the
-fix."""
+"""The newest security release that we know of in each line that still got one."""
 _DEBIAN_REVISION: Final = re.compile(r"7\.0\.15-1~deb12u(\d+)$")
 _DEBIAN_REVISION_SAFE: Final = 10
 
@@ -47,8 +48,8 @@ _PORT_TAKEN: Final = ("Address already in use", "Failed listening on port", "Cou
 
 
 class ServerProgram(msgspec.Struct, frozen=True):
-    """A server program on this machine. `revision` is the version of the Debian package it came with, if any.
-    """
+    """A server program on this machine. `revision` is the version of the Debian package it came
+    with, if any."""
 
     path: str
     kind: str
@@ -78,8 +79,8 @@ class ServerSetup(msgspec.Struct, frozen=True):
 
 
 def find_programs() -> list[ServerProgram]:
-    """All server programs of this machine, the best one first: usable, safe, then in the order of the search.
-    """
+    """All server programs of this machine, the best one first: usable, safe, then in the order of
+    the search."""
     found = [program for path in _candidates() if (program := inspect_program(path))]
     return sorted(found, key=lambda program: (not program.usable, not program.safe))
 
@@ -118,23 +119,17 @@ def judge(kind: str, version: tuple[int, int, int], revision: str | None) -> tup
     """Whether a build carries the known security fixes, and why we think so."""
     if revision and (match := _DEBIAN_REVISION.search(revision)):
         if int(match[1]) >= _DEBIAN_REVISION_SAFE:
-            return True, f"package {revision} carries the security fixes"
-        return (
-            False,
-            f"package {revision} lacks security fixes: upgrade it (apt install --only-upgrade redis-server)",
-        )
+            return True, f"it has the security fixes known in {KNOWN_UNTIL}"
+        return False, "the package lacks security fixes: apt install --only-upgrade redis-server"
     lines = _FIXED_UPSTREAM[kind]
     line = version[:2]
-    if line in lines:
-        if version[2] >= lines[line]:
-            return True, "this release carries the security fixes"
-        return False, f"security fixes came with {line[0]}.{line[1]}.{lines[line]}: upgrade"
-    if line > max(lines):
-        return True, "this release line began after the security fixes"
-    return (
-        False,
-        "this release line has no security fixes that we know of: use Debian's package or a newer release",
-    )
+    if line not in lines:
+        if line > max(lines):
+            return False, f"it is newer than what Shoal knows of ({KNOWN_UNTIL}): read its release notes"
+        return False, "its release line gets no security fixes: use Debian's package or a newer release"
+    if version[2] < lines[line]:
+        return False, f"it lacks security fixes: upgrade to {line[0]}.{line[1]}.{lines[line]} or newer"
+    return True, f"it has the security fixes known in {KNOWN_UNTIL}"
 
 
 def write_setup(setup: ServerSetup, program: ServerProgram) -> list[str]:
@@ -235,8 +230,8 @@ def _run(command: list[str]) -> str | None:
 
 
 def _ephemeral_low() -> int:
-    """The lowest port for outgoing connections; Linux's default where it is unknown or leaves no room below.
-    """
+    """The lowest port for outgoing connections; Linux's default where it is unknown or leaves no
+    room below."""
     try:
         low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):

@@ -169,8 +169,8 @@ class StateDir:
 
 
 class Lock:
-    """An exclusive lock on a file that names its holder, for as long as this process lives or until `close`.
-    """
+    """An exclusive lock on a file that names its holder, for as long as this process lives or until
+    `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -12,7 +12,7 @@ from shoal.channels import states
 from shoal.channels.agent_core import AgentCore
 from shoal.channels.rules import Rules
 from shoal.channels.scanner import Scanner
-from shoal.cluster.keeper import Keeper, Snapshot
+from shoal.plan.keeper import Keeper, Snapshot
 from shoal.coordination.interface import Change, Lease
 from shoal.errors import CoordinatorError, ProtocolError
 from shoal.limits import Limits
@@ -204,17 +204,13 @@ class AgentActor:
         if isinstance(result, Lease):
             self._lease = result
             self.core.lease.granted(sent_at)
-        elif isinstance(result, CoordinatorError):
-            self.core.lease.unanswered()
-        else:
+        elif not isinstance(result, CoordinatorError):
             self.core.lease.refused()
 
     def _renewed(self, result: Any, sent_at: float) -> None:
         if result is True:
             self.core.lease.granted(sent_at)
-        elif isinstance(result, CoordinatorError):
-            self.core.lease.unanswered()
-        else:
+        elif not isinstance(result, CoordinatorError):
             self._lease = None
 
 

@@ -212,12 +212,15 @@ class App:
             self._read(sub, 1 << 30)
         elif sub not in self.reading:
             self.reading.add(sub)
-            self.node.after(self.random.uniform(0.05, 0.5), self._read_slowly, sub)
+            self.node.after(self._reading_pause_s(), self._read_slowly, sub)
+
+    def _reading_pause_s(self) -> float:
+        return self.random.uniform(0.02, 0.4) if self.run.active else 0.01
 
     def _read_slowly(self, sub: Subscription) -> None:
-        self._read(sub, self.random.randint(1, 6))
+        self._read(sub, self.random.randint(1, 6) if self.run.active else 1 << 30)
         if sub.inbox.items:
-            self.node.after(self.random.uniform(0.02, 0.3), self._read_slowly, sub)
+            self.node.after(self._reading_pause_s(), self._read_slowly, sub)
         else:
             self.reading.discard(sub)
 
@@ -330,6 +333,7 @@ class ChannelsRun:
         node.on_restart = start
         start()
         tell_watchers = self.coordinator.store.on_change
+        assert tell_watchers is not None
 
         def changed(key: str) -> None:
             self._ring_written(key)
@@ -345,6 +349,8 @@ class ChannelsRun:
             ring = Verifier(self.signer.public).ring(stored.value)
             before, self.history.members = self.history.members, set(ring.ids)
             self.exercised["server left ring"] += len(before - self.history.members)
+            for server in before - self.history.members:
+                self.history.server_deaths.append(Interval(f"{server} left the ring", self.world.now))
             self.exercised["server joined ring"] += len(self.history.members - before) if before else 0
 
     def _entries(self, rng: Random) -> None:

@@ -26,6 +26,7 @@ RECONNECT_S: Final = (0.05, 0.6)
 CLOCK_GRAIN_S: Final = 1e-6
 """Timers fire this much late, so that rounding between clocks cannot make one fire early, again and again."""
 HANDSHAKE_REPLIES: Final = 1
+HANDSHAKE_TIMEOUT_S: Final = 3.0
 
 
 class _Line:
@@ -42,6 +43,12 @@ class _Line:
         self.end = end
         end.handler = self
         end.send((b"HELLO", b"3"))
+        self.actor.node.after(HANDSHAKE_TIMEOUT_S, self._check_logged_in)
+
+    def _check_logged_in(self) -> None:
+        if not self.logged_in:
+            self.hang_up()
+            self.actor.line_lost(self)
 
     def failed(self, reason: str) -> None:
         self.actor.line_lost(self)
@@ -123,7 +130,7 @@ class ClientActor:
 
     def close(self) -> None:
         """Leaves; the caller has drained."""
-        self.router.close()
+        self.router.close(self.node.clock())
         self.flush()
         for line in list(self.lines.values()):
             if line.end is not None:

@@ -113,13 +113,20 @@ class Answer(_Control, frozen=True, tag=6):
 
 
 class Word(_Control, frozen=True, tag=7):
-    """An agent's word that it holds the lease of its server for another `lease_ms`."""
+    """An agent's word that it holds the lease of its server for another `lease_ms`.
+
+    `heard` is the number of the last of its own words that the agent had heard back from the server when it
+    spoke this one: so this one is younger than that one's publication. `granted` is false when the coordinator's
+    grant has run out and the agent goes on because the coordinator seems to be down.
+    """
 
     server: str
     agent: U64
+    number: U64
+    heard: U64
     life: U64
     lease_ms: U32
-    contact: bool
+    granted: bool
     ring_version: U32
 
 

@@ -12,15 +12,17 @@ The wait is what keeps a false death from splitting a channel. Clients trust a s
 - a lease that lapsed was last renewed a full `server_lease_s` ago: what remains is the drift between clocks;
 - a lease that went away before its time (released, or lost with the coordinator's memory) may have been
   renewed a moment ago: a full `server_lease_s` and the drift;
-- after a time without contact to the coordinator nobody is judged before the same full wait, because agents
-  that are alive could not renew either, and give their word a little longer while nobody can. Two looks that
-  are more than `GAP_SHARE` of a lease apart count as such a time: a slow coordinator is as good as an absent
-  one.
+- after a time without contact to the coordinator nobody is judged before the same full wait, because agents that are
+  alive could not renew either and need the time to come back;
+- the same after a time in which half of the ring's servers or more had no fresh lease: then it is not they who
+  are dead but the way to the coordinator, and their agents go on without it (see `shoal.channels.lease`). Only when
+  that has lasted for `MASS_DEATH_LEASES` leases are they believed to be dead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 from typing import Final
 
 import msgspec
@@ -30,6 +32,10 @@ from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 
 GAP_SHARE: Final = 0.25
+
+
+MASS_DEATH_LEASES: Final = 10
+"""After how many lease times without half of the ring its servers are judged all the same."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -69,6 +75,7 @@ class Keeper:
         self._first_ring_wait_s = first_ring_wait_s
         self._first_contact: float | None = None
         self._contact_since: float | None = None
+        self._quorum_lost_at: float | None = None
         self._seen_at = 0.0
         self._lapses_at: dict[str, float] = {}
         self._leaves_at: dict[str, float] = {}
@@ -83,8 +90,8 @@ class Keeper:
 
     @property
     def next_check_s(self) -> float | None:
-        """After how long a new look may decide something that the last one could not; None if only news can.
-        """
+        """After how long a new look may decide something that the last one could not; None if only
+        news can."""
         return min((at - self._now for at in self._wakes_at), default=None)
 
     def written(self, ring: Ring) -> None:
@@ -111,6 +118,7 @@ class Keeper:
         if stored is not None:
             self.written(stored)
         self._note_leases(snapshot.leases, now)
+        self._note_quorum(snapshot.leases, now)
         servers = self._next_servers(snapshot, now)
         if not servers:
             return None
@@ -122,6 +130,21 @@ class Keeper:
         else:
             return None
         return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)
+
+    def _note_quorum(self, leases: Mapping[str, float], now: float) -> None:
+        """Half of the ring without a fresh lease is as good as no contact, for a while."""
+        if self._ring is None:
+            return
+        fresh = sum(leases.get(server, 0.0) > self._lease_s / 2 for server in self._ring.ids)
+        if 2 * fresh >= len(self._ring.ids):
+            self._quorum_lost_at = None
+            return
+        if self._quorum_lost_at is None:
+            self._quorum_lost_at = now
+        judges_at = self._quorum_lost_at + MASS_DEATH_LEASES * self._lease_s
+        if now < judges_at:
+            self._contact_since = now
+            self._wakes_at.append(judges_at)
 
     def _note_leases(self, leases: Mapping[str, float], now: float) -> None:
         """Remembers when each lease would lapse, and for each one that is gone, from when on its server may

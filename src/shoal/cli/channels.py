@@ -1,0 +1,273 @@
+"""`shoal pub` and `shoal sub`: channels from the command line.
+
+Owns how lines become messages and messages become lines. Everything else is the bus's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from shoal.bus import Bus, Subscription, connect
+from shoal.bus.locate import URL_VARIABLE, find_url
+from shoal.cli.output import Subparsers, add_command, note, result
+from shoal.config import Settings
+from shoal.errors import ConfigError
+from shoal.message import AttributeValue, Gap, Item, Message
+
+READ_BYTES_MAX: Final = 1 << 20
+"""How much of standard input is read at a time."""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the commands."""
+    pub = add_command(
+        subparsers,
+        "pub",
+        run_pub,
+        "publish the lines of standard input on a channel",
+        example="echo north | shoal pub tile.3.4\n"
+        "tail -f app.log | shoal pub logs --attribute host=web1 --confirm",
+    )
+    pub.add_argument("channel", metavar="CHANNEL", help="the channel")
+    pub.add_argument(
+        "--attribute",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an attribute of every message; numbers and true/false are sent as such (may be repeated)",
+    )
+    pub.add_argument("--confirm", action="store_true", help="wait for each message until a server has it")
+    _add_url(pub)
+    sub = add_command(
+        subparsers,
+        "sub",
+        run_sub,
+        "print the messages of channels",
+        example="shoal sub tile.3.4 tile.3.5\nshoal sub --pattern 'tile.*' --format json --count 10",
+    )
+    sub.add_argument("names", metavar="CHANNEL", nargs="+", help="channels, or patterns with --pattern")
+    sub.add_argument("--pattern", action="store_true", help="the names are patterns, as in Redis: tile.*")
+    sub.add_argument("--count", type=_positive, metavar="N", help="end after N messages")
+    sub.add_argument("--seconds", type=float, metavar="N", help="end after N seconds")
+    sub.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="how a message is printed: its payload, or an object a line (default: text)",
+    )
+    _add_url(sub)
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help=f"shoal://user:password@host:port (default: ${URL_VARIABLE}, else the local cluster)",
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("give a number above 0")
+    return number
+
+
+def cluster_url(url: str | None, settings: Settings) -> str:
+    """The cluster that a command means: the flag, $SHOAL_URL, the setting `coordinator`, the local one."""
+    if url:
+        return url
+    if os.environ.get(URL_VARIABLE):
+        return os.environ[URL_VARIABLE]
+    return settings.coordinator or find_url(settings.state_path)
+
+
+def run_pub(args: argparse.Namespace) -> int:
+    """Publish standard input, line by line."""
+    attributes = dict(map(_attribute, args.attribute))
+    published = asyncio.run(_publish(args, attributes))
+    noun = "message" if published == 1 else "messages"
+    result(
+        args,
+        {"channel": args.channel, "published": published},
+        f"{published} {noun} published on {args.channel}",
+    )
+    return 0
+
+
+async def _publish(args: argparse.Namespace, attributes: dict[str, AttributeValue]) -> int:
+    url = cluster_url(args.url, args.settings)
+    async with connect(url, limits=args.settings.limits) as bus:
+        async for line in _lines():
+            await bus.publish(args.channel, line, attributes=attributes or None, confirm=args.confirm)
+        await bus.drain()
+        return bus.published
+
+
+def _attribute(text: str) -> tuple[str, AttributeValue]:
+    """NAME=VALUE; what reads as a number or as true or false is sent as such."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ConfigError(f"{text!r} is not an attribute", do="write --attribute NAME=VALUE")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+async def _lines() -> AsyncIterator[bytes]:
+    """Lines of standard input without their ends, as they come.
+
+    A thread reads, since not every kind of input can be awaited; it does not hold the process up at its end.
+    """
+    chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+    threading.Thread(target=_read_input, args=(asyncio.get_running_loop(), chunks), daemon=True).start()
+    rest = b""
+    while chunk := await chunks.get():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
+
+
+def _read_input(loop: asyncio.AbstractEventLoop, chunks: asyncio.Queue[bytes]) -> None:
+    """Reads standard input piece by piece, no faster than it is published; an empty piece is the end."""
+    chunk = b"-"
+    while chunk and not loop.is_closed():
+        chunk = os.read(sys.stdin.fileno(), READ_BYTES_MAX)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+
+
+def run_sub(args: argparse.Namespace) -> int:
+    """Print messages until enough have come, the time is up or the user has seen enough."""
+    printer = _Printer(args)
+    try:
+        asyncio.run(_subscribe(args, printer))
+    except KeyboardInterrupt:
+        if not args.json:
+            raise
+    facts = {"names": args.names, "messages": printer.messages, "gaps": printer.gaps, "lost": printer.lost}
+    result(args, facts, "")
+    complete = args.count is None or printer.messages >= args.count
+    return 0 if complete and not printer.gaps else 1
+
+
+async def _subscribe(args: argparse.Namespace, printer: _Printer) -> None:
+    deadline = None if args.seconds is None else time.monotonic() + args.seconds
+    url = cluster_url(args.url, args.settings)
+    async with connect(url, limits=args.settings.limits) as bus, AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(_one(bus, name, args.pattern)) for name in args.names]
+        note(f"subscribed to {', '.join(args.names)}")
+        tasks = [asyncio.create_task(_read(subscription, printer)) for subscription in opened]
+        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        enough = asyncio.create_task(printer.enough.wait())
+        done, _ = await asyncio.wait({*tasks, enough}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+        for task in (*tasks, enough):
+            task.cancel()
+        await asyncio.gather(*tasks, enough, return_exceptions=True)
+        for task in done - {enough}:
+            task.result()
+
+
+def _one(bus: Bus, name: str, pattern: bool) -> Subscription:
+    return bus.psubscribe(name) if pattern else bus.subscribe(name)
+
+
+async def _read(subscription: Subscription, printer: _Printer) -> None:
+    async for item in subscription:
+        if not printer.print(item):
+            return
+
+
+class _Printer:
+    """Prints items and counts them; standard output is for the summary alone when --json is given."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.messages = 0
+        self.gaps = 0
+        self.lost = 0
+        self.enough = asyncio.Event()
+        self._count = args.count
+        self._json_lines = args.format == "json"
+        self._show_channel = args.pattern or len(args.names) > 1
+        self._quiet = args.json
+
+    def print(self, item: Item) -> bool:
+        """Prints one item; says whether more are wanted."""
+        if self._count is not None and self.messages >= self._count:
+            return False
+        if isinstance(item, Gap):
+            self.gaps += 1
+            self.lost += item.count or 0
+            note(f"gap on {item.channel}: {_missing(item)} ({item.reason})")
+        else:
+            self.messages += 1
+        if not self._quiet and (self._json_lines or isinstance(item, Message)):
+            stream = sys.stdout.buffer
+            stream.write(self._line(item) + b"\n")
+            stream.flush()
+        if self._count is not None and self.messages >= self._count:
+            self.enough.set()
+            return False
+        return True
+
+    def _line(self, item: Item) -> bytes:
+        if self._json_lines:
+            return json.dumps(_facts(item)).encode()
+        assert isinstance(item, Message)
+        prefix = item.channel.encode("utf-8", "surrogateescape") + b" " if self._show_channel else b""
+        return prefix + item.payload
+
+
+def _missing(gap: Gap) -> str:
+    if gap.count is None:
+        return (
+            f"everything from {gap.first} on"
+            if gap.publisher is not None
+            else "an unknown number of messages"
+        )
+    return "1 message" if gap.count == 1 else f"{gap.count} messages"
+
+
+def _facts(item: Item) -> dict[str, Any]:
+    """An item as the fields of one JSON object; a payload that is no text is given in hexadecimal."""
+    channel = item.channel.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if isinstance(item, Gap):
+        return {
+            "type": "gap",
+            "channel": channel,
+            "publisher": item.publisher,
+            "first": item.first,
+            "last": item.last,
+            "reason": item.reason,
+        }
+    facts: dict[str, Any] = {"type": "message", "channel": channel}
+    try:
+        facts["payload"] = item.payload.decode()
+    except UnicodeDecodeError:
+        facts["payload_hex"] = item.payload.hex()
+    facts |= {
+        "publisher": item.publisher,
+        "sequence": item.sequence,
+        "published_at_us": item.published_at_us,
+        "attributes": dict(item.attributes or {}),
+    }
+    if item.pattern is not None:
+        facts["pattern"] = item.pattern
+    return facts

@@ -1,0 +1,304 @@
+"""`shoal top`: load by server and the busiest channels, live, from the telemetry that agents write.
+
+Owns the view for people. Reads the last record of each server's telemetry stream once a second; measures
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import hiredis
+import msgspec
+
+from shoal.cli.output import Subparsers, add_command, console, result
+from shoal.errors import ClusterNotFoundError, ConfigError, ShoalError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from shoal.channels.telemetry import Record
+    from shoal.plan.ring import ServerAddress
+
+REFRESH_S: Final = 1.0
+CHANNELS: Final = 20
+STALE_S: Final = 5.0
+"""Age from which a record says how things were, not how they are."""
+
+_ASK_TIMEOUT_S: Final = 2.0
+_COORDINATOR_TIMEOUT_S: Final = 5.0
+
+
+class ServerLoad(msgspec.Struct, frozen=True):
+    """What a server did in its last recorded second. `trouble` says why there is nothing, or nothing new."""
+
+    id: str
+    address: str
+    trouble: str | None = None
+    second: int | None = None
+    age_s: float | None = None
+    channels: int | None = None
+    publications_per_s: float | None = None
+    sent_per_s: float | None = None
+    bytes_out_per_s: float | None = None
+    max_out_bytes_per_s: float | None = None
+    load_ratio: float | None = None
+    cpu_share: float | None = None
+    connections: int | None = None
+
+
+class ChannelLoad(msgspec.Struct, frozen=True):
+    """What a channel did on one server in the last recorded second."""
+
+    channel: str
+    server: str
+    publications_per_s: float
+    sent_per_s: float
+    bytes_out_per_s: float
+    publishers: int
+    subscribers: int
+    pattern_subscribers: int
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything at one moment, busiest channels first."""
+
+    at: float
+    servers: tuple[ServerLoad, ...]
+    channels: tuple[ChannelLoad, ...]
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where telemetry is, and as whom to read it."""
+
+    servers: tuple[ServerAddress, ...]
+    username: str | None
+    password: str | None
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers,
+        "top",
+        run_top,
+        "live load by server and channel",
+        example="shoal top\nshoal top --once --json",
+        description="Load by server and the busiest channels, every second, from the agents' telemetry.",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="show one snapshot and end (so does --json alone)"
+    )
+    parser.add_argument("--seconds", type=float, metavar="N", help="end after N seconds (default: at Ctrl-C)")
+    parser.add_argument(
+        "--channels", type=int, default=CHANNELS, metavar="N", help=f"how many channels (default {CHANNELS})"
+    )
+
+
+def run_top(args: argparse.Namespace) -> int:
+    """Show the load; 0 if any server has telemetry."""
+    if args.seconds is not None and not 0 < args.seconds < float("inf"):
+        raise ConfigError(f"--seconds is {args.seconds}", do="give a number above 0")
+    if args.channels < 0:
+        raise ConfigError(f"--channels is {args.channels}", do="give 0 or more")
+    source = find_source(args)
+    snapshot = look(source, args.channels)
+    if args.once or (args.json and args.seconds is None):
+        if not args.json:
+            console(args).print(render(snapshot))
+    else:
+        snapshot = _watch(args, source, snapshot)
+    result(args, msgspec.to_builtins(snapshot), "")
+    return 0 if any(server.second is not None for server in snapshot.servers) else 1
+
+
+def _watch(args: argparse.Namespace, source: Source, snapshot: Snapshot) -> Snapshot:
+    """Show one snapshot after the other until the time is over or the user ends it."""
+    from rich.live import Live
+
+    ends_at = None if args.seconds is None else time.monotonic() + args.seconds
+    try:
+        with Live(render(snapshot), console=console(args), auto_refresh=False) as live:
+            while ends_at is None or time.monotonic() < ends_at:
+                left_s = REFRESH_S if ends_at is None else min(REFRESH_S, ends_at - time.monotonic())
+                time.sleep(max(left_s, 0))
+                snapshot = look(source, args.channels)
+                live.update(render(snapshot), refresh=True)
+    except KeyboardInterrupt:
+        pass  # how people end it
+    return snapshot
+
+
+def find_source(args: argparse.Namespace) -> Source:
+    """The servers of the ring that the settings name, or of the local cluster."""
+    if args.settings.coordinator:
+        return asyncio.run(_ring_source(args.settings.coordinator))
+    from shoal.cluster.acl import READER
+    from shoal.cluster.state import find_cluster
+    from shoal.plan.ring import ServerAddress
+
+    state = find_cluster(args.settings.state_path)
+    servers = tuple(ServerAddress(server.id, server.host, server.port) for server in state.servers)
+    return Source(servers, READER, state.passwords[READER])
+
+
+async def _ring_source(url: str) -> Source:
+    from shoal.coordination.link import parse_address
+    from shoal.coordination.redis import RedisCoordinator
+    from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+    from shoal.plan.signing import Verifier
+
+    login = parse_address(url, None, None)
+    async with await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S) as coordinator:
+        key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
+    if key is None or ring is None:
+        raise ClusterNotFoundError("the coordinator holds no ring yet", do="start the servers' agents")
+    return Source(Verifier(key.value).ring(ring.value).servers, login.username, login.password)
+
+
+def look(source: Source, channels_max: int) -> Snapshot:
+    """Asks all servers at once for their last record."""
+    with ThreadPoolExecutor(max_workers=min(len(source.servers), 32)) as pool:
+        found = list(pool.map(lambda server: _last_record(source, server), source.servers))
+    now = time.time()
+    servers = []
+    channels: list[ChannelLoad] = []
+    for server, (written_at, record, trouble) in zip(source.servers, found, strict=True):
+        if record is None:
+            servers.append(ServerLoad(server.id, f"{server.host}:{server.port}", trouble))
+        else:
+            servers.append(summarize(server, record, now - written_at))
+            if now - written_at < STALE_S:
+                channels += busiest(server.id, record, channels_max)
+    channels.sort(key=lambda load: (-load.bytes_out_per_s, -load.publications_per_s, load.channel))
+    return Snapshot(now, tuple(servers), tuple(channels[:channels_max]))
+
+
+def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record | None, str | None]:
+    """When the last record was written, and the record; or what is in the way."""
+    from shoal.channels.telemetry import DATA_FIELD, decode
+    from shoal.wire.ask import ask
+    from shoal.wire.envelope import TELEMETRY_KEY
+
+    login = source.username, source.password
+    try:
+        reply: Any = ask(
+            server.host, server.port, *login, "XINFO", "STREAM", TELEMETRY_KEY, timeout_s=_ASK_TIMEOUT_S
+        )
+        entry, fields = reply[b"last-entry"]
+        values = dict(zip(fields[::2], fields[1::2], strict=True))
+        return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD]), None
+    except hiredis.ReplyError as error:
+        return 0.0, None, "no telemetry yet" if "no such key" in str(error) else str(error)
+    except ShoalError as error:
+        return 0.0, None, str(error)
+    except (KeyError, TypeError, ValueError):
+        return 0.0, None, "what is in its telemetry stream is not telemetry"
+
+
+def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerLoad:
+    """The row of a server."""
+    row = record.server.to_pylist()[0]
+    interval_s = row["interval_s"] or 1.0
+    return ServerLoad(
+        id=server.id,
+        address=f"{server.host}:{server.port}",
+        trouble=f"no news for {age_s:.0f} s" if age_s >= STALE_S else None,
+        second=record.id.second,
+        age_s=round(max(age_s, 0.0), 3),
+        channels=record.channels.num_rows,
+        publications_per_s=_sum(record, "publications") / interval_s,
+        sent_per_s=_sum(record, "messages_sent") / interval_s,
+        bytes_out_per_s=row["bytes_out_per_s"],
+        max_out_bytes_per_s=row["max_out_bytes_per_s"],
+        load_ratio=row["load_ratio"],
+        cpu_share=row["cpu_share"],
+        connections=row["connections"],
+    )
+
+
+def _sum(record: Record, column: str) -> int:
+    return int(record.channels.column(column).to_numpy().sum())
+
+
+def busiest(server: str, record: Record, channels_max: int) -> Iterable[ChannelLoad]:
+    """The rows of the channels that sent most, at most `channels_max`."""
+    import numpy as np
+
+    columns = {name: record.channels.column(name).to_numpy() for name in ("bytes_out", "publications")}
+    order = np.lexsort((-columns["publications"], -columns["bytes_out"]))[:channels_max]
+    interval_s = record.server.to_pylist()[0]["interval_s"] or 1.0
+    for row in record.channels.take(order).to_pylist():
+        yield ChannelLoad(
+            channel=row["channel"].decode("utf-8", "backslashreplace"),
+            server=server,
+            publications_per_s=row["publications"] / interval_s,
+            sent_per_s=row["messages_sent"] / interval_s,
+            bytes_out_per_s=row["bytes_out"] / interval_s,
+            publishers=row["publishers"],
+            subscribers=row["subscribers"],
+            pattern_subscribers=row["pattern_subscribers"],
+        )
+
+
+def render(snapshot: Snapshot) -> Group:
+    """Two tables: servers, channels."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    servers = Table(title="servers", title_justify="left")
+    for heading in ("server", "address"):
+        servers.add_column(heading)
+    for heading in ("publ./s", "sent/s", "out", "load", "CPU", "connections", "channels"):
+        servers.add_column(heading, justify="right")
+    servers.add_column("note")
+    for load in snapshot.servers:
+        servers.add_row(
+            load.id,
+            load.address,
+            *(_count(load.publications_per_s), _count(load.sent_per_s), _bytes(load.bytes_out_per_s)),
+            *(_share(load.load_ratio), _share(load.cpu_share)),
+            *(_count(load.connections), _count(load.channels)),
+            Text(load.trouble or ""),
+        )
+    channels = Table(title="busiest channels", title_justify="left")
+    for heading in ("channel", "server"):
+        channels.add_column(heading)
+    for heading in ("publ./s", "sent/s", "out", "publishers", "subscribers", "by pattern"):
+        channels.add_column(heading, justify="right")
+    for channel in snapshot.channels:
+        channels.add_row(
+            Text(channel.channel),
+            channel.server,
+            *(
+                _count(channel.publications_per_s),
+                _count(channel.sent_per_s),
+                _bytes(channel.bytes_out_per_s),
+            ),
+            *(str(channel.publishers), str(channel.subscribers), str(channel.pattern_subscribers)),
+        )
+    return Group(servers, channels)
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return "-"
+    for unit in ("B/s", "kB/s", "MB/s"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB/s"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"

@@ -1,0 +1,357 @@
+"""An agent process beside a real server, with a real coordinator: it counts, answers, survives, and keeps
+its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from tests.support.agent_site import POLL_S, SOURCE, TIMEOUT_S, Site, agent_site, plain_subscriber, until
+from tests.support.redis_server import RedisServer
+from tests.support.router_client import RouterClient
+
+from shoal.plan.keys import RING_KEY, entry_key
+from shoal.plan.placement import Mode, Placement
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signing import Signer
+from shoal.wire import control
+from shoal.wire.envelope import AGENT_CHANNEL, HEADER_BYTES, TELEMETRY_KEY, WORD_CHANNEL, inbox_channel
+
+ALICE, BOB, CAROL = 0xA11CE, 0xB0B, 0xCA401
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with agent_site() as site:
+        yield site
+
+
+@pytest.fixture
+async def served(site: Site) -> Site:
+    """A site whose agent holds the lease."""
+    site.start_agent("--max-out-bytes-per-s", "1000000")
+    await until(site.lease)
+    return site
+
+
+async def test_telemetry_tells_what_was_done(served: Site) -> None:
+    async with (
+        RouterClient(ALICE, served.coordinator) as alice,
+        RouterClient(BOB, served.coordinator) as bob,
+        RouterClient(CAROL, served.coordinator) as carol,
+        plain_subscriber(served, b"tile"),
+    ):
+        sub = await alice.subscribe(b"tile")
+        await bob.subscribe(b"tile")
+        await carol.subscribe(b"til*", pattern=True)
+        payloads = [b"%04d" % number for number in range(100)]
+        await asyncio.gather(bob.publish(b"tile", *payloads), carol.publish(b"tile", *payloads))
+        await served.plain.publish(b"tile", b"foreign")
+        await alice.receive(sub, 201)
+
+        async def all_counted() -> bool:
+            return (await served.totals(b"tile", "publications"))["publications"] >= 201
+
+        await until(all_counted)
+        row = await served.seen(b"tile", lambda row: row["publications"] > 1)
+        assert set(row["publisher_ids"]) <= {BOB, CAROL}
+        assert row["publishers"] == len(row["publisher_ids"]) >= 1
+        assert row["subscribers"] == 3, "the plain one counts"
+        assert row["registered"] == 2
+        assert set(row["subscriber_ids"]) == {ALICE, BOB}
+        assert row["pattern_subscribers"] == 1
+        assert row["complete"]
+        totals = await served.totals(
+            b"tile", "publications", "foreign", "beacons", "messages_sent", "bytes_in", "bytes_out"
+        )
+        assert (totals["publications"], totals["foreign"]) == (201, 1)
+        assert totals["messages_sent"] == 201 * 4
+        sizes = {HEADER_BYTES + 4: 200, len(b"foreign"): 1, HEADER_BYTES + 8: totals["beacons"]}
+        assert totals["bytes_in"] == sum(size * count for size, count in sizes.items())
+        assert totals["bytes_out"] == sum(
+            count * (3 * frame_bytes(b">3\r\n$7\r\nmessage\r\n", size) + frame_bytes(PATTERN_PREFIX, size))
+            for size, count in sizes.items()
+        )
+        server = await until(lambda: _measured(served))
+        assert server["max_out_bytes_per_s"] == 1_000_000
+        assert server["net_output_bytes_per_s"] > 0
+        assert 0 <= server["load_ratio"] < 1
+        assert 0 <= server["cpu_share"] < 2
+
+
+PATTERN_PREFIX = b">4\r\n$8\r\npmessage\r\n$4\r\ntil*\r\n"
+
+
+def frame_bytes(prefix: bytes, payload_bytes: int) -> int:
+    """How many bytes a delivery on the channel `tile` takes."""
+    return len(b"%b$4\r\ntile\r\n$%d\r\n\r\n" % (prefix, payload_bytes)) + payload_bytes
+
+
+async def _measured(site: Site) -> dict[str, Any] | None:
+    """A row of the server that compares two samples."""
+    rows = [record.server.to_pylist()[0] for record in await site.records()]
+    return next((row for row in rows if row["interval_s"] is not None), None)
+
+
+async def test_a_killed_agent_is_followed_by_one_that_knows_everybody(served: Site) -> None:
+    async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
+        sub = await alice.subscribe(b"tile")
+        await bob.publish(b"tile", b"1", b"2")
+        await served.seen(b"tile", lambda row: row["registered"] == 1)
+        before = await served.lease()
+        served.end_agent(signal.SIGKILL)
+        await bob.publish(b"tile", b"3")
+        served.start_agent()
+
+        async def taken_over() -> bool:
+            now = await served.lease()
+            return before is not None and now is not None and now.token > before.token
+
+        await until(taken_over)
+        await until(lambda: bob.router.counters.roll_calls)
+        await served.plain.xtrim(TELEMETRY_KEY, maxlen=0)
+        row = await served.seen(b"tile", lambda row: row["registered"] == 1)
+        assert row["subscriber_ids"] == [ALICE]
+        late = await bob.subscribe(b"tile")
+        assert {stream.next for stream in late.streams.values()} == {4}, (
+            "the agent knows how far the stream is"
+        )
+        await bob.publish(b"tile", b"4")
+        assert await alice.receive(sub, 4) == [b"1", b"2", b"3", b"4"]
+        assert await bob.receive(late, 1) == [b"4"]
+
+
+async def test_a_restarted_server_is_a_new_life_with_the_same_agent(served: Site) -> None:
+    async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
+        sub = await alice.subscribe(b"tile")
+        await bob.publish(b"tile", b"1")
+        await alice.receive(sub, 1)
+        before = await served.seen(b"tile", lambda row: row["registered"] == 1)
+        assert before["subscriber_ids"] == [ALICE]
+        (instance,) = {record.id.instance for record in await served.records()}
+        await asyncio.to_thread(served.server.kill)
+        await asyncio.to_thread(served.server.restart)
+        await bob.publish(b"tile", b"2")
+        assert await alice.receive(sub, 1) == [b"2"]
+        row = await served.seen(b"tile", lambda row: row["registered"] == 1)
+        assert row["subscriber_ids"] == [ALICE]
+        after = await served.records()
+        assert {record.id.instance for record in after} == {instance}
+        assert min(record.id.sequence for record in after) > 1, "the stream of the life before is gone"
+
+
+async def test_clients_that_vanish_leave_the_register(served: Site) -> None:
+    async with RouterClient(BOB, served.coordinator) as bob:
+        await bob.subscribe(b"tile")
+        async with RouterClient(ALICE, served.coordinator) as alice:
+            await alice.subscribe(b"tile")
+            await served.seen(b"tile", lambda row: row["registered"] == 2)
+        known = len(await served.records())
+
+        async def forgotten() -> bool:
+            rows = [row for record in (await served.records())[known:] for row in record.channels.to_pylist()]
+            return any(row["channel"] == b"tile" and row["subscriber_ids"] == [BOB] for row in rows)
+
+        await until(forgotten)
+
+
+async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> None:
+    word = control.encode(
+        control.Word(
+            "s2", agent=1, number=1, heard=1, life=1, lease_ms=1_000_000, granted=False, ring_version=99
+        )
+    )
+    forged = control.encode(control.Present(ALICE, 99, [b"x" * 4000], [b"[" * 100], [(b"y" * 4000, 1, 1)]))
+    mark = control.encode(control.RollCall(1, 1))[:2]
+    noise = [
+        b"",
+        b"\x00",
+        os.urandom(300),
+        mark,
+        mark + os.urandom(50),
+        word,
+        word[:-1],
+        forged,
+        b"\xf5\x5a" + b"\xff" * 40,
+    ]
+    async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
+        sub = await alice.subscribe(b"tile")
+        before = await served.lease()
+        for channel in (
+            AGENT_CHANNEL,
+            WORD_CHANNEL,
+            inbox_channel(ALICE),
+            b"__shoal:",
+            b"__shoal:other",
+            b"tile.noise",
+        ):
+            for data in noise:
+                await served.plain.publish(channel, data)
+        await served.plain.xadd(TELEMETRY_KEY, {"data": b"garbage"})
+        await served.plain.xtrim(TELEMETRY_KEY, maxlen=0)
+        await bob.publish(b"tile", b"after")
+        assert await alice.receive(sub, 1) == [b"after"]
+        await served.seen(b"tile", lambda row: row["registered"] == 1)
+        after = await served.lease()
+        assert before is not None
+        assert after is not None
+        assert before.token == after.token
+
+
+async def test_the_lease_of_a_server_that_does_not_answer_runs_out_and_comes_back(served: Site) -> None:
+    before = await served.lease()
+    os.kill(served.server.pid, signal.SIGSTOP)
+    try:
+        await until(lambda: _gone(served))
+    finally:
+        os.kill(served.server.pid, signal.SIGCONT)
+    after = await until(served.lease)
+    assert before is not None
+    assert after.token > before.token
+    assert after.holder == before.holder
+
+
+async def _gone(site: Site) -> bool:
+    return await site.lease() is None
+
+
+async def test_with_the_coordinator_down_agents_that_hear_each_other_go_on(served: Site) -> None:
+    with RedisServer() as server:
+        second = Site(served.coordinator, served.redis, server, id="s2")
+        second.start_agent()
+        try:
+            await until(second.lease)
+            ring = Ring(2, (served.address, second.address))
+            await served.coordinator.put(RING_KEY, served.signer.ring(ring))
+            async with (
+                plain_subscriber(served, WORD_CHANNEL) as one,
+                plain_subscriber(second, WORD_CHANNEL) as other,
+            ):
+                served.redis.kill()
+                for words in (one, other):
+                    for _ in range(3):
+                        await _word(words, lambda word: not word.granted and word.lease_ms > 0)
+                await asyncio.to_thread(served.redis.restart)
+                for words in (one, other):
+                    await _word(words, lambda word: word.granted)
+            assert await until(served.lease)
+        finally:
+            second.close()
+            await second.plain.connection_pool.disconnect()
+
+
+async def _word(pubsub: Any, condition: Callable[[control.Word], bool]) -> control.Word:
+    """The next word for which the condition holds."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=TIMEOUT_S)
+            word = control.decode(message["data"]) if message else None
+            if isinstance(word, control.Word) and condition(word):
+                return word
+
+
+async def test_sigterm_gives_up_lease_and_membership_at_once(served: Site) -> None:
+    assert "s1" in await served.coordinator.members("servers")
+    assert served.end_agent(signal.SIGTERM) == 0
+    assert await served.lease() is None
+    assert await served.coordinator.members("servers") == {}
+
+
+async def test_of_two_agents_for_one_server_the_newer_one_stays(served: Site) -> None:
+    first = await served.lease()
+    assert first is not None
+    older = served.agent
+    served.start_agent()
+
+    async def replaced() -> bool:
+        now = await served.lease()
+        return now is not None and now.holder != first.holder
+
+    try:
+        await until(replaced)
+        renewed = time.monotonic() + 1.5
+        while time.monotonic() < renewed:
+            now = await served.lease()
+            assert now is not None
+            assert now.holder != first.holder
+            await asyncio.sleep(POLL_S)
+    finally:
+        assert older is not None
+        older.kill()
+        older.wait(TIMEOUT_S)
+
+
+async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: Site) -> None:
+    ring = Ring(2, (served.address, ServerAddress("s9", served.address.host, served.address.port)))
+    true = served.signer.entry(b"moved", Placement(7, Mode.SINGLE, ("s1",)))
+    forged = Signer(Signer.generate()).entry(b"forged", Placement(9, Mode.SINGLE, ("s9",)))
+    await served.coordinator.put(entry_key(b"moved"), true)
+    await served.coordinator.put(entry_key(b"forged"), forged)
+    await served.coordinator.put("plan/entries/no base64", b"garbage")
+    await served.coordinator.put(RING_KEY, Signer(Signer.generate()).ring(ring))
+
+    async def answer(name: bytes) -> control.Answer:
+        async with plain_subscriber(served, inbox_channel(ALICE)) as inbox:
+            hello = control.Hello(ALICE, 5, name, False, True, version=1, ring_version=1)
+            await served.plain.publish(AGENT_CHANNEL, control.encode(hello))
+            message = await inbox.get_message(timeout=TIMEOUT_S)
+            found = control.decode(message["data"])
+            assert isinstance(found, control.Answer)
+            return found
+
+    async def told() -> bool:
+        return (await answer(b"moved")).entry == true
+
+    await until(told)
+    assert (await answer(b"forged")).entry == b""
+    assert (await answer(b"forged")).version == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "word"),
+    [
+        (["--server", "s 1"], {}, "cannot be the id of a server"),
+        (["--address", "nowhere"], {}, "host:port"),
+        (["--max-out-bytes-per-s", "-1"], {}, "above 0"),
+        ([], {"SHOAL_COORDINATOR": ""}, "SHOAL_URL"),
+        ([], {"SHOAL_COORDINATOR": "shoal://agent:wrong@{coordinator}"}, "refused user 'agent'"),
+    ],
+)
+def test_bad_words_end_the_agent_with_one_line(
+    flags: list[str], environment: dict[str, str], word: str
+) -> None:
+    with RedisServer() as coordinator:
+        settings = {
+            name: value.format(coordinator=f"{coordinator.host}:{coordinator.port}")
+            for name, value in environment.items()
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "shoal.cli",
+            "agent",
+            "--server",
+            "s1",
+            "--address",
+            "127.0.0.1:1",
+            *flags,
+        ]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+        ended = subprocess.run(
+            command,
+            env={**inherited, "PYTHONPATH": str(SOURCE), **settings},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert word in ended.stderr
+    assert "Traceback" not in ended.stderr

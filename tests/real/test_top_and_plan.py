@@ -1,0 +1,128 @@
+"""`shoal top` and `shoal plan show` against a real coordinator, a real server and its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.support.agent_site import Site, agent_site, plain_subscriber, until
+
+from shoal import cli
+from shoal.plan.keys import RING_KEY, entry_key
+from shoal.plan.placement import Mode, Placement
+from shoal.plan.ring import Ring
+from shoal.plan.signing import Signer
+
+
+@pytest.fixture
+async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    async with agent_site() as site:
+        monkeypatch.setenv("SHOAL_COORDINATOR", site.url)
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "200")
+        yield site
+
+
+async def shoal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Exit status and standard output of a command."""
+    capsys.readouterr()
+    status = await asyncio.to_thread(cli.main, words)
+    return status, capsys.readouterr().out
+
+
+async def shoal_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    status, output = await shoal(capsys, *words, "--json")
+    (line,) = output.splitlines()
+    facts: dict[str, Any] = json.loads(line)
+    return status, facts
+
+
+async def test_top_shows_servers_and_busiest_channels(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.start_agent("--max-out-bytes-per-s", "1000000")
+    await until(site.lease)
+    facts: dict[str, Any] = {}
+    async with plain_subscriber(site, b"tile"):
+        async with asyncio.timeout(20):
+            while not any(row["publications_per_s"] for row in facts.get("channels", ())):
+                await site.plain.publish(b"tile", b"x" * 100)
+                _, facts = await shoal_json(capsys, "top", "--once")
+    (channel,) = [row for row in facts["channels"] if row["channel"] == "tile"]
+    assert channel["server"] == "s1"
+    assert channel["subscribers"] == 1
+    assert channel["sent_per_s"] == channel["publications_per_s"]
+    assert channel["bytes_out_per_s"] > 100 * channel["sent_per_s"]
+    (server,) = facts["servers"]
+    assert server["id"] == "s1"
+    assert server["trouble"] is None
+    assert server["max_out_bytes_per_s"] == 1_000_000
+    status, text = await shoal(capsys, "top", "--once")
+    assert status == 0
+    assert "s1" in text
+    assert "busiest channels" in text
+
+
+async def test_top_runs_for_the_seconds_it_is_given(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.start_agent()
+    await until(site.records)
+    status, text = await shoal(capsys, "top", "--seconds", "0.1")
+    assert status == 0
+    assert "servers" in text
+
+
+async def test_top_says_what_is_missing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    status, facts = await shoal_json(capsys, "top")
+    assert (status, facts["servers"][0]["trouble"]) == (1, "no telemetry yet")
+    await site.plain.xadd("__shoal:telemetry", {"data": b"garbage"})
+    status, facts = await shoal_json(capsys, "top")
+    assert status == 1
+    assert "not a telemetry record" in facts["servers"][0]["trouble"]
+    site.server.kill()
+    status, facts = await shoal_json(capsys, "top")
+    assert status == 1
+    assert "cannot ask" in facts["servers"][0]["trouble"]
+
+
+async def test_plan_show(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.start_agent()
+    await until(site.lease)
+    entry = site.signer.entry(b"moved", Placement(5, Mode.SINGLE, ("s1",)))
+    await site.coordinator.put(entry_key(b"moved"), entry)
+    status, facts = await shoal_json(capsys, "plan", "show", "moved", "tile")
+    assert status == 0
+    assert facts["ring_version"] == 1
+    assert [(server["id"], server["lease"]) for server in facts["servers"]] == [("s1", "held")]
+    places = {row["channel"]: (row["source"], row["version"], row["home"]) for row in facts["channels"]}
+    assert places == {"moved": ("entry", 5, "s1"), "tile": ("ring", 1, "s1")}
+    assert [row["channel"] for row in facts["entries"]] == ["moved"]
+    status, text = await shoal(capsys, "plan", "show")
+    assert status == 0
+    assert "ring version 1" in text
+    assert "moved: single on s1" in text
+
+
+async def test_plan_show_believes_no_forged_entry(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    forger = Signer(Signer.generate())
+    await site.coordinator.put(
+        entry_key(b"\x1b[31m"), forger.entry(b"\x1b[31m", Placement(9, Mode.SINGLE, ("s1",)))
+    )
+    status, text = await shoal(capsys, "plan", "show")
+    assert status == 1
+    assert "lease none" in text
+    assert "without the cluster's signature" in text
+    assert "\x1b" not in text
+    await site.coordinator.put(RING_KEY, forger.ring(Ring(9, (site.address,))))
+    status, facts = await shoal_json(capsys, "plan", "show")
+    assert (status, facts["signature_ok"]) == (1, False)
+
+
+@pytest.mark.parametrize(
+    "words", [["plan", "show", ""], ["plan", "show", "__shoal:word"], ["top", "--seconds", "0"], ["plan"]]
+)
+async def test_bad_words_are_refused(
+    words: list[str], site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await asyncio.to_thread(cli.main, words) != 0
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,126 @@
+"""One server with its agent process and a coordinator, all real: for tests of agents and of their readers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as redis_py
+from tests.support.redis_server import RedisServer
+
+from shoal.channels.telemetry import DATA_FIELD, Record, decode
+from shoal.coordination.interface import LeaseInfo
+from shoal.coordination.redis import RedisCoordinator
+from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signing import Signer
+from shoal.wire.envelope import TELEMETRY_KEY
+
+TIMEOUT_S = 30.0
+POLL_S = 0.02
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """The first true value of a condition, plain or awaitable."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            value = condition()
+            if asyncio.iscoroutine(value):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(POLL_S)
+
+
+class Site:
+    """One server with its agent, and the coordinator."""
+
+    def __init__(
+        self, coordinator: RedisCoordinator, redis: RedisServer, server: RedisServer, id: str = "s1"
+    ) -> None:
+        self.coordinator = coordinator
+        self.redis = redis
+        self.server = server
+        self.plain = redis_py.Redis(host=server.host, port=server.port)
+        self.signer = Signer(Signer.generate())
+        self.address = ServerAddress(id, server.host, server.port)
+        self.url = f"shoal://{redis.host}:{redis.port}"
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    async def write_plan(self) -> None:
+        await self.coordinator.put(PUBLIC_KEY, self.signer.public)
+        await self.coordinator.put(RING_KEY, self.signer.ring(Ring(1, (self.address,))))
+
+    def start_agent(self, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "shoal.cli", "agent", "--server", self.address.id]
+        command += ["--address", f"{self.server.host}:{self.server.port}", *flags]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+        settings = {"SHOAL_COORDINATOR": self.url, "PYTHONPATH": str(SOURCE), **environment}
+        self.agent = subprocess.Popen(command, env={**inherited, **settings})
+        return self.agent
+
+    def end_agent(self, signum: signal.Signals = signal.SIGKILL) -> int:
+        assert self.agent is not None
+        self.agent.send_signal(signum)
+        return self.agent.wait(TIMEOUT_S)
+
+    async def lease(self) -> LeaseInfo | None:
+        return await self.coordinator.lease_of(f"servers/{self.address.id}")
+
+    async def records(self) -> list[Record]:
+        entries = await self.plain.xrange(TELEMETRY_KEY)
+        return [decode(fields[DATA_FIELD]) for _, fields in entries]
+
+    async def seen(self, channel: bytes, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first row of a channel in telemetry for which the condition holds."""
+
+        async def look() -> dict[str, Any] | None:
+            for record in await self.records():
+                for row in record.channels.to_pylist():
+                    if row["channel"] == channel and condition(row):
+                        found: dict[str, Any] = row
+                        return found
+            return None
+
+        row: dict[str, Any] = await until(look)
+        return row
+
+    async def totals(self, channel: bytes, *columns: str) -> dict[str, int]:
+        """What all records together say of a channel."""
+        rows = [row for record in await self.records() for row in record.channels.to_pylist()]
+        return {column: sum(row[column] for row in rows if row["channel"] == channel) for column in columns}
+
+    def close(self) -> None:
+        if self.agent is not None and self.agent.poll() is None:
+            self.agent.send_signal(signal.SIGCONT)
+            self.end_agent()
+
+
+@contextlib.asynccontextmanager
+async def agent_site() -> AsyncIterator[Site]:
+    """A server and a coordinator that holds a plan; nothing of it is left afterwards."""
+    with RedisServer(aof=True) as redis, RedisServer() as server:
+        async with await RedisCoordinator.connect(f"{redis.host}:{redis.port}") as coordinator:
+            site = Site(coordinator, redis, server)
+            await site.write_plan()
+            try:
+                yield site
+            finally:
+                site.close()
+                await site.plain.connection_pool.disconnect()
+
+
+@contextlib.asynccontextmanager
+async def plain_subscriber(site: Site, channel: bytes) -> AsyncIterator[Any]:
+    async with site.plain.pubsub() as pubsub:
+        await pubsub.subscribe(channel)
+        await pubsub.get_message(timeout=TIMEOUT_S)
+        yield pubsub
