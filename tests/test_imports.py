@@ -13,6 +13,7 @@ SRC = Path(__file__).parent.parent / "src"
 HOUSE = [
     ["cli"],
     ["dashboard"],
+    ["demo"],
     ["cluster"],
     ["pipeline"],
     ["shoal"],  # the package itself: what `import shoal` offers

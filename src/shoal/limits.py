@@ -83,6 +83,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     heal_page_messages: int = 256
     """Messages asked for in one request for a hole. A larger hole is healed page by page."""
 
+    heal_page_bytes: int = 1 << 20
+    """Bytes that a publisher resends for one request. A page holds at least one message, however large."""
+
     heal_delay_s: float = 0.03
     """How long a hole may fill by itself (another server may be slower) before the publisher is asked."""
 

@@ -54,9 +54,7 @@ def test_the_default_directory_is_read(tmp_path: Path) -> None:
         ({"coordinator": 17}, "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_use_says_why_and_what_to_do(
-    tmp_path: Path, changes: dict[str, object], words: str
-) -> None:
+def test_a_file_that_is_no_use_says_why_and_what_to_do(tmp_path: Path, changes: dict[str, object], words: str) -> None:
     write_cluster(tmp_path, **changes)
     with pytest.raises(ClusterNotFoundError, match=words) as caught:
         find_url(tmp_path)

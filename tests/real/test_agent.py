@@ -320,8 +320,8 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
         (["--server", "s 1"], {}, "cannot be the id of a server"),
         (["--address", "nowhere"], {}, "host:port"),
         (["--max-out-bytes-per-s", "-1"], {}, "above 0"),
-        ([], {"SHOAL_COORDINATOR": ""}, "SHOAL_URL"),
-        ([], {"SHOAL_COORDINATOR": "shoal://agent:wrong@{coordinator}"}, "refused user 'agent'"),
+        ([], {}, "SHOAL_URL"),
+        ([], {"SHOAL_URL": "shoal://agent:wrong@{coordinator}"}, "refused user 'agent'"),
     ],
 )
 def test_bad_words_end_the_agent_with_one_line(

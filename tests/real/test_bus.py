@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import warnings
 from collections.abc import Callable
@@ -95,9 +96,7 @@ async def test_any_name_is_a_channel(bus: shoal.Bus, name: str | bytes) -> None:
     async with bus.subscribe(name) as messages:
         await bus.publish(name, b"here")
         item = await messages.get(WAIT_S)
-    assert item.channel.encode("utf-8", "surrogateescape") == (
-        name if isinstance(name, bytes) else name.encode()
-    )
+    assert item.channel.encode("utf-8", "surrogateescape") == (name if isinstance(name, bytes) else name.encode())
 
 
 async def test_a_pattern_hears_all_servers(bus: shoal.Bus, other: shoal.Bus) -> None:
@@ -362,11 +361,43 @@ async def test_what_nobody_has_any_more_is_a_gap(url: str) -> None:
 async def test_a_cut_connection_loses_nothing(bus: shoal.Bus, other: shoal.Bus) -> None:
     async with bus.subscribe("cut") as messages:
         for number in range(500):
-            await other.publish("cut", b"%d" % number)
-            if number % 100 == 50:
+            await other.publish("cut", b"%d" % number, confirm=number % 100 == 0)
+            if number % 200 == 50:
                 await bus.adapter.disconnect_all()
+            elif number % 200 == 150:
                 await other.adapter.disconnect_all()
         assert payloads(await collect(messages, 500)) == [b"%d" % number for number in range(500)]
+    assert bus.statistics().counters["reconnects"] > 0
+    assert other.statistics().counters["reconnects"] > 0
+
+
+async def test_when_a_server_is_killed_nothing_is_silent(
+    bus: shoal.Bus, other: shoal.Bus, shared_cluster: ClusterThread
+) -> None:
+    names = [f"mortal.{number}" for number in range(12)]
+    async with contextlib.AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(bus.subscribe(name)) for name in names]
+        for number in range(400):
+            for name in names:
+                await other.publish(name, b"%d" % number)
+            if number == 100:
+                shared_cluster.call(lambda cluster: cluster.kill("s2"))
+            await asyncio.sleep(0.002)
+        await other.drain()
+        for messages in opened:
+            assert await told_about(messages, 400) == list(range(1, 401))
+
+
+async def told_about(messages: shoal.Subscription, last: int) -> list[int]:
+    """The sequence numbers that were delivered or reported as missing, in order."""
+    told: list[int] = []
+    while not told or told[-1] < last:
+        item = await messages.get(WAIT_S)
+        if isinstance(item, Message):
+            told.append(item.sequence)
+        elif item.last is not None:
+            told += range(item.first, item.last + 1)
+    return told
 
 
 async def test_data_flows_while_the_coordinator_is_away(

@@ -63,7 +63,7 @@ class Site:
         command = [sys.executable, "-m", "shoal.cli", "agent", "--server", self.address.id]
         command += ["--address", f"{self.server.host}:{self.server.port}", *flags]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
-        settings = {"SHOAL_COORDINATOR": self.url, "PYTHONPATH": str(SOURCE), **environment}
+        settings = {"SHOAL_URL": self.url, "PYTHONPATH": str(SOURCE), **environment}
         self.agent = subprocess.Popen(command, env={**inherited, **settings})
         return self.agent
 

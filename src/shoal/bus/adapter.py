@@ -188,10 +188,7 @@ class Adapter:
 
     def _has_room(self) -> bool:
         publishing = self._publishing
-        return (
-            publishing.pending_messages <= self._room_messages
-            and publishing.pending_bytes <= self._room_bytes
-        )
+        return publishing.pending_messages <= self._room_messages and publishing.pending_bytes <= self._room_bytes
 
     async def room(self) -> None:
         """Waits until a quarter of the publish buffer is free."""
@@ -358,9 +355,7 @@ class Adapter:
         give_up = self.loop.time() + self.limits.linger_s
         heals = self.router.counters.heals_answered
         while (
-            (now := self.loop.time()) < give_up
-            and now < self._trouble_at + QUIET_S
-            and self._publishing.resend_bytes
+            (now := self.loop.time()) < give_up and now < self._trouble_at + QUIET_S and self._publishing.resend_bytes
         ):
             await asyncio.sleep(min(QUIET_S / 10, give_up - now))
             if self.router.counters.heals_answered != heals:

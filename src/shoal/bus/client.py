@@ -62,9 +62,7 @@ def connect(url: str | None = None, *, limits: Limits | None = None, name: str |
 class Bus:
     """A client of a cluster: publishes on channels and subscribes to them. Belongs to one event loop."""
 
-    def __init__(
-        self, url: str | None = None, *, limits: Limits | None = None, name: str | None = None
-    ) -> None:
+    def __init__(self, url: str | None = None, *, limits: Limits | None = None, name: str | None = None) -> None:
         self.limits = limits or DEFAULT_LIMITS
         self.limits.validate()
         self.client_id = secrets.randbits(CLIENT_ID_BITS) or 1
@@ -136,6 +134,9 @@ class Bus:
         try:
             if not quick:
                 await self.drain()
+        except BaseException:
+            quick = True
+            raise
         finally:
             self._closed = True
             try:
@@ -186,9 +187,7 @@ class Bus:
             if adapter.router.publishing.await_confirm(*posted, token):
                 await adapter.confirmed(token)
 
-    async def publish_counted(
-        self, channel: str | bytes, payload: bytes | str | bytearray | memoryview
-    ) -> int:
+    async def publish_counted(self, channel: str | bytes, payload: bytes | str | bytearray | memoryview) -> int:
         """Publishes, waits for the confirmation and returns how many connections the server passed the
         message on to.
 
@@ -266,9 +265,7 @@ class Bus:
 
     # Subscribing
 
-    def subscribe(
-        self, channel: str | bytes | None = None, *, pattern: str | bytes | None = None
-    ) -> Subscription:
+    def subscribe(self, channel: str | bytes | None = None, *, pattern: str | bytes | None = None) -> Subscription:
         """A subscription to a channel, or to all channels that a pattern (as in Redis) matches: enter it to
         begin.
         """

@@ -20,7 +20,7 @@ from shoal.metrics import REGISTRY
 if TYPE_CHECKING:
     from shoal.bus.client import Bus, BusStatistics
 
-COUNTED: Final = tuple(name for name in Counters.__struct_fields__ if name != "confirmed")
+COUNTED: Final = ("published", *Counters.__struct_fields__)
 
 _lock: Final = threading.Lock()
 _open: Final[set[Bus]] = set()

@@ -73,13 +73,9 @@ def _read(directory: Path) -> _Cluster:
             f"no cluster runs in {directory}", do="run `shoal up`, or name another address: shoal://host:port"
         ) from None
     except PermissionError:
-        raise ClusterNotFoundError(
-            f"{path} belongs to another user", do="ask them, or run `shoal up`"
-        ) from None
+        raise ClusterNotFoundError(f"{path} belongs to another user", do="ask them, or run `shoal up`") from None
     except msgspec.DecodeError as error:
-        raise ClusterNotFoundError(
-            f"{path} cannot be read: {error}", do="run `shoal down`, then `shoal up`"
-        ) from None
+        raise ClusterNotFoundError(f"{path} cannot be read: {error}", do="run `shoal down`, then `shoal up`") from None
 
 
 def _runs(pid: int) -> bool:

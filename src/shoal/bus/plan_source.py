@@ -98,9 +98,7 @@ class RingFetcher:
                 try:
                     ring = await self._source.ring()
                 except ShoalError as error:
-                    _log.info(
-                        "the coordinator does not answer; data flows on by the last plan", error=str(error)
-                    )
+                    _log.info("the coordinator does not answer; data flows on by the last plan", error=str(error))
                     await asyncio.sleep(backoff.next_delay_s())
                     continue
                 self._wanted = False

@@ -114,14 +114,12 @@ class Subscription:
     async def get(self, timeout: float | None = None) -> Item:  # noqa: ASYNC109
         """The next item; TimeoutError if none comes in `timeout` seconds, SubscribeError after `aclose`."""
         try:
-            if timeout is None:
+            if timeout is None or (self._core is not None and self._core.inbox.items):
                 return await self.__anext__()
             async with asyncio.timeout(timeout):
                 return await self.__anext__()
         except StopAsyncIteration:
-            raise SubscribeError(
-                f"the subscription to {self.name!r} is closed and nothing is left in it"
-            ) from None
+            raise SubscribeError(f"the subscription to {self.name!r} is closed and nothing is left in it") from None
 
     def get_nowait(self) -> Item | None:
         """The next item if one is there."""

@@ -192,13 +192,13 @@ class Agent:
 
     # What the coordinator said of the lease (see `tenure.Verdicts`)
 
-    def granted(self, sent_at: float) -> None:
+    def granted(self, sent_at: float, lapsed: bool) -> None:
         """The lease is held; a word that could not be given before is given at once."""
         self._granted_at = sent_at
         if self._serving is not None:
             core = self._serving.core
             silent = not core.lease.is_granted(self._loop.time())
-            core.lease.granted(sent_at)
+            core.lease.granted(sent_at, core.book.version if lapsed else None)
             if silent:
                 self._serving.speak()
 

@@ -6,8 +6,8 @@ pattern subscription, whose bytes go through the scanner; telemetry is made from
     bytes of the observing connection -> scanner -> control messages, in the server's own order -> answers
 
 A restarted agent knows nothing: it calls the roll, and answers nobody before everyone on the server has said what they
-do there (or `roll_call_s` is over). When the *server* restarts, a surviving agent remembers which streams it had heard,
-so that it can tell returning subscribers whom to wait for.
+do there (or `roll_call_s` is over). When only its connection is lost, or the server restarts, it remembers which
+streams it had heard, so that it can tell returning subscribers whom to wait for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shoal.errors import PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, client_of, inbox_channel
 from shoal.wire.glob import glob_match
 
 Handler = Callable[[Any, float], None]
@@ -79,17 +79,16 @@ class AgentCore:
         self._presents: set[int] = set()
         self._deferred: list[control.Hello] = []
         self._heard = 0
+        self._lives = 0
 
     # The server
 
     def opened(self, run_id: str, now: float) -> None:
-        """There is a connection to the server. A new `run_id` means that the server has restarted."""
-        life = int.from_bytes(hashlib.blake2b(run_id.encode(), digest_size=8).digest(), "big") or 1
+        """There is a connection to the server. What happened on the server since the last one, nobody has seen."""
         self.outbox.clear()
         self._inflight.clear()
         self.scanner.reset()
-        if life != self.life:
-            self._begin_life(life)
+        self._begin_life(run_id)
         self._step("server reached")
         self.outbox.append((b"PSUBSCRIBE", b"*"))
         if self.rules.roll_call:
@@ -98,12 +97,16 @@ class AgentCore:
             self._step("call over")
         self.timers.set("word", now)
 
-    def _begin_life(self, life: int) -> None:
+    def _begin_life(self, run_id: str) -> None:
+        """A life is a time in which this agent has heard everything on this server without a break. What it knows of
+        the life before is kept apart, until those concerned have been heard in this one."""
         self._remembers = self.life != 0
+        self._lives += 1
         if self._remembers:
-            self._previous = self._all_streams()
+            self._previous = self._previous | self._all_streams()
             self.scanner.clear()
-        self.life = life
+        name = f"{run_id} {self.instance} {self._lives}"
+        self.life = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") or 1
         self.register.clear()
 
     def lost(self, now: float) -> None:
@@ -270,15 +273,23 @@ class AgentCore:
 
     def _streams_of(self, hello: control.Hello) -> Streams:
         if not hello.pattern:
-            return {(hello.name, stream): last for stream, last in self.scanner.streams(hello.name).streams}
-        return {key: last for key, last in self._all_streams().items() if glob_match(hello.name, key[0])}
+            return self._listing(hello.name)
+        listing: Streams = {}
+        for channel in self.scanner.channels():
+            if glob_match(hello.name, channel):
+                listing.update(self._listing(channel))
+        return listing
 
     def _all_streams(self) -> Streams:
-        return {
-            (channel, stream): last
-            for channel in self.scanner.channels()
-            for stream, last in self.scanner.streams(channel).streams
-        }
+        listing: Streams = {}
+        for channel in self.scanner.channels():
+            listing.update(self._listing(channel))
+        return listing
+
+    def _listing(self, channel: bytes) -> Streams:
+        """The streams of a channel; nobody has the client id 0, so a stream with it is somebody's garbage."""
+        streams = self.scanner.streams(channel).streams
+        return {(channel, stream): last for stream, last in streams if client_of(stream)}
 
     # The plan
 

@@ -57,8 +57,6 @@ Effect: TypeAlias = Connect | Disconnect | FetchRing | Confirmed | Refused
 class Counters(msgspec.Struct):
     """What has happened so far; metrics and `exercised` of the simulator read it."""
 
-    published: int = 0
-    confirmed: int = 0
     repeated: int = 0
     refused: int = 0
     delivered: int = 0

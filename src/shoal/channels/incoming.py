@@ -15,7 +15,7 @@ class StreamIn:
     """One stream on one channel, as one subscription sees it."""
 
     __slots__ = (
-        "asked", "doubted_at", "final", "held", "hole_since", "lapsed", "last", "marked", "next", "server", "stream",
+        "asked", "attempts", "doubted_at", "final", "held", "hole_since", "lapsed", "last", "marked", "next", "server", "stream",
         "touched",
     )  # fmt: skip
 
@@ -27,6 +27,7 @@ class StreamIn:
         self.server = server
         self.hole_since: float | None = None
         self.asked = False
+        self.attempts = 0
         self.doubted_at: int | None = None
         self.lapsed = False
         self.final = False

@@ -24,10 +24,19 @@ class AgentLease:
         self._server = server
         self._limits = limits
         self._until = 0.0
+        self._silent_until = 0.0
+        self._silent_ring = 0
         self._peers: dict[str, tuple[Word, float]] = {}
 
-    def granted(self, sent_at: float) -> None:
-        """The coordinator has granted or renewed the lease; the request was sent at `sent_at`."""
+    def granted(self, sent_at: float, lapsed_at: int | None = None) -> None:
+        """The coordinator has granted or renewed the lease; the request was sent at `sent_at`.
+
+        `lapsed_at` is given when the lease had run out before: the ring's version that the agent knows. The keeper may
+        be about to take the server out of the ring, so the agent is silent until it sees a newer ring, or a whole
+        lease has passed without one.
+        """
+        if lapsed_at is not None:
+            self._silent_until, self._silent_ring = sent_at + self._limits.server_lease_s, lapsed_at
         self._until = max(self._until, sent_at + self._limits.server_lease_s * (1 - self._limits.clock_drift_max))
 
     def refused(self) -> None:
@@ -44,15 +53,17 @@ class AgentLease:
 
     def remaining_s(self, ring: Ring | None, now: float) -> float:
         """For how long from now on this agent can vouch for its server; 0 if it cannot."""
+        if ring is None or ring.address(self._server) is None:
+            return 0.0
+        if now < self._silent_until and ring.version <= self._silent_ring:
+            return 0.0
         if self.is_granted(now):
             return self._until - now
-        if ring is not None and self._coordinator_is_down(ring, now):
+        if self._coordinator_is_down(ring, now):
             return self._limits.server_lease_s / 2
         return 0.0
 
     def _coordinator_is_down(self, ring: Ring, now: float) -> bool:
-        if ring.address(self._server) is None:
-            return False
         recent = now - self._limits.server_lease_s / 2
         words = [word for word, at in self._peers.values() if at >= recent and ring.address(word.server)]
         if any(word.ring_version > ring.version for word in words):

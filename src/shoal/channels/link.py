@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Command = tuple[bytes, ...]
 
+GREETINGS_REMEMBERED: Final = 16
 WORDS_REMEMBERED: Final = 8
 """An agent hears its own words back long before it has spoken this many more."""
 
@@ -44,7 +45,7 @@ class ServerLink:
     """State of the connection to one server. `outbox` is what the adapter must send, in order."""
 
     __slots__ = (
-        "_anchors", "address", "anchor", "dirty", "greeted_at", "inflight", "lanes", "life", "listening", "nonce", "outbox",
+        "_anchors", "_greets", "address", "anchor", "dirty", "inflight", "lanes", "life", "listening", "outbox",
         "ping", "server", "sites", "state", "usable_until",
     )  # fmt: skip
 
@@ -58,13 +59,12 @@ class ServerLink:
         self.lanes: set[Lane] = set()
         self.sites: set[Site] = set()
         self.dirty = False
-        self.nonce = 0
-        self.greeted_at = 0.0
+        self._greets: dict[int, float] = {}
+        self.life = 0
         self.anchor: float | None = None
         self._anchors: dict[tuple[int, int], float] = {}
         self.ping: Ping | None = None
         self.usable_until = 0.0
-        self.life = 0
 
     @property
     def open(self) -> bool:
@@ -105,8 +105,23 @@ class ServerLink:
         self.anchor = ping.sent_at
         self.ping = None
 
+    def greeted(self, nonce: int, now: float) -> None:
+        """A greeting is on its way to the agent."""
+        self._greets[nonce] = now
+        if len(self._greets) > GREETINGS_REMEMBERED:
+            del self._greets[next(iter(self._greets))]
+
+    def welcomed(self, welcome: control.Welcome, lease_s: float) -> bool:
+        """Takes an agent's answer to a greeting; says whether it was one."""
+        since = self._greets.pop(welcome.nonce, None)
+        if since is None or welcome.server != self.server:
+            return False
+        self.grant(lease_s, since)
+        return True
+
     def word_heard(self, word: control.Word, lease_s: float) -> None:
         """Takes an agent's word to everyone."""
+        self.life = word.life
         since = self._anchors.get((word.agent, word.heard))
         if since is not None:
             self.grant(lease_s, since)
@@ -128,7 +143,8 @@ class ServerLink:
         self._anchors.clear()
         self.ping = None
         self.usable_until = 0.0
-        self.nonce = 0
+        self._greets.clear()
+        self.life = 0
 
 
 _OPEN = frozenset({states.Link.GREETING, states.Link.USABLE, states.Link.STALE})

@@ -14,7 +14,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from shoal.errors import ConnectError, ProtocolError
+from shoal.errors import ConnectError, ProtocolError, ShoalError
+from shoal.logs import get_log
 from shoal.wire.commands import Command, encode_commands
 from shoal.wire.frames import FrameReader
 from shoal.wire.handshake import (
@@ -34,6 +35,9 @@ at once."""
 
 WRITE_BUFFER_BYTES_MAX: Final = 16 << 20
 """What may wait for a server that does not read. More: the connection is dropped, and made anew."""
+
+
+_log: Final = get_log(__name__)
 
 
 class ObservingLink(asyncio.Protocol):
@@ -77,9 +81,7 @@ class ObservingLink(asyncio.Protocol):
         except (OSError, UnicodeError) as error:
             self.abort()
             if limit.expired():
-                raise ConnectError(
-                    f"{self._where} has not answered within {self._connect_timeout_s} s"
-                ) from error
+                raise ConnectError(f"{self._where} has not answered within {self._connect_timeout_s} s") from error
             raise ConnectError(f"cannot connect to {self._where}: {error}") from error
         except BaseException:
             self.abort()
@@ -122,6 +124,8 @@ class ObservingLink(asyncio.Protocol):
         try:
             self._receive(data)
         except Exception as error:
+            if not isinstance(error, ShoalError):
+                _log.exception("what came from the server could not be handled; begins anew", server=self._where)
             self._fail(error)
             return
         if len(data) < READ_BATCH_BYTES and self._transport is not None:
@@ -150,11 +154,7 @@ class ObservingLink(asyncio.Protocol):
             self._answers += frames
         if len(self._answers) > HANDSHAKE_REPLIES:
             raise ProtocolError(f"{self._where} sent more than it was asked for", do=NO_REDIS)
-        if (
-            len(self._answers) == HANDSHAKE_REPLIES
-            and self._answered is not None
-            and not self._answered.done()
-        ):
+        if len(self._answers) == HANDSHAKE_REPLIES and self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
 
     def _fail(self, error: Exception) -> None:

@@ -77,11 +77,18 @@ class Outgoing:
         skip = lane.sent + 1 - self.base
         return list(self.window) if skip <= 0 else [self.window[index] for index in range(skip, len(self.window))]
 
-    def page(self, first: int, last: int, count_max: int) -> list[tuple[int, bytes]]:
-        """Messages of the window between two numbers, at most `count_max` of them."""
+    def page(self, first: int, last: int, messages_max: int, bytes_max: int) -> list[bytes]:
+        """Messages of the window between two numbers, as many as the limits allow, but at least one."""
+        blobs: list[bytes] = []
+        size = 0
         start = max(first, self.base)
-        stop = min(last, self.seq, start + count_max - 1)
-        return [(number, self.window[number - self.base]) for number in range(start, stop + 1)]
+        for index in range(start - self.base, min(last, self.seq, start + messages_max - 1) + 1 - self.base):
+            blob = self.window[index]
+            size += len(blob)
+            if blobs and size > bytes_max:
+                break
+            blobs.append(blob)
+        return blobs
 
     def confirm(self) -> tuple[int, int]:
         """Moves the confirmed mark to what all lanes have confirmed; returns how many messages and bytes it passed."""
@@ -95,13 +102,12 @@ class Outgoing:
 
     def trim(self, messages_max: int, bytes_max: int) -> int:
         """Drops confirmed messages from the window until it is within its limits; returns the bytes freed."""
-        freed = 0
-        window = self.window
-        while (len(window) > messages_max or self.resend_bytes > bytes_max) and self.base <= self.confirmed:
-            size = len(window.popleft())
-            self.base += 1
-            self.resend_bytes -= size
-            freed += size
+        window, base, kept = self.window, self.base, self.resend_bytes
+        while (len(window) > messages_max or kept > bytes_max) and base <= self.confirmed:
+            kept -= len(window.popleft())
+            base += 1
+        freed = self.resend_bytes - kept
+        self.base, self.resend_bytes = base, kept
         return freed
 
     def beacon(self, last: int, time_us: int, final: bool = False) -> bytes:

@@ -10,6 +10,7 @@ from shoal.channels import states
 from shoal.channels.context import Confirmed, Context, Refused
 from shoal.channels.link import ServerLink
 from shoal.channels.outgoing import Lane, Outgoing
+from shoal.channels.timers import patience
 from shoal.message import Attributes
 from shoal.wire import control, envelope
 from shoal.wire.envelope import SUFFIX, inbox_channel
@@ -38,9 +39,9 @@ class Publishing:
         out = self._outs.get(channel)
         if out is None:
             out = self._open(channel, now)
+        body = envelope.encode_attributes(attributes, self._context.limits) if attributes else b""
         out.seq = seq = out.seq + 1
-        if attributes:
-            body = envelope.encode_attributes(attributes, self._context.limits)
+        if body:
             prefix = envelope.prefix(envelope.ATTRIBUTES, out.placement.version, out.stream)
             blob = prefix + _pack(seq, time_us) + body + payload
         else:
@@ -126,11 +127,11 @@ class Publishing:
     def _ask(self, lane: Lane, now: float) -> None:
         """Resolves the channel at the server's agent before anything is sent there."""
         lane.step("link usable")
-        self._hello(lane, now)
-
-    def _hello(self, lane: Lane, now: float) -> None:
         nonce = self._context.next_nonce()
         self.asked[nonce] = lane
+        self._hello(lane, nonce, 0, now)
+
+    def _hello(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
         out = lane.out
         version, ring_version = out.placement.version, self._context.book.version
         lane.link.tell_agent(
@@ -139,12 +140,17 @@ class Publishing:
             )
         )
         self._context.touch(lane.link)
-        self._context.timers.set(("resolve", lane, nonce), now + self._context.limits.hello_retry_s)
+        wait_s = patience(self._context.limits.hello_retry_s, attempts)
+        self._context.timers.set(("resolve", lane, nonce, attempts + 1), now + wait_s)
 
-    def resolve_due(self, lane: Lane, nonce: int, now: float) -> None:
-        """No answer yet: ask again."""
-        if self.asked.pop(nonce, None) is lane and lane.state is states.Lane.ASKING and lane.link.open:
-            self._hello(lane, now)
+    def resolve_due(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
+        """No answer yet: ask again, unless the question has lost its meaning."""
+        if self.asked.get(nonce) is not lane:
+            return
+        if lane.state is states.Lane.ASKING and lane.link.open:
+            self._hello(lane, nonce, attempts, now)
+        else:
+            del self.asked[nonce]
 
     def answered(self, lane: Lane, now: float) -> None:
         """The agent knows the publisher: say where the stream stands, then send what is not confirmed."""
@@ -194,16 +200,17 @@ class Publishing:
             if lane.state is not states.Lane.WAITING:
                 lane.step("link lost")
 
-    def confirmed(self, lane: Lane) -> None:
-        """A server has confirmed the lane's oldest outstanding message."""
+    def confirmed(self, lane: Lane, count: int) -> None:
+        """A server has confirmed the lane's `count` oldest outstanding messages."""
         if lane.state is states.Lane.DROPPED:
             return
         out = lane.out
-        lane.confirmed += 1
+        lane.confirmed += count
         if len(out.lanes) == 1:
-            out.confirmed += 1
-            self.pending_messages -= 1
-            self.pending_bytes -= out.sizes.popleft()
+            out.confirmed += count
+            self.pending_messages -= count
+            for _ in range(count):
+                self.pending_bytes -= out.sizes.popleft()
             if out.waiters:
                 self._wake(out)
         else:
@@ -230,7 +237,7 @@ class Publishing:
         """A server refused a message for good (a right is missing, or memory): the application must hear of it."""
         self._context.counters.refused += 1
         self._context.effects.append(Refused(lane.out.name, error))
-        self.confirmed(lane)
+        self.confirmed(lane, 1)
 
     # Beacons and the end of a stream
 
@@ -285,8 +292,9 @@ class Publishing:
         if out is None or out.stream != request.stream or request.first > request.last:
             return
         inbox = inbox_channel(request.client)
-        page = out.page(request.first, request.last, self._context.limits.heal_page_messages)
-        for _, blob in page:
+        limits = self._context.limits
+        page = out.page(request.first, request.last, limits.heal_page_messages, limits.heal_page_bytes)
+        for blob in page:
             link.publish(inbox, control.encode(control.Resend(out.name, blob)))
         answer = control.Healed(out.name, out.stream, out.base, out.confirmed, request.first)
         link.publish(inbox, control.encode(answer))

@@ -7,10 +7,10 @@ Owns the promise "exactly once, in order, nothing silent" on the subscriber's si
 
 from __future__ import annotations
 
-from shoal.channels import states
 from shoal.channels.context import Context
 from shoal.channels.incoming import ChannelIn, StreamIn
 from shoal.channels.subscription import Subscription
+from shoal.channels.timers import patience
 from shoal.errors import ProtocolError
 from shoal.message import Gap, Message
 from shoal.wire import control
@@ -46,6 +46,9 @@ class Receiving:
             self._deliver(sub, Message(sub.channel(channel).text, blob, pattern=sub.pattern_text))
             return
         _, flags, _, stream_id, sequence, time_us = HEADER.unpack_from(blob)
+        if not client_of(stream_id):
+            self._context.counters.garbage += 1
+            return
         chan = sub.channel(channel)
         try:
             if flags & BEACON:
@@ -67,12 +70,7 @@ class Receiving:
         if len(sub.early) < self._context.limits.held_messages_max:
             sub.early.append((channel, blob, server))
         else:
-            sub.early.clear()
-            sub.baseline.clear()
-            for site in sub.sites.values():
-                if site.state is not states.Site.WAITING:
-                    site.step("asked again")
-                    self._context.timers.set(("hello", site), 0.0)
+            self._context.timers.set_if_absent(("restart", sub), 0.0)
 
     def _meet(
         self, sub: Subscription, chan: ChannelIn, stream_id: int, sequence: int, server: str, now: float
@@ -194,10 +192,11 @@ class Receiving:
             self._hole(sub, chan, stream, now)
 
     def doubt(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """The server that carried this stream has died; unless its publisher speaks again, its end is unknown."""
+        """Nobody heard this stream for a while; unless its publisher speaks again, nobody knows how far it came."""
         if self._context.rules.doubt and not (stream.final or stream.lapsed) and stream.doubted_at is None:
             stream.doubted_at = stream.next
             self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
+            self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     def doubt_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Nobody has spoken for the stream: what it may have published last is reported as an open gap."""
@@ -205,7 +204,8 @@ class Receiving:
         stream.doubted_at = None
         if not spoke and not sub.closed:
             stream.lapsed = True
-            self._report(sub, chan, client_of(stream.stream), stream.next, None, "its server died and its publisher is silent")
+            reason = "nobody heard it for a while, and its publisher is silent"
+            self._report(sub, chan, client_of(stream.stream), stream.next, None, reason)
             for number in sorted(stream.held):
                 stream.next = number + 1
                 self._deliver(sub, stream.held[number])
@@ -213,10 +213,11 @@ class Receiving:
             stream.hole_since = None
 
     def report_unknown(self, sub: Subscription, server: str) -> None:
-        """A server died and nobody can list its publishers: one of whom nothing was heard may have died with it."""
+        """Nobody watched a server while this subscription was away: a publisher that began, and died, meanwhile is
+        known to nobody."""
         if self._context.rules.doubt:
             self._context.counters.open_gaps += 1
-            reason = f"server {server} died; publishers that died with it, unheard of, may be missing"
+            reason = f"nobody watched server {server} for a while; a publisher that began and died then is unknown"
             sub.inbox.report(Gap(sub.text, None, 0, None, reason, sub.pattern_text))
             self._notify(sub)
 
@@ -229,19 +230,23 @@ class Receiving:
         self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     def heal_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """Asks the publisher for the first hole, again and again, until it is filled or the time is up."""
-        if sub.closed or stream.lapsed or not stream.has_hole() or sub.overflowed:
-            stream.hole_since = stream.hole_since if stream.has_hole() else None
-            return
+        """Asks the publisher for the first hole, or only for a sign of life, until there is an answer or no more time."""
         limits = self._context.limits
-        if stream.hole_since is None:
+        if sub.closed or stream.lapsed or sub.overflowed:
+            return
+        if not stream.has_hole():
+            stream.hole_since = None
+            if stream.doubted_at is None:
+                return
+        elif stream.hole_since is None:
             stream.hole_since = now
-        if now - stream.hole_since >= limits.gap_timeout_s:
+        elif now - stream.hole_since >= limits.gap_timeout_s:
             self._give_up(sub, chan, stream, stream.hole_end(), "its publisher did not answer", now)
             return
         if self._context.rules.heal:
             self._ask(sub, chan, stream)
-        self._context.timers.set(("heal", sub, chan, stream), now + limits.heal_retry_s)
+        self._context.timers.set(("heal", sub, chan, stream), now + patience(limits.heal_retry_s, stream.attempts))
+        stream.attempts += 1
 
     def _ask(self, sub: Subscription, chan: ChannelIn, stream: StreamIn) -> None:
         site = sub.sites.get(stream.server) or next(iter(sub.sites.values()), None)
@@ -251,7 +256,8 @@ class Receiving:
         self._context.counters.heals_asked += 1
         stream.asked = True
         room = max(1, sub.inbox.messages_max - len(sub.inbox.items))
-        last = min(stream.hole_end(), stream.next + min(room, self._context.limits.heal_page_messages) - 1)
+        hole_end = stream.hole_end() if stream.has_hole() else stream.next
+        last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
         request = control.Heal(self._context.client, chan.name, stream.stream, stream.next, last)
         links[0].publish(inbox_channel(client_of(stream.stream)), control.encode(request))
         self._context.touch(links[0])
@@ -268,6 +274,7 @@ class Receiving:
             return
         self._context.counters.healed += 1
         stream.hole_since = now
+        stream.attempts = 0
         self.accept(sub, message.channel, message.blob, server, now)
 
     def healed(self, sub: Subscription, message: control.Healed, now: float) -> None:
@@ -281,8 +288,10 @@ class Receiving:
         stream.touched = now
         stream.knows(message.last)
         if not stream.has_hole():
+            stream.attempts = 0
             return
         stream.hole_since = now
+        stream.attempts = 0
         if stream.next < message.floor:
             lost_to = min(stream.hole_end(), message.floor - 1)
             self._give_up(sub, chan, stream, lost_to, "its publisher no longer has them", now)

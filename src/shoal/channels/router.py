@@ -23,6 +23,7 @@ from shoal.channels import states
 from shoal.channels.context import Context, FetchRing
 from shoal.channels.inbox import Inbox
 from shoal.channels.link import Ping, ServerLink
+from shoal.channels.outgoing import Lane
 from shoal.channels.publishing import Publishing
 from shoal.channels.receiving import Receiving
 from shoal.channels.rules import ALL_RULES, Rules
@@ -35,14 +36,14 @@ from shoal.plan.book import PlanBook
 from shoal.wire import control
 from shoal.wire.envelope import (
     EPOCH_BITS,
-    HEADER,
     HEADER_BYTES,
+    PLAIN,
+    PLAIN_HEADER,
     WORD_CHANNEL,
     inbox_channel,
 )
 
-_PLAIN = b"\xf5\x5a\x00"
-_unpack = HEADER.unpack_from
+_unpack_plain = PLAIN_HEADER.unpack_from
 
 
 class Router:
@@ -65,6 +66,7 @@ class Router:
             "watch": self._watch_due,
             "sweep": self._sweep_due,
             "hello": self.subscribing.hello_due,
+            "restart": self.subscribing.restart,
             "linger": self.subscribing.linger_due,
             "resolve": self.publishing.resolve_due,
             "beacon": self.publishing.beacon_due,
@@ -175,9 +177,9 @@ class Router:
         self.context.touch(link)
 
     def _greet(self, link: ServerLink, now: float) -> None:
-        link.nonce = self.context.next_nonce()
-        link.greeted_at = now
-        link.tell_agent(control.Greet(self.context.client, link.nonce, self.context.book.version))
+        nonce = self.context.next_nonce()
+        link.greeted(nonce, now)
+        link.tell_agent(control.Greet(self.context.client, nonce, self.context.book.version))
         self.context.touch(link)
 
     def lost(self, server: str, now: float) -> None:
@@ -239,55 +241,79 @@ class Router:
     # What arrives
 
     def received(self, server: str, frames: list[Any], now: float) -> None:
-        """Frames from a server in wire order: pushes, and replies to commands."""
+        """Frames from a server in wire order: pushes, and replies to commands.
+
+        This is the hot loop of a client, so the two plain cases are handled in place: a run of confirmations of one
+        lane, and a message that is the next of its stream.
+        """
         link = self.context.links.get(server)
         if link is None:
             return
-        by_channel = self.subscribing.by_channel
         inflight = link.inflight
+        by_channel = self.subscribing.by_channel
         ready = self.ready
-        delivered = 0
+        lane: Lane | None = None
+        confirmed = delivered = 0
         for frame in frames:
             if type(frame) is not PushNotification:
                 if inflight:
-                    self._reply(link, inflight.popleft(), frame)
-                continue
-            if frame[0] == b"message":
-                _, channel, blob = frame
-                subs = by_channel.get(channel)
-                if subs is None:
-                    self._internal(link, channel, blob, now)
-                    continue
-                for sub in subs:
-                    if blob[:3] == _PLAIN and len(blob) >= HEADER_BYTES and sub.in_force:
-                        _, _, _, stream_id, sequence, time_us = _unpack(blob)
-                        stream = sub.streams.get(stream_id)
-                        inbox = sub.inbox
-                        if (
-                            stream is not None
-                            and stream.next == sequence
-                            and not stream.held
-                            and len(inbox.items) < inbox.messages_max
-                            and inbox.bytes < inbox.bytes_max
-                        ):
-                            stream.next = sequence + 1
-                            payload = blob[HEADER_BYTES:]
-                            inbox.items.append(
-                                Message(sub.text, payload, stream_id >> EPOCH_BITS, sequence, time_us)
-                            )
-                            inbox.bytes += len(payload)
-                            delivered += 1
-                            if not sub.notified:
-                                sub.notified = True
-                                ready.append(sub)
+                    expected = inflight.popleft()
+                    if expected is not lane or type(frame) is not int:
+                        confirmed = self._confirm(lane, confirmed)
+                        if type(expected) is not Lane or type(frame) is not int:
+                            self._reply(link, expected, frame)
                             continue
-                    self.receiving.accept(sub, channel, blob, server, now)
-            elif frame[0] == b"pmessage":
-                _, pattern, channel, blob = frame
-                if not channel.startswith(b"__shoal:"):
-                    for sub in self.subscribing.by_pattern.get(pattern, ()):
-                        self.receiving.accept(sub, channel, blob, server, now)
+                        lane = expected
+                    confirmed += 1
+                continue
+            if frame[0] != b"message":
+                if frame[0] == b"pmessage":
+                    self._pattern_message(frame, server, now)
+                continue
+            _, channel, blob = frame
+            subs = by_channel.get(channel)
+            if subs is None:
+                confirmed = self._confirm(lane, confirmed)
+                self._internal(link, channel, blob, now)
+                continue
+            for sub in subs:
+                if len(blob) >= HEADER_BYTES and sub.in_force:
+                    kind, stream_id, sequence, time_us = _unpack_plain(blob)
+                    stream = sub.streams.get(stream_id)
+                    inbox = sub.inbox
+                    items = inbox.items
+                    if (
+                        stream is not None
+                        and stream.next == sequence
+                        and kind == PLAIN
+                        and not stream.held
+                        and len(items) < inbox.messages_max
+                        and inbox.bytes < inbox.bytes_max
+                    ):
+                        stream.next = sequence + 1
+                        payload = blob[HEADER_BYTES:]
+                        items.append(Message(sub.text, payload, stream_id >> EPOCH_BITS, sequence, time_us))
+                        inbox.bytes += len(payload)
+                        delivered += 1
+                        if not sub.notified:
+                            sub.notified = True
+                            ready.append(sub)
+                        continue
+                self.receiving.accept(sub, channel, blob, server, now)
+        self._confirm(lane, confirmed)
         self.counters.delivered += delivered
+
+    def _confirm(self, lane: Lane | None, count: int) -> int:
+        """Takes a run of confirmations of one lane; returns what is left of it, which is nothing."""
+        if count and lane is not None:
+            self.publishing.confirmed(lane, count)
+        return 0
+
+    def _pattern_message(self, frame: list[bytes], server: str, now: float) -> None:
+        _, pattern, channel, blob = frame
+        if not channel.startswith(b"__shoal:"):
+            for sub in self.subscribing.by_pattern.get(pattern, ()):
+                self.receiving.accept(sub, channel, blob, server, now)
 
     def _reply(self, link: ServerLink, expected: Any, reply: Any) -> None:
         if expected is None:
@@ -297,7 +323,7 @@ class Router:
         elif isinstance(reply, Exception):
             self.publishing.refused(expected, str(reply))
         else:
-            self.publishing.confirmed(expected)
+            self.publishing.confirmed(expected, 1)
 
     def _internal(self, link: ServerLink, channel: bytes, data: bytes, now: float) -> None:
         """A control message. Whatever cannot be read, or is not for us, is counted and dropped."""
@@ -331,9 +357,7 @@ class Router:
             case control.Welcome():
                 if message.ring and message.ring_version > self.context.book.version:
                     self.ring(message.ring, now)
-                if message.nonce == link.nonce and message.server == link.server:
-                    link.life = message.life
-                    link.grant(self._lease_s(message.lease_ms), link.greeted_at)
+                if link.welcomed(message, self._lease_s(message.lease_ms)):
                     self._heard_word(link, message.ring_version, now)
             case control.Answer():
                 self._answered(message, now)
@@ -368,7 +392,6 @@ class Router:
         lane = self.publishing.asked.get(answer.nonce)
         if lane is not None and lane.out.name == answer.name:
             del self.publishing.asked[answer.nonce]
-            self.context.timers.cancel(("resolve", lane, answer.nonce))
             self.publishing.answered(lane, now)
 
     # Time

@@ -53,9 +53,7 @@ class Serving:
         core.opened(run_id, now)
         self.monitor.opened()
         link.attach(self._received)
-        _log.info(
-            "serves", server=core.server, life=f"{core.life:016x}", lease_s=core.lease.remaining_s(None, now)
-        )
+        _log.info("serves", server=core.server, life=f"{core.life:016x}", lease_s=core.lease.remaining_s(None, now))
         try:
             self.turn()
             await link.ended.wait()
@@ -97,10 +95,14 @@ class Serving:
         if self._link is None:
             return
         now = self._loop.time()
-        self._keep_time(now)
-        self.core.timer(now)
-        self.flush()
-        self._arm(now)
+        try:
+            self._keep_time(now)
+            self.core.timer(now)
+            self.flush()
+            self._arm(now)
+        except Exception:
+            _log.exception("what had come due could not be done; begins anew", server=self.core.server)
+            self._link.abort()
         if now - self.heard_at > self._silent_s_max:
             self._link.abort()
 

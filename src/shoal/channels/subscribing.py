@@ -14,6 +14,7 @@ from shoal.channels.inbox import Inbox
 from shoal.channels.link import ServerLink
 from shoal.channels.receiving import Receiving
 from shoal.channels.subscription import Site, Subscription
+from shoal.channels.timers import patience
 from shoal.wire import control
 
 
@@ -132,28 +133,46 @@ class Subscribing:
         if count == 0:
             link.command(b"PSUBSCRIBE" if sub.pattern else b"SUBSCRIBE", sub.name)
         link.listening[key] = count + 1
+        self._number(site)
         self._hello(site, now)
         if not self._context.rules.handshake and not sub.in_force:
             self._receiving.start(sub, now)
 
-    def _hello(self, site: Site, now: float) -> None:
-        """Asks the agent. Each question has a number of its own, so that an answer to an earlier one is not mistaken."""
-        sub = site.sub
+    def _number(self, site: Site) -> None:
+        """Gives a question a number of its own, so that an answer to an earlier one is not mistaken for its answer."""
         self.asked.pop(site.nonce, None)
         site.nonce = self._context.next_nonce()
+        site.attempts = 0
         self.asked[site.nonce] = site
-        book = self._context.book
+
+    def _hello(self, site: Site, now: float) -> None:
+        """Asks the agent. A repetition keeps its number: the answer to any of them will do."""
+        sub, book = site.sub, self._context.book
         version = book.version if sub.pattern else book.placement(sub.name).version
         site.link.tell_agent(
-            control.Hello(self._context.client, site.nonce, sub.name, sub.pattern, not sub.in_force, version, book.version)
+            control.Hello(
+                self._context.client, site.nonce, sub.name, sub.pattern, not sub.in_force, version, book.version
+            )
         )
         self._context.touch(site.link)
-        self._context.timers.set(("hello", site), now + self._context.limits.hello_retry_s)
+        wait_s = patience(self._context.limits.hello_retry_s, site.attempts)
+        site.attempts += 1
+        self._context.timers.set(("hello", site), now + wait_s)
 
     def hello_due(self, site: Site, now: float) -> None:
-        """No answer yet (an agent may be away), or what came early did not fit and the baseline must be taken anew."""
+        """No answer yet: an agent may be away."""
         if site.state is states.Site.ASKING and site.link.open:
             self._hello(site, now)
+
+    def restart(self, sub: Subscription, now: float) -> None:
+        """What came before the subscription was in force did not fit: it must begin anew, a little later."""
+        sub.early.clear()
+        sub.baseline.clear()
+        for site in sub.sites.values():
+            if site.state is not states.Site.WAITING:
+                site.step("asked again")
+                self._number(site)
+                self._hello(site, now)
 
     def answered(self, site: Site, answer: control.Answer, now: float) -> None:
         """The agent has registered the subscription and says where each stream stands."""
@@ -177,7 +196,8 @@ class Subscribing:
             self._reborn(site, answer, heard, now)
 
     def _reborn(self, site: Site, answer: control.Answer, heard: set[tuple[bytes, int]], now: float) -> None:
-        """The server has restarted. Streams that have not been heard in its new life are in doubt."""
+        """While this subscription was away, the agent was not there either, or the server restarted. Streams that have
+        not been heard since are in doubt."""
         sub = site.sub
         self._context.counters.restarts_seen += 1
         for channel, stream, last in answer.absent:
@@ -213,6 +233,8 @@ class Subscribing:
             self.asked.pop(site.nonce, None)
             if site.sub.in_force:
                 site.sub.whole = False
+            if site.state is states.Site.IN_FORCE and link.life:
+                site.life = link.life
             if site.state is not states.Site.WAITING:
                 site.step("link lost")
             if site.state is states.Site.LEFT:

@@ -14,9 +14,9 @@ from shoal.channels.link import ServerLink
 
 
 class Site:
-    """A subscription on one server. `life` is the server's life in which it last was in force, 0 before the first."""
+    """A subscription on one server. `life` is the agent's life that was last heard of here, 0 before the first."""
 
-    __slots__ = ("life", "link", "nonce", "server", "state", "sub")
+    __slots__ = ("attempts", "life", "link", "nonce", "server", "state", "sub")
 
     def __init__(self, sub: Subscription, link: ServerLink) -> None:
         self.sub = sub
@@ -24,6 +24,7 @@ class Site:
         self.server = link.server
         self.state = states.Site.WAITING
         self.nonce = 0
+        self.attempts = 0
         self.life = 0
 
     def step(self, event: str) -> None:

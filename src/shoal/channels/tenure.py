@@ -34,8 +34,8 @@ _log: Final = get_log(__name__)
 class Verdicts(Protocol):
     """Who is told what the coordinator said; `AgentLease` understands the same words."""
 
-    def granted(self, sent_at: float) -> None:
-        """The lease is held; it was asked for at `sent_at`."""
+    def granted(self, sent_at: float, lapsed: bool) -> None:
+        """The lease is held; it was asked for at `sent_at`. `lapsed`: nobody held it before."""
 
     def refused(self) -> None:
         """The lease is another agent's."""
@@ -101,11 +101,14 @@ class Tenure:
 
     async def _take(self) -> bool:
         name = f"{SERVERS}/{self._address.id}"
-        if not self._speaks() and await self._coordinator.lease_of(name) is None:
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        before = await self._coordinator.lease_of(name)
+        if before is None and not self._speaks():
             return True
         data = msgspec.msgpack.encode(self._address)
         self._membership = await self._coordinator.join(SERVERS, self._address.id, data, self._ttl_s)
-        sent_at = asyncio.get_running_loop().time()
+        sent_at = clock()
         self._lease = await self._coordinator.acquire(name, self._holder, self._ttl_s, takeover=self._first)
         if self._lease is None:
             self._verdicts.refused()
@@ -113,7 +116,7 @@ class Tenure:
             return False
         self._first = False
         _log.info("holds the lease", server=self._address.id, token=self._lease.token)
-        self._verdicts.granted(sent_at)
+        self._verdicts.granted(sent_at, lapsed=before is None or clock() - asked_at >= before.remaining_s)
         return True
 
     async def _renew(self, lease: Lease) -> bool:
@@ -122,7 +125,7 @@ class Tenure:
             self._lease = None
             _log.warning("lost the lease", server=self._address.id, token=lease.token)
             return await self._take()
-        self._verdicts.granted(sent_at)
+        self._verdicts.granted(sent_at, lapsed=False)
         if self._membership is not None and not await self._membership.renew():
             data = msgspec.msgpack.encode(self._address)
             self._membership = await self._coordinator.join(SERVERS, self._address.id, data, self._ttl_s)

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator
+from typing import Final
+
+PATIENCE_DOUBLINGS_MAX: Final = 4
+
+
+def patience(first_s: float, attempts: int) -> float:
+    """How long to wait for an answer that has been asked for `attempts` times before: each time twice as long, so that
+    whoever is slow to answer is not buried under repetitions."""
+    return first_s * (1 << min(attempts, PATIENCE_DOUBLINGS_MAX))
 
 
 class Timers:

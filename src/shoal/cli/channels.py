@@ -35,8 +35,7 @@ def register(subparsers: Subparsers) -> None:
         "pub",
         run_pub,
         "publish the lines of standard input on a channel",
-        example="echo north | shoal pub tile.3.4\n"
-        "tail -f app.log | shoal pub logs --attribute host=web1 --confirm",
+        example="echo north | shoal pub tile.3.4\ntail -f app.log | shoal pub logs --attribute host=web1 --confirm",
     )
     pub.add_argument("channel", metavar="CHANNEL", help="the channel")
     pub.add_argument(
@@ -237,11 +236,7 @@ class _Printer:
 
 def _missing(gap: Gap) -> str:
     if gap.count is None:
-        return (
-            f"everything from {gap.first} on"
-            if gap.publisher is not None
-            else "an unknown number of messages"
-        )
+        return f"everything from {gap.first} on" if gap.publisher is not None else "an unknown number of messages"
     return "1 message" if gap.count == 1 else f"{gap.count} messages"
 
 

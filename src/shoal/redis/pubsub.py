@@ -95,16 +95,23 @@ class PubSub:
                 bus = await self._make_bus()
                 self._queue = Queue()
                 self.connection = PubSubConnection(
-                    bus, self._settled, self._confirm_all, self._socket_timeout
+                    bus, self._settled, self._hold_all, self._confirm_all, self._socket_timeout
                 )
         await self.connection.connect()
 
     def _settled(self) -> bool:
         return all(feed.settled for feed in self._feeds.values())
 
+    def _hold_all(self) -> None:
+        for feed in self._feeds.values():
+            feed.hold()
+        self._queue.interrupt()
+
     def _confirm_all(self) -> None:
         for count, feed in enumerate(self._feeds.values(), start=1):
             self._confirm(_KINDS[feed.pattern][0], feed.name, count)
+        for feed in self._feeds.values():
+            feed.begin()
 
     async def aclose(self) -> None:
         """Ends all subscriptions and closes; a task that reads is told so by a ConnectionError."""
@@ -147,9 +154,7 @@ class PubSub:
         self.patterns.update(subscribed)
         self.pending_unsubscribe_patterns.difference_update(subscribed)
 
-    async def _subscribe(
-        self, pattern: bool, wanted: dict[Any, Handler | None]
-    ) -> dict[Name, Handler | None]:
+    async def _subscribe(self, pattern: bool, wanted: dict[Any, Handler | None]) -> dict[Name, Handler | None]:
         names = {self.encoder.encode(name): handler for name, handler in wanted.items()}
         if not names:
             raise exceptions.ResponseError("wrong number of arguments: name at least one channel or pattern")
@@ -158,9 +163,7 @@ class PubSub:
             if self.connection is None:
                 raise exceptions.ConnectionError("the pubsub was closed")
             bus = self.connection.bus
-            fresh = [
-                Feed(bus, name, pattern, self._queue) for name in names if (pattern, name) not in self._feeds
-            ]
+            fresh = [Feed(bus, name, pattern, self._queue) for name in names if (pattern, name) not in self._feeds]
             await _open_all(fresh)
             by_name = {feed.name: feed for feed in fresh}
             for name in names:
@@ -218,12 +221,12 @@ class PubSub:
         `block`.
         """
         if self.connection is None:
-            raise RuntimeError(
-                "pubsub connection not set: did you forget to call subscribe() or psubscribe()?"
-            )
-        if not self.connection.is_connected:
-            await self.connection.connect()
+            raise RuntimeError("pubsub connection not set: did you forget to call subscribe() or psubscribe()?")
+        await self.connection.connect()
         entry = await self._queue.get(None if block else timeout)
+        while block and entry is None:
+            await self.connect()
+            entry = await self._queue.get(None)
         response = entry if entry is None or isinstance(entry, list) else self._respond(entry)
         if response is not None and self.push_handler_func is not None:
             await _call(self.push_handler_func, response)

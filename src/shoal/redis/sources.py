@@ -41,6 +41,10 @@ class Feed:
         self._begun = True
         self.wake()
 
+    def hold(self) -> None:
+        """Lets nothing more out until `begin`: the reader will be promised another confirmation first."""
+        self._begun = False
+
     def close(self) -> None:
         """Unsubscribes."""
         if self._core is not None:
@@ -99,13 +103,18 @@ class Queue:
         self._ended = True
         self._wake()
 
+    def interrupt(self) -> None:
+        """Wakes the reader although there is nothing to read: it must look whether it is still connected."""
+        self._wake()
+
     def remove(self, feed: Feed) -> None:
         """Forgets that a feed has items."""
         self._entries = deque(entry for entry in self._entries if entry is not feed)
 
     async def get(self, timeout_s: float | None) -> Response | Item | None:
-        """The next answer or item; None after `timeout_s` without one. With 0 other tasks get one turn to
-        bring it.
+        """The next answer or item; None after `timeout_s` without one, or when interrupted.
+
+        With 0 other tasks get one turn to bring something.
         """
         if not self._entries:
             await self._wait(timeout_s)
@@ -146,6 +155,7 @@ class PubSubConnection:
         self,
         bus: Bus,
         settled: Callable[[], bool],
+        disconnected: Callable[[], None],
         reconnected: Callable[[], None],
         socket_timeout: float | None,
     ) -> None:
@@ -153,6 +163,7 @@ class PubSubConnection:
         self.socket_timeout = socket_timeout
         """What the client was given, for code that looks at it; the bus has its own time limits."""
         self._settled = settled
+        self._disconnected = disconnected
         self._reconnected = reconnected
         self._up = True
 
@@ -175,5 +186,6 @@ class PubSubConnection:
     async def disconnect(self, nowait: bool = False) -> None:
         """Cuts the connections. Shoal makes them anew by itself and asks for what was missed meanwhile."""
         self._up = False
+        self._disconnected()
         with translated():
             await self.bus.adapter.disconnect_all()

@@ -6,6 +6,7 @@ reads it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from shoal.channels import states
@@ -68,7 +69,10 @@ class _Ear:
     def received(self, end: Endpoint, items: list[Any]) -> None:
         for item in items:
             if isinstance(item, list) and item[0] == b"pmessage":
-                word = control.decode(item[3])
+                try:
+                    word = control.decode(item[3])
+                except ProtocolError:
+                    continue
                 if isinstance(word, control.Word) and word.server == self.server:
                     self.actor.core.lease.heard(word, self.actor.node.clock())
 
@@ -90,10 +94,12 @@ class AgentActor:
         public_key: bytes,
         limits: Limits,
         rules: Rules,
+        on_lost: Callable[[], None],
     ) -> None:
         self.network = network
         self.node = node
         self.server = server
+        self.on_lost = on_lost
         self.coordinator = coordinator
         self.limits = limits
         self.core = AgentCore(
@@ -101,6 +107,7 @@ class AgentActor:
         )
         self.end: Endpoint | None = None
         self._heard_at = -1e9
+        self._dialled_at = -1e9
         self._lease: Lease | None = None
         self._timer: Event | None = None
         self._timer_at = float("inf")
@@ -123,6 +130,7 @@ class AgentActor:
     def connected(self, end: Endpoint) -> None:
         """The connection stands: log in, ask which life of the server this is."""
         self.end = end
+        self._dialled_at = self.node.clock()
         self._greeted = False
         end.handler = self
         end.send_all([(b"HELLO", b"3"), (b"INFO", b"server")])
@@ -134,6 +142,7 @@ class AgentActor:
     def lost(self, end: Endpoint, reason: str) -> None:
         """The connection is over."""
         self.end = None
+        self.on_lost()
         self.core.lost(self.node.clock())
         self.node.after(RETRY_S, self._connect)
 
@@ -192,18 +201,33 @@ class AgentActor:
             self.core.ask((b"PING",))
             self.flush()
         if now - self._heard_at > SERVER_SILENCE_S_MAX:
+            if self.end is not None and now - max(self._heard_at, self._dialled_at) > self.limits.server_lease_s:
+                self.end.abort()
+                self.lost(self.end, "silent")
             return
-        name, ttl = f"servers/{self.server}", self.limits.server_lease_s
+        name = f"servers/{self.server}"
         if self._lease is None:
-            args: tuple[Any, ...] = (name, str(self.core.instance), ttl, True)
-            self.coordinator.request(self.node, "acquire", args, lambda result: self._granted(result, now))
+            self.coordinator.request(self.node, "lease_of", (name,), lambda before: self._take(name, before, now))
         else:
             self.coordinator.request(self.node, "renew", (self._lease,), lambda result: self._renewed(result, now))
 
-    def _granted(self, result: Any, sent_at: float) -> None:
+    def _take(self, name: str, before: Any, asked_at: float) -> None:
+        """Takes the lease over, knowing who held it before."""
+        if isinstance(before, CoordinatorError):
+            return
+        sent_at = self.node.clock()
+        remaining_s = before.remaining_s if before is not None else 0.0
+
+        def granted(result: Any) -> None:
+            self._granted(result, sent_at, self.node.clock() - asked_at >= remaining_s)
+
+        args = name, str(self.core.instance), self.limits.server_lease_s, True
+        self.coordinator.request(self.node, "acquire", args, granted)
+
+    def _granted(self, result: Any, sent_at: float, lapsed: bool) -> None:
         if isinstance(result, Lease):
             self._lease = result
-            self.core.lease.granted(sent_at)
+            self.core.lease.granted(sent_at, self.core.book.version if lapsed else None)
         elif not isinstance(result, CoordinatorError):
             self.core.lease.refused()
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 import msgspec
 
 from shoal.channels.rules import ALL_RULES, Rules
-from shoal.channels.subscription import Subscription
+from shoal.sim.app import App
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
@@ -30,16 +31,65 @@ from shoal.sim.checkers import Expectations, Verdict, judge
 from shoal.sim.client_actor import ClientActor
 from shoal.sim.coordinator import ModelCoordinator
 from shoal.sim.faults import Faults
-from shoal.sim.history import Handed, History, Interval, PublisherRecord, SubscriberRecord, payload_of
+from shoal.sim.history import History, Interval
 from shoal.sim.model_base import BufferLimit, RedisOptions
 from shoal.sim.network import Network
 from shoal.sim.node import Node
 from shoal.sim.options import FaultOptions
 from shoal.sim.redis_node import RedisNode
+from shoal.sim.stranger import Stranger
 from shoal.sim.world import World
 
 BEGIN_S = 3.0
 CALM_S = 8.0
+QUIET_S = 10.0
+LIVENESS_S_MAX = 400.0
+"""By then a healthy world must have settled, however slow its links are."""
+
+CORNERS: Final = {
+    "late joiner": "late joiner",
+    "late joiner with a baseline": "router late_joins",
+    "burst": "burst",
+    "last message of a burst (beacon)": "router beacons",
+    "publisher returns to a server (announce)": "router announces",
+    "channel subscription": "channel",
+    "pattern subscription": "pattern",
+    "slow subscriber overflows": "router overflows",
+    "subscriber cut off by its output buffer": "cut off",
+    "placement single": "placement single",
+    "placement all_subscribers": "placement all_subscribers",
+    "placement all_publishers": "placement all_publishers",
+    "foreign message": "router foreign",
+    "garbage refused": "router garbage",
+    "garbage refused by an agent": "agent garbage",
+    "forged ring or entry refused": "router forged",
+    "duplicate dropped": "router duplicates",
+    "unconfirmed publish repeated": "router repeated",
+    "message held behind a hole": "router held",
+    "hole": "router holes",
+    "hole healed": "router healed",
+    "closed gap": "closed gap",
+    "open gap": "open gap",
+    "connection reset": "reset",
+    "connection stalled": "stall",
+    "partition": "partition",
+    "one-way partition": "partition_one_way",
+    "pause": "pause",
+    "server crash": "server crash",
+    "server's restart noticed": "router restarts_seen",
+    "server left the ring": "server left ring",
+    "server came back to the ring": "server joined ring",
+    "agent crash": "agent crash",
+    "roll-call": "router roll_calls",
+    "hello deferred by a roll-call": "agent hellos_deferred",
+    "client crash": "client crash",
+    "coordinator crash": "coordinator crash",
+    "keeper crash": "keeper crash",
+    "power failure": "crash_power",
+    "lease ran out": "router stale_links",
+    "agent speaks while the coordinator is down": "agent orphan_words",
+}
+"""Every corner that a campaign must meet, and the counter that shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,150 +155,6 @@ class Outcome:
     trace: list[tuple[object, ...]] = field(default_factory=list)
 
 
-class App:
-    """One application process: it publishes in bursts, subscribes, reads at its own pace, and starts anew
-    after a crash.
-    """
-
-    def __init__(self, run: ChannelsRun, node: Node) -> None:
-        self.run = run
-        self.node = node
-        self.random = run.world.rng(f"app/{node.name}")
-        self.records: dict[Subscription, SubscriberRecord] = {}
-        self.subs: list[Subscription] = []
-        self.reading: set[Subscription] = set()
-        self.actor: ClientActor
-        self.record: PublisherRecord
-        node.on_crash = self._crashed
-        node.on_restart = self.start
-        self.start()
-
-    @property
-    def slow(self) -> bool:
-        """Whether this application reads slowly."""
-        return self.run.shape.slow_readers and self.node.name.endswith(("1", "3"))
-
-    def start(self) -> None:
-        """A new process with a new identity."""
-        run = self.run
-        client = run.world.rng("identity").getrandbits(48) | 1
-        self.record = run.history.publishers[client] = PublisherRecord(client)
-        self.records, self.subs, self.reading = {}, [], set()
-        self.actor = ClientActor(
-            run.network, self.node, run.coordinator, client, run.signer.public, run.shape.limits, run.rules,
-            on_publish=lambda server, channel, blob: run.history.sent(server, client, run.world.now),
-            on_ready=self._ready, on_confirmed=self._confirmed,
-        )  # fmt: skip
-        self.node.after(self.random.uniform(0.0, 1.0), self._begin)
-
-    def _begin(self) -> None:
-        if not self.actor.started:
-            self.node.after(0.1, self._begin)
-            return
-        for _ in range(self.random.randint(1, 2)):
-            self._subscribe()
-        self._live()
-
-    def _live(self) -> None:
-        """One thing after another, as long as applications are active."""
-        run, random = self.run, self.random
-        if not run.active:
-            return
-        draw = random.random()
-        if draw < 0.75:
-            self._burst(random.choice(run.channels), random.randint(1, run.shape.burst_max))
-        elif draw < 0.87:
-            self._subscribe()
-            run.exercised["late joiner"] += 1
-        elif self.subs:
-            self._unsubscribe(random.choice(self.subs))
-        self.node.after(random.expovariate(1 / run.shape.burst_pause_s), self._live)
-
-    def _burst(self, channel: str, count: int) -> None:
-        self.run.exercised["burst"] += 1
-        for _ in range(count):
-            self._publish(channel)
-            if self.random.random() < 0.2:
-                self.node.after(self.random.uniform(0.0, 0.3), self._publish, channel)
-
-    def _publish(self, channel: str) -> None:
-        history, now = self.run.history, self.run.world.now
-        number = history.next_number
-        payload = payload_of(number, self.run.shape.payload_bytes)
-        history.publish(channel, self.record.client, 0, now)
-        _, sequence = self.actor.publish(channel.encode(), payload, number)
-        history.messages[number].sequence = sequence
-
-    def _confirmed(self, token: object) -> None:
-        assert isinstance(token, int)
-        self.run.history.confirmed(token, self.run.world.now)
-
-    def _subscribe(self) -> None:
-        if len(self.subs) >= 4:
-            return
-        pattern = self.random.random() < 0.25
-        name = self.run.pattern if pattern else self.random.choice(self.run.channels)
-        self.run.exercised["pattern" if pattern else "channel"] += 1
-        record = SubscriberRecord(name, pattern, self.record.client, self.run.world.now)
-        sub = self.actor.subscribe(name.encode(), pattern)
-        self.records[sub] = record
-        self.subs.append(sub)
-        self.run.history.subscribers.append(record)
-        self._ready(sub)
-
-    def _unsubscribe(self, sub: Subscription) -> None:
-        self._read(sub, 1 << 30)
-        self.subs.remove(sub)
-        self.records[sub].ended_at = self.run.world.now
-        self.actor.unsubscribe(sub)
-
-    def _ready(self, sub: Subscription) -> None:
-        record = self.records.get(sub)
-        if record is None:
-            return
-        if sub.in_force and record.in_force_at is None:
-            record.in_force_at = self.run.world.now
-        if not self.slow:
-            self._read(sub, 1 << 30)
-        elif sub not in self.reading:
-            self.reading.add(sub)
-            self.node.after(self._reading_pause_s(), self._read_slowly, sub)
-
-    def _reading_pause_s(self) -> float:
-        return self.random.uniform(0.02, 0.4) if self.run.active else 0.01
-
-    def _read_slowly(self, sub: Subscription) -> None:
-        self._read(sub, self.random.randint(1, 6) if self.run.active else 1 << 30)
-        if sub.inbox.items:
-            self.node.after(self._reading_pause_s(), self._read_slowly, sub)
-        else:
-            self.reading.discard(sub)
-
-    def _read(self, sub: Subscription, count: int) -> None:
-        record = self.records[sub]
-        if record.ended_at is not None:
-            return
-        while sub.inbox.items and count:
-            record.handed.append(Handed(self.run.world.now, sub.inbox.take()))
-            count -= 1
-        if sub.overflowed and sub.inbox.roomy:
-            self.actor.consumed(sub)
-
-    def _crashed(self) -> None:
-        now = self.run.world.now
-        self.record.ended_at, self.record.crashed = now, True
-        self.run.exercised["client crash"] += 1
-        for sub in self.subs:
-            self.records[sub].ended_at = now
-        self.run.count(self.actor)
-
-    def finish(self) -> None:
-        """The end of the run: whatever still lies in an inbox is read."""
-        for sub in self.subs:
-            self._read(sub, 1 << 30)
-        self.run.count(self.actor)
-
-
 class ChannelsRun:
     """One seed of the scenario."""
 
@@ -271,8 +177,10 @@ class ChannelsRun:
         self.servers = [self._server(name) for name in self.names]
         self.agents = [self._agent(name) for name in self.names]
         self._keeper()
+        self.coordinator.node.on_crash = lambda: self._crashed("coordinator")
         self._entries(rng)
         self.apps = [App(self, self.network.node(f"app{index}")) for index in range(shape.clients)]
+        Stranger(self.network, self.names, self._inboxes, self.channels, lambda: self.active)
         self.faults = Faults(
             self.network,
             crashable=[*self.names, *(f"agent-{n}" for n in self.names), "coordinator", "keeper"]
@@ -290,7 +198,7 @@ class ChannelsRun:
 
         def crashed() -> None:
             deaths.append(Interval(name, self.world.now))
-            self.history.server_deaths.append(deaths[-1])
+            self.history.unwatched.append(deaths[-1])
             self.exercised["server crash"] += 1
 
         def restarted() -> None:
@@ -305,16 +213,20 @@ class ChannelsRun:
         node = self.network.node(f"agent-{name}", host=f"host-{name}")
         peers = [peer for peer in self.names if peer != name]
 
+        def unwatched() -> None:
+            self.history.unwatched.append(Interval(f"the agent of {name} was away", self.world.now))
+
         def start() -> None:
             instance = self.world.rng("identity").getrandbits(63)
             actor = AgentActor(
                 self.network, node, name, peers, self.coordinator, instance, self.signer.public, self.shape.limits,
-                self.rules,
+                self.rules, unwatched,
             )  # fmt: skip
             actors.append(actor)
 
         def crashed() -> None:
             self.exercised["agent crash"] += 1
+            unwatched()
             self._count_agent(actors[-1])
 
         actors: list[AgentActor] = []
@@ -330,7 +242,7 @@ class ChannelsRun:
         def start() -> None:
             KeeperActor(node, self.coordinator, self.signer, self.shape.limits, members)
 
-        node.on_restart = start
+        node.on_restart, node.on_crash = start, lambda: self._crashed("keeper")
         start()
         tell_watchers = self.coordinator.store.on_change
         assert tell_watchers is not None
@@ -341,6 +253,9 @@ class ChannelsRun:
 
         self.coordinator.store.on_change = changed
 
+    def _crashed(self, who: str) -> None:
+        self.exercised[f"{who} crash"] += 1
+
     def _ring_written(self, key: str) -> None:
         """Notes who is in the ring, the moment that it is written."""
         if key == "plan/ring":
@@ -350,8 +265,11 @@ class ChannelsRun:
             before, self.history.members = self.history.members, set(ring.ids)
             self.exercised["server left ring"] += len(before - self.history.members)
             for server in before - self.history.members:
-                self.history.server_deaths.append(Interval(f"{server} left the ring", self.world.now))
+                self.history.unwatched.append(Interval(f"{server} left the ring", self.world.now))
             self.exercised["server joined ring"] += len(self.history.members - before) if before else 0
+
+    def _inboxes(self) -> list[int]:
+        return [app.record.client for app in self.apps]
 
     def _entries(self, rng: Random) -> None:
         """Some channels have placements of their own, of every kind."""
@@ -375,11 +293,14 @@ class ChannelsRun:
         self.faults.stop()
         world.run(world.now + CALM_S)
         self.active = False
-        world.run(world.now + 20.0 + shape.limits.gap_timeout_s)
+        world.run(world.now + QUIET_S + shape.limits.gap_timeout_s)
+        while not self._quiet() and world.now < LIVENESS_S_MAX:
+            world.run(world.now + QUIET_S)
         for app in self.apps:
             app.finish()
         for actors in self.agent_actors:
             self._count_agent(actors[-1])
+        self.exercised["cut off"] += sum(server.cut_off for server in self.servers)
         verdict = judge(self.history, Expectations(healable=shape.healable, calm=not self.faults.counts))
         self._check_settled(verdict)
         self.exercised.update(self.faults.counts)
@@ -387,6 +308,12 @@ class ChannelsRun:
         return Outcome(
             world.seed, verdict, sum(self.faults.counts.values()), self.exercised, world.events_run, world.trace or []
         )
+
+    def _quiet(self) -> bool:
+        """Whether nobody waits for anything any more."""
+        routers = [app.actor.router for app in self.apps]
+        streams = (stream for app in self.apps for sub in app.subs for _, stream in sub.all_streams())
+        return all(router.settled for router in routers) and not any(stream.has_hole() for stream in streams)
 
     def _check_settled(self, verdict: Verdict) -> None:
         """Liveness: in a healthy world everything is confirmed, in force, and no table holds what is over."""

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Final
 
 from shoal.message import Gap, Message
 from shoal.sim.history import History, Published, SubscriberRecord, number_of
+
+FOREIGN: Final = b"foreign "
+"""How the payloads begin that scenarios publish by plain Redis clients."""
 
 Key = tuple[str, int, int]
 """Channel, publisher, sequence number."""
@@ -102,6 +106,9 @@ class _Judge:
     def _message(self, at: float, message: Message, last_of: dict[tuple[str, int], int]) -> None:
         verdict = self.verdict
         verdict.deliveries += 1
+        if message.foreign and message.payload.startswith(FOREIGN):
+            verdict.seen["foreign message"] += 1
+            return
         number = number_of(message)
         published = self.history.messages.get(number)
         if published is None or not self.sub.wants(published.channel):
@@ -133,7 +140,7 @@ class _Judge:
         if gap.publisher is None or gap.last is None:
             self.verdict.seen["open gap"] += 1
             since = self.sub.called_at
-            if not any(death.began_at <= at and (death.ended_at or at) >= since for death in self.history.server_deaths):
+            if not any(death.began_at <= at and (death.ended_at or at) >= since for death in self.history.unwatched):
                 self.verdict.violate("false gap", f"{self.label}: open gap at t={at:.3f}, but no server died: {gap}")
             return
         self.verdict.seen["closed gap"] += 1

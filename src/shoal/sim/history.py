@@ -74,7 +74,8 @@ class History:
         self.messages: dict[int, Published] = {}
         self.publishers: dict[int, PublisherRecord] = {}
         self.subscribers: list[SubscriberRecord] = []
-        self.server_deaths: list[Interval] = []
+        self.unwatched: list[Interval] = []
+        """Times at which nobody may have watched a server: it died, its agent died, or it left the ring."""
         self.splits: list[str] = []
         self.members: set[str] = set()
 

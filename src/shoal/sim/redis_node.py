@@ -36,6 +36,7 @@ class RedisNode:
         self.model: ModelRedis
         self.ends: dict[Client, Endpoint] = {}
         self._clients: dict[Endpoint, Client] = {}
+        self.cut_off = 0
         self._start()
 
     def received(self, end: Endpoint, items: list[Any]) -> None:
@@ -84,6 +85,7 @@ class RedisNode:
             if client.output:
                 end.send_all(*model.take_output(client))
             if client.closing:
+                self.cut_off += client.closing != "quit"
                 del self.ends[client], self._clients[end]
                 model.close(client)
                 end.close(flush=client.closing == "quit")

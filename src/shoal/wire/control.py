@@ -95,8 +95,8 @@ class Welcome(_Control, frozen=True, tag=5):
 class Answer(_Control, frozen=True, tag=6):
     """An agent's answer to a hello: the signed placement, if there is one, and the baseline.
 
-    `life` changes when the server has restarted and so lost every subscription. `absent` lists streams of
-    the life before whose publishers have not been heard in this one; `remembers` is false when the agent
+    `life` names the time in which the agent has heard everything on the server without a break. `absent` lists
+    streams of lives before whose publishers have not been heard in this one; `remembers` is false when the agent
     cannot know them all, because it was not there. `entry` is empty when the ring decides, `ring` when the
     client's is as new: who asked in the wrong place learns of it before it relies on the answer.
     """

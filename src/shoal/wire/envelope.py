@@ -37,6 +37,9 @@ KNOWN_FLAGS: Final = ATTRIBUTES | BEACON | FORWARDED | FINAL
 
 HEADER: Final = struct.Struct("<HBIQQQ")
 HEADER_BYTES: Final = HEADER.size
+PLAIN_HEADER: Final = struct.Struct("<3s4xQQQ")
+"""The header for those who look for plain messages only: magic and flags as bytes, stream, sequence, time."""
+PLAIN: Final = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)[:3]
 PREFIX: Final = struct.Struct("<HBIQ")
 SUFFIX: Final = struct.Struct("<QQ")
 _U16: Final = struct.Struct("<H")

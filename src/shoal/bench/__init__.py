@@ -1,0 +1,11 @@
+"""Side-by-side measurements on a real cluster: what `shoal bench` runs.
+
+Owns the workloads, the contenders and the arithmetic of the ratios. A ratio is a fact, not a test: nothing
+here decides whether it is good enough.
+
+    channels.py    the measurement: contenders in turn, medians, ratios
+    workers.py     the processes of the contenders, as the measurement sees them
+    worker.py      one such process: publishes or receives when it is told to
+    contender.py   what a contender must be able to do; `of_redis_py`, `of_raw` and `of_shoal` are the three
+    agent_cost.py  what the agent of a server costs
+"""

@@ -1,0 +1,144 @@
+"""`shoal demo`: the main job on one machine, live.
+
+Owns the command's flags, which of the three ways to show it is taken, and its JSON. What happens is in
+`shoal.demo`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from shoal import logs
+from shoal.cli.output import Subparsers, add_command, console, note, result
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.demo.run import Summary
+    from shoal.demo.sampling import Frame
+
+SECONDS: Final = 60.0
+PLAYERS: Final = 200
+PLAYERS_MAX: Final = 2000
+SERVERS: Final = 3
+SERVERS_MAX: Final = 16
+REFRESH_S: Final = 0.2
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers,
+        "demo",
+        run,
+        "a cluster and a growing crowd on channels, on this machine, live",
+        description="A cluster of servers with their agents, a growing crowd of game players on its channels,\n"
+        "and servers that are killed on the way. The players count what is lost. Nothing stays behind.",
+        example="shoal demo\nshoal demo --seconds 20 --headless --json",
+    )
+    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="N", help=f"how long (default {SECONDS:g})")
+    parser.add_argument("--headless", action="store_true", help="a line a second instead of the live view")
+    parser.add_argument(
+        "--players", type=int, default=PLAYERS, metavar="N", help=f"players at the end (default {PLAYERS})"
+    )
+    parser.add_argument("--servers", type=int, default=SERVERS, metavar="N", help=f"servers (default {SERVERS})")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; 0 if nothing was lost, doubled or reordered."""
+    _check(args)
+    from shoal.demo.run import Options, run_demo
+    from shoal.demo.view import summary_table
+
+    if args.setting_sources["log_level"] == "default":  # the events tell what warnings would
+        logs.configure(level="error", format=args.settings.log_format)
+    options = Options(seconds=args.seconds, players=args.players, servers=args.servers, limits=args.settings.limits)
+    screen = console(args)
+    try:
+        with _headless() if args.headless or not screen.is_terminal else _live(args) as show:
+            summary = asyncio.run(run_demo(options, show, note))
+    except asyncio.CancelledError:  # somebody insisted
+        return 130
+    if not args.json:
+        screen.print(summary_table(summary))
+    result(args, facts(summary), "")
+    return 0 if summary.holds else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not 1 <= args.seconds < float("inf"):
+        raise ConfigError(f"--seconds is {args.seconds:g}", do="give a number of at least 1")
+    if not 1 <= args.players <= PLAYERS_MAX:
+        raise ConfigError(f"--players is {args.players}", do=f"give a number from 1 to {PLAYERS_MAX}")
+    if not 1 <= args.servers <= SERVERS_MAX:
+        raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 1 to {SERVERS_MAX}")
+
+
+def facts(summary: Summary) -> dict[str, object]:
+    """The summary for machines."""
+    return {
+        "players": summary.players,
+        "messages": summary.tally.messages,
+        "deliveries": summary.tally.deliveries,
+        "lost": summary.tally.lost,
+        "duplicated": summary.tally.duplicated,
+        "reordered": summary.tally.reordered,
+        "gaps_reported": summary.tally.gaps_reported,
+        "server_kills": summary.server_kills,
+        "response_ms": {"p50": summary.p50_ms, "p99": summary.p99_ms},
+        "seconds": summary.seconds,
+        "servers": summary.servers,
+        "ring_version": summary.ring_version,
+        "cpu_share": round(summary.cpu_share_mean, 3),
+        "interrupted": summary.interrupted,
+        "events": [{"at_s": round(event.at_s, 1), "text": event.text} for event in summary.events],
+        "gap_reasons": summary.gap_reasons,
+        "troubles": summary.troubles,
+    }
+
+
+@contextlib.contextmanager
+def _headless() -> Iterator[Callable[[Frame], None]]:
+    """Events as they come and a line a second, on standard error."""
+    from shoal.demo.view import event_line, line
+
+    told = seconds = 0
+
+    def show(frame: Frame) -> None:
+        nonlocal told, seconds
+        for event in frame.events[told:]:
+            note(event_line(event))
+        told = len(frame.events)
+        if len(frame.history) > seconds:
+            seconds = len(frame.history)
+            note(line(frame))
+
+    yield show
+
+
+@contextlib.contextmanager
+def _live(args: argparse.Namespace) -> Iterator[Callable[[Frame], None]]:
+    """The live view; it begins with the first frame and what it showed last stays."""
+    import time
+
+    from rich.live import Live
+
+    from shoal.demo.view import LiveView
+
+    shown_at = 0.0
+    with contextlib.ExitStack() as stack:
+        live: Live | None = None
+
+        def show(frame: Frame) -> None:
+            nonlocal live, shown_at
+            if live is None:
+                live = Live(console=console(args), auto_refresh=False, vertical_overflow="crop")
+                stack.enter_context(live)
+            if time.monotonic() - shown_at >= REFRESH_S:
+                shown_at = time.monotonic()
+                live.update(LiveView(frame), refresh=True)
+
+        yield show

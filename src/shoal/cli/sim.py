@@ -1,0 +1,83 @@
+"""`shoal sim`: a simulation campaign of a protocol.
+
+Owns the command's words and what it prints. The campaign is `shoal.sim.campaign`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from shoal.channels.rules import Rules
+from shoal.cli.output import Subparsers, add_command, note, result
+
+BREAKS_SEEDS_MAX = 200
+
+
+def register(subparsers: Subparsers) -> None:
+    """Adds the command."""
+    parser = add_command(
+        subparsers,
+        "sim",
+        run,
+        "a simulation campaign of a protocol, by seed",
+        example="shoal sim channels --seeds 1000 --json\n"
+        "shoal sim channels --seeds 1 --from-seed 17     # replay\n"
+        "shoal sim channels --seeds 200 --break heal     # must find violations, and exits 1\n"
+        "shoal sim channels --break list",
+    )
+    parser.add_argument("protocol", choices=["channels"], help="which protocol")
+    parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds (default 100)")
+    parser.add_argument("--from-seed", type=int, default=0, metavar="K", help="the first seed (default 0)")
+    parser.add_argument(
+        "--break", dest="broken", metavar="NAME", help="take one rule out of the protocol; `list` lists them"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the campaign; 0 only if the protocol held and every corner was met."""
+    breaks = list(Rules.__struct_fields__)
+    if args.broken == "list":
+        result(args, {"protocol": args.protocol, "breaks": breaks}, "\n".join(breaks))
+        return 0
+    if args.broken is not None and args.broken not in breaks:
+        note(f"shoal sim: there is no break {args.broken!r}; there are: {', '.join(breaks)}")
+        return 2
+    if args.seeds < 1:
+        note("shoal sim: --seeds must be at least 1")
+        return 2
+    outcome = _run_with_progress(args)
+    facts = outcome.facts()
+    if args.broken:
+        facts["break"] = args.broken
+    result(args, facts, _text(facts))
+    for violation in facts["violations"]:
+        note(violation)
+    for seed in facts["failing_seeds"][:5]:
+        words = f" --break {args.broken}" if args.broken else ""
+        note(f"replay: shoal sim {args.protocol} --seeds 1 --from-seed {seed}{words}")
+    return 0 if outcome.holds else 1
+
+
+def _run_with_progress(args: argparse.Namespace) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from shoal.sim.campaign import run_campaign
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(f"sim {args.protocol}", total=args.seeds)
+
+        def progress(done: int, messages: int, failing: int) -> None:
+            bar.update(task, completed=done, description=f"{messages:,} messages, {failing} failing seeds")
+
+        return run_campaign(args.seeds, args.from_seed, args.broken, progress, stop_at_first=bool(args.broken))
+
+
+def _text(facts: dict[str, Any]) -> str:
+    names = "seeds", "messages", "deliveries", "faults", "lost", "duplicated", "reordered", "gaps_reported", "seconds"
+    lines = [f"{name:>14}  {facts[name]:,}" for name in names]
+    lines.append(f"{'violations':>14}  {len(facts['violations'])}")
+    return "\n".join(lines)

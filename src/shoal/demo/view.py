@@ -1,0 +1,249 @@
+"""How the demo looks: the live view, the line a second of a headless run, and the summary.
+
+Owns layout, colours and words; made for 100 columns and 30 lines, and readable with less. Reads frames;
+decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from shoal.demo.audit import Tally
+from shoal.demo.run import Summary
+from shoal.demo.sampling import Frame, Row, Second
+from shoal.demo.script import Event, Kind
+
+SPARKS: Final = "▁▂▃▄▅▆▇█"
+MARKS: Final[dict[Kind, tuple[str, str]]] = {
+    "plan": ("·", "dim"),
+    "bad": ("✗", "bold red"),
+    "seen": ("!", "yellow"),
+    "good": ("✓", "green"),
+}
+EVENTS_MIN: Final = 3
+TROUBLES_MAX: Final = 5
+
+_PANELS_LINES: Final = 18
+"""Lines of everything but the servers and the events."""
+
+
+class LiveView:
+    """The frame that is shown now. It is laid out anew for the size that the terminal has."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Everything, with as many events as there is room for."""
+        frame = self.frame
+        room = console.height - _PANELS_LINES - len(frame.servers)
+        yield Group(
+            _head(frame),
+            _crowd(frame, options.max_width),
+            _promise(frame),
+            _servers(frame),
+            _events(frame.events, max(EVENTS_MIN, room)),
+        )
+
+
+def sparkline(values: Sequence[float | None], width: int, wide: int = 1) -> str:
+    """Values as a row of bars, newest last, each `wide` characters wide. When there are too many for the
+    width, the largest of neighbours stands for them, so that no peak is lost."""
+    if len(values) * wide > width:
+        edges = [len(values) * number // width for number in range(width + 1)]
+        groups = [values[low:high] for low, high in pairwise(edges)]
+        values = [max((value for value in group if value is not None), default=None) for group in groups]
+        wide = 1
+    top = max((value for value in values if value is not None), default=0.0)
+    steps = len(SPARKS) - 1
+    return "".join(
+        wide * (" " if value is None else SPARKS[round(steps * value / top) if top else 0]) for value in values
+    )
+
+
+def _head(frame: Frame) -> RenderableType:
+    head = Table.grid(expand=True)
+    head.add_column(no_wrap=True)
+    head.add_column(justify="right", no_wrap=True)
+    width = 20
+    done = round(width * min(1.0, frame.elapsed_s / frame.seconds))
+    clock = Text.assemble(
+        ("━" * done, "cyan"),
+        ("━" * (width - done), "bright_black"),
+        f" {min(frame.elapsed_s, frame.seconds):3.0f} / {frame.seconds:.0f} s",
+    )
+    title = Text.assemble(("shoal demo", "bold cyan"), ("  a game on channels: ", ""), (frame.phase, "dim"))
+    head.add_row(title, clock)
+    return head
+
+
+def _crowd(frame: Frame, width: int) -> Panel:
+    """Figures with their history."""
+    seconds = frame.history
+    now = seconds[-1] if seconds else Second(0, 0.0, 0.0, None, None, 0.0)
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(width=14, no_wrap=True)
+    grid.add_column(width=10, justify="right", no_wrap=True, style="bold")
+    grid.add_column(ratio=1, no_wrap=True)
+    bars = max(10, width - 33)
+    wide = max(1, int(bars / (frame.seconds + 1)))
+    lines: list[tuple[str, str, list[float | None], str]] = [
+        ("players", f"{now.players:,}", [second.players for second in seconds], "cyan"),
+        ("messages/s", f"{now.messages_per_s:,.0f}", [second.messages_per_s for second in seconds], "green"),
+        ("deliveries/s", f"{now.deliveries_per_s:,.0f}", [s.deliveries_per_s for s in seconds], "green"),
+        ("response p50", _ms(now.p50_ms), [_log(second.p50_ms) for second in seconds], "magenta"),
+        ("response p99", _ms(now.p99_ms), [_log(second.p99_ms) for second in seconds], "magenta"),
+        ("processors", f"{100 * now.cpu_share:.0f} %", [second.cpu_share for second in seconds], "blue"),
+    ]
+    for name, value, values, colour in lines:
+        grid.add_row(name, value, Text(sparkline(values, bars, wide), style=colour))
+    title = f"{frame.players_max} players, {frame.tiles * frame.tiles} tiles, 3 updates/s each"
+    return _panel(grid, title)
+
+
+def _promise(frame: Frame) -> Panel:
+    """What must stay zero, as the players count it, and what need not."""
+    tally = frame.tally
+    line = Text("  ")
+    for name, value in (
+        ("lost", tally.lost), ("duplicated", tally.duplicated), ("reordered", tally.reordered)
+    ):  # fmt: skip
+        line.append(f"{name} ").append(f"{value}", "bold red" if value else "bold green").append("    ")
+    line.append("gaps reported ").append(f"{tally.gaps_reported}", "bold yellow" if tally.gaps_reported else "bold")
+    late = frame.waiting_s > 1.0
+    line.append("    oldest update out ").append(f"{frame.waiting_s:.1f} s", "bold yellow" if late else "bold")
+    counted = f"counted by the players: {tally.messages:,} messages, {tally.deliveries:,} deliveries"
+    return _panel(line, counted, "red" if _broken(tally) else "green")
+
+
+def _servers(frame: Frame) -> Panel:
+    table = Table(box=None, expand=True, header_style="dim", padding=(0, 1))
+    for heading in ("server", "port", "state", "lease", "ring"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("messages/s", "out", "core", "clients", "restarts"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for row in frame.servers:
+        table.add_row(*_server(row))
+    return _panel(table, f"servers, ring version {frame.ring_version}")
+
+
+def _server(row: Row) -> Iterable[RenderableType]:
+    colour = "green" if row.state == "running" else "bold red"
+    load = row.load
+    return (
+        Text(row.id, "bold"),
+        f"{row.port}",
+        Text(row.state, colour),
+        Text("held", "green") if row.lease else Text("none", "bold red"),
+        Text("in", "green") if row.in_ring else Text("out", "bold red"),
+        "-" if load is None else f"{load.messages_per_s:,.0f}",
+        "-" if load is None else _bytes(load.bytes_out_per_s),
+        "-" if load is None else f"{100 * load.load_ratio:.0f} %",
+        "-" if load is None else f"{load.connections}",
+        f"{row.restarts}",
+    )
+
+
+def _events(events: Sequence[Event], lines: int) -> Panel:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for number, event in enumerate(events[-lines:]):
+        mark, colour = MARKS[event.kind]
+        text.append("\n" if number else "").append(f"{event.at_s:6.1f} s ", "dim")
+        text.append(f"{mark} ", colour).append(event.text, colour if event.kind == "bad" else "")
+    return _panel(text, "events", lines=lines)
+
+
+def _panel(content: RenderableType, title: str, colour: str = "bright_black", lines: int | None = None) -> Panel:
+    return Panel(
+        content,
+        title=Text(title, "dim"),
+        title_align="left",
+        border_style=colour,
+        padding=(0, 1),
+        height=None if lines is None else lines + 2,
+    )
+
+
+def line(frame: Frame) -> str:
+    """The last second in one line, for those who have no terminal or want none."""
+    second = frame.history[-1]
+    tally = frame.tally
+    leases = ",".join(row.id for row in frame.servers if row.lease and row.state == "running")
+    return (
+        f"{frame.elapsed_s:5.1f} s  players {second.players:3}  messages/s {second.messages_per_s:5.0f}  "
+        f"deliveries/s {second.deliveries_per_s:6.0f}  p50 {_ms(second.p50_ms)}  p99 {_ms(second.p99_ms)}  "
+        f"cpu {100 * second.cpu_share:.0f} %  lost {tally.lost}  duplicated {tally.duplicated}  "
+        f"reordered {tally.reordered}  gaps {tally.gaps_reported}  "
+        f"ring {frame.ring_version}  up {leases or '-'}"
+    )
+
+
+def event_line(event: Event) -> str:
+    """An event in one line."""
+    return f"{event.at_s:5.1f} s  * {event.text}"
+
+
+def summary_table(summary: Summary) -> RenderableType:
+    """What came of it, for people."""
+    tally = summary.tally
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True, style="bold")
+    table.add_column(style="dim")
+    outage = "killed, noticed, mended" if summary.server_kills else "none was killed"
+    table.add_row("seconds", f"{summary.seconds:g}", "interrupted" if summary.interrupted else "")
+    table.add_row("players", f"{summary.players:,}", "each with a bus of its own")
+    table.add_row("servers", f"{summary.servers}", f"ring version {summary.ring_version} at the end")
+    table.add_row("server kills", f"{summary.server_kills}", outage)
+    table.add_row("messages", f"{tally.messages:,}")
+    table.add_row("deliveries", f"{tally.deliveries:,}")
+    table.add_row("response p50", _ms(summary.p50_ms), "from an update to its return")
+    table.add_row("response p99", _ms(summary.p99_ms), "servers' deaths included")
+    for name, value, meaning in (
+        ("lost", tally.lost, "published after a player had subscribed, and never delivered"),
+        ("duplicated", tally.duplicated, "delivered twice to one subscription"),
+        ("reordered", tally.reordered, "delivered after a later one of the same player"),
+    ):
+        table.add_row(name, Text(f"{value}", "bold red" if value else "bold green"), meaning)
+    table.add_row("gaps reported", f"{tally.gaps_reported}", "what could not be healed, and was said")
+    cpu = f"{100 * summary.cpu_share_mean:.0f} %"
+    table.add_row("processors", cpu, f"on average; {100 * summary.cpu_share_max:.0f} % in the busiest second")
+    notes = [Text(f"gaps: {count} x {reason}", "yellow") for reason, count in summary.gap_reasons.items()]
+    notes += [Text(trouble, "red") for trouble in summary.troubles[:TROUBLES_MAX]]
+    verdict = (
+        Text("nothing was lost, doubled or reordered", "bold green")
+        if summary.holds
+        else Text("the promise was broken", "bold red")
+    )
+    return Group(table, *notes, verdict)
+
+
+def _broken(tally: Tally) -> bool:
+    return bool(tally.lost or tally.duplicated or tally.reordered)
+
+
+def _log(value_ms: float | None) -> float | None:
+    """A height for a time that may be one millisecond or some seconds."""
+    return None if value_ms is None else math.log1p(value_ms)
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.2f} s"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B/s", "kB/s"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} MB/s"

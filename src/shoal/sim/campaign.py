@@ -1,0 +1,130 @@
+"""A campaign: many seeds of a scenario, judged together.
+
+Owns the sum over seeds and the rule that every corner must have been met: a campaign in which a rule was never put to
+the test proves nothing about it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from shoal.channels.rules import ALL_RULES, Rules, broken
+from shoal.sim.channels import CORNERS, Outcome, run_seed
+
+CORNERS_SEEDS_MIN: Final = 200
+"""Below this many seeds a campaign is a replay or a sample, and corners that it did not meet are only reported."""
+VIOLATIONS_SHOWN_MAX: Final = 50
+CHUNK_SEEDS: Final = 5
+
+Progress = Callable[[int, int, int], None]
+"""Seeds done, messages so far, violating seeds so far."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a campaign found. `failing` are the seeds with violations."""
+
+    seeds: int = 0
+    messages: int = 0
+    deliveries: int = 0
+    faults: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    reordered: int = 0
+    gaps_reported: int = 0
+    seconds: float = 0.0
+    failing: list[int] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    exercised: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        """Adds one seed."""
+        verdict = outcome.verdict
+        self.seeds += 1
+        self.messages += verdict.messages
+        self.deliveries += verdict.deliveries
+        self.faults += outcome.faults
+        self.lost += verdict.lost
+        self.duplicated += verdict.duplicated
+        self.reordered += verdict.reordered
+        self.gaps_reported += verdict.gaps_reported
+        self.exercised.update(outcome.exercised)
+        if verdict.violations:
+            self.failing.append(outcome.seed)
+            room = VIOLATIONS_SHOWN_MAX - len(self.violations)
+            self.violations += [f"seed {outcome.seed}: {text}" for text in verdict.violations[: min(room, 5)]]
+
+    @property
+    def corners_missed(self) -> list[str]:
+        """Corners that no seed has met, if there were seeds enough to expect all of them."""
+        if self.seeds < CORNERS_SEEDS_MIN:
+            return []
+        return [name for name, counter in CORNERS.items() if not self.exercised[counter]]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the protocol held and was really put to the test."""
+        return not self.failing and not self.corners_missed
+
+    def facts(self) -> dict[str, Any]:
+        """The facts that `shoal sim channels --json` prints."""
+        self.failing.sort()
+        exercised = {name: self.exercised[counter] for name, counter in CORNERS.items()}
+        return {
+            "protocol": "channels",
+            "seeds": self.seeds,
+            "messages": self.messages,
+            "deliveries": self.deliveries,
+            "moves": self.exercised["server left ring"] + self.exercised["server joined ring"],
+            "faults": self.faults,
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "reordered": self.reordered,
+            "gaps_reported": self.gaps_reported,
+            "violations": self.violations + [f"never exercised: {name}" for name in self.corners_missed],
+            "failing_seeds": self.failing,
+            "exercised": exercised,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def run_campaign(
+    seeds: int, first: int, broken_rule: str | None, progress: Progress, stop_at_first: bool = False
+) -> Result:
+    """Runs the seeds on all cores. With a broken rule the first violating seed is enough."""
+    result = Result()
+    began = time.monotonic()
+    for outcomes in _chunks(range(first, first + seeds), broken_rule):
+        for outcome in outcomes:
+            result.add(outcome)
+        progress(result.seeds, result.messages, len(result.failing))
+        if stop_at_first and result.failing:
+            break
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _chunks(seeds: range, broken_rule: str | None) -> Iterator[list[Outcome]]:
+    chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
+    workers = min(os.cpu_count() or 1, len(chunks))
+    if workers <= 1:
+        yield from (_run_chunk(chunk, broken_rule) for chunk in chunks)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        futures = [pool.submit(_run_chunk, chunk, broken_rule) for chunk in chunks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _run_chunk(seeds: range, broken_rule: str | None) -> list[Outcome]:
+    rules: Rules = broken(broken_rule) if broken_rule else ALL_RULES
+    return [run_seed(seed, rules) for seed in seeds]

@@ -1,0 +1,47 @@
+"""The corners that a soak run must have met, by what it suffers: one that was never met proves nothing.
+
+Owns the list. The counts come from the load processes, from their routers and from the faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from shoal.soak.faults import FaultPlan
+
+HOLD_RUN_S_MIN: Final = 30.0
+"""A shorter run may be over before a ring has left a server that is held down."""
+DEATH_RUN_S_MIN: Final = 20.0
+"""A shorter run may kill so few servers that none of them took a message with it."""
+
+_ALWAYS: Final = (
+    "burst",
+    "message on a quiet channel",
+    "late joiner",
+    "subscriber left",
+    "publisher left",
+    "pattern",
+    "channel",
+    "placement single",
+    "placement all_subscribers",
+    "placement all_publishers",
+    "router beacons",
+    "router late_joins",
+    "router handshakes",
+)
+
+
+def wanted_corners(faults: FaultPlan, seconds: float) -> Iterator[str]:
+    """Every corner that a run with these faults can meet in that time."""
+    yield from _ALWAYS
+    if faults.kill_agents:
+        yield from ("agent killed", "router roll_calls")
+    if faults.kill_servers:
+        yield from ("server killed", "router reconnects", "router restarts_seen")
+        if seconds >= DEATH_RUN_S_MIN:
+            yield from ("router repeated", "router holes", "router healed")
+    if faults.kill_coordinator:
+        yield "coordinator killed"
+    if (faults.kill_agents or faults.kill_servers) and seconds >= HOLD_RUN_S_MIN:
+        yield from ("server left ring", "server joined ring", "router ring_changes")

@@ -1,0 +1,195 @@
+"""The lines of the logs: what each process of a soak run writes down, and the checking process reads.
+
+Owns the form of the logs, a JSON array a line. Knows neither the bus nor the checkers. Whatever a load process
+knows, it knows as an application does: sequence numbers are counted by the publisher itself, from 1 on each
+channel, and a message is known by the number in its payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, TypeAlias
+
+import msgspec
+
+READ_BYTES: Final = 1 << 20
+"""How much of a log is decoded at a time."""
+WRITE_BUFFER_BYTES: Final = 1 << 18
+
+
+class _Line(msgspec.Struct, array_like=True, gc=False, tag_field="kind"):
+    pass
+
+
+class Opened(_Line, tag="opened"):
+    """A client that publishes is there."""
+
+    client: int
+    at: float
+
+
+class Closed(_Line, tag="closed"):
+    """A client that published begins to leave."""
+
+    client: int
+    at: float
+
+
+class Published(_Line, tag="pub"):
+    """A message was accepted; `at` is when the call began."""
+
+    number: int
+    channel: str
+    publisher: int
+    sequence: int
+    at: float
+
+
+class Confirmed(_Line, tag="conf"):
+    """Everything up to `sequence` is confirmed."""
+
+    publisher: int
+    channel: str
+    sequence: int
+    at: float
+
+
+class Subscribing(_Line, tag="sub"):
+    """A subscription was asked for; `subscription` is its number within the log. `slow`: it is read with pauses."""
+
+    subscription: int
+    name: str
+    pattern: bool
+    client: int
+    slow: bool
+    at: float
+
+
+class InForce(_Line, tag="force"):
+    """`subscribe` has returned."""
+
+    subscription: int
+    at: float
+
+
+class Left(_Line, tag="left"):
+    """The application ends a subscription."""
+
+    subscription: int
+    at: float
+
+
+class Got(_Line, tag="got"):
+    """A subscription was handed a message; `number` is what its payload carries, 0 if it is none of ours."""
+
+    subscription: int
+    at: float
+    number: int
+    channel: str
+    publisher: int
+    sequence: int
+
+
+class Missed(_Line, tag="gap"):
+    """A subscription was handed a gap."""
+
+    subscription: int
+    at: float
+    channel: str
+    publisher: int | None
+    first: int
+    last: int | None
+    reason: str
+
+
+class Died(_Line, tag="died"):
+    """A server was killed."""
+
+    server: str
+    at: float
+
+
+class Returned(_Line, tag="back"):
+    """A server that was killed runs again."""
+
+    server: str
+    at: float
+
+
+class Counted(_Line, tag="count"):
+    """How often a corner was met."""
+
+    corner: str
+    times: int
+
+
+class Noted(_Line, tag="note"):
+    """What somebody who reads a log wants to know; nothing is judged by it."""
+
+    text: str
+    at: float
+
+
+class Wrong(_Line, tag="wrong"):
+    """What an application must not meet: a subscription that never settles, a message that nobody confirms."""
+
+    text: str
+
+
+class Ended(_Line, tag="end"):
+    """The last line of a log whose process came to its end; without it the log is incomplete."""
+
+
+Record: TypeAlias = (
+    Opened
+    | Closed
+    | Published
+    | Confirmed
+    | Subscribing
+    | InForce
+    | Left
+    | Got
+    | Missed
+    | Died
+    | Returned
+    | Counted
+    | Noted
+    | Wrong
+    | Ended
+)
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
+
+
+class Log:
+    """A log that is being written. It counts what a run shows of its progress."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = open(path, "wb", buffering=WRITE_BUFFER_BYTES)  # noqa: SIM115 - closed by `end`
+        self.messages = 0
+        self.deliveries = 0
+
+    def write(self, record: Record) -> None:
+        """Adds a line."""
+        self._file.write(_encoder.encode(record) + b"\n")
+        if type(record) is Got:
+            self.deliveries += 1
+        elif type(record) is Published:
+            self.messages += 1
+
+    def end(self) -> None:
+        """Adds the last line and closes the log."""
+        self.write(Ended())
+        self._file.close()
+
+
+def read_log(path: Path) -> Iterator[Record]:
+    """The lines of a log, in order; a line that cannot be read becomes a `Wrong`."""
+    with open(path, "rb") as file:
+        while lines := file.readlines(READ_BYTES):
+            try:
+                yield from _decoder.decode_lines(b"".join(lines))
+            except msgspec.DecodeError as error:
+                yield Wrong(f"{path.name} holds a line that cannot be read: {error}")

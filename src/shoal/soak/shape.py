@@ -1,0 +1,120 @@
+"""What a seed makes of a round: its channels and where they live, who publishes on them, who subscribes.
+
+Owns the load of a round. It is meant to be carried by two cores with room to spare: on the average a
+subscription to a channel hears some thirty messages a second, whatever the number of subscribers.
+"""
+
+from __future__ import annotations
+
+import enum
+from random import Random
+from typing import Final
+
+import msgspec
+
+from shoal.limits import Limits
+from shoal.plan.placement import Mode, Placement
+
+SUBSCRIBERS_PER_CHANNEL: Final = 5
+SUBSCRIBERS_PER_PUBLISHER: Final = 12
+SUBSCRIBERS_PER_PROCESS: Final = 100
+PROCESSES_MAX: Final = 4
+PATTERN_EVERY: Final = 10
+"""One subscriber in so many has a pattern."""
+WIDE_EVERY: Final = 10
+"""One pattern in so many hears everything."""
+EVERYTHING: Final = "soak.*"
+
+
+class Kind(enum.StrEnum):
+    """How a channel is published on."""
+
+    BURST = "burst"
+    STEADY = "steady"
+    QUIET = "quiet"
+
+
+class Life(enum.StrEnum):
+    """How a subscriber lives."""
+
+    WHOLE = "whole"
+    LATE = "late"
+    RESTLESS = "restless"
+
+
+KINDS: Final = (Kind.BURST, Kind.STEADY, Kind.QUIET, Kind.BURST, Kind.BURST)
+LIVES: Final = (Life.WHOLE, Life.WHOLE, Life.LATE, Life.RESTLESS)
+MODES: Final = (None, None, None, Mode.SINGLE, Mode.ALL_SUBSCRIBERS, None, None, Mode.ALL_PUBLISHERS)
+"""Channels in turn: None means that the ring says where it lives, else the plan has an entry."""
+
+
+class Channel(msgspec.Struct, frozen=True):
+    """One channel; `publishers` are the numbers of those who publish on it."""
+
+    name: str
+    kind: Kind
+    publishers: tuple[int, ...]
+    placement: Placement | None
+
+
+class Subscriber(msgspec.Struct, frozen=True):
+    """One subscriber: a bus of its own with one subscription at a time."""
+
+    number: int
+    name: str
+    pattern: bool
+    life: Life
+    slow: bool
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """All of a round, as load processes are told."""
+
+    seed: int
+    seconds: float
+    limits: Limits
+    channels: tuple[Channel, ...]
+    publishers: int
+    subscribers: tuple[Subscriber, ...]
+    subscriber_processes: int
+
+    def rng(self, *who: object) -> Random:
+        """Random numbers of their own for everyone, by the seed."""
+        return Random("/".join(map(str, (self.seed, *who))))
+
+
+def draw(seed: int, seconds: float, servers: list[str], subscribers: int, limits: Limits) -> Shape:
+    """The shape of a round."""
+    rng = Random(seed)
+    count = max(len(MODES), subscribers // SUBSCRIBERS_PER_CHANNEL)
+    publishers = max(4, subscribers // SUBSCRIBERS_PER_PUBLISHER)
+    channels = tuple(_channel(index, publishers, servers, rng) for index in range(count))
+    return Shape(
+        seed=seed,
+        seconds=seconds,
+        limits=limits,
+        channels=channels,
+        publishers=publishers,
+        subscribers=tuple(_subscriber(number, channels, rng) for number in range(subscribers)),
+        subscriber_processes=min(PROCESSES_MAX, -(-subscribers // SUBSCRIBERS_PER_PROCESS)),
+    )
+
+
+def _channel(index: int, publishers: int, servers: list[str], rng: Random) -> Channel:
+    kind = KINDS[index % len(KINDS)]
+    chosen = {index % publishers, rng.randrange(publishers)} if index % 2 else {index % publishers}
+    mode = MODES[index % len(MODES)]
+    placement = None
+    if mode is not None:
+        width = 1 if mode is Mode.SINGLE else min(len(servers), rng.randint(2, 3))
+        placement = Placement(1, mode, tuple(rng.sample(servers, width)))
+    return Channel(f"soak.{kind}.{index}", kind, tuple(sorted(chosen)), placement)
+
+
+def _subscriber(number: int, channels: tuple[Channel, ...], rng: Random) -> Subscriber:
+    pattern = number % PATTERN_EVERY == 1
+    name = channels[number % len(channels)].name
+    if pattern:
+        wide = number // PATTERN_EVERY % WIDE_EVERY == 0
+        name = EVERYTHING if wide else rng.choice(("soak.quiet.*", "soak.burst.1*", "soak.steady.*", "soak.quiet.*"))
+    return Subscriber(number, name, pattern, LIVES[number % len(LIVES)], slow=rng.random() < 0.1)

@@ -1,0 +1,406 @@
+"""The agent: answers hellos with the baseline, gives its word as long as it may, calls the roll after a restart, and
+remembers the life before; garbage is counted and harms nobody."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.core_driver import (
+    AGENT,
+    CLIENT,
+    FORGER,
+    OTHER,
+    SIGNER,
+    STREAM,
+    AgentDriver,
+    blob,
+    ring,
+)
+
+from shoal.channels.states import Agent
+from shoal.errors import ProtocolError
+from shoal.limits import DEFAULT_LIMITS
+from shoal.plan.placement import Mode, Placement
+from shoal.wire import control, envelope
+from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, inbox_channel, stream_id
+
+TILE = b"tile"
+RING = SIGNER.ring(ring(3, ("s1", "s2")))
+U64_MAX = (1 << 64) - 1
+
+
+def serving(clients: int = 0) -> AgentDriver:
+    """An agent that serves, holds its lease and knows the ring."""
+    driver = AgentDriver()
+    driver.core.ring(RING)
+    driver.core.lease.granted(driver.now)
+    driver.open(clients=clients)
+    assert driver.core.state is Agent.SERVING
+    return driver
+
+
+def hello(nonce: int = 1, name: bytes = TILE, *, pattern: bool = False, ring_version: int = 3) -> control.Hello:
+    return control.Hello(CLIENT, nonce, name, pattern, True, 1, ring_version)
+
+
+def publisher_hello(last: int, client: int = OTHER, name: bytes = TILE) -> control.Hello:
+    return control.Hello(client, 9, name, False, False, 1, 3, stream_id(client, 1), last)
+
+
+def publish(driver: AgentDriver, *numbers: int, channel: bytes = TILE, stream: int = STREAM) -> None:
+    for number in numbers:
+        driver.hear(channel, blob(stream, number, b"x"))
+
+
+# Greetings
+
+
+def test_a_greeting_is_answered_with_the_lease() -> None:
+    driver = serving()
+    driver.tell(control.Greet(CLIENT, 7, 3))
+    (welcome,) = driver.take(inbox_channel(CLIENT), control.Welcome)
+    sure_ms = 1000 * DEFAULT_LIMITS.server_lease_s * (1 - DEFAULT_LIMITS.clock_drift_max)
+    assert sure_ms - 2 < welcome.lease_ms <= sure_ms
+    assert welcome == control.Welcome(7, "s1", driver.core.life, welcome.lease_ms, 3, b"")
+
+
+def test_a_client_with_an_older_ring_is_told_the_newer_one() -> None:
+    driver = serving()
+    driver.tell(control.Greet(CLIENT, 7, 2))
+    assert driver.take(inbox_channel(CLIENT), control.Welcome)[0].ring == RING
+
+
+def test_without_a_lease_the_answer_grants_nothing() -> None:
+    driver = serving()
+    driver.core.lease.refused()
+    driver.tell(control.Greet(CLIENT, 7, 3))
+    assert driver.take(inbox_channel(CLIENT), control.Welcome)[0].lease_ms == 0
+
+
+# The word
+
+
+def test_the_word_is_given_again_and_again() -> None:
+    driver = serving()
+    driver.advance(0.0)
+    driver.words()
+    driver.core.lease.granted(driver.now)
+    driver.advance(2.0)
+    words = driver.words()
+    assert [word.number for word in words] == list(range(words[0].number, words[0].number + 4))
+    assert {(word.server, word.agent, word.granted, word.ring_version) for word in words} == {("s1", AGENT, True, 3)}
+    assert all(first.lease_ms > second.lease_ms for first, second in zip(words, words[1:], strict=False))
+
+
+def test_a_word_says_which_of_its_own_words_came_back() -> None:
+    driver = serving()
+    driver.advance(0.0)
+    (first,) = driver.words()
+    assert first.heard == 0
+    driver.hear(WORD_CHANNEL, control.encode(first))
+    driver.advance(0.5)
+    (second,) = driver.words()
+    assert second.heard == first.number
+
+
+def test_words_of_another_agent_do_not_come_back_as_its_own() -> None:
+    driver = serving()
+    driver.advance(0.0)
+    (word,) = driver.words()
+    driver.hear(WORD_CHANNEL, control.encode(msgspec.structs.replace(word, agent=AGENT + 1, number=99)))
+    driver.advance(0.5)
+    assert driver.words()[0].heard == 0
+
+
+def test_when_the_lease_is_over_the_word_grants_nothing() -> None:
+    driver = serving()
+    driver.advance(DEFAULT_LIMITS.server_lease_s + 1.0)
+    last = driver.words()[-1]
+    assert (last.lease_ms, last.granted) == (0, False)
+
+
+def test_while_the_server_is_away_there_is_no_word() -> None:
+    driver = serving()
+    driver.words()
+    driver.core.lost(driver.now)
+    driver.advance(5.0)
+    assert driver.words() == []
+
+
+# Hellos
+
+
+def test_a_subscriber_is_registered_and_told_the_baseline() -> None:
+    driver = serving()
+    publish(driver, 1, 2, 3)
+    publish(driver, 8, stream=stream_id(OTHER + 1, 1))
+    publish(driver, 4, channel=b"elsewhere")
+    driver.tell(hello(nonce=5))
+    (answer,) = driver.answers()
+    assert (answer.nonce, answer.name, answer.life) == (5, TILE, driver.core.life)
+    assert sorted(answer.streams) == sorted([(TILE, STREAM, 3), (TILE, stream_id(OTHER + 1, 1), 8)])
+    assert answer.absent == []
+    assert (answer.entry, answer.ring, answer.version) == (b"", b"", 3)
+    assert driver.core.register.channels == {TILE: {CLIENT}}
+
+
+def test_a_pattern_is_told_every_channel_that_it_matches() -> None:
+    driver = serving()
+    for channel in (TILE, b"time", b"other"):
+        publish(driver, 2, channel=channel)
+    driver.tell(hello(name=b"ti*", pattern=True))
+    (answer,) = driver.answers()
+    assert sorted(answer.streams) == [(TILE, STREAM, 2), (b"time", STREAM, 2)]
+    assert driver.core.register.patterns == {b"ti*": {CLIENT}}
+
+
+def test_beacons_and_foreign_messages_are_not_taken_for_messages() -> None:
+    driver = serving()
+    publish(driver, 2)
+    driver.hear(TILE, b"foreign")
+    driver.hear(TILE, envelope.beacon(1, STREAM, 2, 2, 0))
+    driver.tell(hello())
+    assert driver.answers()[0].streams == [(TILE, STREAM, 2)]
+
+
+def test_a_publisher_is_known_from_its_hello_on() -> None:
+    driver = serving()
+    driver.tell(publisher_hello(last=17))
+    assert driver.answers(OTHER)[0].streams == []
+    assert driver.core.register.channels == {}
+    driver.tell(hello())
+    assert driver.answers()[0].streams == [(TILE, STREAM, 17)]
+
+
+def test_a_publishers_hello_never_lowers_what_was_heard() -> None:
+    driver = serving()
+    publish(driver, 1, 2, 3, 4, 5)
+    driver.tell(publisher_hello(last=2), hello())
+    assert driver.answers()[0].streams == [(TILE, STREAM, 5)]
+
+
+def test_an_entry_is_passed_on_as_it_was_signed() -> None:
+    driver = serving()
+    entry = SIGNER.entry(TILE, Placement(9, Mode.ALL_SUBSCRIBERS, ("s1", "s2")))
+    driver.core.entry(entry)
+    driver.tell(hello(ring_version=1))
+    (answer,) = driver.answers()
+    assert (answer.entry, answer.ring, answer.version) == (entry, RING, 9)
+
+
+def test_a_bye_ends_the_registration() -> None:
+    driver = serving()
+    driver.tell(hello(), control.Bye(CLIENT, TILE, False))
+    assert not driver.core.register.clients
+
+
+@pytest.mark.parametrize("data", [FORGER.ring(ring(9, ("s9",))), SIGNER.ring(ring(2, ("s9",))), b"garbage", b""])
+def test_a_ring_that_is_forged_or_stale_is_counted(data: bytes) -> None:
+    driver = serving()
+    driver.core.ring(data)
+    driver.core.entry(FORGER.entry(TILE, Placement(9, Mode.SINGLE, ("s9",))))
+    assert driver.core.counters.forged == 2
+    assert driver.core.book.version == 3
+
+
+def test_who_asks_before_there_is_a_ring_is_answered_when_there_is_one() -> None:
+    driver = AgentDriver()
+    driver.open()
+    driver.tell(hello())
+    assert driver.answers() == []
+    driver.core.ring(RING)
+    driver.play()
+    assert [answer.nonce for answer in driver.answers()] == [1]
+
+
+# The roll-call
+
+
+def called(clients: int | None) -> AgentDriver:
+    driver = AgentDriver()
+    driver.core.ring(RING)
+    driver.core.opened("life one", driver.now)
+    driver.play(clients)
+    return driver
+
+
+def present(client: int, roll: int = 1, streams: control.StreamList | None = None) -> control.Present:
+    return control.Present(client, roll, [TILE], [b"ti*"], streams or [])
+
+
+def test_it_observes_and_calls_the_roll_before_anything_else() -> None:
+    driver = called(clients=2)
+    kinds = [command[:2] for command in driver.commands]
+    assert kinds == [(b"PSUBSCRIBE", b"*"), (b"PUBLISH", WORD_CHANNEL), (b"PUBSUB", b"NUMSUB")]
+    assert driver.take(WORD_CHANNEL, control.RollCall) == [control.RollCall(AGENT, 1)]
+    assert driver.core.state is Agent.CALLING
+
+
+def test_nobody_is_answered_before_all_are_present() -> None:
+    driver = called(clients=2)
+    driver.tell(hello())
+    driver.tell(present(CLIENT))
+    assert driver.answers() == []
+    driver.tell(present(OTHER, streams=[(TILE, STREAM, 12)]))
+    assert driver.core.state is Agent.SERVING
+    assert driver.answers()[0].streams == [(TILE, STREAM, 12)]
+    assert driver.core.register.channels == {TILE: {CLIENT, OTHER}}
+    assert driver.core.register.patterns == {b"ti*": {CLIENT, OTHER}}
+
+
+def test_the_same_client_twice_is_one_and_another_roll_does_not_count() -> None:
+    driver = called(clients=2)
+    driver.tell(present(CLIENT), present(CLIENT), present(OTHER, roll=99))
+    assert driver.core.state is Agent.CALLING
+
+
+def test_whoever_stays_silent_is_not_waited_for_forever() -> None:
+    driver = called(clients=2)
+    driver.tell(hello())
+    driver.advance(DEFAULT_LIMITS.roll_call_s - 0.01)
+    assert driver.answers() == []
+    driver.advance(0.02)
+    assert driver.core.state is Agent.SERVING
+    assert len(driver.answers()) == 1
+
+
+def test_a_server_that_does_not_count_its_clients_is_waited_for() -> None:
+    driver = called(clients=None)
+    assert driver.core.state is Agent.CALLING
+    driver.advance(DEFAULT_LIMITS.roll_call_s)
+    assert driver.core.state is Agent.SERVING
+
+
+def test_an_empty_server_is_served_at_once() -> None:
+    assert called(clients=0).core.state is Agent.SERVING
+
+
+def test_a_connection_that_is_lost_during_the_call_calls_again() -> None:
+    driver = called(clients=2)
+    driver.tell(hello())
+    driver.core.lost(driver.now)
+    assert driver.core.state is Agent.AWAY
+    driver.open(clients=0)
+    assert driver.take(WORD_CHANNEL, control.RollCall)[-1].roll == 2
+    assert driver.answers() == [], "who asked on the old connection will ask again"
+
+
+# Lives
+
+
+def test_a_new_agent_does_not_remember() -> None:
+    driver = serving()
+    driver.tell(hello())
+    assert not driver.answers()[0].remembers
+
+
+def test_after_a_restart_of_the_server_those_not_heard_again_are_absent() -> None:
+    driver = serving()
+    other = stream_id(OTHER + 1, 1)
+    publish(driver, 1, 2)
+    publish(driver, 7, stream=other)
+    before = driver.core.life
+    driver.core.lost(driver.now)
+    driver.open("life two")
+    assert driver.core.life != before
+    assert not driver.core.register.clients
+    publish(driver, 3)
+    driver.tell(hello())
+    (answer,) = driver.answers()
+    assert answer.streams == [(TILE, STREAM, 3)]
+    assert answer.absent == [(TILE, other, 7)]
+    assert answer.remembers
+
+
+def test_two_restarts_in_a_row_are_remembered_too() -> None:
+    """A publisher that has been silent through both may have published last before the first."""
+    driver = serving()
+    publish(driver, 1, 2)
+    for run_id in ("life two", "life three"):
+        driver.core.lost(driver.now)
+        driver.open(run_id)
+    driver.tell(hello())
+    assert driver.answers()[0].absent == [(TILE, STREAM, 2)]
+
+
+def test_lives_have_names_of_their_own() -> None:
+    first, second = serving(), serving()
+    second.core.lost(second.now)
+    second.open("life two")
+    assert first.core.life != second.core.life
+    assert all(life > 0 for life in (first.core.life, second.core.life))
+
+
+# Garbage
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=60), marked=st.booleans(), channel=st.sampled_from([AGENT_CHANNEL, WORD_CHANNEL]))
+def test_garbage_is_counted_and_harmless(data: bytes, marked: bool, channel: bytes) -> None:
+    driver = serving()
+    publish(driver, 1)
+    driver.hear(channel, b"\xf5C" + data if marked else data)
+    publish(driver, 2)
+    driver.tell(hello(nonce=4))
+    answer = next(answer for answer in driver.answers() if answer.nonce == 4)
+    assert answer.streams == [(TILE, STREAM, 2)]
+    assert driver.core.counters.garbage <= 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        control.Welcome(1, "s1", 1, 1, 1, b""),
+        control.Resend(TILE, b"x"),
+        control.Healed(TILE, STREAM, 1, 1, 1),
+        control.Heal(CLIENT, TILE, STREAM, 1, 2),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_that_is_not_for_agents_is_garbage(message: control.Control) -> None:
+    driver = serving()
+    driver.tell(message)
+    assert driver.core.counters.garbage == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        control.Hello(CLIENT, U64_MAX, TILE, False, True, 1, 1, U64_MAX, U64_MAX),
+        control.Hello((1 << 48) - 1, 1, b"", False, True, (1 << 32) - 1, (1 << 32) - 1),
+        control.Hello(CLIENT, 1, b"x" * 100_000, False, True, 1, 1),
+        control.Hello(CLIENT, 1, b"x" * 100_000, False, False, 1, 1, 5, 5),
+        control.Hello(CLIENT, 1, b"[[[***\\", True, True, 1, 1),
+        control.Hello(CLIENT, 1, b"*" * 200 + b"!", True, True, 1, 1),
+        control.Present(CLIENT, 1, [b""], [b"["], [(b"", U64_MAX, U64_MAX), (b"y" * 100_000, 0, 0)]),
+        control.Bye(CLIENT, b"never there", True),
+        control.Greet(0, U64_MAX, (1 << 32) - 1),
+    ],
+    ids=lambda message: f"{type(message).__name__}",
+)
+def test_extreme_values_harm_nobody(message: control.Control) -> None:
+    driver = serving()
+    publish(driver, 1, 2)
+    driver.tell(message)
+    driver.tell(hello(nonce=4711))
+    answer = next(answer for answer in driver.answers() if answer.nonce == 4711)
+    assert (TILE, STREAM, 2) in answer.streams
+
+
+def test_bytes_that_are_not_resp_are_the_peers_fault() -> None:
+    driver = serving()
+    with pytest.raises(ProtocolError):
+        driver.core.received(b"HTTP/1.1 200 OK\r\n\r\n", driver.now)
+
+
+def test_replies_go_to_those_who_asked_in_order() -> None:
+    driver = serving()
+    heard: list[object] = []
+    driver.core.ask((b"PING",), lambda reply, now: heard.append(reply))
+    driver.core.ask((b"PING",))
+    driver.core.ask((b"INFO",), lambda reply, now: heard.append(reply))
+    driver.core.outbox.clear()
+    driver.receive("PONG", "PONG", b"the info")
+    assert [str(reply) for reply in heard] == [str(b"PONG"), str(b"the info")]

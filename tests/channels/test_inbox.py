@@ -1,0 +1,87 @@
+"""The inbox: first in, first out, bounded in messages and bytes; gaps always find room."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.channels.inbox import Inbox, InboxStatistics
+from shoal.message import Gap, Message
+
+
+def message(payload: bytes = b"x") -> Message:
+    return Message("tile", payload, 1, 1)
+
+
+GAP = Gap("tile", 1, 3, 7, "lost")
+
+
+def test_items_come_out_in_the_order_in_which_they_went_in() -> None:
+    inbox = Inbox(10, 1000)
+    inbox.put(message(b"1"))
+    inbox.report(GAP)
+    inbox.put(message(b"2"))
+    assert [inbox.take(), inbox.take(), inbox.take()] == [message(b"1"), GAP, message(b"2")]
+    with pytest.raises(IndexError):
+        inbox.take()
+
+
+def test_it_is_full_by_number() -> None:
+    inbox = Inbox(2, 1000)
+    inbox.put(message())
+    assert not inbox.full
+    inbox.put(message())
+    assert inbox.full
+    inbox.take()
+    assert not inbox.full
+
+
+def test_it_is_full_by_bytes() -> None:
+    inbox = Inbox(100, 10)
+    inbox.put(message(b"x" * 9))
+    assert not inbox.full
+    inbox.put(message(b"x"))
+    assert inbox.full
+
+
+def test_a_gap_is_taken_even_when_it_is_full() -> None:
+    inbox = Inbox(1, 10)
+    inbox.put(message())
+    inbox.report(GAP)
+    assert [inbox.take(), inbox.take()] == [message(), GAP]
+
+
+def test_there_is_room_again_when_half_of_both_is_free() -> None:
+    inbox = Inbox(4, 100)
+    for _ in range(4):
+        inbox.put(message(b"x" * 25))
+    assert not inbox.roomy
+    inbox.take()
+    assert not inbox.roomy
+    inbox.take()
+    assert inbox.roomy
+    inbox.put(message(b"x" * 51))
+    inbox.take()
+    assert not inbox.roomy, "few messages, but many bytes"
+
+
+def test_it_tells_how_full_it_is() -> None:
+    inbox = Inbox(4, 100)
+    inbox.put(message(b"xyz"))
+    inbox.overflows += 2
+    assert inbox.statistics() == InboxStatistics(1, 3, 4, 100, 2)
+
+
+@given(actions=st.lists(st.sampled_from(["put", "report", "take"]) | st.integers(0, 30)))
+def test_its_bytes_are_those_of_the_messages_in_it(actions: list[str | int]) -> None:
+    inbox = Inbox(1000, 1 << 20)
+    for action in actions:
+        if action == "report":
+            inbox.report(GAP)
+        elif action == "take":
+            if inbox.items:
+                inbox.take()
+        else:
+            inbox.put(message(b"x" * (action if isinstance(action, int) else 1)))
+        assert inbox.bytes == sum(len(item.payload) for item in inbox.items if isinstance(item, Message))

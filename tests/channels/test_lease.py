@@ -1,0 +1,159 @@
+"""The agent's half of the lease rule: its word lasts as long as the grant, and beyond it only while most of the ring
+agrees that the coordinator is down."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.core_driver import ring
+
+from shoal.channels.lease import AgentLease
+from shoal.limits import DEFAULT_LIMITS
+from shoal.wire.control import Word
+
+LEASE_S = DEFAULT_LIMITS.server_lease_s
+SURE_S = LEASE_S * (1 - DEFAULT_LIMITS.clock_drift_max)
+RING = ring(5, ("s1", "s2", "s3", "s4"))
+
+
+def word(server: str, *, granted: bool = False, ring_version: int = 5) -> Word:
+    return Word(server, 9, 1, 0, 1, 1000, granted, ring_version)
+
+
+def lapsed() -> AgentLease:
+    """The lease of s1, whose grant has run out at 200."""
+    lease = AgentLease("s1", DEFAULT_LIMITS)
+    lease.granted(100.0)
+    assert not lease.is_granted(200.0)
+    return lease
+
+
+def test_without_a_grant_there_is_no_word() -> None:
+    lease = AgentLease("s1", DEFAULT_LIMITS)
+    assert lease.remaining_s(None, 1.0) == 0
+    assert lease.remaining_s(RING, 1.0) == 0
+
+
+def test_a_grant_counts_from_when_it_was_asked_for_and_less_the_drift() -> None:
+    lease = AgentLease("s1", DEFAULT_LIMITS)
+    lease.granted(100.0)
+    assert lease.remaining_s(RING, 101.0) == pytest.approx(SURE_S - 1.0)
+    assert lease.is_granted(100.0 + SURE_S - 0.001)
+    assert not lease.is_granted(100.0 + SURE_S)
+
+
+def test_answers_out_of_order_never_shorten_a_grant() -> None:
+    lease = AgentLease("s1", DEFAULT_LIMITS)
+    lease.granted(100.0)
+    lease.granted(99.0)
+    assert lease.remaining_s(RING, 100.0) == pytest.approx(SURE_S)
+
+
+def test_a_refusal_ends_it_at_once() -> None:
+    lease = AgentLease("s1", DEFAULT_LIMITS)
+    lease.granted(100.0)
+    lease.refused()
+    assert lease.remaining_s(RING, 100.1) == 0
+
+
+def test_a_server_that_is_not_in_the_ring_cannot_be_vouched_for() -> None:
+    lease = AgentLease("s1", DEFAULT_LIMITS)
+    lease.granted(100.0)
+    assert lease.remaining_s(ring(5, ("s2", "s3")), 100.1) == 0
+    assert lease.remaining_s(None, 100.1) == 0
+
+
+def test_after_a_lapse_it_is_silent_until_a_newer_ring_or_a_whole_lease_without_one() -> None:
+    """The keeper may have seen the lapse and be about to write a ring without this server."""
+    lease = AgentLease("s1", DEFAULT_LIMITS)
+    lease.granted(100.0, lapsed_at=5)
+    assert lease.remaining_s(RING, 100.1) == 0
+    assert lease.remaining_s(ring(6, ("s1", "s2")), 100.1) > 0
+    assert lease.remaining_s(ring(6, ("s2", "s3")), 100.1) == 0
+    lease.granted(102.0)
+    assert lease.remaining_s(RING, 100.0 + LEASE_S - 0.01) == 0
+    assert lease.remaining_s(RING, 100.0 + LEASE_S) > 0
+
+
+# While the coordinator is silent
+
+
+def test_alone_an_agent_cannot_tell_a_dead_coordinator_from_being_cut_off() -> None:
+    assert lapsed().remaining_s(RING, 200.0) == 0
+
+
+def test_half_of_the_ring_is_not_enough() -> None:
+    lease = lapsed()
+    lease.heard(word("s2"), 200.0)
+    assert lease.remaining_s(RING, 200.0) == 0
+
+
+def test_more_than_half_of_the_ring_is_enough_for_a_short_word() -> None:
+    lease = lapsed()
+    lease.heard(word("s2"), 200.0)
+    lease.heard(word("s3"), 200.0)
+    assert lease.remaining_s(RING, 200.0) == LEASE_S / 2
+    assert not lease.is_granted(200.0), "it does not pass its own word off as a grant"
+
+
+def test_a_ring_of_one_is_more_than_half_by_itself() -> None:
+    assert lapsed().remaining_s(ring(5, ("s1",)), 200.0) == LEASE_S / 2
+
+
+def test_those_whose_grant_runs_do_not_count() -> None:
+    lease = lapsed()
+    lease.heard(word("s2"), 200.0)
+    lease.heard(word("s3", granted=True), 200.0)
+    lease.heard(word("s4", granted=True), 200.0)
+    assert lease.remaining_s(RING, 200.0) == 0
+
+
+def test_only_what_they_said_lately_counts() -> None:
+    lease = lapsed()
+    lease.heard(word("s2"), 200.0)
+    lease.heard(word("s3"), 200.0)
+    assert lease.remaining_s(RING, 200.0 + LEASE_S / 2) > 0
+    assert lease.remaining_s(RING, 200.01 + LEASE_S / 2) == 0
+
+
+def test_a_later_word_replaces_an_earlier_one() -> None:
+    lease = lapsed()
+    lease.heard(word("s2"), 200.0)
+    lease.heard(word("s3"), 200.0)
+    lease.heard(word("s3", granted=True), 200.1)
+    assert lease.remaining_s(RING, 200.2) == 0
+
+
+def test_servers_outside_the_ring_do_not_count() -> None:
+    lease = lapsed()
+    for server in ("s2", "s7", "s8"):
+        lease.heard(word(server), 200.0)
+    assert lease.remaining_s(RING, 200.0) == 0
+
+
+def test_somebody_with_a_newer_ring_proves_that_the_coordinator_lives() -> None:
+    lease = lapsed()
+    lease.heard(word("s2"), 200.0)
+    lease.heard(word("s3"), 200.0)
+    lease.heard(word("s4", ring_version=6), 200.0)
+    assert lease.remaining_s(RING, 200.0) == 0
+
+
+def test_a_server_that_has_left_the_ring_cannot_go_on() -> None:
+    lease = lapsed()
+    lease.heard(word("s2"), 200.0)
+    lease.heard(word("s3"), 200.0)
+    assert lease.remaining_s(ring(5, ("s2", "s3")), 200.0) == 0
+
+
+@given(granted=st.lists(st.booleans(), min_size=3, max_size=3), count=st.integers(1, 4))
+def test_two_halves_never_both_go_on(granted: list[bool], count: int) -> None:
+    """An agent goes on only if so many are without a grant that the keeper takes nobody out of the ring."""
+    servers = ("s1", "s2", "s3", "s4")[:count]
+    lease = lapsed()
+    for server, has_grant in zip(servers[1:], granted, strict=False):
+        lease.heard(word(server, granted=has_grant), 200.0)
+    without = 1 + sum(not has_grant for _, has_grant in zip(servers[1:], granted, strict=False))
+    goes_on = lease.remaining_s(ring(5, servers), 200.0) > 0
+    assert goes_on == (without > count / 2)

@@ -1,0 +1,98 @@
+"""The register: who subscribes to what; both ways of looking at it always agree."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.channels.register import Register
+
+
+def test_a_client_is_found_by_channel_and_by_pattern() -> None:
+    register = Register()
+    register.add(1, b"tile", False)
+    register.add(1, b"tile*", True)
+    register.add(2, b"tile", False)
+    assert register.channels == {b"tile": {1, 2}}
+    assert register.patterns == {b"tile*": {1}}
+    assert set(register.clients) == {1, 2}
+
+
+def test_a_name_may_be_a_channel_and_a_pattern() -> None:
+    register = Register()
+    register.add(1, b"tile", False)
+    register.add(1, b"tile", True)
+    register.remove(1, b"tile", False)
+    assert register.channels == {}
+    assert register.patterns == {b"tile": {1}}
+    assert set(register.clients) == {1}
+
+
+def test_coming_twice_and_leaving_once_is_gone() -> None:
+    register = Register()
+    register.add(1, b"tile", False)
+    register.add(1, b"tile", False)
+    register.remove(1, b"tile", False)
+    assert not register.channels
+    assert not register.clients
+
+
+def test_leaving_where_one_never_was_is_no_error() -> None:
+    register = Register()
+    register.remove(1, b"tile", False)
+    register.remove_client(1)
+    register.add(2, b"tile", False)
+    register.remove(1, b"tile", False)
+    assert register.channels == {b"tile": {2}}
+
+
+def test_a_client_that_is_gone_is_gone_everywhere() -> None:
+    register = Register()
+    for name in (b"a", b"b"):
+        register.add(1, name, False)
+        register.add(2, name, False)
+    register.add(1, b"*", True)
+    register.remove_client(1)
+    assert register.channels == {b"a": {2}, b"b": {2}}
+    assert register.patterns == {}
+    assert set(register.clients) == {2}
+
+
+def test_after_a_restart_of_the_server_nobody_is_there() -> None:
+    register = Register()
+    register.add(1, b"a", False)
+    register.add(1, b"*", True)
+    register.clear()
+    assert not register.channels
+    assert not register.patterns
+    assert not register.clients
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["add", "remove", "gone"]), st.integers(1, 3), st.sampled_from([b"a", b"b"]), st.booleans()
+)
+
+
+@given(script=st.lists(ACTIONS))
+def test_it_is_a_set_of_facts_without_empty_rooms(script: list[tuple[str, int, bytes, bool]]) -> None:
+    register, model = Register(), set[tuple[int, bytes, bool]]()
+    for action, client, name, pattern in script:
+        if action == "add":
+            register.add(client, name, pattern)
+            model.add((client, name, pattern))
+        elif action == "remove":
+            register.remove(client, name, pattern)
+            model.discard((client, name, pattern))
+        else:
+            register.remove_client(client)
+            model = {fact for fact in model if fact[0] != client}
+        found = {
+            (client, name, pattern)
+            for pattern, table in ((False, register.channels), (True, register.patterns))
+            for name, clients in table.items()
+            for client in clients
+        }
+        assert found == model
+        assert set(register.clients) == {fact[0] for fact in model}
+        assert all(register.channels.values())
+        assert all(register.patterns.values())

@@ -1,0 +1,464 @@
+"""A router's links: greeting, the lease rule, half-open connections, rings and entries, and garbage on every internal
+channel."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hiredis import PushNotification, ReplyError
+from tests.support.core_driver import (
+    AGENT,
+    BEGIN,
+    CLIENT,
+    FORGER,
+    OTHER,
+    SIGNER,
+    STREAM,
+    RouterDriver,
+    addressed,
+    blob,
+    channel_at,
+    ring,
+    sequences,
+)
+
+from shoal.channels.context import Connect, Disconnect, FetchRing
+from shoal.channels.states import Lane, Link
+from shoal.limits import DEFAULT_LIMITS
+from shoal.plan.placement import Mode, Placement
+from shoal.wire import control
+from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, inbox_channel
+
+SURE = 1 - DEFAULT_LIMITS.clock_drift_max
+INBOX = inbox_channel(CLIENT)
+
+
+def spoken(driver: RouterDriver, count: int) -> list[PushNotification]:
+    """Words of s1 that have come meanwhile."""
+    words = [driver.servers["s1"].word() for _ in range(count)]
+    return [PushNotification([b"message", WORD_CHANNEL, control.encode(word)]) for word in words]
+
+
+def counts(driver: RouterDriver) -> dict[str, int]:
+    return {name: value for name, value in msgspec.structs.asdict(driver.counters).items() if value}
+
+
+# Connecting
+
+
+def test_servers_are_connected_to_when_something_lives_on_them() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    driver.router.subscribe(channel_at(driver.ring, "s2"), False, driver.now)
+    assert driver.router.effects == [Connect("s2", "127.0.0.1", 7001)]
+    assert driver.state("s2") is Link.CONNECTING
+    assert driver.state("s1") is Link.DOWN
+
+
+def test_inbox_and_word_come_first_then_the_greeting_then_subscriptions() -> None:
+    """The order matters: whatever an agent answers must find the inbox in force."""
+    driver = RouterDriver()
+    driver.router.subscribe(b"tile", False, driver.now)
+    driver.router.opened("s1", driver.now)
+    commands = driver.link("s1").outbox
+    assert commands[0] == (b"SUBSCRIBE", INBOX, WORD_CHANNEL)
+    assert commands[1][:2] == (b"PUBLISH", AGENT_CHANNEL)
+    assert isinstance(control.decode(commands[1][2]), control.Greet)
+    assert commands[2] == (b"SUBSCRIBE", b"tile")
+    assert isinstance(control.decode(commands[3][2]), control.Hello)
+
+
+def test_a_connection_that_is_lost_is_made_again_and_the_ring_is_fetched() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.servers["s1"].reachable = False
+    driver.lose("s1")
+    assert driver.happened(Connect) == [Connect("s1", "127.0.0.1", 7000)]
+    assert driver.happened(FetchRing) == [FetchRing()]
+
+
+def test_a_connection_that_nothing_lives_on_is_not_made_again() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(b"tile")
+    driver.router.unsubscribe(sub, driver.now)
+    driver.play()
+    driver.lose("s1")
+    assert driver.happened(Connect) == []
+
+
+def test_a_server_with_a_new_address_is_connected_to_there() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.servers["s1"].reachable = False
+    driver.router.ring(SIGNER.ring(ring(2, ("s1",), port=9000)), driver.now)
+    driver.play()
+    assert driver.happened(Connect) == [Connect("s1", "127.0.0.1", 9000)]
+
+
+def test_news_of_a_connection_that_is_not_there_is_ignored() -> None:
+    driver = RouterDriver()
+    driver.router.lost("s1", driver.now)
+    driver.router.lost("unknown", driver.now)
+    driver.router.received("unknown", [1], driver.now)
+    assert counts(driver) == {"ring_changes": 1}
+
+
+# The lease
+
+
+def test_a_welcome_grants_from_when_the_greeting_was_sent() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    driver.subscribe(b"tile")
+    greet = driver.heard("s1", control.Greet)[0]
+    driver.now += 0.4
+    driver.tell("s1", driver.servers["s1"].welcome(greet))
+    assert driver.state("s1") is Link.USABLE
+    assert driver.link("s1").usable_until == pytest.approx(BEGIN + 3.0 * SURE)
+
+
+def test_a_welcome_to_another_greeting_or_from_another_server_grants_nothing() -> None:
+    driver = RouterDriver()
+    here = driver.servers["s1"]
+    here.silent = True
+    driver.subscribe(b"tile")
+    greet = driver.heard("s1", control.Greet)[0]
+    driver.tell("s1", msgspec.structs.replace(here.welcome(greet), nonce=greet.nonce + 1))
+    driver.tell("s1", msgspec.structs.replace(here.welcome(greet), server="s2"))
+    assert driver.state("s1") is Link.GREETING
+
+
+def test_a_greeting_that_is_not_answered_is_repeated() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    driver.subscribe(b"tile")
+    driver.advance(1.1)
+    nonces = [greet.nonce for greet in driver.heard("s1", control.Greet)]
+    assert len(nonces) == 3
+    assert len(set(nonces)) == 3
+    driver.servers["s1"].silent = False
+    driver.advance(0.5)
+    assert driver.state("s1") is Link.USABLE
+
+
+def test_words_keep_a_server_usable() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.advance(60.0)
+    assert driver.state("s1") is Link.USABLE
+    assert driver.counters.stale_links == 0
+
+
+def test_a_word_grants_from_the_ping_before_the_word_that_its_agent_had_heard() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    link = driver.link("s1")
+    driver.now = BEGIN + 1.0
+    driver.word("s1")  # 1: sends a PING at +1.0 and gets the PONG
+    driver.now = BEGIN + 1.5
+    driver.word("s1")  # 2: arrives after the PONG of the PING sent at +1.0
+    driver.now = BEGIN + 2.0
+    driver.word("s1")  # 3: its agent had heard word 2, so it is younger than +1.0
+    assert link.usable_until == pytest.approx(BEGIN + 1.0 + 3.0 * SURE)
+
+
+@pytest.mark.parametrize("heard", [0, 1, 99])
+def test_a_word_whose_agent_heard_nothing_that_we_did_grants_nothing(heard: int) -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    link = driver.link("s1")
+    until = link.usable_until
+    driver.now = BEGIN + 1.0
+    driver.servers["s1"].words = 6
+    driver.word("s1", heard=heard)
+    assert link.usable_until == until
+
+
+def test_words_that_lay_in_a_buffer_grant_no_more_than_the_last_ping_proves() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.advance(2.0)
+    here, link = driver.servers["s1"], driver.link("s1")
+    assert link.anchor == BEGIN + 2.0
+    here.mute = True
+    driver.now += 2.5
+    driver.feed("s1", *spoken(driver, 6))
+    assert link.usable_until == pytest.approx(BEGIN + 2.0 + 3.0 * SURE)
+    driver.now += 10.0
+    driver.feed("s1", *spoken(driver, 6))
+    assert link.usable_until == pytest.approx(BEGIN + 2.0 + 3.0 * SURE)
+
+
+def test_a_word_of_another_agent_of_the_server_stands_on_its_own_chain() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.advance(1.2)
+    until = driver.link("s1").usable_until
+    word = msgspec.structs.replace(driver.servers["s1"].word(), agent=AGENT + 1)
+    driver.push("s1", WORD_CHANNEL, control.encode(word))
+    assert driver.link("s1").usable_until == until
+
+
+def test_without_words_the_lease_runs_out_and_publishing_is_held() -> None:
+    driver = RouterDriver()
+    out = driver.publish(b"tile", b"1")
+    driver.servers["s1"].silent = True
+    driver.advance(3.5)
+    assert driver.state("s1") is Link.STALE
+    assert driver.counters.stale_links == 1
+    assert out.lanes[0].state is Lane.HELD
+    driver.published("s1")
+    driver.publish(b"tile", b"2", b"3")
+    driver.advance(5.0)
+    assert driver.published("s1") == []
+
+
+def test_a_word_lets_publishing_go_on_where_it_was_held() -> None:
+    driver = RouterDriver()
+    driver.publish(b"tile", b"1")
+    driver.servers["s1"].silent = True
+    driver.advance(3.5)
+    driver.publish(b"tile", b"2", b"3")
+    driver.published("s1")
+    driver.servers["s1"].silent = False
+    driver.advance(1.0)
+    assert driver.state("s1") is Link.USABLE
+    assert sequences(driver.published("s1")) == [2, 3]
+    assert driver.router.settled
+
+
+def test_what_is_published_after_the_lease_ran_out_and_before_its_timer_is_not_forgotten() -> None:
+    """A process that stood still for a while (a busy application, a stopped process): the application publishes before
+    the timer fires, then the words that came meanwhile extend the lease. Nothing may stay behind."""
+    driver = RouterDriver()
+    out = driver.publish(b"tile", b"1")
+    driver.advance(3.0)
+    driver.published("s1")
+    driver.now += 2.6
+    assert driver.now > driver.link("s1").usable_until
+    driver.publish(b"tile", b"2")
+    assert driver.published("s1") == [], "the lease is over, timer or no timer"
+    driver.feed("s1", *spoken(driver, 5))
+    driver.play()
+    assert driver.now < driver.link("s1").usable_until
+    driver.publish(b"tile", b"3")
+    driver.advance(5.0)
+    assert sequences(driver.published("s1")) == [2, 3]
+    assert out.settled
+
+
+def test_an_answer_after_the_lease_ran_out_and_before_its_timer_does_not_strand_the_lane() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"other")
+    driver.advance(3.0)
+    here = driver.servers["s1"]
+    here.silent = True
+    out = driver.publish(b"tile", b"1")
+    hello = driver.heard("s1", control.Hello)[-1]
+    driver.now += 2.6
+    assert driver.now > driver.link("s1").usable_until
+    driver.tell("s1", here.answer(hello))
+    driver.feed("s1", *spoken(driver, 5))
+    here.silent = False
+    driver.advance(5.0)
+    assert out.lanes[0].state is Lane.LIVE
+    assert out.settled
+
+
+def test_a_server_that_answers_no_ping_is_half_open_and_dropped() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.advance(1.0)
+    here = driver.servers["s1"]
+    here.mute = True
+    here.reachable = False
+    driver.advance(6.5)
+    assert driver.state("s1") is Link.CONNECTING
+    assert driver.counters.reconnects == 1
+
+
+# Rings and entries
+
+
+def test_a_newer_ring_in_a_welcome_is_taken() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    here = driver.servers["s1"]
+    here.ring, here.ring_version = SIGNER.ring(ring(2, ("s1",))), 2
+    driver.advance(1.0)
+    assert driver.router.context.book.version == 2
+    assert driver.counters.ring_changes == 2
+
+
+@pytest.mark.parametrize("signer", [FORGER, SIGNER], ids=["forged", "stale"])
+def test_a_ring_that_is_forged_or_stale_is_counted_and_changes_nothing(signer: object) -> None:
+    driver = RouterDriver(("s1", "s2"))
+    driver.change_ring(("s1", "s2"), version=5)
+    sub = driver.subscribe(channel_at(driver.ring, "s2"))
+    before = counts(driver)
+    version = 99 if signer is FORGER else 4
+    data = (FORGER if signer is FORGER else SIGNER).ring(ring(version, ("s1",)))
+    driver.router.ring(data, driver.now)
+    driver.tell("s2", control.Welcome(12345, "s2", 1, 60_000, 99, data))
+    driver.tell("s2", control.Answer(12345, sub.name, 1, 99, b"", data, True, [], []))
+    assert driver.router.context.book.ring == ring(5, ("s1", "s2"))
+    counted = "forged" if signer is FORGER else "stale_entries"
+    assert counts(driver) == before | {counted: 3}
+    assert sub.settled
+
+
+def test_an_entry_that_is_forged_or_stale_is_counted_and_changes_nothing() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    here = channel_at(driver.ring, "s1")
+    sub = driver.subscribe(here)
+    driver.router.entry(SIGNER.entry(here, Placement(7, Mode.SINGLE, ("s1",))), driver.now)
+    for data in (
+        FORGER.entry(here, Placement(99, Mode.SINGLE, ("s2",))),
+        SIGNER.entry(here, Placement(6, Mode.SINGLE, ("s2",))),
+        b"no entry at all",
+    ):
+        driver.tell("s1", control.Answer(12345, here, 1, 99, data, b"", True, [], []))
+    assert driver.counters.forged == 2
+    assert driver.counters.stale_entries == 1
+    assert list(sub.sites) == ["s1"]
+
+
+def test_a_ring_that_is_nested_without_end_is_counted_as_forged() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    deep = b"\x94\xc4\x0ashoal ring\xc4\x00\xc4\x00" + b"\x91" * 100_000 + b"\xc0"
+    driver.tell("s1", control.Welcome(12345, "s1", 1, 60_000, 99, deep))
+    assert driver.counters.forged == 1
+
+
+def test_a_server_that_left_the_ring_is_let_go_when_nothing_lives_on_it() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    driver.publish(channel_at(driver.ring, "s2"), b"1")
+    driver.change_ring(("s1",))
+    assert "s2" not in driver.router.context.links
+    assert driver.router.settled
+
+
+def test_closing_says_goodbye_and_connects_no_more() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.router.close(driver.now)
+    driver.play()
+    assert driver.heard("s1", control.Bye) == [control.Bye(CLIENT, b"tile", False)]
+    driver.lose("s1")
+    assert driver.happened(Connect) == []
+    assert driver.happened(FetchRing) == []
+
+
+# The roll-call
+
+
+def test_a_roll_call_is_answered_with_what_the_client_does_there() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    here, there = channel_at(driver.ring, "s1"), channel_at(driver.ring, "s2")
+    driver.subscribe(here)
+    driver.subscribe(b"til*", pattern=True)
+    driver.publish(here, b"1", b"2")
+    out = driver.publish(there, b"1")
+    driver.push("s1", WORD_CHANNEL, control.encode(control.RollCall(AGENT, 9)))
+    driver.push("s2", WORD_CHANNEL, control.encode(control.RollCall(AGENT, 3)))
+    mine = driver.router.publishing.present(driver.link("s1"))
+    assert driver.heard("s1", control.Present) == [control.Present(CLIENT, 9, [here], [b"til*"], mine)]
+    assert [(channel, last) for channel, _, last in mine] == [(here, 2)]
+    assert driver.heard("s2", control.Present) == [
+        control.Present(CLIENT, 3, [], [b"til*"], [(there, out.stream, 1)])
+    ]
+
+
+# Garbage
+
+
+@settings(max_examples=60)
+@given(data=st.binary(max_size=60), marked=st.booleans(), channel=st.sampled_from([INBOX, WORD_CHANNEL, AGENT_CHANNEL]))
+def test_garbage_on_internal_channels_is_counted_and_harmless(data: bytes, marked: bool, channel: bytes) -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(b"tile")
+    driver.message("s1", b"tile", STREAM, 1, b"before")
+    driver.push("s1", channel, b"\xf5C" + data if marked else data)
+    driver.message("s1", b"tile", STREAM, 2, b"after")
+    assert driver.payloads(sub) == [b"before", b"after"]
+    driver.publish(b"tile", b"mine")
+    assert driver.router.settled
+    assert driver.counters.garbage <= 1
+
+
+@pytest.mark.parametrize(
+    ("channel", "message"),
+    [
+        (INBOX, control.Greet(1, 2, 3)),
+        (INBOX, control.RollCall(1, 2)),
+        (INBOX, control.Word("s1", 1, 1, 1, 1, 60_000, True, 1)),
+        (WORD_CHANNEL, control.Welcome(1, "s1", 1, 60_000, 1, b"")),
+        (WORD_CHANNEL, control.Heal(OTHER, b"tile", STREAM, 1, 1)),
+        (WORD_CHANNEL, control.Word("s9", 1, 1, 1, 1, 60_000, True, 1)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_message_in_the_wrong_place_is_garbage(channel: bytes, message: control.Control) -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    until = driver.link("s1").usable_until
+    driver.push("s1", channel, control.encode(message))
+    assert driver.counters.garbage == 1
+    assert driver.link("s1").usable_until == until
+
+
+def test_messages_about_what_nobody_asked_are_ignored() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(b"tile")
+    before = counts(driver)
+    driver.tell("s1", control.Resend(b"tile", blob(STREAM, 1, b"pushed on us")))
+    driver.tell("s1", control.Resend(b"other", blob(STREAM, 1, b"pushed on us")))
+    driver.tell("s1", control.Healed(b"tile", STREAM, 99, 99, 1))
+    driver.tell("s1", control.Heal(OTHER, b"tile", STREAM, 1, 5))
+    driver.tell("s1", control.Answer(4711, b"tile", 9, 1, b"", b"", True, [(b"tile", STREAM, 50)], []))
+    assert counts(driver) == before
+    assert driver.items(sub) == []
+    driver.message("s1", b"tile", STREAM, 1, b"first")
+    assert driver.payloads(sub) == [b"first"]
+
+
+def test_what_arrives_for_nobody_is_ignored() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    before = counts(driver)
+    driver.feed(
+        "s1",
+        PushNotification([b"message", b"unknown", b"x"]),
+        PushNotification([b"pmessage", b"unknown*", b"unknown", b"x"]),
+        PushNotification([b"subscribe", b"unknown", 1]),
+        addressed(OTHER, control.Resend(b"tile", b"not mine")),
+        b"a reply too many",
+    )
+    assert counts(driver) == before
+
+
+def test_a_refused_subscribe_does_not_shift_the_replies_of_publishes() -> None:
+    """SUBSCRIBE has no reply of its own, but a server that refuses it (a user without the right) sends an error where
+    replies stand. It must not be taken for the reply to the next command."""
+    driver = RouterDriver()
+    out = driver.publish(b"tile", b"1")
+    here = driver.servers["s1"]
+    here.mute = True
+    driver.router.subscribe(b"forbidden", False, driver.now)
+    driver.publish(b"tile", b"2")
+    assert [command[0] for command in here.commands] == [b"SUBSCRIBE", b"PUBLISH", b"PUBLISH"]
+    driver.feed("s1", ReplyError("NOPERM no permissions to access the 'forbidden' channel"), 1)
+    assert out.confirmed == 1, "the second reply is that of the hello: nothing says that message 2 has arrived"
+    driver.feed("s1", 1)
+    assert out.confirmed == 2
+
+
+def test_a_server_that_leaves_and_one_that_is_unwanted_are_disconnected() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(channel_at(driver.ring, "s2"))
+    driver.router.unsubscribe(sub, driver.now)
+    driver.play()
+    driver.router.ring(SIGNER.ring(ring(2, ("s1",))), driver.now)
+    assert driver.router.effects == [Disconnect("s2")]

@@ -1,0 +1,458 @@
+"""Subscribing: in force when the agents of all its servers have answered, from exactly the baseline they gave, and in
+force again after whatever happens to connections, servers and the ring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, blob, channel_at
+
+from shoal.channels.states import Site
+from shoal.channels.subscription import Subscription
+from shoal.errors import TooManySubscriptionsError
+from shoal.limits import DEFAULT_LIMITS, Limits
+from shoal.message import Gap
+from shoal.plan.placement import Mode, Placement
+from shoal.wire import control
+from shoal.wire.envelope import stream_id
+
+TILE = b"tile"
+LINGER_S = DEFAULT_LIMITS.linger_s
+TIMEOUT_S = DEFAULT_LIMITS.gap_timeout_s
+
+
+def limited(**limits: Any) -> Limits:
+    return msgspec.structs.replace(DEFAULT_LIMITS, **limits)
+
+
+def with_entry(driver: RouterDriver, mode: Mode, *servers: str, version: int = 1) -> None:
+    driver.router.entry(SIGNER.entry(TILE, Placement(version, mode, servers)), driver.now)
+    driver.play()
+
+
+def states(sub: Subscription) -> dict[str, Site]:
+    return {server: site.state for server, site in sub.sites.items()}
+
+
+def asked(driver: RouterDriver, server: str = "s1") -> list[tuple[int, int]]:
+    return [(heal.first, heal.last) for heal in driver.told(server, OTHER, control.Heal)]
+
+
+# The handshake
+
+
+def test_it_is_in_force_when_the_agent_has_answered() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    sub = driver.subscribe(TILE)
+    assert not sub.in_force
+    assert states(sub) == {"s1": Site.ASKING}
+    (hello,) = driver.heard("s1", control.Hello)
+    assert hello == control.Hello(CLIENT, hello.nonce, TILE, False, True, 1, 1)
+    driver.ready.clear()
+    driver.tell("s1", driver.servers["s1"].answer(hello))
+    assert sub.in_force
+    assert driver.ready == [sub], "the application is told"
+
+
+def test_a_hello_that_is_not_answered_is_repeated() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    sub = driver.subscribe(TILE)
+    driver.advance(2.0)
+    assert len(driver.heard("s1", control.Hello)) >= 2
+    driver.servers["s1"].silent = False
+    driver.advance(10.0)
+    assert sub.in_force
+
+
+def test_an_answer_about_another_channel_or_to_another_question_is_ignored() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    sub = driver.subscribe(TILE)
+    (hello,) = driver.heard("s1", control.Hello)
+    answer = driver.servers["s1"].answer(hello)
+    driver.tell("s1", msgspec.structs.replace(answer, name=b"elsewhere"))
+    driver.tell("s1", msgspec.structs.replace(answer, nonce=hello.nonce + 1000))
+    assert not sub.in_force
+
+
+def test_an_answer_from_before_a_lost_connection_is_ignored() -> None:
+    """It tells a baseline of a time when the subscription did not listen yet."""
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    sub = driver.subscribe(TILE)
+    (hello,) = driver.heard("s1", control.Hello)
+    driver.lose("s1")
+    driver.play()
+    driver.tell("s1", driver.servers["s1"].answer(hello))
+    assert not sub.in_force
+
+
+def test_the_same_answer_twice_is_one() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    sub = driver.subscribe(TILE)
+    (hello,) = driver.heard("s1", control.Hello)
+    answer = driver.servers["s1"].answer(hello)
+    driver.tell("s1", answer)
+    driver.message("s1", TILE, STREAM, 1, b"1")
+    driver.tell("s1", msgspec.structs.replace(answer, streams=[(TILE, STREAM, 99)]))
+    driver.message("s1", TILE, STREAM, 2, b"2")
+    assert driver.payloads(sub) == [b"1", b"2"]
+    assert driver.counters.handshakes == 1
+
+
+def test_the_channel_is_subscribed_before_the_agent_is_asked() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"other")
+    driver.router.subscribe(TILE, False, driver.now)
+    first, second = driver.link("s1").outbox
+    assert first == (b"SUBSCRIBE", TILE)
+    assert isinstance(control.decode(second[2]), control.Hello)
+
+
+def test_subscriptions_are_limited() -> None:
+    driver = RouterDriver(limits=limited(subscriptions_max=2))
+    driver.subscribe(b"a")
+    second = driver.subscribe(b"b*", pattern=True)
+    with pytest.raises(TooManySubscriptionsError, match="subscriptions_max"):
+        driver.subscribe(b"c")
+    driver.router.unsubscribe(second, driver.now)
+    driver.subscribe(b"c")
+
+
+# The baseline
+
+
+def test_a_late_joiner_begins_where_the_agent_says() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].streams[TILE, STREAM] = 41
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 41, b"before")
+    driver.message("s1", TILE, STREAM, 42, b"after")
+    assert driver.payloads(sub) == [b"after"]
+    assert driver.counters.late_joins == 1
+
+
+def test_what_is_lost_right_after_the_baseline_is_missed() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].streams[TILE, STREAM] = 41
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 43, b"43")
+    assert driver.payloads(sub) == []
+    driver.advance(DEFAULT_LIMITS.heal_delay_s * 1.1)
+    assert asked(driver) == [(42, 42)]
+
+
+def test_streams_of_the_life_before_are_part_of_the_baseline() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].absent[TILE, STREAM] = 7
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 7, b"7")
+    driver.message("s1", TILE, STREAM, 8, b"8")
+    assert driver.payloads(sub) == [b"8"]
+
+
+def test_what_comes_between_subscribing_and_the_answer_is_judged_by_the_baseline() -> None:
+    driver = RouterDriver()
+    here = driver.servers["s1"]
+    here.silent = True
+    sub = driver.subscribe(TILE)
+    for number in (5, 6, 7):
+        driver.message("s1", TILE, STREAM, number, b"%d" % number)
+    assert driver.items(sub) == []
+    here.streams[TILE, STREAM] = 5
+    (hello,) = driver.heard("s1", control.Hello)
+    driver.tell("s1", here.answer(hello))
+    assert driver.payloads(sub) == [b"6", b"7"]
+
+
+def test_a_stream_that_nobody_listed_begins_with_its_first_message_here() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 17, b"17")
+    driver.message("s1", TILE, STREAM, 18, b"18")
+    assert driver.payloads(sub) == [b"17", b"18"]
+
+
+def test_what_a_beacon_says_was_settled_before_is_not_owed() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(TILE)
+    driver.beacon("s1", TILE, STREAM, 9, 9)
+    driver.message("s1", TILE, STREAM, 10, b"10")
+    driver.advance(1.0)
+    assert driver.payloads(sub) == [b"10"]
+    assert asked(driver) == []
+
+
+def test_too_much_before_the_answer_only_makes_it_begin_later() -> None:
+    driver = RouterDriver(limits=limited(held_messages_max=5))
+    here = driver.servers["s1"]
+    here.silent = True
+    sub = driver.subscribe(TILE)
+    for number in range(1, 20):
+        driver.message("s1", TILE, STREAM, number, b"%d" % number)
+    assert len(sub.early) <= 5
+    here.silent = False
+    here.streams[TILE, STREAM] = 19
+    driver.advance(2.0)
+    assert sub.in_force
+    driver.items(sub)
+    driver.message("s1", TILE, STREAM, 20, b"20")
+    driver.advance(1.0)
+    assert driver.payloads(sub) == [b"20"]
+    assert not sub.early
+
+
+def test_too_much_before_the_answer_and_the_answer_in_one_go() -> None:
+    driver = RouterDriver(limits=limited(held_messages_max=3))
+    here = driver.servers["s1"]
+    here.silent = True
+    sub = driver.subscribe(TILE)
+    (hello,) = driver.heard("s1", control.Hello)
+    for number in range(1, 8):
+        driver.message("s1", TILE, STREAM, number, b"%d" % number)
+    driver.tell("s1", here.answer(hello))
+    here.silent = False
+    here.streams[TILE, STREAM] = 7
+    driver.advance(5.0)
+    assert sub.settled
+    driver.message("s1", TILE, STREAM, 8, b"8")
+    for first, last in asked(driver):
+        for number in range(first, last + 1):
+            driver.tell("s1", control.Resend(TILE, blob(STREAM, number, b"%d" % number)))
+    delivered = driver.payloads(sub)
+    assert delivered[-1:] == [b"8"]
+    assert delivered == sorted(delivered)
+
+
+# Several servers
+
+
+def test_all_subscribers_is_in_force_when_all_servers_have_answered() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    with_entry(driver, Mode.ALL_SUBSCRIBERS, "s1", "s2")
+    driver.servers["s2"].silent = True
+    sub = driver.subscribe(TILE)
+    assert not sub.in_force
+    assert states(sub) == {"s1": Site.IN_FORCE, "s2": Site.ASKING}
+    driver.servers["s2"].silent = False
+    driver.advance(5.0)
+    assert sub.in_force
+
+
+def test_all_subscribers_hears_every_server() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    with_entry(driver, Mode.ALL_SUBSCRIBERS, "s1", "s2")
+    sub = driver.subscribe(TILE)
+    driver.beacon("s2", TILE, STREAM, 0, 0)
+    driver.message("s1", TILE, stream_id(OTHER + 1, 1), 1, b"on s1")
+    driver.message("s2", TILE, STREAM, 1, b"on s2")
+    driver.message("s2", TILE, STREAM, 2, b"on s2 too")
+    assert driver.payloads(sub) == [b"on s1", b"on s2", b"on s2 too"]
+
+
+def test_a_stream_that_comes_by_two_servers_is_one_stream() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    with_entry(driver, Mode.ALL_SUBSCRIBERS, "s1", "s2")
+    sub = driver.subscribe(TILE)
+    for server, number in (("s1", 1), ("s2", 1), ("s2", 3), ("s1", 2), ("s1", 3)):
+        driver.message(server, TILE, STREAM, number, b"%d" % number)
+    assert driver.payloads(sub) == [b"1", b"2", b"3"]
+
+
+def test_all_publishers_means_one_server_for_this_subscriber() -> None:
+    driver = RouterDriver(("s1", "s2", "s3"))
+    with_entry(driver, Mode.ALL_PUBLISHERS, "s1", "s2", "s3")
+    sub = driver.subscribe(TILE)
+    assert list(sub.sites) == [("s1", "s2", "s3")[CLIENT % 3]]
+
+
+def test_a_pattern_stands_on_every_server_and_follows_the_ring() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(b"ti*", pattern=True)
+    assert set(sub.sites) == {"s1", "s2"}
+    assert sub.in_force
+    driver.change_ring(("s1", "s2", "s3"))
+    assert set(sub.sites) == {"s1", "s2", "s3"}
+    assert sub.settled
+    (hello,) = driver.heard("s3", control.Hello)
+    assert hello.pattern
+    assert not hello.fresh, "it has been in force elsewhere"
+
+
+def test_who_asked_in_the_wrong_place_learns_of_the_entry_before_it_relies_on_the_answer() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    home = driver.ring.home(TILE)
+    elsewhere = "s2" if home == "s1" else "s1"
+    driver.servers[home].entries[TILE] = SIGNER.entry(TILE, Placement(5, Mode.SINGLE, (elsewhere,)))
+    sub = driver.subscribe(TILE)
+    assert states(sub) == {elsewhere: Site.IN_FORCE}
+    assert sub.in_force
+    assert driver.heard(home, control.Bye) == [control.Bye(CLIENT, TILE, False)]
+
+
+# Leaving
+
+
+def test_the_last_one_to_leave_unsubscribes() -> None:
+    driver = RouterDriver()
+    first, second = driver.subscribe(TILE), driver.subscribe(TILE)
+    driver.router.unsubscribe(first, driver.now)
+    assert driver.link("s1").outbox == []
+    driver.router.unsubscribe(second, driver.now)
+    assert driver.link("s1").outbox[0] == (b"UNSUBSCRIBE", TILE)
+    driver.play()
+    assert driver.heard("s1", control.Bye) == [control.Bye(CLIENT, TILE, False)]
+    driver.router.unsubscribe(second, driver.now)
+    assert driver.link("s1").outbox == [], "once is enough"
+
+
+def test_a_pattern_leaves_every_server() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(b"ti*", pattern=True)
+    driver.router.unsubscribe(sub, driver.now)
+    assert [driver.link(server).outbox[0] for server in ("s1", "s2")] == [(b"PUNSUBSCRIBE", b"ti*")] * 2
+
+
+def test_leaving_before_it_was_in_force_leaves_no_question_open() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    sub = driver.subscribe(TILE)
+    (hello,) = driver.heard("s1", control.Hello)
+    driver.router.unsubscribe(sub, driver.now)
+    driver.play()
+    driver.tell("s1", driver.servers["s1"].answer(hello))
+    assert not sub.in_force
+    assert not driver.router.subscribing.asked
+    assert len(driver.router.subscribing) == 0
+
+
+# Lost connections
+
+
+def test_a_lost_connection_is_subscribed_and_asked_again() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 1, b"1")
+    driver.heard("s1", control.Hello)
+    driver.lose("s1")
+    assert states(sub) == {"s1": Site.WAITING}
+    assert not sub.settled
+    assert sub.in_force, "once in force, everything is owed"
+    driver.play()
+    assert sub.settled
+    (hello,) = driver.heard("s1", control.Hello)
+    assert not hello.fresh
+
+
+def test_what_was_missed_while_the_connection_was_lost_is_asked_for() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 1, b"1")
+    driver.servers["s1"].streams[TILE, STREAM] = 3
+    driver.lose("s1")
+    driver.play()
+    driver.advance(DEFAULT_LIMITS.heal_delay_s * 1.1)
+    assert asked(driver) == [(2, 3)]
+    for number in (2, 3):
+        driver.tell("s1", control.Resend(TILE, blob(STREAM, number, b"%d" % number)))
+    assert driver.payloads(sub) == [b"1", b"2", b"3"]
+
+
+def test_a_stream_that_began_while_the_connection_was_lost_is_owed_from_its_beginning() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(TILE)
+    driver.servers["s1"].streams[TILE, STREAM] = 2
+    driver.lose("s1")
+    driver.play()
+    driver.message("s1", TILE, STREAM, 3, b"3")
+    driver.advance(DEFAULT_LIMITS.heal_delay_s * 1.1)
+    assert asked(driver) == [(1, 2)]
+    assert driver.payloads(sub) == []
+
+
+def test_a_lost_connection_alone_is_no_reason_for_doubt() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 1, b"1")
+    driver.servers["s1"].streams[TILE, STREAM] = 1
+    driver.lose("s1")
+    driver.play()
+    driver.advance(TIMEOUT_S * 2)
+    assert driver.payloads(sub) == [b"1"]
+
+
+# A server that leaves the ring
+
+
+def moved() -> tuple[RouterDriver, Subscription, bytes]:
+    """A subscription in force on s2, which then leaves the ring while it still works."""
+    driver = RouterDriver(("s1", "s2"))
+    channel = channel_at(driver.ring, "s2")
+    sub = driver.subscribe(channel)
+    driver.message("s2", channel, STREAM, 1, b"1")
+    driver.change_ring(("s1",))
+    return driver, sub, channel
+
+
+def test_a_server_that_leaves_but_works_is_listened_to_for_a_while() -> None:
+    driver, sub, channel = moved()
+    assert states(sub) == {"s2": Site.LINGERING, "s1": Site.IN_FORCE}
+    driver.message("s2", channel, STREAM, 2, b"a straggler")
+    driver.message("s1", channel, STREAM, 3, b"3")
+    assert driver.payloads(sub) == [b"1", b"a straggler", b"3"]
+    driver.advance(LINGER_S + 0.1)
+    assert states(sub) == {"s1": Site.IN_FORCE}
+    assert "s2" not in driver.router.context.links
+
+
+def test_a_server_that_comes_back_in_time_was_never_left() -> None:
+    driver, sub, _ = moved()
+    driver.change_ring(("s1", "s2"), version=3)
+    assert states(sub)["s2"] is Site.IN_FORCE
+    driver.advance(LINGER_S * 2)
+    assert states(sub) == {"s2": Site.IN_FORCE}
+
+
+def test_a_dead_server_that_leaves_the_ring_puts_its_streams_in_doubt() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    channel = channel_at(driver.ring, "s2")
+    sub = driver.subscribe(channel)
+    driver.message("s2", channel, STREAM, 1, b"1")
+    driver.servers["s2"].reachable = False
+    driver.lose("s2")
+    driver.change_ring(("s1",))
+    assert sub.settled
+    driver.advance(TIMEOUT_S + 0.5)
+    items = driver.items(sub)
+    gaps = [item for item in items if isinstance(item, Gap)]
+    assert {(gap.publisher, gap.last) for gap in gaps} == {(None, None), (OTHER, None)}
+    assert [gap.first for gap in gaps if gap.publisher == OTHER] == [2]
+
+
+def test_a_publisher_that_follows_ends_the_doubt() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    channel = channel_at(driver.ring, "s2")
+    sub = driver.subscribe(channel)
+    driver.message("s2", channel, STREAM, 1, b"1")
+    driver.servers["s2"].reachable = False
+    driver.lose("s2")
+    driver.change_ring(("s1",))
+    driver.beacon("s1", channel, STREAM, 1, 1)
+    driver.message("s1", channel, STREAM, 2, b"2")
+    driver.advance(TIMEOUT_S * 2)
+    assert [gap for gap in driver.items(sub) if isinstance(gap, Gap) and gap.publisher == OTHER] == []
+
+
+def test_a_server_that_dies_while_it_is_being_left_puts_its_streams_in_doubt() -> None:
+    """What it had not passed on yet died with it, and a publisher that died too will never say so."""
+    driver, sub, _ = moved()
+    driver.servers["s2"].reachable = False
+    driver.lose("s2")
+    driver.advance(TIMEOUT_S * 2)
+    gaps = [item for item in driver.items(sub) if isinstance(item, Gap)]
+    assert (OTHER, 2, None) in {(gap.publisher, gap.first, gap.last) for gap in gaps}

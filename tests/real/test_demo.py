@@ -1,0 +1,88 @@
+"""`shoal demo` as a user runs it: it plays, a server dies and comes back, nothing is lost, nothing stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SRC = Path(__file__).parent.parent.parent / "src"
+
+
+def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    """A demo whose temporary files are all below `tmp_path`, so that what it leaves there can be seen."""
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "shoal.cli", "demo", "--players", "30", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def left_behind(tmp_path: Path) -> list[str]:
+    """Processes of the demo that still run, and files that still lie there."""
+    processes = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"TMPDIR={tmp_path}\0".encode() in environment.read_bytes():
+                processes.append(environment.parent.name)
+        except OSError:
+            continue
+    return [*processes, *(path.name for path in tmp_path.iterdir())]
+
+
+def test_a_headless_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    demo = start(tmp_path, "--headless", "--seconds", "8", "--json")
+    out, err = demo.communicate(timeout=90)
+    assert demo.returncode == 0, err
+    (last,) = out.splitlines()
+    facts: dict[str, Any] = json.loads(last)
+    assert (facts["lost"], facts["duplicated"], facts["reordered"]) == (0, 0, 0)
+    assert facts["players"] == 30
+    assert facts["servers"] == 3
+    assert facts["server_kills"] == 1
+    assert facts["messages"] > 100
+    assert facts["deliveries"] > facts["messages"]
+    assert 0 < facts["response_ms"]["p50"] <= facts["response_ms"]["p99"]
+    assert facts["seconds"] >= 8
+    assert facts["troubles"] == []
+    events = " ".join(event["text"] for event in facts["events"])
+    for word in ("s2 killed", "noticed: s2", "mended: s2", "healed"):
+        assert word in events
+    lines = [text for text in err.splitlines() if "deliveries/s" in text]
+    assert len(lines) >= 8
+    assert left_behind(tmp_path) == []
+
+
+def test_an_interrupted_demo_ends_with_its_summary(tmp_path: Path) -> None:
+    demo = start(tmp_path, "--seconds", "60")
+    assert demo.stderr is not None
+    while "deliveries/s" not in (text := demo.stderr.readline()):
+        assert text, "the demo ended before its first second"
+    demo.send_signal(signal.SIGINT)
+    out, err = demo.communicate(timeout=60)
+    assert demo.returncode == 0, err
+    assert "interrupted" in out
+    assert "nothing was lost" in out
+    assert "\x1b" not in out + err
+    assert left_behind(tmp_path) == []
+
+
+def test_a_demo_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    demo = start(tmp_path, "--seconds", "60")
+    assert demo.stderr is not None
+    while "deliveries/s" not in demo.stderr.readline():
+        assert demo.poll() is None
+    demo.kill()
+    demo.communicate(timeout=10)
+    deadline = time.monotonic() + 20
+    while processes := [name for name in left_behind(tmp_path) if name.isdecimal()]:
+        assert time.monotonic() < deadline, f"still there: {processes}"
+        time.sleep(0.1)

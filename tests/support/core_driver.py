@@ -1,0 +1,426 @@
+"""Cores driven by hand: a router or an agent core without sockets; the test plays servers, agents and clock.
+
+    driver = RouterDriver()
+    sub = driver.subscribe(b"tile")                      # handshake with the stand-in agent of s1
+    driver.message("s1", b"tile", STREAM, 1, b"north")   # what the server pushes
+    assert driver.payloads(sub) == [b"north"]
+
+Owns the script's side only: it decides nothing that a core should decide.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from hiredis import PushNotification, ReplyError
+
+from shoal.channels import states
+from shoal.channels.agent_core import AgentCore
+from shoal.channels.context import Connect, Disconnect, Effect
+from shoal.channels.link import Command, ServerLink
+from shoal.channels.outgoing import Outgoing
+from shoal.channels.router import Router
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.channels.scanner import Scanner
+from shoal.channels.subscription import Subscription
+from shoal.limits import DEFAULT_LIMITS, Limits
+from shoal.message import Attributes, Gap, Item, Message
+from shoal.plan.book import PlanBook
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signing import Signer, Verifier
+from shoal.sim.agent_actor import resp_bytes
+from shoal.wire import control, envelope
+from shoal.wire.envelope import AGENT_CHANNEL, RESERVED_PREFIX, WORD_CHANNEL, inbox_channel
+from shoal.wire.glob import glob_match
+
+SIGNER: Final = Signer(bytes(range(32)))
+FORGER: Final = Signer(bytes(range(1, 33)))
+CLIENT: Final = 0xA11CE
+OTHER: Final = 0xB0B
+STREAM: Final = envelope.stream_id(OTHER, 1)
+"""A stream of another client, for what arrives."""
+AGENT: Final = 77
+BEGIN: Final = 100.0
+
+T = TypeVar("T", bound=control.Control)
+E = TypeVar("E", bound=Effect)
+
+
+def ring(version: int, servers: tuple[str, ...], port: int = 7000) -> Ring:
+    return Ring(version, tuple(ServerAddress(server, "127.0.0.1", port + n) for n, server in enumerate(servers)))
+
+
+def channel_at(here: Ring, server: str) -> bytes:
+    """A channel whose home is the server."""
+    return next(name for name in (b"tile.%d" % n for n in range(1000)) if here.home(name) == server)
+
+
+def blob(
+    stream: int, sequence: int, payload: bytes = b"", attributes: Attributes | None = None, version: int = 1
+) -> bytes:
+    """A message as its publisher sends it."""
+    flags = envelope.ATTRIBUTES if attributes else 0
+    body = envelope.encode_attributes(attributes, DEFAULT_LIMITS) if attributes else b""
+    return envelope.prefix(flags, version, stream) + envelope.SUFFIX.pack(sequence, 5) + body + payload
+
+
+def sequences(published: list[tuple[bytes, bytes]]) -> list[int]:
+    """The sequence numbers of messages among what was published; beacons are left out."""
+    headers = [envelope.HEADER.unpack_from(data) for _, data in published]
+    return [header[4] for header in headers if not header[1] & envelope.BEACON]
+
+
+def beacons(published: list[tuple[bytes, bytes]]) -> list[tuple[int, int, bool]]:
+    """Last number, settled number and whether it is the end, of each beacon among what was published."""
+    found = []
+    for _, data in published:
+        _, flags, _, _, last, _ = envelope.HEADER.unpack_from(data)
+        if flags & envelope.BEACON:
+            found.append((last, envelope.settled_of(data), bool(flags & envelope.FINAL)))
+    return found
+
+
+@dataclass
+class StandIn:
+    """A server and its agent, as the script wants them. `silent` agents answer nothing, `mute` servers too."""
+
+    server: str
+    life: int = 1
+    lease_ms: int = 3000
+    ring_version: int = 1
+    ring: bytes = b""
+    remembers: bool = True
+    silent: bool = False
+    mute: bool = False
+    reachable: bool = True
+    words: int = 0
+    streams: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    absent: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    entries: dict[bytes, bytes] = field(default_factory=dict)
+    refuse: dict[bytes, str] = field(default_factory=dict)
+    heard: list[control.Control] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    published: list[tuple[bytes, bytes]] = field(default_factory=list)
+    inbox: list[tuple[bytes, control.Control]] = field(default_factory=list)
+
+    def answer(self, hello: control.Hello) -> control.Answer:
+        """The answer to a hello by what the script has set."""
+
+        def of(table: dict[tuple[bytes, int], int]) -> control.StreamList:
+            fits = glob_match if hello.pattern else bytes.__eq__
+            return [(name, stream, last) for (name, stream), last in table.items() if fits(hello.name, name)]
+
+        if hello.publisher:
+            streams: control.StreamList = []
+            absent: control.StreamList = []
+        else:
+            streams, absent = of(self.streams), of(self.absent)
+        entry = b"" if hello.pattern else self.entries.get(hello.name, b"")
+        return control.Answer(
+            hello.nonce, hello.name, self.life, 1, entry, b"", self.remembers, streams, absent
+        )
+
+    def welcome(self, greet: control.Greet) -> control.Welcome:
+        return control.Welcome(greet.nonce, self.server, self.life, self.lease_ms, self.ring_version, self.ring)
+
+    def word(self, heard: int | None = None) -> control.Word:
+        """The next word; `heard` is the last own word that came back, by default the one before."""
+        self.words += 1
+        back = self.words - 1 if heard is None else heard
+        return control.Word(
+            self.server, AGENT, self.words, back, self.life, self.lease_ms, True, self.ring_version
+        )
+
+
+class RouterDriver:
+    """A router, its adapter's part, and a stand-in for every server of the ring."""
+
+    def __init__(
+        self,
+        servers: tuple[str, ...] = ("s1",),
+        *,
+        client: int = CLIENT,
+        limits: Limits = DEFAULT_LIMITS,
+        rules: Rules = ALL_RULES,
+    ) -> None:
+        self.now = BEGIN
+        self.limits = limits
+        self.router = Router(client, PlanBook(Verifier(SIGNER.public)), limits, rules)
+        self.counters = self.router.counters
+        self.servers = {server: StandIn(server) for server in servers}
+        self.effects: list[Effect] = []
+        self.ready: list[Subscription] = []
+        self._next_word = BEGIN + limits.word_interval_s
+        self.ring = ring(1, servers)
+        self.router.ring(SIGNER.ring(self.ring), self.now)
+
+    # The adapter's part
+
+    def link(self, server: str) -> ServerLink:
+        return self.router.context.links[server]
+
+    def _collect(self) -> None:
+        """Takes what the router hands back, as an adapter does."""
+        self.effects += self.router.effects
+        self.router.effects.clear()
+        for link in self.router.dirty:
+            link.dirty = False
+            self.servers[link.server].commands += link.outbox
+            link.outbox.clear()
+        self.router.dirty.clear()
+        for sub in self.router.ready:
+            sub.notified = False
+        self.ready += self.router.ready
+        self.router.ready.clear()
+
+    def play(self) -> None:
+        """Lets servers and agents do their part until nobody has anything more to say."""
+        while True:
+            self._collect()
+            wishes = [effect for effect in self.effects if self._can_do(effect)]
+            busy = [here for here in self.servers.values() if here.commands and not here.mute]
+            if not wishes and not busy:
+                return
+            self.effects = [effect for effect in self.effects if not self._can_do(effect)]
+            for wish in wishes:
+                if isinstance(wish, Connect):
+                    self.router.opened(wish.server, self.now)
+                elif isinstance(wish, Disconnect):
+                    self.lose(wish.server)
+            for here in busy:
+                commands, here.commands = here.commands, []
+                frames = [frame for command in commands for frame in self._serve(here, command)]
+                self.feed(here.server, *frames)
+
+    def _can_do(self, effect: Effect) -> bool:
+        """Whether the script carries an effect out; a wish to connect waits while the server is unreachable."""
+        return isinstance(effect, Disconnect) or (
+            isinstance(effect, Connect) and self.servers[effect.server].reachable
+        )
+
+    def _serve(self, here: StandIn, command: Command) -> list[Any]:
+        match command:
+            case (b"PING",):
+                return [b"PONG"]
+            case (b"PUBLISH", channel, data):
+                if channel in here.refuse:
+                    return [ReplyError(here.refuse[channel])]
+                if channel == AGENT_CHANNEL:
+                    return [1, *self._tell_agent(here, control.decode(data))]
+                if channel.startswith(RESERVED_PREFIX):
+                    here.inbox.append((channel, control.decode(data)))
+                else:
+                    here.published.append((channel, data))
+                return [1]
+            case (kind, *names):
+                return [PushNotification([kind.lower(), name, 1]) for name in names]
+            case _:
+                raise AssertionError(command)
+
+    def _tell_agent(self, here: StandIn, message: control.Control) -> list[PushNotification]:
+        here.heard.append(message)
+        if here.silent:
+            return []
+        match message:
+            case control.Greet():
+                return [addressed(message.client, here.welcome(message))]
+            case control.Hello():
+                return [addressed(message.client, here.answer(message))]
+        return []
+
+    # What comes from outside
+
+    def feed(self, server: str, *frames: Any) -> None:
+        """Frames from a server, in one go."""
+        self.router.received(server, list(frames), self.now)
+
+    def push(self, server: str, channel: bytes, data: bytes, pattern: bytes | None = None) -> None:
+        """One message from a server, whatever it holds; then everyone does their part."""
+        frame = [b"message", channel, data] if pattern is None else [b"pmessage", pattern, channel, data]
+        self.feed(server, PushNotification(frame))
+        self.play()
+
+    def message(
+        self, server: str, channel: bytes, stream: int, sequence: int, payload: bytes = b"", **more: Any
+    ) -> None:
+        pattern = more.pop("pattern", None)
+        self.push(server, channel, blob(stream, sequence, payload, **more), pattern)
+
+    def beacon(
+        self, server: str, channel: bytes, stream: int, last: int, settled: int, final: bool = False
+    ) -> None:
+        self.push(server, channel, envelope.beacon(1, stream, last, settled, 0, final))
+
+    def tell(self, server: str, message: control.Control) -> None:
+        """A control message in the router's inbox."""
+        self.push(server, inbox_channel(self.router.context.client), control.encode(message))
+
+    def word(self, server: str, heard: int | None = None) -> None:
+        """The agent of a server gives its word."""
+        self.push(server, WORD_CHANNEL, control.encode(self.servers[server].word(heard)))
+
+    def lose(self, server: str) -> None:
+        """The connection to a server is gone."""
+        self.router.lost(server, self.now)
+        self.servers[server].commands.clear()
+        self._collect()
+
+    def change_ring(self, servers: tuple[str, ...], version: int = 2) -> None:
+        """A new ring reaches the router."""
+        for server in servers:
+            self.servers.setdefault(server, StandIn(server))
+        for here in self.servers.values():
+            here.ring_version = version
+        self.ring = ring(version, servers)
+        self.router.ring(SIGNER.ring(self.ring), self.now)
+        self.play()
+
+    def advance(self, seconds: float, *, words: bool = True) -> None:
+        """Lets time pass: timers fire when they are due, agents give their word as they should."""
+        end = self.now + seconds
+        while True:
+            self.now = max(self.now, min(self.router.next_timer() or end, self._next_word, end))
+            if self.now >= self._next_word:
+                self._next_word += self.limits.word_interval_s
+                for here in self.servers.values():
+                    link = self.router.context.links.get(here.server)
+                    if words and link is not None and link.open and not (here.silent or here.mute):
+                        self.word(here.server)
+            self.router.timer(self.now)
+            self.play()
+            at = self.router.next_timer()
+            if self.now >= end and (at is None or at > self.now):
+                return
+
+    # The application
+
+    def subscribe(self, name: bytes, *, pattern: bool = False) -> Subscription:
+        sub = self.router.subscribe(name, pattern, self.now)
+        self.play()
+        return sub
+
+    def publish(self, channel: bytes, *payloads: bytes, attributes: Attributes | None = None) -> Outgoing:
+        for payload in payloads:
+            out, _ = self.router.publish(channel, payload, attributes, 5, self.now)
+        self.play()
+        return out
+
+    def items(self, sub: Subscription) -> list[Item]:
+        """Whatever the application finds, taken."""
+        found = []
+        while sub.inbox.items:
+            found.append(sub.inbox.take())
+        return found
+
+    def payloads(self, sub: Subscription) -> list[bytes]:
+        """The payloads of what the application finds; a gap among it is a failure."""
+        items = self.items(sub)
+        assert all(isinstance(item, Message) for item in items), items
+        return [item.payload for item in items if isinstance(item, Message)]
+
+    def gaps(self, sub: Subscription) -> list[Gap]:
+        """The gaps among what the application finds."""
+        return [item for item in self.items(sub) if isinstance(item, Gap)]
+
+    # What was said
+
+    def heard(self, server: str, kind: type[T]) -> list[T]:
+        """Control messages of a kind that the agent of a server has heard, taken."""
+        here = self.servers[server]
+        found = [message for message in here.heard if isinstance(message, kind)]
+        here.heard = [message for message in here.heard if not isinstance(message, kind)]
+        return found
+
+    def told(self, server: str, client: int, kind: type[T]) -> list[T]:
+        """Control messages of a kind to another client's inbox on a server, taken."""
+        here = self.servers[server]
+        address = inbox_channel(client)
+        found = [message for to, message in here.inbox if to == address and isinstance(message, kind)]
+        here.inbox = [(to, m) for to, m in here.inbox if not (to == address and isinstance(m, kind))]
+        return found
+
+    def published(self, server: str) -> list[tuple[bytes, bytes]]:
+        """What was published on application channels of a server, taken."""
+        here = self.servers[server]
+        published, here.published = here.published, []
+        return published
+
+    def happened(self, kind: type[E]) -> list[E]:
+        """Effects of a kind, taken."""
+        found = [effect for effect in self.effects if isinstance(effect, kind)]
+        self.effects = [effect for effect in self.effects if not isinstance(effect, kind)]
+        return found
+
+    def state(self, server: str) -> states.Link:
+        return self.link(server).state
+
+
+def addressed(client: int, message: control.Control) -> PushNotification:
+    """A control message as it arrives in an inbox."""
+    return PushNotification([b"message", inbox_channel(client), control.encode(message)])
+
+
+class AgentDriver:
+    """An agent core, its adapter's part, and what its server says."""
+
+    def __init__(
+        self, server: str = "s1", *, limits: Limits = DEFAULT_LIMITS, rules: Rules = ALL_RULES, instance: int = AGENT
+    ) -> None:
+        self.now = BEGIN
+        book = PlanBook(Verifier(SIGNER.public))
+        self.core = AgentCore(server, instance, Scanner(frame_bytes_max=1 << 20), book, limits, rules)
+        self.said: dict[bytes, list[control.Control]] = defaultdict(list)
+        self.commands: list[Command] = []
+
+    def open(self, run_id: str = "life one", clients: int = 0) -> None:
+        """The server is there, with so many clients on it."""
+        self.core.opened(run_id, self.now)
+        self.play(clients)
+
+    def play(self, clients: int | None = None) -> None:
+        """The server answers; `clients` is its answer to NUMSUB, None if it does not give one."""
+        while self.core.outbox:
+            commands, self.core.outbox = self.core.outbox, []
+            for command in commands:
+                self.commands.append(command)
+                match command:
+                    case (b"PUBLISH", channel, data):
+                        self.said[channel].append(control.decode(data))
+                        self.receive(1)
+                    case (b"PUBSUB", b"NUMSUB", channel):
+                        self.receive(ReplyError("no") if clients is None else [channel, clients])
+
+    def receive(self, *frames: Any) -> None:
+        self.core.received(b"".join(map(resp_bytes, frames)), self.now)
+
+    def hear(self, channel: bytes, data: bytes) -> None:
+        """Somebody publishes on the server."""
+        self.receive(PushNotification([b"pmessage", b"*", channel, data]))
+        self.play()
+
+    def tell(self, *messages: control.Control) -> None:
+        """Clients say something to the agent."""
+        for message in messages:
+            self.hear(AGENT_CHANNEL, control.encode(message))
+
+    def take(self, channel: bytes, kind: type[T]) -> list[T]:
+        """What the agent has said on a channel, taken."""
+        found = [message for message in self.said[channel] if isinstance(message, kind)]
+        self.said[channel] = [message for message in self.said[channel] if not isinstance(message, kind)]
+        return found
+
+    def answers(self, client: int = CLIENT) -> list[control.Answer]:
+        return self.take(inbox_channel(client), control.Answer)
+
+    def words(self) -> list[control.Word]:
+        return self.take(WORD_CHANNEL, control.Word)
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (at := self.core.next_timer()) is not None and at <= end:
+            self.now = max(self.now, at)
+            self.core.timer(self.now)
+            self.play()
+        self.now = end

@@ -1,0 +1,188 @@
+"""The documentation holds: links lead somewhere, programs run, commands parse, and what is made from the code is
+up to date."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from docs import tables
+from tests.support.cluster_thread import ClusterThread
+
+from shoal import cli, config
+from shoal.channels import diagrams, receiving, states
+from shoal.channels.rules import Rules
+from shoal.limits import Limits
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN_TIMEOUT_S = 60.0
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+INLINE_COMMAND = re.compile(r"`(?:\./)?shoal ([a-z]+)")
+
+
+class Block(NamedTuple):
+    page: Path
+    language: str
+    text: str
+
+
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(*languages: str) -> list[Block]:
+    return [
+        Block(page, language, text)
+        for page in PAGES
+        for language, text in FENCE.findall(read(page))
+        if language in languages
+    ]
+
+
+def label(value: object) -> str:
+    if isinstance(value, Block):
+        return f"{value.page.name}:{read(value.page).count(chr(10), 0, read(value.page).index(value.text)) + 1}"
+    return value.name if isinstance(value, Path) else str(value)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that git hosts give to headings."""
+    titles = HEADING.findall(FENCE.sub("", read(page)))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_links_within_the_project_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(FENCE.sub("", read(page))):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.is_file(), f"{page.name} links to {link}, which is not there"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name} links to {link}; there is no such heading"
+
+
+def test_every_page_can_be_found_from_the_readme() -> None:
+    linked = {link.partition("#")[0] for link in LINK.findall(read(ROOT / "README.md"))}
+    assert {f"docs/{page.name}" for page in PAGES if page.parent.name == "docs"} <= linked
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=label)
+def test_python_compiles(block: Block) -> None:
+    compile(block.text, label(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.fixture(scope="module")
+def cluster_url() -> Iterator[str]:
+    with ClusterThread(servers=2) as cluster:
+        yield cluster.url
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("python") if b.page.name == "tutorial.md"], ids=label)
+def test_programs_of_the_tutorial_run(block: Block, cluster_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", block.text],
+        env={**os.environ, "SHOAL_URL": cluster_url},
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The arguments of each `shoal` in a block of shell."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("();<>|&"):
+                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                    del words[0]
+                if words and words[0] in ("shoal", "./shoal"):
+                    yield words[1:]
+                words = []
+            else:
+                words.append(word)
+
+
+SHELL_COMMANDS = [(block, words) for block in blocks("sh", "") for words in commands(block.text)]
+
+
+@pytest.mark.parametrize(
+    ("block", "words"), SHELL_COMMANDS, ids=[f"{label(b)} {' '.join(w)}" for b, w in SHELL_COMMANDS]
+)
+def test_commands_are_what_the_command_line_takes(block: Block, words: list[str]) -> None:
+    if words[0] in cli.FRONT_DOOR_COMMANDS:
+        return
+    assert words[0] in cli.available_commands()
+    assert callable(cli._parse(words).run)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    known = {*cli.available_commands(), *cli.FRONT_DOOR_COMMANDS}
+    assert set(INLINE_COMMAND.findall(FENCE.sub("", read(page)))) <= known
+
+
+def test_state_diagrams_are_up_to_date() -> None:
+    page = read(ROOT / "docs" / "protocol-channels.md")
+    assert page == diagrams.refresh(page), "run: python -m shoal.channels.diagrams docs/protocol-channels.md"
+
+
+def test_a_diagram_shows_every_state_and_every_transition() -> None:
+    drawn = diagrams.render(states.SITE)
+    assert all(site.value in drawn for site in states.Site)
+    for (before, event), after in states.SITE.items():
+        assert re.search(rf"{before.value} --> {after.value}: .*{event}", drawn)
+
+
+def test_a_page_without_a_place_for_a_diagram_is_refused() -> None:
+    with pytest.raises(ValueError, match="no place for link"):
+        diagrams.refresh("# nothing here\n")
+
+
+def test_tables_of_limits_and_errors_are_up_to_date() -> None:
+    page = read(tables.PAGE)
+    assert page == tables.refresh(page), "run: python docs/tables.py"
+
+
+def test_the_table_of_limits_has_every_limit() -> None:
+    made = tables.limits_table()
+    assert re.findall(r"^\| `(\w+)`", made, re.MULTILINE) == list(Limits.__struct_fields__)
+
+
+def test_reasons_of_gaps_are_those_of_the_code() -> None:
+    source = Path(receiving.__file__).read_text(encoding="utf-8")
+    section = read(tables.PAGE).split("| reason |")[1].split("\n\n")[0]
+    reasons = [line.split("|")[1].strip() for line in section.splitlines()[2:]]
+    assert len(reasons) >= 4
+    for reason in reasons:
+        assert reason.replace("s2", "{server}") in source
+
+
+def test_the_simulator_page_lists_every_break() -> None:
+    section = read(ROOT / "docs" / "simulator.md").split("| break |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == list(Rules.__struct_fields__)
+
+
+def test_the_operations_page_lists_every_setting() -> None:
+    section = read(ROOT / "docs" / "operations.md").split("| key | environment |")[1].split("\n\n")[0]
+    keys = re.findall(r"^\| `([\w.]+)` \| `(\w+)`", section, re.MULTILINE)
+    plain = [(key, config.env_name(key)) for key in config.setting_keys() if not key.startswith("limits.")]
+    assert keys == [*plain, ("limits.NAME", "SHOAL_LIMITS_NAME")]

@@ -1,0 +1,249 @@
+"""The envelope: what is written can be read, what cannot be read is the peer's fault, what nobody could use is refused."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shoal.errors import ChannelNameError, PayloadTooLargeError, ProtocolError, PublishError
+from shoal.limits import DEFAULT_LIMITS, Limits
+from shoal.message import Attributes
+from shoal.wire import envelope
+
+U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+VALUES = (
+    TEXT
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.booleans()
+)
+MAPS = st.dictionaries(TEXT.filter(bool), VALUES, max_size=10)
+
+
+def with_attributes(attributes: Attributes, payload: bytes) -> bytes:
+    header = envelope.HEADER.pack(envelope.MAGIC, envelope.ATTRIBUTES, 1, 2, 3, 4)
+    return header + envelope.encode_attributes(attributes, DEFAULT_LIMITS) + payload
+
+
+def raw_attributes(body: bytes, length: int | None = None) -> bytes:
+    """An envelope whose attributes are any bytes."""
+    header = envelope.HEADER.pack(envelope.MAGIC, envelope.ATTRIBUTES, 1, 2, 3, 4)
+    return header + struct.pack("<H", len(body) if length is None else length) + body
+
+
+# The header
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    assert envelope.HEADER_BYTES == 31
+    blob = envelope.prefix(0, 0x01020304, 0x1112131415161718) + envelope.SUFFIX.pack(0x2122232425262728, 9)
+    assert blob.hex() == "f55a00" + "04030201" + "1817161514131211" + "2827262524232221" + "0900000000000000"
+
+
+@given(flags=st.integers(0, envelope.KNOWN_FLAGS), version=U32, stream=U64, sequence=U64, time_us=U64)
+def test_prefix_and_suffix_are_the_header(flags: int, version: int, stream: int, sequence: int, time_us: int) -> None:
+    blob = envelope.prefix(flags, version, stream) + envelope.SUFFIX.pack(sequence, time_us)
+    assert envelope.is_envelope(blob)
+    assert envelope.HEADER.unpack(blob) == (envelope.MAGIC, flags, version, stream, sequence, time_us)
+
+
+@given(client=st.integers(0, (1 << 48) - 1), epoch=U16)
+def test_a_stream_tells_its_client(client: int, epoch: int) -> None:
+    stream = envelope.stream_id(client, epoch)
+    assert stream < 1 << 64
+    assert envelope.client_of(stream) == client
+
+
+def test_epochs_wrap_within_their_bits() -> None:
+    assert envelope.stream_id(7, 1 << 16) == envelope.stream_id(7, 0)
+
+
+def test_an_inbox_is_named_by_twelve_digits() -> None:
+    assert envelope.inbox_channel(0xB0B) == b"__shoal:in:000000000b0b"
+    assert envelope.inbox_channel((1 << 48) - 1) == b"__shoal:in:ffffffffffff"
+
+
+# What is not an envelope
+
+
+@given(text=st.text(st.characters(exclude_categories=("Cs",))))
+def test_no_text_looks_like_an_envelope(text: str) -> None:
+    assert not envelope.is_envelope(text.encode())
+
+
+@given(cut=st.integers(0, envelope.HEADER_BYTES - 1))
+def test_a_cut_header_is_foreign(cut: int) -> None:
+    assert not envelope.is_envelope(envelope.beacon(1, 2, 3, 3, 4)[:cut])
+
+
+@given(flags=st.integers(0, 255).filter(lambda flags: flags & ~envelope.KNOWN_FLAGS))
+def test_unknown_flags_are_foreign(flags: int) -> None:
+    assert not envelope.is_envelope(envelope.HEADER.pack(envelope.MAGIC, flags, 1, 2, 3, 4))
+
+
+# Beacons
+
+
+@given(version=U32, stream=U64, last=U64, settled=U64, time_us=U64, final=st.booleans())
+def test_a_beacon_says_what_it_was_given(
+    version: int, stream: int, last: int, settled: int, time_us: int, final: bool
+) -> None:
+    blob = envelope.beacon(version, stream, last, settled, time_us, final)
+    _, flags, *rest = envelope.HEADER.unpack_from(blob)
+    assert envelope.is_envelope(blob)
+    assert flags == envelope.BEACON | (envelope.FINAL if final else 0)
+    assert rest == [version, stream, last, time_us]
+    assert envelope.settled_of(blob) == settled
+
+
+@given(body=st.binary(max_size=40).filter(lambda body: len(body) != 8))
+def test_a_beacon_of_another_length_is_refused(body: bytes) -> None:
+    blob = envelope.HEADER.pack(envelope.MAGIC, envelope.BEACON, 1, 2, 3, 4) + body
+    with pytest.raises(ProtocolError, match="wrong length"):
+        envelope.settled_of(blob)
+
+
+# Attributes
+
+
+@given(attributes=MAPS, payload=st.binary(max_size=50))
+def test_attributes_come_back_with_their_types(attributes: dict[str, str | int | float | bool], payload: bytes) -> None:
+    read, rest = envelope.split_attributes(with_attributes(attributes, payload))
+    assert rest == payload
+    assert read == attributes
+    assert {name: type(value) for name, value in read.items()} == {
+        name: type(value) for name, value in attributes.items()
+    }
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_is_refused(value: float) -> None:
+    with pytest.raises(PublishError, match="NaN and infinities"):
+        envelope.encode_attributes({"x": value}, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, 10**30])
+def test_what_does_not_fit_in_64_bits_is_refused(value: int) -> None:
+    with pytest.raises(PublishError, match="64 bits"):
+        envelope.encode_attributes({"x": value}, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("value", [None, b"bytes", [1], {"a": 1}, 1j, object()])
+def test_other_types_are_refused_by_name(value: object) -> None:
+    with pytest.raises(PublishError, match=rf"'x' must be .* not {type(value).__name__}"):
+        envelope.encode_attributes({"x": value}, DEFAULT_LIMITS)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("name", ["", 1, b"x", None])
+def test_names_are_non_empty_strings(name: object) -> None:
+    with pytest.raises(PublishError, match="non-empty strings"):
+        envelope.encode_attributes({name: 1}, DEFAULT_LIMITS)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("attributes", [{"x": "\udc80"}, {"\ud800": 1}])
+def test_text_that_utf8_cannot_carry_is_refused(attributes: Attributes) -> None:
+    with pytest.raises(PublishError):
+        envelope.encode_attributes(attributes, DEFAULT_LIMITS)
+
+
+def test_the_number_of_attributes_is_limited() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, attributes_max=3)
+    envelope.encode_attributes({"a": 1, "b": 2, "c": 3}, limits)
+    with pytest.raises(PublishError, match="at most 3 attributes, this one has 4"):
+        envelope.encode_attributes({"a": 1, "b": 2, "c": 3, "d": 4}, limits)
+
+
+def test_the_size_of_attributes_is_limited() -> None:
+    limits: Limits = msgspec.structs.replace(DEFAULT_LIMITS, attributes_bytes_max=100)
+    taken = len(envelope.encode_attributes({"a": "x" * 95}, limits)) - 2
+    assert taken == 1 + 2 + 2 + 95
+    with pytest.raises(PublishError, match="attributes_bytes_max=100"):
+        envelope.encode_attributes({"a": "x" * 96}, limits)
+
+
+@given(body=st.binary(max_size=60))
+@example(b"\x81\xa1\xff\x01")
+@example(b"\x81\xa1a\xa1\xff")
+@example(b"\x81\xc4\x01a\x01")
+@example(b"\x81\xa1a\xc0")
+@example(b"\x91" * 60)
+@example(b"\xdf\xff\xff\xff\xff")
+def test_attributes_that_cannot_be_read_are_the_peers_fault(body: bytes) -> None:
+    try:
+        attributes, payload = envelope.split_attributes(raw_attributes(body))
+    except ProtocolError as error:
+        assert error.broken_by == "peer"
+    else:
+        assert payload == b""
+        assert all(type(value) in (str, int, float, bool) for value in attributes.values())
+
+
+@given(attributes=MAPS.filter(bool), data=st.data())
+def test_attributes_that_are_cut_short_are_the_peers_fault(
+    attributes: dict[str, str | int | float | bool], data: st.DataObject
+) -> None:
+    whole = with_attributes(attributes, b"")
+    cut = data.draw(st.integers(envelope.HEADER_BYTES, len(whole) - 1))
+    with pytest.raises(ProtocolError):
+        envelope.split_attributes(whole[:cut])
+
+
+def test_a_length_past_the_end_is_the_peers_fault() -> None:
+    with pytest.raises(ProtocolError, match="cut short"):
+        envelope.split_attributes(raw_attributes(b"\x80", length=2))
+
+
+# Names and sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [("tile.1", b"tile.1"), ("grün", "grün".encode()), (b"\x80\xff", b"\x80\xff"), ("\udc80", b"\x80"), ("x" * 512, b"x" * 512)],
+)
+def test_a_name_is_its_bytes(name: str | bytes, raw: bytes) -> None:
+    assert envelope.check_channel_name(name, DEFAULT_LIMITS) == raw
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "empty"),
+        (b"", "empty"),
+        ("x" * 513, "513 bytes"),
+        ("ü" * 257, "514 bytes"),
+        ("__shoal:agent", "reserved"),
+        (b"__shoal:", "reserved"),
+        ("__shoal:in:000000000b0b", "reserved"),
+    ],
+)
+def test_a_bad_name_is_refused_with_the_reason(name: str | bytes, reason: str) -> None:
+    with pytest.raises(ChannelNameError, match=reason):
+        envelope.check_channel_name(name, DEFAULT_LIMITS)
+
+
+def test_a_name_that_utf8_cannot_carry_is_refused() -> None:
+    with pytest.raises(ChannelNameError):
+        envelope.check_channel_name("\ud800", DEFAULT_LIMITS)
+
+
+@given(name=st.text(min_size=1, max_size=600) | st.binary(min_size=1, max_size=600))
+def test_any_name_is_taken_or_refused(name: str | bytes) -> None:
+    try:
+        raw = envelope.check_channel_name(name, DEFAULT_LIMITS)
+    except ChannelNameError:
+        return
+    assert 0 < len(raw) <= DEFAULT_LIMITS.channel_name_bytes_max
+    assert not raw.startswith(envelope.RESERVED_PREFIX)
+
+
+def test_a_payload_is_limited() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, payload_bytes_max=10)
+    envelope.check_payload(b"x" * 10, limits)
+    with pytest.raises(PayloadTooLargeError, match="11 bytes long, more than payload_bytes_max=10"):
+        envelope.check_payload(b"x" * 11, limits)
