@@ -12,6 +12,8 @@ SRC = Path(__file__).parent.parent / "src"
 
 HOUSE = [
     ["cli"],
+    ["bench"],  # measures clusters and buses beside others; only commands start it
+    ["soak"],  # runs clusters, buses and load, and judges them by the simulator's checkers; only commands start it
     ["dashboard"],
     ["demo"],
     ["cluster"],
@@ -35,6 +37,12 @@ HOUSE = [
 
 SIDEWAYS: dict[tuple[str, str], str] = {}
 """(importer, imported) of one floor that is allowed all the same: the reason."""
+
+MAY_IMPORT_SIM = {
+    "cli": "its command runs campaigns",
+    "soak": "real runs are judged by the same checkers as simulated ones",
+}
+"""Who may import the simulator, and why. No core may."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
 CORE_FLOOR = FLOOR["channels"]
@@ -74,15 +82,14 @@ def verdict(importer: str, imported: str) -> str | None:
     if importer == imported:
         return None
     if imported == "sim":
-        return None if importer == "cli" else f"only cli may import sim, not {importer}"
+        reason = f"only {' and '.join(MAY_IMPORT_SIM)} may import sim, not {importer}"
+        return None if importer in MAY_IMPORT_SIM else reason
     for room in (importer, imported):
         if room not in FLOOR and room not in ("sim", "pyspark_shoal"):
             return f"{room} has no place in the house: add it to HOUSE in tests/test_imports.py"
     if importer == "pyspark_shoal":
         allowed = FLOOR[imported] >= FLOOR["pipeline"]
-        return (
-            None if allowed else f"pyspark_shoal may import the pipeline and what is below it, not {imported}"
-        )
+        return None if allowed else f"pyspark_shoal may import the pipeline and what is below it, not {imported}"
     if importer == "sim":
         return None if FLOOR[imported] >= CORE_FLOOR else f"sim may import cores, not {imported}"
     if FLOOR[importer] < FLOOR[imported] or (importer, imported) in SIDEWAYS:
@@ -113,6 +120,13 @@ def test_a_module_imports_downwards_only(path: Path) -> None:
     [
         ("cli", "cluster", True),
         ("cli", "sim", True),
+        ("cli", "soak", True),
+        ("bench", "cluster", True),
+        ("cluster", "bench", False),
+        ("soak", "sim", True),
+        ("soak", "cluster", True),
+        ("cluster", "soak", False),
+        ("cluster", "sim", False),
         ("channels", "plan", True),
         ("plan", "errors", True),
         ("limits", "errors", True),
@@ -135,9 +149,7 @@ def test_the_rules_of_the_house(importer: str, imported: str, allowed: bool) -> 
 
 
 def test_relative_and_nested_imports_are_seen() -> None:
-    tree = ast.parse(
-        "def f():\n    from ..plan import ring\n    from . import router\n    import shoal.wire.resp\n"
-    )
+    tree = ast.parse("def f():\n    from ..plan import ring\n    from . import router\n    import shoal.wire.resp\n")
     assert {room_of(name) for name in imported_modules(tree, "shoal.channels")} == {
         "plan",
         "channels",

@@ -1,4 +1,5 @@
-"""What a subscription is handed: exactly once, in order, holes healed or reported with their exact range, never silence."""
+"""What a subscription is handed: exactly once, in order, holes healed or reported with their exact range, never
+silence."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from hiredis import PushNotification
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hiredis import PushNotification
 from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, blob
 
 from shoal.channels.subscription import Subscription
@@ -525,11 +526,24 @@ def test_a_gap_that_runs_out_is_no_sign_of_life() -> None:
 # Memory
 
 
-def test_a_stream_that_has_ended_is_forgotten() -> None:
+def test_a_stream_that_has_ended_is_forgotten_in_the_end() -> None:
     driver, sub = subscribed()
     driver.beacon("s1", TILE, STREAM, 1, 1, final=True)
-    driver.advance(DEFAULT_LIMITS.publisher_idle_s / 2)
+    driver.advance(DEFAULT_LIMITS.publisher_idle_s * 1.5)
     assert not sub.streams
+
+
+def test_a_stream_that_has_ended_is_remembered_as_long_as_agents_do() -> None:
+    """Its publisher has left and everything has arrived. An agent lists it for `publisher_idle_s`; a subscription that
+    had forgotten it would take it for one that it missed from its beginning, and report a gap that is none."""
+    driver, sub = subscribed()
+    driver.beacon("s1", TILE, STREAM, 1, 1, final=True)
+    driver.servers["s1"].streams[TILE, STREAM] = 1
+    driver.advance(DEFAULT_LIMITS.publisher_idle_s / 2)
+    driver.lose("s1")
+    driver.play()
+    driver.advance(TIMEOUT_S * 2)
+    assert driver.items(sub) == []
 
 
 def test_a_silent_stream_is_forgotten_in_the_end() -> None:

@@ -120,5 +120,3 @@ def test_members_have_addresses() -> None:
 def test_a_ring_without_servers_has_no_home() -> None:
     with pytest.raises(ValueError, match="without servers"):
         ring_of().home(b"tile")
-
-

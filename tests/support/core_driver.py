@@ -11,6 +11,7 @@ Owns the script's side only: it decides nothing that a core should decide.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -44,8 +45,12 @@ STREAM: Final = envelope.stream_id(OTHER, 1)
 AGENT: Final = 77
 BEGIN: Final = 100.0
 
-T = TypeVar("T", bound=control.Control)
-E = TypeVar("E", bound=Effect)
+T = TypeVar("T")
+
+
+def of_kind(things: Iterable[object], kind: type[T]) -> list[T]:
+    """Those of one kind, in their order."""
+    return [thing for thing in things if isinstance(thing, kind)]
 
 
 def ring(version: int, servers: tuple[str, ...], port: int = 7000) -> Ring:
@@ -118,9 +123,7 @@ class StandIn:
         else:
             streams, absent = of(self.streams), of(self.absent)
         entry = b"" if hello.pattern else self.entries.get(hello.name, b"")
-        return control.Answer(
-            hello.nonce, hello.name, self.life, 1, entry, b"", self.remembers, streams, absent
-        )
+        return control.Answer(hello.nonce, hello.name, self.life, 1, entry, b"", self.remembers, streams, absent)
 
     def welcome(self, greet: control.Greet) -> control.Welcome:
         return control.Welcome(greet.nonce, self.server, self.life, self.lease_ms, self.ring_version, self.ring)
@@ -129,9 +132,7 @@ class StandIn:
         """The next word; `heard` is the last own word that came back, by default the one before."""
         self.words += 1
         back = self.words - 1 if heard is None else heard
-        return control.Word(
-            self.server, AGENT, self.words, back, self.life, self.lease_ms, True, self.ring_version
-        )
+        return control.Word(self.server, AGENT, self.words, back, self.life, self.lease_ms, True, self.ring_version)
 
 
 class RouterDriver:
@@ -196,9 +197,7 @@ class RouterDriver:
 
     def _can_do(self, effect: Effect) -> bool:
         """Whether the script carries an effect out; a wish to connect waits while the server is unreachable."""
-        return isinstance(effect, Disconnect) or (
-            isinstance(effect, Connect) and self.servers[effect.server].reachable
-        )
+        return isinstance(effect, Disconnect) or (isinstance(effect, Connect) and self.servers[effect.server].reachable)
 
     def _serve(self, here: StandIn, command: Command) -> list[Any]:
         match command:
@@ -248,9 +247,7 @@ class RouterDriver:
         pattern = more.pop("pattern", None)
         self.push(server, channel, blob(stream, sequence, payload, **more), pattern)
 
-    def beacon(
-        self, server: str, channel: bytes, stream: int, last: int, settled: int, final: bool = False
-    ) -> None:
+    def beacon(self, server: str, channel: bytes, stream: int, last: int, settled: int, final: bool = False) -> None:
         self.push(server, channel, envelope.beacon(1, stream, last, settled, 0, final))
 
     def tell(self, server: str, message: control.Control) -> None:
@@ -329,7 +326,7 @@ class RouterDriver:
     def heard(self, server: str, kind: type[T]) -> list[T]:
         """Control messages of a kind that the agent of a server has heard, taken."""
         here = self.servers[server]
-        found = [message for message in here.heard if isinstance(message, kind)]
+        found = of_kind(here.heard, kind)
         here.heard = [message for message in here.heard if not isinstance(message, kind)]
         return found
 
@@ -337,7 +334,7 @@ class RouterDriver:
         """Control messages of a kind to another client's inbox on a server, taken."""
         here = self.servers[server]
         address = inbox_channel(client)
-        found = [message for to, message in here.inbox if to == address and isinstance(message, kind)]
+        found = of_kind((message for to, message in here.inbox if to == address), kind)
         here.inbox = [(to, m) for to, m in here.inbox if not (to == address and isinstance(m, kind))]
         return found
 
@@ -347,14 +344,25 @@ class RouterDriver:
         published, here.published = here.published, []
         return published
 
-    def happened(self, kind: type[E]) -> list[E]:
+    def happened(self, kind: type[T]) -> list[T]:
         """Effects of a kind, taken."""
-        found = [effect for effect in self.effects if isinstance(effect, kind)]
+        found = of_kind(self.effects, kind)
         self.effects = [effect for effect in self.effects if not isinstance(effect, kind)]
         return found
 
+    # How it is: asked anew each time, so that a test may ask before and after
+
     def state(self, server: str) -> states.Link:
         return self.link(server).state
+
+    def in_force(self, sub: Subscription) -> bool:
+        return sub.in_force
+
+    def lane_state(self, out: Outgoing) -> states.Lane:
+        return out.lanes[0].state
+
+    def settled(self, out: Outgoing) -> bool:
+        return out.settled
 
 
 def addressed(client: int, message: control.Control) -> PushNotification:
@@ -407,9 +415,12 @@ class AgentDriver:
 
     def take(self, channel: bytes, kind: type[T]) -> list[T]:
         """What the agent has said on a channel, taken."""
-        found = [message for message in self.said[channel] if isinstance(message, kind)]
+        found = of_kind(self.said[channel], kind)
         self.said[channel] = [message for message in self.said[channel] if not isinstance(message, kind)]
         return found
+
+    def state(self) -> states.Agent:
+        return self.core.state
 
     def answers(self, client: int = CLIENT) -> list[control.Answer]:
         return self.take(inbox_channel(client), control.Answer)

@@ -73,17 +73,17 @@ def _cpu_s(pid: int) -> float:
 async def _settled(cluster: LocalCluster, expected: int) -> int:
     """How many messages of the flood telemetry tells of, once it tells of all of them, or of no more."""
     deadline = time.monotonic() + SETTLE_S_MAX
-    while (observed := await _observed(cluster)) < expected and time.monotonic() < deadline:
+    observed = 0
+    while observed < expected and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
+        observed = await _observed(cluster)
     return observed
 
 
 async def _observed(cluster: LocalCluster) -> int:
     (server,) = cluster.servers
     password = cluster.state.passwords[READER]
-    reply = await asyncio.to_thread(
-        ask, server.host, server.port, READER, password, "XRANGE", TELEMETRY_KEY, "-", "+"
-    )
+    reply = await asyncio.to_thread(ask, server.host, server.port, READER, password, "XRANGE", TELEMETRY_KEY, "-", "+")
     observed = 0
     for _, fields in reply:
         channels = decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD]).channels

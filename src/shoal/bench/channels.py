@@ -82,11 +82,9 @@ async def measure(options: Options, note: Callable[[str], None]) -> dict[str, An
                     figures = await _run(workload, *pairs[contender], target, options, number)
                     samples.setdefault((workload, contender), []).append(figures)
         note("what the agent costs")
-        flood = Order(
-            "flood", target, "", int(AGENT_MESSAGES_PER_S * options.run_s), 0, options.payload_bytes
-        )
+        flood = Order("flood", target, "", int(AGENT_MESSAGES_PER_S * options.run_s), 0, options.payload_bytes)
         agent = await agent_cost.measure(cluster, pairs[RAW][0], flood)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"contender": contender, "workload": workload, **_medians(samples[workload, contender])}
         for workload in WORKLOADS
         for contender in CONTENDERS
@@ -137,9 +135,7 @@ async def _run(
     return _figures(workload, published, received, messages, connections)
 
 
-def _figures(
-    workload: str, published: Answer, received: Answer, messages: int, connections: int
-) -> Figures:
+def _figures(workload: str, published: Answer, received: Answer, messages: int, connections: int) -> Figures:
     deliveries = messages * connections
     seconds = max(published.ended_at, received.ended_at) - published.began_at
     figures = {
@@ -212,9 +208,7 @@ def describe(options: Options) -> dict[str, str]:
             "nothing else runs: one process publishes (confirmed) and waits for the answer that another process "
             "publishes (confirmed) when it receives it; a round trip is two passages through the server"
         ),
-        REDIS_PY: (
-            "redis.asyncio with hiredis, a connection for each publishing task, pubsub.listen(), no timeouts"
-        ),
+        REDIS_PY: ("redis.asyncio with hiredis, a connection for each publishing task, pubsub.listen(), no timeouts"),
         RAW: "hiredis in a bare asyncio.Protocol: no Shoal code, no loss detection, no order, no reconnecting",
         SHOAL: "Bus.publish(confirm=True) and `async for` over a subscription: every promise of the bus",
         "observed": (

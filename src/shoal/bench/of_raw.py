@@ -92,9 +92,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def _connect(target: Target) -> _Connection:
-    _, connection = await asyncio.get_running_loop().create_connection(
-        _Connection, target.host, target.port
-    )
+    _, connection = await asyncio.get_running_loop().create_connection(_Connection, target.host, target.port)
     await connection.command("HELLO", "3", "AUTH", target.username, target.password)
     return connection
 

@@ -10,12 +10,12 @@ from collections.abc import Awaitable
 from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 
 from shoal.bench.contender import Ear, Mouth, Target
 
 
-def _client(target: Target, connections: int) -> Redis:
+def _client(target: Target, connections: int) -> Any:
+    """A client of redis-py, untyped: its types differ between its versions and its stubs."""
     return Redis(
         host=target.host,
         port=target.port,
@@ -27,7 +27,7 @@ def _client(target: Target, connections: int) -> Redis:
 
 
 class _Ear:
-    def __init__(self, pubsub: PubSub) -> None:
+    def __init__(self, pubsub: Any) -> None:
         self._pubsub = pubsub
 
     async def take(self, count: int) -> None:
@@ -38,13 +38,13 @@ class _Ear:
                     return
 
     async def close(self) -> None:
-        client = self._pubsub.connection_pool
-        await self._pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py's
-        await client.disconnect()
+        pool = self._pubsub.connection_pool
+        await self._pubsub.aclose()
+        await pool.disconnect()
 
 
 class _Mouth:
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
 
     def publish(self, channel: str, payload: bytes) -> Awaitable[object]:
@@ -65,7 +65,7 @@ async def listen(target: Target, channel: str, connections: int) -> list[Ear]:
     client = _client(target, connections)
     ears: list[Ear] = []
     for _ in range(connections):
-        pubsub: Any = client.pubsub()
+        pubsub = client.pubsub()
         await pubsub.subscribe(channel)
         async for answer in pubsub.listen():
             if answer["type"] == "subscribe":

@@ -7,6 +7,7 @@ are the parts that do it for the router and give applications something to await
     subscription.py   Subscription: messages and gaps, in order
     adapter.py        carries the router's effects out: connections, timer, waiting callers
     connections.py    one connection to one server, from its delay to its end
+    leaving.py        when a closing bus may go
     plan_source.py    the coordinator, asked for key and ring
     locate.py         where the local cluster is
     collector.py      all buses of the process as metrics

@@ -19,10 +19,12 @@ from typing import Any, Final
 from hiredis import ReplyError
 
 from shoal.bus.connections import Connection, Dialer, is_our_fault
+from shoal.bus.leaving import Leaving
 from shoal.bus.plan_source import PlanSource, RingFetcher
 from shoal.bus.waiting import Forming, Listener, Refusals, fail, refusal, resolve
 from shoal.channels import states
 from shoal.channels.context import Confirmed, Connect, Disconnect, Effect, FetchRing, Refused
+from shoal.channels.outgoing import Outgoing
 from shoal.channels.router import Router
 from shoal.channels.subscription import Subscription as CoreSubscription
 from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError
@@ -31,9 +33,6 @@ from shoal.logs import get_log
 
 CLOSE_WAIT_S: Final = 1.0
 """How long a closing bus waits for its servers to have read its last words."""
-
-QUIET_S: Final = 1.0
-"""A bus that saw trouble (a lost connection, a hole to heal) this short ago lingers before it leaves."""
 
 _log: Final = get_log(__name__)
 
@@ -66,7 +65,9 @@ class Adapter:
         self._room_bytes = limits.publish_buffer_bytes_max * 3 // 4
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._trouble_at = float("-inf")
+        self._timers = router.context.timers
+        self._armed_count = -1
+        self._leaving = Leaving(router, limits)
 
     # After every call into the router
 
@@ -153,6 +154,10 @@ class Adapter:
         """Sets the timer to the router's next deadline; one that is set earlier is left to fire and look
         again.
         """
+        count = self._timers.count
+        if count == self._armed_count:
+            return
+        self._armed_count = count
         at = self.router.next_timer()
         if at is None or self.closed:
             return
@@ -165,6 +170,7 @@ class Adapter:
 
     def _time_is_up(self) -> None:
         self._timer = None
+        self._armed_count = -1
         self.router.timer(self.loop.time())
         self.flush()
 
@@ -198,16 +204,17 @@ class Adapter:
             self.schedule()
         await waiter
 
-    async def confirmed(self, token: asyncio.Future[int]) -> int:
-        """Waits for a confirmation; returns the number that the server answered, if `counting` is on."""
-        self.tokens.add(token)
-        try:
-            return await token
-        finally:
-            self.tokens.discard(token)
+    def confirmation(self, out: Outgoing, seq: int) -> asyncio.Future[int]:
+        """The confirmation of a message: the number that the server answered, if `counting` is on."""
+        token: asyncio.Future[int] = self.loop.create_future()
+        if self._publishing.await_confirm(out, seq, token):
+            self.tokens.add(token)
+        else:
+            token.set_result(0)
+        return token
 
-    def _confirm(self, token: object, reply: int, refused: Refused | None) -> None:
-        assert isinstance(token, asyncio.Future)
+    def _confirm(self, token: Any, reply: int, refused: Refused | None) -> None:
+        self.tokens.discard(token)
         if refused is None:
             if not token.done():
                 token.set_result(reply)
@@ -318,8 +325,9 @@ class Adapter:
                 _log.error("a connection was cut by an error of ours", server=server, error=repr(error))
             else:
                 _log.info("a connection is gone", server=server, error=str(error))
-        self._trouble_at = self.loop.time()
-        self.router.lost(server, self._trouble_at)
+        now = self.loop.time()
+        self._leaving.trouble(now)
+        self.router.lost(server, now)
         self.flush()
 
     def _take_ring(self, ring: bytes) -> None:
@@ -332,7 +340,7 @@ class Adapter:
         """Leaves: stays if others may need what we sent, says goodbye, closes. `quick` only closes."""
         try:
             if not quick:
-                await self._linger()
+                await self._leaving.linger()
             self.router.close(self.loop.time())
             self.flush()
             if not quick:
@@ -347,20 +355,6 @@ class Adapter:
         finally:
             self.abandon()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _linger(self) -> None:
-        """Stays until the last trouble is `QUIET_S` ago, at most `linger_s`: subscribers with a hole can
-        ask us.
-        """
-        give_up = self.loop.time() + self.limits.linger_s
-        heals = self.router.counters.heals_answered
-        while (
-            (now := self.loop.time()) < give_up and now < self._trouble_at + QUIET_S and self._publishing.resend_bytes
-        ):
-            await asyncio.sleep(min(QUIET_S / 10, give_up - now))
-            if self.router.counters.heals_answered != heals:
-                heals = self.router.counters.heals_answered
-                self._trouble_at = self.loop.time()
 
     def _all_answered(self) -> bool:
         links = self.router.context.links.values()

@@ -182,10 +182,7 @@ class Bus:
             await self.adapter.room()
             posted = self._post(channel, payload, attributes)
         if confirm:
-            adapter = self.adapter
-            token = adapter.loop.create_future()
-            if adapter.router.publishing.await_confirm(*posted, token):
-                await adapter.confirmed(token)
+            await self.adapter.confirmation(*posted)
 
     async def publish_counted(self, channel: str | bytes, payload: bytes | str | bytearray | memoryview) -> int:
         """Publishes, waits for the confirmation and returns how many connections the server passed the
@@ -198,9 +195,7 @@ class Bus:
         try:
             while (posted := self._post(channel, payload, None)) is None:
                 await adapter.room()
-            token = adapter.loop.create_future()
-            adapter.router.publishing.await_confirm(*posted, token)
-            return await adapter.confirmed(token)
+            return await adapter.confirmation(*posted)
         finally:
             adapter.counting -= 1
 

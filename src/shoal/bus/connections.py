@@ -69,7 +69,7 @@ class Connection:
         if self._link is None or not self.open:
             return
         try:
-            self._link.send(commands)
+            self._link.send_now(commands)
         except ConnectError:
             self._link.abort()
 

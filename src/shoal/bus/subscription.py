@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from shoal.bus.client import Bus
 
 BURST_ITEMS: Final = 64
-"""Items after which a reader that has not had to wait looks at the clock."""
+"""Items after which a reader that has not had to wait looks at the clock. Nothing arrives while it goes on, so
+it is every time that a multiple of this is left.
+"""
 
 BURST_S_MAX: Final = 0.005
 """How long a reader may go on without a pause; then other tasks get their turn. It is longer than the
@@ -51,7 +53,6 @@ class Subscription:
         self._adapter: Adapter | None = None
         self._core: CoreSubscription | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._burst = 0
         self._burst_until = 0.0
         self._closed = False
         self._bus_closed = False
@@ -95,13 +96,13 @@ class Subscription:
             raise self._not_open()
         inbox = core.inbox
         items = inbox.items
-        self._burst += 1
-        if self._burst >= BURST_ITEMS:
-            await self._pause()
-        while not items:
-            if self._closed:
-                raise StopAsyncIteration
-            await self._wait()
+        if not len(items) % BURST_ITEMS:
+            if items:
+                await self._pause()
+            while not items:
+                if self._closed:
+                    raise StopAsyncIteration
+                await self._wait()
         item = items.popleft()
         if type(item) is Message:
             inbox.bytes -= len(item.payload)
@@ -133,7 +134,8 @@ class Subscription:
         core = self._core
         if core is None:
             raise self._not_open()
-        await self._pause()
+        if core.inbox.items:
+            await self._pause()
         while not core.inbox.items:
             if self._closed:
                 return []
@@ -160,9 +162,7 @@ class Subscription:
 
     async def _pause(self) -> None:
         """Lets other tasks run now and then: taking what is there never suspends, so they could starve."""
-        self._burst = 0
-        now = monotonic()
-        if now > self._burst_until:
+        if monotonic() > self._burst_until:
             await asyncio.sleep(0)
             self._burst_until = monotonic() + BURST_S_MAX
 
@@ -174,7 +174,6 @@ class Subscription:
                 f"two tasks read the subscription to {self.name!r} at the same time",
                 do="let one task read and hand items on, or subscribe once for each task",
             )
-        self._burst = 0
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter

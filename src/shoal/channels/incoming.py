@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shoal.message import Message
+from shoal.wire.envelope import client_of
 
 
 class StreamIn:
     """One stream on one channel, as one subscription sees it."""
 
     __slots__ = (
-        "asked", "attempts", "doubted_at", "final", "held", "hole_since", "lapsed", "last", "marked", "next", "server", "stream",
-        "touched",
+        "asked", "attempts", "doubted_at", "final", "held", "hole_since", "lapsed", "last", "marked", "next", "publisher",
+        "server", "stream", "touched",
     )  # fmt: skip
 
     def __init__(self, stream: int, next_sequence: int, server: str, now: float) -> None:
         self.stream = stream
+        self.publisher = client_of(stream)
         self.next = next_sequence
         self.last = next_sequence - 1
         self.held: dict[int, Message] = {}

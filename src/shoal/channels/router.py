@@ -15,15 +15,12 @@ subscribing and receiving are its three parts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from hiredis import PushNotification
 
 from shoal.channels import states
+from shoal.channels.arrivals import Arrivals
 from shoal.channels.context import Context, FetchRing
 from shoal.channels.inbox import Inbox
-from shoal.channels.link import Ping, ServerLink
-from shoal.channels.outgoing import Lane
+from shoal.channels.link import ServerLink
 from shoal.channels.publishing import Publishing
 from shoal.channels.receiving import Receiving
 from shoal.channels.rules import ALL_RULES, Rules
@@ -31,19 +28,12 @@ from shoal.channels.subscribing import Subscribing
 from shoal.channels.subscription import Subscription
 from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
-from shoal.message import Attributes, Message
 from shoal.plan.book import PlanBook
 from shoal.wire import control
 from shoal.wire.envelope import (
-    EPOCH_BITS,
-    HEADER_BYTES,
-    PLAIN,
-    PLAIN_HEADER,
     WORD_CHANNEL,
     inbox_channel,
 )
-
-_unpack_plain = PLAIN_HEADER.unpack_from
 
 
 class Router:
@@ -61,6 +51,9 @@ class Router:
         self.limits = limits
         self._inbox = inbox_channel(client)
         self.publish = self.publishing.publish
+        self.received = Arrivals(
+            self.context, self.publishing, self.subscribing, self.receiving, self._internal
+        ).received
         self._duties: dict[str, Callable[..., None]] = {
             "lease": self._lease_due,
             "watch": self._watch_due,
@@ -239,91 +232,6 @@ class Router:
         self.context.timers.set(("watch", link), now + (limits.server_lease_s / 2 if usable else limits.hello_retry_s))
 
     # What arrives
-
-    def received(self, server: str, frames: list[Any], now: float) -> None:
-        """Frames from a server in wire order: pushes, and replies to commands.
-
-        This is the hot loop of a client, so the two plain cases are handled in place: a run of confirmations of one
-        lane, and a message that is the next of its stream.
-        """
-        link = self.context.links.get(server)
-        if link is None:
-            return
-        inflight = link.inflight
-        by_channel = self.subscribing.by_channel
-        ready = self.ready
-        lane: Lane | None = None
-        confirmed = delivered = 0
-        for frame in frames:
-            if type(frame) is not PushNotification:
-                if inflight:
-                    expected = inflight.popleft()
-                    if expected is not lane or type(frame) is not int:
-                        confirmed = self._confirm(lane, confirmed)
-                        if type(expected) is not Lane or type(frame) is not int:
-                            self._reply(link, expected, frame)
-                            continue
-                        lane = expected
-                    confirmed += 1
-                continue
-            if frame[0] != b"message":
-                if frame[0] == b"pmessage":
-                    self._pattern_message(frame, server, now)
-                continue
-            _, channel, blob = frame
-            subs = by_channel.get(channel)
-            if subs is None:
-                confirmed = self._confirm(lane, confirmed)
-                self._internal(link, channel, blob, now)
-                continue
-            for sub in subs:
-                if len(blob) >= HEADER_BYTES and sub.in_force:
-                    kind, stream_id, sequence, time_us = _unpack_plain(blob)
-                    stream = sub.streams.get(stream_id)
-                    inbox = sub.inbox
-                    items = inbox.items
-                    if (
-                        stream is not None
-                        and stream.next == sequence
-                        and kind == PLAIN
-                        and not stream.held
-                        and len(items) < inbox.messages_max
-                        and inbox.bytes < inbox.bytes_max
-                    ):
-                        stream.next = sequence + 1
-                        payload = blob[HEADER_BYTES:]
-                        items.append(Message(sub.text, payload, stream_id >> EPOCH_BITS, sequence, time_us))
-                        inbox.bytes += len(payload)
-                        delivered += 1
-                        if not sub.notified:
-                            sub.notified = True
-                            ready.append(sub)
-                        continue
-                self.receiving.accept(sub, channel, blob, server, now)
-        self._confirm(lane, confirmed)
-        self.counters.delivered += delivered
-
-    def _confirm(self, lane: Lane | None, count: int) -> int:
-        """Takes a run of confirmations of one lane; returns what is left of it, which is nothing."""
-        if count and lane is not None:
-            self.publishing.confirmed(lane, count)
-        return 0
-
-    def _pattern_message(self, frame: list[bytes], server: str, now: float) -> None:
-        _, pattern, channel, blob = frame
-        if not channel.startswith(b"__shoal:"):
-            for sub in self.subscribing.by_pattern.get(pattern, ()):
-                self.receiving.accept(sub, channel, blob, server, now)
-
-    def _reply(self, link: ServerLink, expected: Any, reply: Any) -> None:
-        if expected is None:
-            return
-        if type(expected) is Ping:
-            link.ponged(expected)
-        elif isinstance(reply, Exception):
-            self.publishing.refused(expected, str(reply))
-        else:
-            self.publishing.confirmed(expected, 1)
 
     def _internal(self, link: ServerLink, channel: bytes, data: bytes, now: float) -> None:
         """A control message. Whatever cannot be read, or is not for us, is counted and dropped."""

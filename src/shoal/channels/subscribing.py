@@ -66,9 +66,17 @@ class Subscribing:
             return book.ring.ids if book.ring else ()
         return book.placement(sub.name).subscribe_servers(self._context.client)
 
+    def _earlier(self, sub: Subscription, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Where publishers with an older ring may still be: a new subscription hears them there until they follow."""
+        if sub.pattern or not self._context.rules.earlier:
+            return ()
+        return tuple(server for server in self._context.book.earlier_servers(sub.name) if server not in wanted)
+
     def place(self, sub: Subscription, now: float) -> None:
         """Brings the sites of a subscription in line with the plan."""
         wanted = self.servers(sub)
+        if not sub.in_force:
+            wanted = (*wanted, *self._earlier(sub, wanted))
         for server in wanted:
             site = sub.sites.get(server)
             if site is None:
@@ -218,6 +226,7 @@ class Subscribing:
     def _check_in_force(self, sub: Subscription, now: float) -> None:
         if not sub.in_force and sub.sites and all(s.state is states.Site.IN_FORCE for s in sub.sites.values()):
             self._receiving.start(sub, now)
+            self.place(sub, now)
 
     # Links
 

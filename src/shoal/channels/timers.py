@@ -16,20 +16,23 @@ def patience(first_s: float, attempts: int) -> float:
 
 
 class Timers:
-    """Named deadlines. Setting a name again replaces its deadline; a core asks `due` with the time it was handed."""
+    """Named deadlines. Setting a name again replaces its deadline; a core asks `due` with the time it was handed.
 
-    __slots__ = ("_at", "_count", "_heap")
+    `count` is how often a deadline has been set: while it stays the same, no earlier one has come.
+    """
+
+    __slots__ = ("_at", "_heap", "count")
 
     def __init__(self) -> None:
         self._at: dict[Hashable, float] = {}
         self._heap: list[tuple[float, int, Hashable]] = []
-        self._count = 0
+        self.count = 0
 
     def set(self, key: Hashable, at: float) -> None:
         """Sets or replaces the deadline of `key`."""
         self._at[key] = at
-        self._count += 1
-        heapq.heappush(self._heap, (at, self._count, key))
+        self.count += 1
+        heapq.heappush(self._heap, (at, self.count, key))
 
     def set_if_absent(self, key: Hashable, at: float) -> None:
         """Sets the deadline of `key` unless it has one."""

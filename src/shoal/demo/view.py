@@ -29,6 +29,8 @@ MARKS: Final[dict[Kind, tuple[str, str]]] = {
     "good": ("✓", "green"),
 }
 EVENTS_MIN: Final = 3
+WIDE: Final = 96
+"""Columns from which there is room for everything."""
 TROUBLES_MAX: Final = 5
 
 _PANELS_LINES: Final = 18
@@ -49,7 +51,7 @@ class LiveView:
             _head(frame),
             _crowd(frame, options.max_width),
             _promise(frame),
-            _servers(frame),
+            _servers(frame, options.max_width),
             _events(frame.events, max(EVENTS_MIN, room)),
         )
 
@@ -112,19 +114,20 @@ def _crowd(frame: Frame, width: int) -> Panel:
 def _promise(frame: Frame) -> Panel:
     """What must stay zero, as the players count it, and what need not."""
     tally = frame.tally
-    line = Text("  ")
+    line = Text(no_wrap=True, overflow="ellipsis")
     for name, value in (
         ("lost", tally.lost), ("duplicated", tally.duplicated), ("reordered", tally.reordered)
     ):  # fmt: skip
-        line.append(f"{name} ").append(f"{value}", "bold red" if value else "bold green").append("    ")
+        line.append(f"{name} ").append(f"{value}", "bold red" if value else "bold green").append("   ")
     line.append("gaps reported ").append(f"{tally.gaps_reported}", "bold yellow" if tally.gaps_reported else "bold")
     late = frame.waiting_s > 1.0
-    line.append("    oldest update out ").append(f"{frame.waiting_s:.1f} s", "bold yellow" if late else "bold")
+    line.append("   oldest wait ").append(f"{frame.waiting_s:.1f} s", "bold yellow" if late else "bold")
     counted = f"counted by the players: {tally.messages:,} messages, {tally.deliveries:,} deliveries"
     return _panel(line, counted, "red" if _broken(tally) else "green")
 
 
-def _servers(frame: Frame) -> Panel:
+def _servers(frame: Frame, width: int) -> Panel:
+    """The servers; a narrow terminal does without their ports and restarts."""
     table = Table(box=None, expand=True, header_style="dim", padding=(0, 1))
     for heading in ("server", "port", "state", "lease", "ring"):
         table.add_column(heading, no_wrap=True)
@@ -132,6 +135,8 @@ def _servers(frame: Frame) -> Panel:
         table.add_column(heading, no_wrap=True, justify="right")
     for row in frame.servers:
         table.add_row(*_server(row))
+    if width < WIDE:
+        table.columns = [column for column in table.columns if column.header not in ("port", "restarts")]
     return _panel(table, f"servers, ring version {frame.ring_version}")
 
 

@@ -95,6 +95,15 @@ class PlanBook:
             return Placement(ring.version, Mode.SINGLE, (ring.home(channel),))
         return Placement(ring.version, entry.mode, alive)
 
+    def earlier_servers(self, channel: bytes) -> tuple[str, ...]:
+        """Where publishers that have not heard of the last changes of the ring may still publish."""
+        ring = self._require_ring()
+        entry = self._entries.get(channel)
+        if entry is None or not all(map(ring.address, entry.servers)):
+            return ring.earlier_homes(channel)
+        missed = any(server not in members for members in ring.earlier for server in entry.servers)
+        return ring.earlier_homes(channel) if missed else ()
+
     def address(self, server: str) -> ServerAddress | None:
         """Where a server listens; None if it is not in the ring."""
         return self._ring.address(server) if self._ring else None

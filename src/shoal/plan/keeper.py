@@ -126,7 +126,7 @@ class Keeper:
         if known is None:
             ring = Ring(1, servers)
         elif servers != known.servers or stored is None or stored.version < known.version:
-            ring = Ring(known.version + 1, servers)
+            ring = known.next(servers)
         else:
             return None
         return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)

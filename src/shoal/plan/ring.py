@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -24,16 +25,32 @@ class ServerAddress(msgspec.Struct, frozen=True, array_like=True):
     port: int
 
 
+RINGS_REMEMBERED: Final = 3
+"""How many earlier memberships a ring carries: clients that have not heard of the last changes live by one of them."""
+
+
 class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """The servers that take channels, under a version that grows with every change of membership."""
+    """The servers that take channels, under a version that grows with every change of membership.
+
+    `earlier` are the ids of the members of the rings before, newest first.
+    """
 
     version: int
     servers: tuple[ServerAddress, ...]
+    earlier: tuple[tuple[str, ...], ...] = ()
+
+    def next(self, servers: tuple[ServerAddress, ...]) -> Ring:
+        """The ring that follows this one with other members."""
+        return Ring(self.version + 1, servers, (self.ids, *self.earlier)[:RINGS_REMEMBERED])
 
     def home(self, channel: bytes) -> str:
         """The id of the server at which the channel lives by default."""
-        points, owners = self._points()
-        return owners[bisect_right(points, ring_hash(channel)) % len(points)]
+        return self._home(self.ids, channel)
+
+    def earlier_homes(self, channel: bytes) -> tuple[str, ...]:
+        """Where the channel lived by the rings before, as far as those servers are still members."""
+        homes = (self._home(members, channel) for members in self.earlier)
+        return tuple(dict.fromkeys(home for home in homes if home in self.ids))
 
     def address(self, server: str) -> ServerAddress | None:
         """Where a server listens; None if it is not a member."""
@@ -42,22 +59,27 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of the members, in the ring's own order."""
-        return tuple(member.id for member in self.servers)
-
-    def _points(self) -> tuple[list[int], list[str]]:
-        """The sorted points and their owners, computed once for each ring."""
-        cached: tuple[list[int], list[str]] | None = self.__dict__.get("points")
+        cached: tuple[str, ...] | None = self.__dict__.get("ids")
         if cached is None:
-            if not self.servers:
-                raise ValueError("a ring without servers has no home for any channel")
-            pairs = sorted(
-                (ring_hash(b"%b#%d" % (member.id.encode(), index)), member.id)
-                for member in self.servers
-                for index in range(POINTS_PER_SERVER)
-            )
-            cached = [point for point, _ in pairs], [owner for _, owner in pairs]
-            self.__dict__["points"] = cached
+            cached = self.__dict__["ids"] = tuple(member.id for member in self.servers)
         return cached
+
+    def _home(self, members: tuple[str, ...], channel: bytes) -> str:
+        points, owners = _points(members)
+        return owners[bisect_right(points, ring_hash(channel)) % len(points)]
+
+
+@lru_cache(maxsize=16)
+def _points(members: tuple[str, ...]) -> tuple[list[int], list[str]]:
+    """The sorted points of a membership, and their owners."""
+    if not members:
+        raise ValueError("a ring without servers has no home for any channel")
+    pairs = sorted(
+        (ring_hash(b"%b#%d" % (member.encode(), index)), member)
+        for member in members
+        for index in range(POINTS_PER_SERVER)
+    )
+    return [point for point, _ in pairs], [owner for _, owner in pairs]
 
 
 def ring_hash(data: bytes) -> int:

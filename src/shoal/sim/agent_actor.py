@@ -108,6 +108,7 @@ class AgentActor:
         self.end: Endpoint | None = None
         self._heard_at = -1e9
         self._dialled_at = -1e9
+        self._lapsed_until = -1e9
         self._lease: Lease | None = None
         self._timer: Event | None = None
         self._timer_at = float("inf")
@@ -185,6 +186,10 @@ class AgentActor:
 
     # The coordinator
 
+    def lapse(self, duration_s: float) -> None:
+        """Does not renew the lease for a while."""
+        self._lapsed_until = self.node.clock() + duration_s
+
     def _plan(self, change: Change) -> None:
         if change.now is None:
             return
@@ -200,6 +205,8 @@ class AgentActor:
         if self.core.state is not states.Agent.AWAY:
             self.core.ask((b"PING",))
             self.flush()
+        if now < self._lapsed_until:
+            return
         if now - self._heard_at > SERVER_SILENCE_S_MAX:
             if self.end is not None and now - max(self._heard_at, self._dialled_at) > self.limits.server_lease_s:
                 self.end.abort()

@@ -61,7 +61,16 @@ class App:
             return
         for _ in range(self.random.randint(1, 2)):
             self._subscribe()
+        for channel in self.run.quiet_channels:
+            if self.random.random() < 0.5:
+                self.node.after(self.random.uniform(0.0, 20.0), self._quiet_burst, channel)
         self._live()
+
+    def _quiet_burst(self, channel: str) -> None:
+        """The only time that this process publishes on the channel: nothing later can show that it got lost."""
+        if self.run.active:
+            self.run.exercised["quiet burst"] += 1
+            self._burst(channel, self.random.randint(1, 3))
 
     def _live(self) -> None:
         """One thing after another, as long as applications are active."""
@@ -101,7 +110,7 @@ class App:
         if len(self.subs) >= 4:
             return
         pattern = self.random.random() < 0.25
-        name = self.run.pattern if pattern else self.random.choice(self.run.channels)
+        name = self.run.pattern if pattern else self.random.choice(self.run.channels + self.run.quiet_channels)
         self.run.exercised["pattern" if pattern else "channel"] += 1
         record = SubscriberRecord(name, pattern, self.record.client, self.run.world.now)
         sub = self.actor.subscribe(name.encode(), pattern)

@@ -75,7 +75,9 @@ CORNERS: Final = {
     "partition": "partition",
     "one-way partition": "partition_one_way",
     "pause": "pause",
+    "quiet channel": "quiet burst",
     "server crash": "server crash",
+    "server and agent crash together": "machine crash",
     "server's restart noticed": "router restarts_seen",
     "server left the ring": "server left ring",
     "server came back to the ring": "server joined ring",
@@ -107,6 +109,7 @@ class Shape:
     pubsub_limit: BufferLimit
     slow_readers: bool
     healable: bool
+    lapses: bool
 
     @classmethod
     def draw(cls, rng: Random, faults: FaultOptions) -> Shape:
@@ -140,6 +143,7 @@ class Shape:
             pubsub_limit=BufferLimit(40_000, 20_000, 2.0) if tight else BufferLimit(),
             slow_readers=slow_readers,
             healable=healable,
+            lapses=faults.clock_drift_max < 0.02 and rng.random() < 0.4,
         )
 
 
@@ -172,6 +176,7 @@ class ChannelsRun:
         self.coordinator = ModelCoordinator(self.network)
         self.channels = [f"c.{index}" for index in range(shape.channels)]
         self.pattern = "c.*"
+        self.quiet_channels = [f"q.{index}" for index in range(2)]
         self.agent_actors: list[list[AgentActor]] = []
         self.names = [f"s{index + 1}" for index in range(shape.servers)]
         self.servers = [self._server(name) for name in self.names]
@@ -197,6 +202,8 @@ class ChannelsRun:
         deaths: list[Interval] = []
 
         def crashed() -> None:
+            if self.world.rng("machine").random() < 0.4:
+                self._crash_agent_too(name)
             deaths.append(Interval(name, self.world.now))
             self.history.unwatched.append(deaths[-1])
             self.exercised["server crash"] += 1
@@ -208,6 +215,20 @@ class ChannelsRun:
 
         server.node.on_crash, server.node.on_restart = crashed, restarted
         return server
+
+    def _crash_agent_too(self, name: str) -> None:
+        """The whole machine is gone, and nobody remembers what was on it."""
+        self.exercised["machine crash"] += 1
+        agent = self.network.nodes[f"agent-{name}"]
+        agent.crash()
+        self.world.after(self.world.rng("machine").uniform(0.3, 4.0), agent.restart)
+
+    def _lapse(self) -> None:
+        """An agent does not renew its lease for a while, as if an operator had taken its server out of the ring."""
+        if self.faults.active:
+            rng = self.world.rng("lapses")
+            rng.choice(self.agent_actors)[-1].lapse(rng.uniform(3.5, 7.0))
+            self.world.after(rng.expovariate(1 / 3.0), self._lapse)
 
     def _agent(self, name: str) -> Node:
         node = self.network.node(f"agent-{name}", host=f"host-{name}")
@@ -289,6 +310,8 @@ class ChannelsRun:
         world, shape = self.world, self.shape
         world.run(BEGIN_S)
         self.faults.start()
+        if shape.lapses:
+            self._lapse()
         world.run(BEGIN_S + shape.safety_s)
         self.faults.stop()
         world.run(world.now + CALM_S)
@@ -301,7 +324,7 @@ class ChannelsRun:
         for actors in self.agent_actors:
             self._count_agent(actors[-1])
         self.exercised["cut off"] += sum(server.cut_off for server in self.servers)
-        verdict = judge(self.history, Expectations(healable=shape.healable, calm=not self.faults.counts))
+        verdict = judge(self.history, Expectations(healable=shape.healable, calm=not self.faults.counts and not shape.lapses))
         self._check_settled(verdict)
         self.exercised.update(self.faults.counts)
         self.exercised.update(verdict.seen)

@@ -120,7 +120,8 @@ class _Publisher:
         stream = _Stream(self._all, bus, channel, Random(self._random.random()))
         await self._all.pause(self._random.uniform(0.0, 0.5), orders)
         while monotonic() < until and not orders.stop.is_set():
-            await self._all.pause(await stream.next_act(), orders)
+            pause_s = await stream.next_act()
+            await self._all.pause(max(0.0, min(pause_s, until - monotonic())), orders)
 
 
 class _Stream:

@@ -203,17 +203,27 @@ class RespLink(asyncio.Protocol):
         self.send_raw(encode_commands(commands))
         self._commands += len(commands)
 
+    def send_now(self, commands: Sequence[Command]) -> None:
+        """As `send`, but written at once, behind what is pending: for callers that gather commands themselves."""
+        self._enqueue(encode_commands(commands))
+        self._commands += len(commands)
+        self._flush()
+
     def send_raw(self, data: bytes) -> None:
         """Send commands that are encoded already; bounds and errors as in `send`."""
+        if not self._enqueue(data):
+            cast(asyncio.AbstractEventLoop, self._loop).call_soon(self._flush)
+
+    def _enqueue(self, data: bytes) -> bool:
+        """Puts data behind what is pending; says whether anything was."""
         if not self._usable:
             raise ConnectError(f"the link to {self._where} is not open")
         pending_bytes = self._pending_bytes + len(data)
         if pending_bytes > self._high or self._stalled:
             self._check_room(pending_bytes)
-        if not self._pending:
-            cast(asyncio.AbstractEventLoop, self._loop).call_soon(self._flush)
         self._pending.append(data)
         self._pending_bytes = pending_bytes
+        return len(self._pending) > 1
 
     def _check_room(self, pending_bytes: int) -> None:
         """Above the high-water mark: no longer writable, and refuse what does not fit at all."""

@@ -1,0 +1,140 @@
+"""The hot loop of a client: sorts the frames that arrive from a server.
+
+Owns the two plain cases, which are handled in place since they are nearly all of the traffic: a run of confirmations of
+one lane, and a message that is the next of its stream. Whatever needs a judgement goes to its owner: `publishing`,
+`receiving`, or the router for control messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from hiredis import PushNotification
+
+from shoal.channels.context import Context
+from shoal.channels.link import Ping, ServerLink
+from shoal.channels.outgoing import Lane
+from shoal.channels.publishing import Publishing
+from shoal.channels.receiving import Receiving
+from shoal.channels.subscribing import Subscribing
+from shoal.channels.subscription import Subscription
+from shoal.message import Message
+from shoal.wire.envelope import HEADER_BYTES, PLAIN, PLAIN_HEADER, RESERVED_PREFIX
+
+Internal = Callable[[ServerLink, bytes, bytes, float], None]
+"""Who takes a control message: link, channel, data, now."""
+
+_unpack: Final = PLAIN_HEADER.unpack_from
+
+
+class Arrivals:
+    """What comes from servers, in wire order."""
+
+    def __init__(
+        self,
+        context: Context,
+        publishing: Publishing,
+        subscribing: Subscribing,
+        receiving: Receiving,
+        internal: Internal,
+    ) -> None:
+        self._links = context.links
+        self._ready = context.ready
+        self._counters = context.counters
+        self._publishing = publishing
+        self._by_channel = subscribing.by_channel
+        self._by_pattern = subscribing.by_pattern
+        self._receiving = receiving
+        self._internal = internal
+
+    def received(self, server: str, frames: list[Any], now: float) -> None:
+        """Frames from a server in wire order: pushes, and replies to commands."""
+        link = self._links.get(server)
+        if link is None:
+            return
+        inflight = link.inflight
+        lane: Lane | None = None
+        confirmed = delivered = 0
+        last_channel = b""
+        subs: list[Subscription] | None = None
+        sub: Subscription | None = None
+        for frame in frames:
+            if type(frame) is not PushNotification:
+                if inflight:
+                    expected = inflight.popleft()
+                    if expected is not lane or type(frame) is not int:
+                        confirmed = self._confirm(lane, confirmed)
+                        if type(expected) is not Lane or type(frame) is not int:
+                            self._reply(link, expected, frame)
+                            continue
+                        lane = expected
+                    confirmed += 1
+                continue
+            if frame[0] != b"message":
+                self._other_push(frame, server, now)
+                continue
+            _, channel, blob = frame
+            if channel != last_channel:
+                last_channel = channel
+                subs = self._by_channel.get(channel)
+                sub = subs[0] if subs and len(subs) == 1 and subs[0].in_force else None
+                if sub is not None:
+                    streams, inbox, items, text = sub.streams, sub.inbox, sub.inbox.items, sub.text
+                    messages_max, bytes_max = inbox.messages_max, inbox.bytes_max
+            if sub is not None and len(blob) >= HEADER_BYTES:
+                kind, stream_id, sequence, time_us = _unpack(blob)
+                stream = streams.get(stream_id)
+                if (
+                    stream is not None
+                    and stream.next == sequence
+                    and kind == PLAIN
+                    and not stream.held
+                    and len(items) < messages_max
+                    and inbox.bytes < bytes_max
+                ):
+                    stream.next = sequence + 1
+                    payload = blob[HEADER_BYTES:]
+                    items.append(Message(text, payload, stream.publisher, sequence, time_us))
+                    inbox.bytes += len(payload)
+                    delivered += 1
+                    if not sub.notified:
+                        sub.notified = True
+                        self._ready.append(sub)
+                    continue
+            if subs is None:
+                confirmed = self._confirm(lane, confirmed)
+                self._internal(link, channel, blob, now)
+            else:
+                self._message(subs, channel, blob, server, now)
+        self._confirm(lane, confirmed)
+        self._counters.delivered += delivered
+
+    def _confirm(self, lane: Lane | None, count: int) -> int:
+        """Takes a run of confirmations of one lane; returns what is left of it, which is nothing."""
+        if count and lane is not None:
+            self._publishing.confirmed(lane, count)
+        return 0
+
+    def _reply(self, link: ServerLink, expected: Lane | Ping | None, reply: Any) -> None:
+        if expected is None:
+            return
+        if type(expected) is Ping:
+            link.ponged(expected)
+        elif isinstance(expected, Lane):
+            if isinstance(reply, Exception):
+                self._publishing.refused(expected, str(reply))
+            else:
+                self._publishing.confirmed(expected, 1)
+
+    def _other_push(self, frame: list[bytes], server: str, now: float) -> None:
+        if frame[0] == b"pmessage":
+            _, pattern, channel, blob = frame
+            if not channel.startswith(RESERVED_PREFIX):
+                for sub in self._by_pattern.get(pattern, ()):
+                    self._receiving.accept(sub, channel, blob, server, now)
+
+    def _message(self, subs: list[Subscription], channel: bytes, blob: bytes, server: str, now: float) -> None:
+        for sub in subs:
+            if not self._receiving.accept_next(sub, blob):
+                self._receiving.accept(sub, channel, blob, server, now)
