@@ -81,16 +81,12 @@ def _command(
     return [*words.split(), payload]
 
 
-async def _run(
-    command: list[str | bytes], messages: int, server_pid: int, agent_pid: int | None
-) -> dict[str, float]:
+async def _run(command: list[str | bytes], messages: int, server_pid: int, agent_pid: int | None) -> dict[str, float]:
     """Publishes, and says how fast, and what it cost the server."""
     server_s = _cpu_s(server_pid)
     agent_s = 0.0 if agent_pid is None else _cpu_s(agent_pid)
     began = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if await process.wait() != 0:
         raise ClusterError("redis-benchmark failed", do="run it by hand to see why")
     return {
@@ -131,9 +127,7 @@ async def _settled(server: ServerAddress, password: str, expected: int) -> int:
 
 
 async def _observed(server: ServerAddress, password: str) -> int:
-    reply = await asyncio.to_thread(
-        ask, server.host, server.port, READER, password, "XRANGE", TELEMETRY_KEY, "-", "+"
-    )
+    reply = await asyncio.to_thread(ask, server.host, server.port, READER, password, "XRANGE", TELEMETRY_KEY, "-", "+")
     records = [decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD]) for _, fields in reply]
     return sum(int(record.channels.column("publications").to_numpy().sum()) for record in records)
 

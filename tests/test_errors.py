@@ -27,10 +27,7 @@ def test_the_drawing_is_the_tree() -> None:
             depth = len(match[1]) // 4
             drawn[match[2]] = parents[depth - 1] if depth else None
             parents[depth:] = [match[2]]
-    real = {
-        name: None if name == "ShoalError" else kind.__bases__[0].__name__
-        for name, kind in all_errors().items()
-    }
+    real = {name: None if name == "ShoalError" else kind.__bases__[0].__name__ for name, kind in all_errors().items()}
     assert drawn == real
 
 

@@ -119,9 +119,7 @@ def test_a_change_prepares_again(change: str, door: Door, tmp_path: Path) -> Non
 
 def test_a_failed_installation_says_so_and_is_tried_again(door: Door) -> None:
     door.stamp.unlink()
-    Door.script(
-        door.home / ".venv" / "bin" / "python", '[ "$2" != pip ] || { echo "no route to host"; exit 1; }'
-    )
+    Door.script(door.home / ".venv" / "bin" / "python", '[ "$2" != pip ] || { echo "no route to host"; exit 1; }')
     for _ in range(2):
         done = door.run("status", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
         assert done.returncode == 1
@@ -137,10 +135,7 @@ def test_two_first_uses_at_once_install_once(door: Door) -> None:
         f'[ "$2" != pip ] || {{ sleep 0.3; echo "$*" >>"{door.home}/calls"; }}',
     )
     environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "SHOAL_NO_INSTALL": "1"}
-    both = [
-        subprocess.Popen([door.home / "shoal", "status"], env=environ, stderr=subprocess.DEVNULL)
-        for _ in "12"
-    ]
+    both = [subprocess.Popen([door.home / "shoal", "status"], env=environ, stderr=subprocess.DEVNULL) for _ in "12"]
     assert [process.wait() for process in both] == [0, 0]
     calls = (door.home / "calls").read_text().splitlines()
     assert len(calls) == 2

@@ -78,8 +78,6 @@ def test_a_limit_is_a_number_above_zero(name: str, value: float) -> None:
         ({"clock_drift_max": 0.5}, "give a ratio below 0.5"),
     ],
 )
-def test_limits_that_cannot_go_together_are_refused_with_both_names(
-    changes: dict[str, float], says: str
-) -> None:
+def test_limits_that_cannot_go_together_are_refused_with_both_names(changes: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         msgspec.structs.replace(Limits(), **changes).validate()

@@ -142,9 +142,7 @@ def _build(values: Mapping[str, object], sources: Mapping[str, str]) -> Settings
     """Put the values together and check them; an error names the sources that were not defaults."""
     plain: dict[str, Any] = {key: value for key, value in values.items() if not key.startswith(LIMITS_PREFIX)}
     limits: dict[str, Any] = {
-        key.removeprefix(LIMITS_PREFIX): value
-        for key, value in values.items()
-        if key.startswith(LIMITS_PREFIX)
+        key.removeprefix(LIMITS_PREFIX): value for key, value in values.items() if key.startswith(LIMITS_PREFIX)
     }
     settings = Settings(**plain, limits=Limits(**limits))
     try:
@@ -164,16 +162,12 @@ def _read_file(path: Path) -> dict[str, object]:
             table = tomllib.load(stream)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ConfigError(
-            f"cannot read the configuration file {path}: {reason}", do="name another one"
-        ) from None
+        raise ConfigError(f"cannot read the configuration file {path}: {reason}", do="name another one") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration file {path} is not TOML: {error}") from None
     limits = table.pop("limits", {})
     if not isinstance(limits, dict):
-        raise ConfigError(
-            f"limits in {path} is not a table", do="write [limits] and one limit a line below it"
-        )
+        raise ConfigError(f"limits in {path} is not a table", do="write [limits] and one limit a line below it")
     flat: dict[str, object] = {**table, **{LIMITS_PREFIX + name: value for name, value in limits.items()}}
     for key in flat:
         _require_known(key, setting_keys(), f"file {path}")

@@ -123,9 +123,7 @@ class ProtocolError(ShoalError):
     "us" when the caller asked a core for something that its state does not allow (a bug on our side).
     """
 
-    def __init__(
-        self, what: str, *, broken_by: Literal["us", "peer"] = "peer", do: str | None = None
-    ) -> None:
+    def __init__(self, what: str, *, broken_by: Literal["us", "peer"] = "peer", do: str | None = None) -> None:
         super().__init__(what, do=do)
         self.broken_by: Literal["us", "peer"] = broken_by
 

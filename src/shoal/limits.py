@@ -196,14 +196,10 @@ _RULES: Final = (
     _AtMost("heal_page_messages", "resend_messages_max", "no publisher keeps more than its window"),
     _AtMost("word_interval_s", "server_lease_s", "a lease must survive one lost word", factor=2),
     _AtMost("heal_delay_s", "gap_timeout_s", "a hole must be asked for before it is given up"),
-    _AtMost(
-        "heal_retry_s", "gap_timeout_s", "a hole must be asked for twice before it is given up", factor=2
-    ),
+    _AtMost("heal_retry_s", "gap_timeout_s", "a hole must be asked for twice before it is given up", factor=2),
     _AtMost("beacon_delay_s", "gap_timeout_s", "the end of a burst must be known before it is given up"),
     _AtMost("reconnect_delay_s_min", "reconnect_delay_s_max", "the first wait is the shortest"),
-    _AtMost(
-        "hello_retry_s", "subscribe_timeout_s", "a hello must be sent twice before it is given up", factor=2
-    ),
+    _AtMost("hello_retry_s", "subscribe_timeout_s", "a hello must be sent twice before it is given up", factor=2),
 )
 
 DEFAULT_LIMITS: Final = Limits()

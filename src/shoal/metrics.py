@@ -63,18 +63,14 @@ LATENCY_BUCKETS_S: Final = (
 )
 
 
-def counter(
-    name: str, help: str, labels: Sequence[str] = (), *, registry: CollectorRegistry = REGISTRY
-) -> Counter:
+def counter(name: str, help: str, labels: Sequence[str] = (), *, registry: CollectorRegistry = REGISTRY) -> Counter:
     """A number that only grows; its name ends in `_total`."""
     if not name.endswith("_total"):
         raise ConfigError(f"the counter {name} does not end in _total")
     return Counter(_checked(name, labels), help, labels, registry=registry)
 
 
-def gauge(
-    name: str, help: str, labels: Sequence[str] = (), *, registry: CollectorRegistry = REGISTRY
-) -> Gauge:
+def gauge(name: str, help: str, labels: Sequence[str] = (), *, registry: CollectorRegistry = REGISTRY) -> Gauge:
     """A number that goes up and down."""
     if name.endswith("_total"):
         raise ConfigError(f"the gauge {name} ends in _total, which counters do")

@@ -79,9 +79,7 @@ def test_a_silent_second_has_rows_for_subscribed_channels_only() -> None:
     assert analyzer.close_second(0, {}, {}, SAMPLE).channels.num_rows == 0
     feed(scanner, (b"once", b"x"))
     assert set(by_channel(analyzer.close_second(1, {}, {}, SAMPLE).channels)) == {b"once"}
-    rows = by_channel(
-        analyzer.close_second(2, {b"s": [4], b"left": []}, {b"once": 0, b"n": 2}, SAMPLE).channels
-    )
+    rows = by_channel(analyzer.close_second(2, {b"s": [4], b"left": []}, {b"once": 0, b"n": 2}, SAMPLE).channels)
     assert {name: (row["subscribers"], row["subscriber_ids"]) for name, row in rows.items()} == {
         b"s": (1, [4]),
         b"n": (2, []),
@@ -125,15 +123,11 @@ def test_agrees_with_a_plain_model(seconds: list[tuple[Any, Any, Any, Any]]) -> 
         payloads = defaultdict[bytes, list[bytes]](list)
         for channel, payload in sent:
             payloads[channel].append(payload)
-        subscribed = {name for name, count in numsub.items() if count} | {
-            n for n, ids in register.items() if ids
-        }
+        subscribed = {name for name, count in numsub.items() if count} | {n for n, ids in register.items() if ids}
         assert set(found) == set(payloads) | subscribed
         for channel, row in found.items():
             own = payloads[channel]
-            clients = {
-                int.from_bytes(p[9:15], "little") for p in own if len(p) == 31 and p[:2] == b"\xf5\x5a"
-            }
+            clients = {int.from_bytes(p[9:15], "little") for p in own if len(p) == 31 and p[:2] == b"\xf5\x5a"}
             direct = numsub.get(channel, len(register.get(channel, ())))
             matching = {pattern: n for pattern, n in patterns.items() if channel in MATCHES[pattern]}
             by_pattern = sum(matching.values())
@@ -150,9 +144,7 @@ def test_agrees_with_a_plain_model(seconds: list[tuple[Any, Any, Any, Any]]) -> 
             assert row["bytes_in"] == sum(map(len, own))
             assert row["bytes_out"] == sum(
                 direct * len(push(b"message", channel, payload))
-                + sum(
-                    n * len(push(b"pmessage", pattern, channel, payload)) for pattern, n in matching.items()
-                )
+                + sum(n * len(push(b"pmessage", pattern, channel, payload)) for pattern, n in matching.items())
                 for payload in own
             )
 
@@ -168,9 +160,7 @@ def test_rates_of_the_server_compare_two_samples_of_one_life() -> None:
         return dict(row)
 
     first = close(ServerSample(10.0, "life", 100, 5_000, 1.0, 3, 70, 1000.0))
-    assert (
-        first["load_ratio"] is first["bytes_out_per_s"] is first["cpu_share"] is first["interval_s"] is None
-    )
+    assert first["load_ratio"] is first["bytes_out_per_s"] is first["cpu_share"] is first["interval_s"] is None
     assert (first["connections"], first["memory_bytes"], first["max_out_bytes_per_s"]) == (3, 70, 1000.0)
     feed(scanner, (b"t", b"x"), (b"__shoal:in:000000000001", b"resend"))
     copy = len(observed(b"t", b"x")) + len(observed(b"__shoal:in:000000000001", b"resend"))

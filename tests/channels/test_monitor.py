@@ -90,9 +90,7 @@ class Bench:
             b"PUBSUB NUMPAT": lambda: b":%d\r\n" % self.patterns,
             b"PUBSUB NUMSUB": lambda: (
                 b"*%d\r\n" % (2 * len(command[2:]))
-                + b"".join(
-                    bulk(channel) + b":%d\r\n" % self.subscribers.get(channel, 0) for channel in command[2:]
-                )
+                + b"".join(bulk(channel) + b":%d\r\n" % self.subscribers.get(channel, 0) for channel in command[2:])
             ),
             b"CLIENT LIST": lambda: self._verbatim(
                 b"".join(b"id=3 addr=x name=shoal:%012x age=1\n" % client for client in self.clients)
@@ -175,9 +173,7 @@ def test_load_and_cpu_are_measured_between_two_answers_of_info(bench: Bench) -> 
     assert server["cpu_share"] == pytest.approx(0.25)
 
 
-def test_numsub_is_asked_in_pages_and_no_more_than_the_limit(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numsub_is_asked_in_pages_and_no_more_than_the_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NUMSUB_PAGE_CHANNELS", 3)
     monkeypatch.setattr(module, "NUMSUB_CHANNELS_MAX", 8)
     bench.subscribe(ALICE, b"quiet")

@@ -67,9 +67,7 @@ values = st.recursive(
         st.lists(inner, max_size=4).map(lambda items: b"*%d\r\n" % len(items) + b"".join(items)),
         st.lists(inner, max_size=4).map(lambda items: b"~%d\r\n" % len(items) + b"".join(items)),
         st.lists(inner, max_size=4).map(
-            lambda items: (
-                b"%%%d\r\n" % len(items) + b"".join(b"+k%d\r\n" % n + v for n, v in enumerate(items))
-            )
+            lambda items: b"%%%d\r\n" % len(items) + b"".join(b"+k%d\r\n" % n + v for n, v in enumerate(items))
         ),
     ),
     max_leaves=8,
@@ -78,9 +76,7 @@ frames = st.one_of(
     st.builds(observed, channels, payloads),
     st.builds(observed, channels, payloads),
     st.builds(observed, st.just(b"__shoal:in:00000000002a"), payloads),
-    st.builds(
-        observed, st.sampled_from([b"__shoal:agent", b"__shoal:word", b"__shoal:", b"__shoal:in"]), payloads
-    ),
+    st.builds(observed, st.sampled_from([b"__shoal:agent", b"__shoal:word", b"__shoal:", b"__shoal:in"]), payloads),
     st.builds(lambda name: push(b"message", name, b"x"), channels),
     st.builds(lambda name: push(b"pmessage", b"t*", name, b"x"), channels),
     st.just(b">3\r\n$10\r\npsubscribe\r\n$1\r\n*\r\n:1\r\n"),
@@ -163,9 +159,7 @@ def test_counts_and_stops_as_hiredis_reads(parts: list[bytes], cuts: list[int]) 
 def test_garbage_is_refused_or_read_as_hiredis_reads_it(parts: list[bytes], data: st.DataObject) -> None:
     good = b"".join(parts)
     at = data.draw(st.integers(0, len(good)))
-    junk = data.draw(
-        st.one_of(st.binary(max_size=3), st.sampled_from([b"\r", b"\n", b"0", b"-1", b"$", b">", b"|"]))
-    )
+    junk = data.draw(st.one_of(st.binary(max_size=3), st.sampled_from([b"\r", b"\n", b"0", b"-1", b"$", b">", b"|"])))
     bad = good[:at] + junk + good[at + data.draw(st.integers(0, 3)) :]
     reader = hiredis.Reader(notEnoughData=NOTHING)
     reader.feed(bad)
@@ -193,9 +187,7 @@ def test_garbage_is_refused_or_read_as_hiredis_reads_it(parts: list[bytes], data
 def test_a_stop_sees_the_sequences_of_exactly_what_came_before_it() -> None:
     scanner = Scanner(FRAME_BYTES_MAX)
     hello = observed(b"__shoal:agent", b"hello")
-    data = b"".join(observed(b"t", envelope(1, n)) + hello for n in range(1, 50)) + observed(
-        b"t", envelope(1, 50)
-    )
+    data = b"".join(observed(b"t", envelope(1, n)) + hello for n in range(1, 50)) + observed(b"t", envelope(1, 50))
     scanner.feed(data, 0)
     for expected in range(1, 50):
         frame = scanner.scan()
@@ -245,9 +237,7 @@ def test_a_client_with_two_streams_is_one_publisher_and_a_forwarded_message_make
 def test_tables_grow() -> None:
     scanner, model = Scanner(FRAME_BYTES_MAX), Model()
     amount = 5 * FIRST_RECORDS
-    messages = [
-        (b"channel.%d" % (n % 3000) + b"x" * (n % 60), envelope(n << 16, n)) for n in range(1, amount)
-    ]
+    messages = [(b"channel.%d" % (n % 3000) + b"x" * (n % 60), envelope(n << 16, n)) for n in range(1, amount)]
     data = b"".join(observed(*message) for message in messages)
     for channel, payload in messages:
         assert model.takes(hiredis.PushNotification([b"pmessage", b"*", channel, payload]))
@@ -287,14 +277,9 @@ def test_names_with_the_same_hash_are_told_apart() -> None:
 def test_streams_with_the_same_hash_are_told_apart() -> None:
     prime = 0xD6E8FEB86659FD93
     streams = [(index * prime & 2**64 - 1) ^ 12345 for index in range(20)]  # of the channels 0 to 19
-    assert (
-        len({int(hash_pair(np.uint64(index), np.uint64(stream))) for index, stream in enumerate(streams)})
-        == 1
-    )
+    assert len({int(hash_pair(np.uint64(index), np.uint64(stream))) for index, stream in enumerate(streams)}) == 1
     scanner = Scanner(FRAME_BYTES_MAX)
-    scan_all(
-        scanner, [observed(b"%d" % index, envelope(stream, index)) for index, stream in enumerate(streams)]
-    )
+    scan_all(scanner, [observed(b"%d" % index, envelope(stream, index)) for index, stream in enumerate(streams)])
     assert [scanner.streams(b"%d" % index).streams for index in range(20)] == [
         [(stream, index)] for index, stream in enumerate(streams)
     ]

@@ -100,9 +100,7 @@ def test_a_role_may_do_its_work(as_role: Ask, role: str) -> None:
         as_role(role, *command.split())
 
 
-@pytest.mark.parametrize(
-    "channel", [AGENT_CHANNEL, inbox_channel(7), b"a", b"__shoal:wor", b"\xff\x00", b"["]
-)
+@pytest.mark.parametrize("channel", [AGENT_CHANNEL, inbox_channel(7), b"a", b"__shoal:wor", b"\xff\x00", b"["])
 def test_a_client_may_publish_where_it_must(as_role: Ask, channel: bytes) -> None:
     assert as_role(CLIENT, "PUBLISH", channel, "x") == 0
 

@@ -15,24 +15,18 @@ from shoal.cluster.process import start
 from shoal.cluster.timing import Timing
 from shoal.errors import ClusterError, NotRunningError
 
-TIMING = Timing(
-    start_timeout_s=10, stop_grace_s=5, restart_pause_s_min=0.02, restart_pause_s_max=0.1, crashing_after=3
-)
+TIMING = Timing(start_timeout_s=10, stop_grace_s=5, restart_pause_s_min=0.02, restart_pause_s_max=0.1, crashing_after=3)
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def test_pauses_grow_with_crashes_in_a_row_up_to_a_limit() -> None:
-    restarts = Restarts(
-        Timing(restart_pause_s_min=1, restart_pause_s_max=5, stable_after_s=10, crashing_after=3)
-    )
+    restarts = Restarts(Timing(restart_pause_s_min=1, restart_pause_s_max=5, stable_after_s=10, crashing_after=3))
     assert [restarts.crashed(0.0) for _ in range(5)] == [1, 2, 4, 5, 5]
     assert restarts.crashing
 
 
 def test_a_stable_life_makes_the_next_crash_the_first() -> None:
-    restarts = Restarts(
-        Timing(restart_pause_s_min=1, restart_pause_s_max=5, stable_after_s=10, crashing_after=3)
-    )
+    restarts = Restarts(Timing(restart_pause_s_min=1, restart_pause_s_max=5, stable_after_s=10, crashing_after=3))
     for _ in range(4):
         restarts.crashed(0.0)
     assert restarts.crashed(10.0) == 1

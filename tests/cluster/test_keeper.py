@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.plan.keeper import Keeper, PutRing, Snapshot
 from shoal.errors import ForgedEntryError
 from shoal.limits import Limits
+from shoal.plan.keeper import Keeper, PutRing, Snapshot
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 

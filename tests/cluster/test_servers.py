@@ -57,9 +57,7 @@ def fake_server(path: Path, version_line: str) -> None:
     path.chmod(0o755)
 
 
-def test_programs_are_found_each_once_and_the_best_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_are_found_each_once_and_the_best_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_server(tmp_path / "valkey-server", "Valkey server v=7.2.5 sha=0:0 malloc=libc bits=64")
     fake_server(tmp_path / "redis-server", "Redis server v=8.2.10 sha=0:0 malloc=libc bits=64")
     (tmp_path / "again").symlink_to(tmp_path)
@@ -137,7 +135,5 @@ def test_a_port_that_is_spoken_for_is_avoided(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_clash_is_read_from_the_log() -> None:
-    assert port_was_taken(
-        "# Warning: Could not create server TCP listening socket 127.0.0.1:1: bind: Address"
-    )
+    assert port_was_taken("# Warning: Could not create server TCP listening socket 127.0.0.1:1: bind: Address")
     assert not port_was_taken("Fatal error, can't open config file")

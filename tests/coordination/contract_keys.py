@@ -187,9 +187,7 @@ class KeysContract:
         assert {change.key for change in follower.changes} == {"plan/a", "plan/b"}
         await follower.stop()
 
-    async def test_a_watch_never_goes_back_and_ends_with_the_last_state(
-        self, coordinator_factory: Factory
-    ) -> None:
+    async def test_a_watch_never_goes_back_and_ends_with_the_last_state(self, coordinator_factory: Factory) -> None:
         writer, reader = await coordinator_factory(), await coordinator_factory()
         followers = [Follower(reader, "plan/") for _ in range(3)]
         for number in range(100):
@@ -198,9 +196,7 @@ class KeysContract:
         for follower in followers:
             await follower.until(last)
             for key in last:
-                versions = [
-                    change.now.version for change in follower.changes if change.key == key and change.now
-                ]
+                versions = [change.now.version for change in follower.changes if change.key == key and change.now]
                 assert versions == sorted(set(versions))
             await follower.stop()
 
@@ -272,9 +268,7 @@ class KeysContract:
         assert await coordinator.members("servers") == {"7": b"address"}
         assert await coordinator.put("plan/ring", b"newer", expect=version) > version
 
-    async def test_writes_through_crashes_are_applied_once(
-        self, coordinator_factory: Factory, store: Store
-    ) -> None:
+    async def test_writes_through_crashes_are_applied_once(self, coordinator_factory: Factory, store: Store) -> None:
         """Each step compares with the step before: one applied twice, or lost, would end in a conflict."""
         coordinator = await coordinator_factory()
         stop = asyncio.Event()

@@ -192,9 +192,7 @@ class LeasesContract:
         assert await after.renew()
         assert await one.members("servers") == {"1": b"after"}
 
-    async def test_a_watch_of_members_sees_joins_leaves_and_expiry(
-        self, coordinator_factory: Factory
-    ) -> None:
+    async def test_a_watch_of_members_sees_joins_leaves_and_expiry(self, coordinator_factory: Factory) -> None:
         one, other = await coordinator_factory(), await coordinator_factory()
         async with asyncio.timeout(PATIENCE_S), aclosing(other.watch_members("servers")) as states:
             assert await anext(states) == {}
@@ -206,9 +204,7 @@ class LeasesContract:
             await staying.leave()
             assert await anext(states) == {}
 
-    async def test_a_watch_of_members_survives_a_crash(
-        self, coordinator_factory: Factory, store: Store
-    ) -> None:
+    async def test_a_watch_of_members_survives_a_crash(self, coordinator_factory: Factory, store: Store) -> None:
         one, other = await coordinator_factory(), await coordinator_factory()
         async with asyncio.timeout(PATIENCE_S), aclosing(other.watch_members("servers")) as states:
             assert await anext(states) == {}

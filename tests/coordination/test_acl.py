@@ -78,9 +78,7 @@ class TestWhatARoleCanDo:
         version = await admin.put("plan/entries/tile.1", b"1")
         async with await connect(server, user) as coordinator:
             assert await coordinator.get("plan/entries/tile.1") == Versioned(b"1", version)
-            assert await coordinator.list("plan/entries/") == {
-                "plan/entries/tile.1": Versioned(b"1", version)
-            }
+            assert await coordinator.list("plan/entries/") == {"plan/entries/tile.1": Versioned(b"1", version)}
             follower = Follower(coordinator, "plan/")
             await follower.until({"plan/entries/tile.1": b"1"})
             await admin.put("plan/ring", b"2")
@@ -119,9 +117,7 @@ class TestWhatARoleCanDo:
 
 class TestWhatARoleCannotDo:
     @pytest.mark.parametrize("user", ["client", "agent", "agent-7"])
-    async def test_only_the_admin_writes_the_plan(
-        self, server: RedisServer, admin: Coordinator, user: str
-    ) -> None:
+    async def test_only_the_admin_writes_the_plan(self, server: RedisServer, admin: Coordinator, user: str) -> None:
         version = await admin.put("plan/key", b"public")
         async with await connect(server, user) as coordinator:
             with pytest.raises(CoordinatorError, match=f"'{user}' has no right"):
@@ -130,9 +126,7 @@ class TestWhatARoleCannotDo:
                 await coordinator.delete("plan/key")
         assert await admin.get("plan/key") == Versioned(b"public", version)
 
-    async def test_an_agent_of_one_server_cannot_take_another(
-        self, server: RedisServer, admin: Coordinator
-    ) -> None:
+    async def test_an_agent_of_one_server_cannot_take_another(self, server: RedisServer, admin: Coordinator) -> None:
         lease = await held(admin.acquire("servers/8", "another", 60.0))
         async with await connect(server, "agent-7") as coordinator:
             for name in ("servers/8", "servers/77"):
@@ -145,9 +139,7 @@ class TestWhatARoleCannotDo:
         assert await admin.renew(lease)
 
     @pytest.mark.parametrize("user", ["client", "agent", *AGENTS_OF_SERVER_7])
-    async def test_nobody_else_takes_other_leases_groups_or_keys(
-        self, server: RedisServer, user: str
-    ) -> None:
+    async def test_nobody_else_takes_other_leases_groups_or_keys(self, server: RedisServer, user: str) -> None:
         async with await connect(server, user) as coordinator:
             for attempt in (
                 coordinator.acquire("plan/keeper", "thief", 60.0),
@@ -197,9 +189,7 @@ class TestTheDefaultUser:
             with pytest.raises(AuthenticationError):
                 await RedisCoordinator.connect(address, username=user, password=password)
 
-    async def test_what_was_written_is_there_after_a_restart(
-        self, server: RedisServer, admin: Coordinator
-    ) -> None:
+    async def test_what_was_written_is_there_after_a_restart(self, server: RedisServer, admin: Coordinator) -> None:
         """Redis replays transactions in the name of `default`: without rights all would be refused."""
         version = await admin.put("plan/ring", b"kept")
         server.kill()

@@ -92,9 +92,7 @@ class TestConnect:
         async with await RedisCoordinator.connect(address, username=USER, password=PASSWORD) as other:
             assert await other.get("plan/a") == Versioned(b"1", version)
 
-    @pytest.mark.parametrize(
-        "address", ["", "host", "http://h:1", "h:notaport", "h:99999", "redis://:1", "[::1"]
-    )
+    @pytest.mark.parametrize("address", ["", "host", "http://h:1", "h:notaport", "h:99999", "redis://:1", "[::1"])
     async def test_an_address_that_cannot_be_read(self, address: str) -> None:
         with pytest.raises(ConfigError, match="shoal://host:port"):
             await RedisCoordinator.connect(address)
@@ -108,9 +106,7 @@ class TestConnect:
         self, store: RedisServer, user: str | None, password: str | None
     ) -> None:
         with pytest.raises(AuthenticationError, match="check user name and password") as caught:
-            await RedisCoordinator.connect(
-                f"127.0.0.1:{store.port}", username=user, password=password, timeout_s=60.0
-            )
+            await RedisCoordinator.connect(f"127.0.0.1:{store.port}", username=user, password=password, timeout_s=60.0)
         assert isinstance(caught.value, ConnectError)
         assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
@@ -174,9 +170,7 @@ class TestConnect:
 class TestGarbage:
     """Bytes under our names that we did not write."""
 
-    @pytest.fixture(
-        params=[b"", b"\xff\xfe", b"garbage", b"\x93\xa5value\xff\xc4\x01x", b"\x93\xa5grant\x01\xa1x"]
-    )
+    @pytest.fixture(params=[b"", b"\xff\xfe", b"garbage", b"\x93\xa5value\xff\xc4\x01x", b"\x93\xa5grant\x01\xa1x"])
     def garbage(self, request: pytest.FixtureRequest) -> bytes:
         value: bytes = request.param
         return value
@@ -239,9 +233,7 @@ class TestGarbage:
         await coordinator.join("servers", "1", b"", 60.0)
         assert set(await coordinator.members("servers")) == {"1", "2"}
 
-    async def test_garbage_notifications_harm_nobody(
-        self, coordinator_factory: Factory, by_hand: ByHand
-    ) -> None:
+    async def test_garbage_notifications_harm_nobody(self, coordinator_factory: Factory, by_hand: ByHand) -> None:
         coordinator = await coordinator_factory()
         follower = Follower(coordinator, "plan/")
         await coordinator.put("plan/a", b"1")
@@ -257,9 +249,7 @@ class TestGarbage:
 
 
 class TestWatchOnRedis:
-    async def test_a_lost_notification_is_made_good_by_the_poll(
-        self, store: RedisServer, by_hand: ByHand
-    ) -> None:
+    async def test_a_lost_notification_is_made_good_by_the_poll(self, store: RedisServer, by_hand: ByHand) -> None:
         """The notification is taken away: only the slow poll can find the change."""
         async with await connect(store) as writer:
             await writer.put("plan/a", b"1")
@@ -277,9 +267,7 @@ class TestWatchOnRedis:
                 await follower.until({"plan/a": b"1"})
                 await follower.stop()
 
-    async def test_a_subscription_that_is_cut_comes_back(
-        self, coordinator_factory: Factory, by_hand: ByHand
-    ) -> None:
+    async def test_a_subscription_that_is_cut_comes_back(self, coordinator_factory: Factory, by_hand: ByHand) -> None:
         coordinator = await coordinator_factory()
         follower = Follower(coordinator, "plan/")
         for number in range(5):
@@ -288,9 +276,7 @@ class TestWatchOnRedis:
             by_hand("CLIENT", "KILL", "TYPE", "pubsub")
         await follower.stop()
 
-    async def test_a_watch_without_the_right_to_listen_says_so(
-        self, store: RedisServer, by_hand: ByHand
-    ) -> None:
+    async def test_a_watch_without_the_right_to_listen_says_so(self, store: RedisServer, by_hand: ByHand) -> None:
         by_hand("ACL", "SETUSER", "deaf", "on", ">pw", "~shoal:*", "resetchannels", "+@all")
         address = f"127.0.0.1:{store.port}"
         async with await RedisCoordinator.connect(address, username="deaf", password="pw") as coordinator:
@@ -310,9 +296,7 @@ class TestGrantsOnRedis:
         await coordinator.join("servers", "1", b"", 60.0)
         assert by_hand("ZRANGE", index, 0, -1) == [b"@member/servers/1"]
 
-    async def test_connections_are_few_and_returned(
-        self, coordinator_factory: Factory, by_hand: ByHand
-    ) -> None:
+    async def test_connections_are_few_and_returned(self, coordinator_factory: Factory, by_hand: ByHand) -> None:
         coordinator = await coordinator_factory()
         await asyncio.gather(*(coordinator.put(f"plan/{number}", b"") for number in range(50)))
         await coordinator.close()

@@ -120,9 +120,7 @@ async def test_a_killed_agent_is_followed_by_one_that_knows_everybody(served: Si
         row = await served.seen(b"tile", lambda row: row["registered"] == 1)
         assert row["subscriber_ids"] == [ALICE]
         late = await bob.subscribe(b"tile")
-        assert {stream.next for stream in late.streams.values()} == {4}, (
-            "the agent knows how far the stream is"
-        )
+        assert {stream.next for stream in late.streams.values()} == {4}, "the agent knows how far the stream is"
         await bob.publish(b"tile", b"4")
         assert await alice.receive(sub, 4) == [b"1", b"2", b"3", b"4"]
         assert await bob.receive(late, 1) == [b"4"]
@@ -164,9 +162,7 @@ async def test_clients_that_vanish_leave_the_register(served: Site) -> None:
 
 async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> None:
     word = control.encode(
-        control.Word(
-            "s2", agent=1, number=1, heard=1, life=1, lease_ms=1_000_000, granted=False, ring_version=99
-        )
+        control.Word("s2", agent=1, number=1, heard=1, life=1, lease_ms=1_000_000, granted=False, ring_version=99)
     )
     forged = control.encode(control.Present(ALICE, 99, [b"x" * 4000], [b"[" * 100], [(b"y" * 4000, 1, 1)]))
     mark = control.encode(control.RollCall(1, 1))[:2]
@@ -324,9 +320,7 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
         ([], {"SHOAL_URL": "shoal://agent:wrong@{coordinator}"}, "refused user 'agent'"),
     ],
 )
-def test_bad_words_end_the_agent_with_one_line(
-    flags: list[str], environment: dict[str, str], word: str
-) -> None:
+def test_bad_words_end_the_agent_with_one_line(flags: list[str], environment: dict[str, str], word: str) -> None:
     with RedisServer() as coordinator:
         settings = {
             name: value.format(coordinator=f"{coordinator.host}:{coordinator.port}")

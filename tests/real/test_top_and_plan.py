@@ -105,9 +105,7 @@ async def test_plan_show(site: Site, capsys: pytest.CaptureFixture[str]) -> None
 
 async def test_plan_show_believes_no_forged_entry(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     forger = Signer(Signer.generate())
-    await site.coordinator.put(
-        entry_key(b"\x1b[31m"), forger.entry(b"\x1b[31m", Placement(9, Mode.SINGLE, ("s1",)))
-    )
+    await site.coordinator.put(entry_key(b"\x1b[31m"), forger.entry(b"\x1b[31m", Placement(9, Mode.SINGLE, ("s1",))))
     status, text = await shoal(capsys, "plan", "show")
     assert status == 1
     assert "lease none" in text
@@ -121,8 +119,6 @@ async def test_plan_show_believes_no_forged_entry(site: Site, capsys: pytest.Cap
 @pytest.mark.parametrize(
     "words", [["plan", "show", ""], ["plan", "show", "__shoal:word"], ["top", "--seconds", "0"], ["plan"]]
 )
-async def test_bad_words_are_refused(
-    words: list[str], site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_bad_words_are_refused(words: list[str], site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert await asyncio.to_thread(cli.main, words) != 0
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -13,9 +13,7 @@ from tests.support.redis_server import RedisServer
 from shoal.wire.glob import glob_match
 
 PATTERN = st.lists(
-    st.sampled_from(
-        [b"*", b"?", b"[", b"]", b"^", b"-", b"\\", b"a", b"b", b"c", b"z", b"\0", b"\x80", b"\xff"]
-    ),
+    st.sampled_from([b"*", b"?", b"[", b"]", b"^", b"-", b"\\", b"a", b"b", b"c", b"z", b"\0", b"\x80", b"\xff"]),
     max_size=9,
 ).map(b"".join)
 STRING = st.lists(

@@ -31,9 +31,7 @@ USERS = {
     "off": "off >o ~* &* +@all",
     "keys": "on >k ~k* resetchannels -@all +get +set +del (+xadd ~s)",
 }
-CHANNEL = st.sampled_from(
-    [b"a", b"ab", b"abc", b"b", b"bc", b"t.1", b"t.2", b"t.33", b"", b"*", b"[", b"\xff\0"]
-)
+CHANNEL = st.sampled_from([b"a", b"ab", b"abc", b"b", b"bc", b"t.1", b"t.2", b"t.33", b"", b"*", b"[", b"\xff\0"])
 PATTERN = st.sampled_from(
     [
         b"*",
@@ -126,9 +124,7 @@ def comparable(frames: list[Any], command: Command) -> list[Any]:
         return [names, [frame[1][2] for frame in result if frame[0] != "error"]]
     if words[0] == b"publish":
         kinds = [str(frame[1][0]) if isinstance(frame, tuple) else "reply" for frame in result]
-        patterns = sorted(
-            str(frame) for frame, kind in zip(result, kinds, strict=True) if kind == "b'pmessage'"
-        )
+        patterns = sorted(str(frame) for frame, kind in zip(result, kinds, strict=True) if kind == "b'pmessage'")
         rest = [frame for frame, kind in zip(result, kinds, strict=True) if kind != "b'pmessage'"]
         return [kinds, patterns, rest]
     return result
@@ -276,9 +272,7 @@ class ModelMachine(RuleBasedStateMachine):
         """Many messages in one step of the server: it can write nothing meanwhile, as if nobody read."""
         model = self.both.model
         copies = [self.copies(client, channel) for client, _ in self.both.pairs]
-        if any(
-            HARD_BYTES / 2 < each * size * count < HARD_BYTES * 2 + STATIC_BUFFER_BYTES for each in copies
-        ):
+        if any(HARD_BYTES / 2 < each * size * count < HARD_BYTES * 2 + STATIC_BUFFER_BYTES for each in copies):
             return  # Redis counts blocks, the model bytes: near the limit they may differ
         script = b"for i = 1, ARGV[2] do redis.call('PUBLISH', ARGV[1], string.rep('x', ARGV[3])) end"
         self.admin.call(b"EVAL", script, b"0", channel, b"%d" % count, b"%d" % size)

@@ -90,9 +90,7 @@ def test_a_slow_reader_is_cut_off_and_what_the_kernel_had_still_arrives() -> Non
     slow.end.resume_reading()
     world.run(world.now + 1.0)
     assert slow.losses == ["closed"]
-    assert [frame[2][:4] for frame in slow.frames[2:]] == [
-        b"%04d" % number for number in range(len(slow.frames) - 2)
-    ]
+    assert [frame[2][:4] for frame in slow.frames[2:]] == [b"%04d" % number for number in range(len(slow.frames) - 2)]
     assert 0 < len(slow.frames) - 2 < 100
     assert len(quick.frames) - 2 == 100
 

@@ -43,9 +43,7 @@ async def until(condition: Callable[[], Any]) -> Any:
 class Site:
     """One server with its agent, and the coordinator."""
 
-    def __init__(
-        self, coordinator: RedisCoordinator, redis: RedisServer, server: RedisServer, id: str = "s1"
-    ) -> None:
+    def __init__(self, coordinator: RedisCoordinator, redis: RedisServer, server: RedisServer, id: str = "s1") -> None:
         self.coordinator = coordinator
         self.redis = redis
         self.server = server

@@ -22,9 +22,7 @@ def server() -> Iterator[RedisServer]:
 def test_the_reply_comes_back_as_hiredis_decodes_it(server: RedisServer) -> None:
     assert ask(server.host, server.port, None, "secret", "SET", b"key", 7) == b"OK"
     assert ask(server.host, server.port, None, "secret", "GET", "key") == b"7"
-    assert ask(server.host, server.port, None, "secret", "CONFIG", "GET", "appendonly") == {
-        b"appendonly": b"no"
-    }
+    assert ask(server.host, server.port, None, "secret", "CONFIG", "GET", "appendonly") == {b"appendonly": b"no"}
 
 
 def test_a_reply_of_many_reads_comes_back_whole(server: RedisServer) -> None:

@@ -64,9 +64,7 @@ def test_text_is_refused_where_bytes_belong() -> None:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 64), st.data())
-def test_frames_do_not_depend_on_how_the_bytes_are_cut(
-    payloads: list[bytes], slice_bytes: int, data: Any
-) -> None:
+def test_frames_do_not_depend_on_how_the_bytes_are_cut(payloads: list[bytes], slice_bytes: int, data: Any) -> None:
     wire = b"".join(b">3\r\n+message\r\n+c\r\n$%d\r\n%b\r\n:%d\r\n" % (len(p), p, len(p)) for p in payloads)
     expected: list[Any] = [item for p in payloads for item in ([b"message", b"c", p], len(p))]
     reader = FrameReader(frame_bytes_max=10_000, read_slice_bytes=slice_bytes)

@@ -134,9 +134,7 @@ class Agent:
         complained = False
         while True:
             try:
-                return await RedisCoordinator.connect(
-                    self._options.url, timeout_s=self._limits.server_lease_s / 3
-                )
+                return await RedisCoordinator.connect(self._options.url, timeout_s=self._limits.server_lease_s / 3)
             except CoordinatorUnavailableError as error:
                 if not complained:
                     _log.warning("waits for the coordinator", why=str(error))
@@ -168,9 +166,7 @@ class Agent:
         if not self._key.done():
             self._key.set_result(key)
         elif self._key.result() != key:
-            raise PlanError(
-                "the cluster has another key than when this agent started", do="start the agent again"
-            )
+            raise PlanError("the cluster has another key than when this agent started", do="start the agent again")
 
     def _plan_to_core(self, serving: Serving, key: str, value: bytes | None) -> None:
         core = serving.core

@@ -177,7 +177,14 @@ class AgentCore:
         self.counters.words += 1
         self.counters.orphan_words += not granted and lease_ms > 0
         word = control.Word(
-            self.server, self.instance, self.counters.words, self._heard, self.life, lease_ms, granted, self.book.version
+            self.server,
+            self.instance,
+            self.counters.words,
+            self._heard,
+            self.life,
+            lease_ms,
+            granted,
+            self.book.version,
         )
         self._say(WORD_CHANNEL, word)
 

@@ -151,9 +151,7 @@ class Analyzer:
             [_binary(offsets, blob), _binary(counts.name_offsets, counts.names).take(pa.array(others))]
         )
         registered, direct = np.zeros(total, np.int64), np.zeros(total, np.int64)
-        registered[: len(subscribers)] = np.fromiter(
-            map(len, subscribers.values()), np.int64, len(subscribers)
-        )
+        registered[: len(subscribers)] = np.fromiter(map(len, subscribers.values()), np.int64, len(subscribers))
         asked = np.fromiter((numsub.get(name, -1) for name in named), np.int64, len(named))
         direct[: len(named)] = np.where(asked >= 0, asked, registered[: len(named)])
         return _Rows(names, place, registered, direct, total)
@@ -222,9 +220,7 @@ def warm_up() -> None:
 
 
 def _binary(offsets: npt.NDArray[np.int32], data: Any) -> pa.Array:
-    return pa.Array.from_buffers(
-        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _lists(amounts: Column, values: Column) -> pa.Array:

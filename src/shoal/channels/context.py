@@ -89,8 +89,19 @@ class Context:
     """The shared state of one router."""
 
     __slots__ = (
-        "book", "client", "closing", "counters", "dirty", "effects", "limits", "links", "nonce", "ready", "rules", "timers",
-    )  # fmt: skip
+        "book",
+        "client",
+        "closing",
+        "counters",
+        "dirty",
+        "effects",
+        "limits",
+        "links",
+        "nonce",
+        "ready",
+        "rules",
+        "timers",
+    )
 
     def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules) -> None:
         self.client = client

@@ -16,9 +16,21 @@ class StreamIn:
     """One stream on one channel, as one subscription sees it."""
 
     __slots__ = (
-        "asked", "attempts", "doubted_at", "final", "held", "hole_since", "lapsed", "last", "marked", "next", "publisher",
-        "server", "stream", "touched",
-    )  # fmt: skip
+        "asked",
+        "attempts",
+        "doubted_at",
+        "final",
+        "held",
+        "hole_since",
+        "lapsed",
+        "last",
+        "marked",
+        "next",
+        "publisher",
+        "server",
+        "stream",
+        "touched",
+    )
 
     def __init__(self, stream: int, next_sequence: int, server: str, now: float) -> None:
         self.stream = stream

@@ -45,9 +45,22 @@ class ServerLink:
     """State of the connection to one server. `outbox` is what the adapter must send, in order."""
 
     __slots__ = (
-        "_anchors", "_greets", "address", "anchor", "dirty", "inflight", "lanes", "life", "listening", "outbox",
-        "ping", "server", "sites", "state", "usable_until",
-    )  # fmt: skip
+        "_anchors",
+        "_greets",
+        "address",
+        "anchor",
+        "dirty",
+        "inflight",
+        "lanes",
+        "life",
+        "listening",
+        "outbox",
+        "ping",
+        "server",
+        "sites",
+        "state",
+        "usable_until",
+    )
 
     def __init__(self, address: ServerAddress) -> None:
         self.address = address

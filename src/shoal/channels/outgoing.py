@@ -37,9 +37,23 @@ class Outgoing:
     """One stream of this client on one channel."""
 
     __slots__ = (
-        "base", "beacon_armed", "confirmed", "lanes", "name", "placement", "prefix", "published_at", "resend_bytes",
-        "seq", "sizes", "solo", "stream", "text", "waiters", "window",
-    )  # fmt: skip
+        "base",
+        "beacon_armed",
+        "confirmed",
+        "lanes",
+        "name",
+        "placement",
+        "prefix",
+        "published_at",
+        "resend_bytes",
+        "seq",
+        "sizes",
+        "solo",
+        "stream",
+        "text",
+        "waiters",
+        "window",
+    )
 
     def __init__(self, name: bytes, stream: int, placement: Placement, now: float) -> None:
         self.name = name

@@ -73,9 +73,7 @@ class Receiving:
         except ProtocolError:
             self._context.counters.garbage += 1
             return
-        message = Message(
-            chan.text, payload, client_of(stream_id), sequence, time_us, attributes, sub.pattern_text
-        )
+        message = Message(chan.text, payload, client_of(stream_id), sequence, time_us, attributes, sub.pattern_text)
         stream = chan.streams.get(stream_id) or self._meet(sub, chan, stream_id, sequence, server, now)
         stream.server = server
         self._take(sub, chan, stream, sequence, message, now)
@@ -245,7 +243,7 @@ class Receiving:
         self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     def heal_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """Asks the publisher for the first hole, or only for a sign of life, until there is an answer or no more time."""
+        """Asks the publisher for the first hole, or for a sign of life, until there is an answer or no more time."""
         limits = self._context.limits
         if sub.closed or stream.lapsed or sub.overflowed:
             return
@@ -293,7 +291,7 @@ class Receiving:
         self.accept(sub, message.channel, message.blob, server, now)
 
     def healed(self, sub: Subscription, message: control.Healed, now: float) -> None:
-        """The end of a page: what the publisher no longer has is a gap; if more is missing, the next page is asked for."""
+        """The end of a page: what the publisher no longer has is a gap; what else is missing is asked for next."""
         chan = sub.channels.get(message.channel)
         stream = chan.streams.get(message.stream) if chan else None
         if chan is None or stream is None or not stream.asked:
@@ -313,7 +311,9 @@ class Receiving:
         if stream.has_hole() and stream.next > message.first:
             self._context.timers.set(("heal", sub, chan, stream), now)
 
-    def _give_up(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, last: int, reason: str, now: float) -> None:
+    def _give_up(
+        self, sub: Subscription, chan: ChannelIn, stream: StreamIn, last: int, reason: str, now: float
+    ) -> None:
         self._report(sub, chan, client_of(stream.stream), stream.next, last, reason)
         stream.skip_to(last + 1)
         self._advance(sub, chan, stream, now)

@@ -75,7 +75,8 @@ class Router:
         limits = self.limits
         if len(self.subscribing) >= limits.subscriptions_max:
             raise TooManySubscriptionsError(
-                f"this bus has {limits.subscriptions_max} subscriptions, which is subscriptions_max; close some, or open another bus"
+                f"this bus has {limits.subscriptions_max} subscriptions, which is subscriptions_max; "
+                "close some, or open another bus"
             )
         return self.subscribing.open(name, pattern, Inbox(limits.inbox_messages_max, limits.inbox_bytes_max), now)
 
@@ -176,7 +177,7 @@ class Router:
         self.context.touch(link)
 
     def lost(self, server: str, now: float) -> None:
-        """The connection is gone, or could not be made. The router decides when to try again; the adapter adds its delay."""
+        """The connection is gone, or could not be made; the adapter waits a little before it tries again."""
         link = self.context.links.get(server)
         if link is None or link.state is states.Link.DOWN:
             return

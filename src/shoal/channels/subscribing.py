@@ -98,7 +98,7 @@ class Subscribing:
             self._ask(site, now)
 
     def _move_away(self, site: Site, now: float) -> bool:
-        """Leaves a server at once, or after a while if it still works; says whether the site was torn off by its death."""
+        """Leaves a server at once, or after a while if it still works; says whether its death tore the site off."""
         if site.state is states.Site.LINGERING:
             return False
         if site.state is states.Site.IN_FORCE and site.sub.in_force:

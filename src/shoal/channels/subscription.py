@@ -41,9 +41,23 @@ class Subscription:
     """
 
     __slots__ = (
-        "baseline", "channels", "closed", "early", "id", "in_force", "inbox", "name", "notified", "overflowed", "pattern",
-        "pattern_text", "sites", "streams", "text", "whole",
-    )  # fmt: skip
+        "baseline",
+        "channels",
+        "closed",
+        "early",
+        "id",
+        "in_force",
+        "inbox",
+        "name",
+        "notified",
+        "overflowed",
+        "pattern",
+        "pattern_text",
+        "sites",
+        "streams",
+        "text",
+        "whole",
+    )
 
     def __init__(self, number: int, name: bytes, pattern: bool, inbox: Inbox) -> None:
         self.id = number

@@ -79,10 +79,7 @@ STREAM: Final = np.dtype(
 )
 
 _SOURCES: Final = (
-    *(
-        Path(__file__).with_name(f"{name}.py")
-        for name in ("rawbytes", "tables", "table_queries", "scan_kernel")
-    ),
+    *(Path(__file__).with_name(f"{name}.py") for name in ("rawbytes", "tables", "table_queries", "scan_kernel")),
     Path(envelope.__file__),
 )
 _BUILD: Final = f"build_{zlib.crc32(b''.join(path.read_bytes() for path in _SOURCES)):08x}"

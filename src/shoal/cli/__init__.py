@@ -62,9 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parse(words)
         debug = bool(args.debug)
-        loaded = config.load(
-            flags={"state_dir": args.state_dir, "log_level": args.log_level}, file=args.config
-        )
+        loaded = config.load(flags={"state_dir": args.state_dir, "log_level": args.log_level}, file=args.config)
         args.settings = loaded.settings
         args.setting_sources = loaded.sources
         logs.configure(level=loaded.settings.log_level, format=loaded.settings.log_format)
@@ -112,9 +110,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"shoal {__version__}")
     add_shared_flags(parser, default=None)
-    subparsers = parser.add_subparsers(
-        title="commands", metavar="COMMAND", dest="command", parser_class=_Parser
-    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=_Parser)
     available = available_commands()
     command = _command_of(parser, words)
     if command in available:
@@ -137,9 +133,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def _command_of(parser: argparse.ArgumentParser, words: list[str]) -> str | None:
     """The first word that is neither a flag nor the value of one; None if --help, --version or nothing comes
     first."""
-    takes_value = {
-        flag for action in parser._actions if action.nargs is None for flag in action.option_strings
-    }
+    takes_value = {flag for action in parser._actions if action.nargs is None for flag in action.option_strings}
     expects_value = False
     for word in words:
         if expects_value:

@@ -77,9 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def _url(configured: str) -> str:
     url = os.environ.get(URL_VARIABLE) or configured
     if not url:
-        raise ConfigError(
-            "no coordinator is named", do=f"set {URL_VARIABLE} to shoal://agent:PASSWORD@HOST:PORT"
-        )
+        raise ConfigError("no coordinator is named", do=f"set {URL_VARIABLE} to shoal://agent:PASSWORD@HOST:PORT")
     return url
 
 
@@ -94,9 +92,7 @@ def read_address(text: str) -> tuple[str, int]:
 
 def _server_id(text: str) -> str:
     if _SERVER_ID.fullmatch(text) is None:
-        raise ConfigError(
-            f"{text!r} cannot be the id of a server", do="use 1 to 64 letters, digits, '_', '.' or '-'"
-        )
+        raise ConfigError(f"{text!r} cannot be the id of a server", do="use 1 to 64 letters, digits, '_', '.' or '-'")
     return text
 
 

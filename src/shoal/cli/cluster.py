@@ -46,9 +46,7 @@ def register(subparsers: Subparsers) -> None:
         "stop the local cluster and leave nothing behind",
         example="shoal down",
     )
-    add_command(
-        subparsers, "status", run_status, "what runs, where, how loaded", example="shoal status --json"
-    )
+    add_command(subparsers, "status", run_status, "what runs, where, how loaded", example="shoal status --json")
     add_command(
         subparsers,
         "doctor",
@@ -102,9 +100,7 @@ def run_status(args: argparse.Namespace) -> int:
     state = find_cluster(directory.root)
     status = request(directory, "status", timeout_s=_ASK_TIMEOUT_S).status
     if status is None:
-        raise NotRunningError(
-            "the supervisor did not say how the cluster is", do="run `shoal down`, then `shoal up`"
-        )
+        raise NotRunningError("the supervisor did not say how the cluster is", do="run `shoal down`, then `shoal up`")
     load = measure_load(state, _LOAD_INTERVAL_S, _ASK_TIMEOUT_S)
     result(args, _facts(status, load), _status_text(status, load))
     return 0 if status.ready else 1
@@ -121,9 +117,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     lines = []
     for finding in findings:
         mark = f"{_COLOURS[finding.level]}{finding.level:<4}\x1b[0m" if colour else f"{finding.level:<4}"
-        lines.append(
-            f"{mark} {finding.check:<11} {finding.text}" + (f" -> {finding.do}" if finding.do else "")
-        )
+        lines.append(f"{mark} {finding.check:<11} {finding.text}" + (f" -> {finding.do}" if finding.do else ""))
     healthy = all(finding.level != "fail" for finding in findings)
     result(args, {"healthy": healthy, "findings": msgspec.to_builtins(findings)}, "\n".join(lines))
     return 0 if healthy else 1

@@ -51,9 +51,7 @@ def add_command(
     )
     parser.set_defaults(run=run, json=False)
     shared = parser.add_argument_group("shared options")
-    shared.add_argument(
-        "--json", action="store_true", help="print one JSON object as the last line of standard output"
-    )
+    shared.add_argument("--json", action="store_true", help="print one JSON object as the last line of standard output")
     add_shared_flags(shared, default=argparse.SUPPRESS)
     return parser
 
@@ -61,18 +59,14 @@ def add_command(
 def add_shared_flags(parser: argparse._ActionsContainer, *, default: Any) -> None:
     """Add the flags that may stand before or after the command's name."""
     parser.add_argument("--config", metavar="FILE", default=default, help="read settings from this TOML file")
-    parser.add_argument(
-        "--state-dir", metavar="DIR", default=default, help="where the local cluster keeps its state"
-    )
+    parser.add_argument("--state-dir", metavar="DIR", default=default, help="where the local cluster keeps its state")
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default=default,
         help="least important record that is written to standard error (default: warning)",
     )
-    parser.add_argument(
-        "--debug", action="store_true", default=default, help="with an error, print its traceback too"
-    )
+    parser.add_argument("--debug", action="store_true", default=default, help="with an error, print its traceback too")
 
 
 def note(text: str) -> None:

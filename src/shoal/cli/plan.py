@@ -131,8 +131,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes]) -> PlanV
         ring.version,
         True,
         tuple(
-            ServerView(server.id, server.host, server.port, *_lease_words(leases, server.id))
-            for server in ring.servers
+            ServerView(server.id, server.host, server.port, *_lease_words(leases, server.id)) for server in ring.servers
         ),
         tuple(_placement(book, channel, signed) for channel in signed),
         tuple(_placement(book, channel, signed) for channel in channels),
@@ -190,9 +189,7 @@ def describe(view: PlanView, channels_only: bool) -> str:
     if not channels_only:
         lines.append(f"ring version {view.ring_version}, {len(view.servers)} servers, signature ok")
         for server in view.servers:
-            remaining = (
-                f" for {server.lease_remaining_s:.1f} s" if server.lease_remaining_s is not None else ""
-            )
+            remaining = f" for {server.lease_remaining_s:.1f} s" if server.lease_remaining_s is not None else ""
             lines.append(f"  {server.id}  {server.host}:{server.port}  lease {server.lease}{remaining}")
         lines.append(f"{len(view.entries)} entries; every other channel lives where the ring says")
         lines += [f"  {_line(placement)}" for placement in view.entries]

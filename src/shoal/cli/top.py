@@ -91,9 +91,7 @@ def register(subparsers: Subparsers) -> None:
         example="shoal top\nshoal top --once --json",
         description="Load by server and the busiest channels, every second, from the agents' telemetry.",
     )
-    parser.add_argument(
-        "--once", action="store_true", help="show one snapshot and end (so does --json alone)"
-    )
+    parser.add_argument("--once", action="store_true", help="show one snapshot and end (so does --json alone)")
     parser.add_argument("--seconds", type=float, metavar="N", help="end after N seconds (default: at Ctrl-C)")
     parser.add_argument(
         "--channels", type=int, default=CHANNELS, metavar="N", help=f"how many channels (default {CHANNELS})"
@@ -187,9 +185,7 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
 
     login = source.username, source.password
     try:
-        reply: Any = ask(
-            server.host, server.port, *login, "XINFO", "STREAM", TELEMETRY_KEY, timeout_s=_ASK_TIMEOUT_S
-        )
+        reply: Any = ask(server.host, server.port, *login, "XINFO", "STREAM", TELEMETRY_KEY, timeout_s=_ASK_TIMEOUT_S)
         entry, fields = reply[b"last-entry"]
         values = dict(zip(fields[::2], fields[1::2], strict=True))
         return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD]), None

@@ -64,10 +64,7 @@ def rights(role: str, version: tuple[int, ...]) -> str:
         patterns = " ".join(f"&{pattern}" for pattern in all_names_but(WORD_CHANNEL.decode()))
         return f"{common} (+publish {patterns})"
     if role == AGENT:
-        return (
-            f"allchannels {_TELEMETRY} {_BASE} {_LISTEN} {_COUNT} +publish +info +client|list "
-            "+xadd +xlen +xtrim"
-        )
+        return f"allchannels {_TELEMETRY} {_BASE} {_LISTEN} {_COUNT} +publish +info +client|list +xadd +xlen +xtrim"
     if role == READER:
         return f"{_TELEMETRY} {_BASE} +info +xread +xrange +xlen +xinfo|stream"
     if role == ADMIN:
@@ -86,9 +83,7 @@ def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str
 
 def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
     """The ACL file of a data server."""
-    return acl_file(
-        "resetkeys resetchannels -@all", {role: rights(role, version) for role in ROLES}, passwords
-    )
+    return acl_file("resetkeys resetchannels -@all", {role: rights(role, version) for role in ROLES}, passwords)
 
 
 def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:

@@ -51,9 +51,7 @@ def up(directory: StateDir, servers: int, agent: str = "") -> ClusterStatus:
     command += ["--state-dir", str(directory.root), "--servers", str(servers), "--agent", agent]
     supervisor = process.start_detached(command, log)
     try:
-        ready = wait_until(
-            lambda: directory.socket_file.exists() or supervisor.poll() is not None, _START_TIMEOUT_S
-        )
+        ready = wait_until(lambda: directory.socket_file.exists() or supervisor.poll() is not None, _START_TIMEOUT_S)
     except BaseException:
         _end_start(directory, supervisor)
         raise
@@ -63,9 +61,7 @@ def up(directory: StateDir, servers: int, agent: str = "") -> ClusterStatus:
         return status
     last_words = log_tail(log)
     _end_start(directory, supervisor)
-    raise ClusterError(
-        "the cluster did not start", do=_take_failure(directory) or f"see its log\n{last_words}"
-    )
+    raise ClusterError("the cluster did not start", do=_take_failure(directory) or f"see its log\n{last_words}")
 
 
 def down(directory: StateDir) -> Ended:

@@ -229,9 +229,7 @@ class Child:
         self._running.clear()
         self._set("waiting")
         report = _log.error if self._policy.crashing else _log.warning
-        report(
-            "ended without being asked to", name=self.name, how=how, crashes_in_row=self._policy.in_row + 1
-        )
+        report("ended without being asked to", name=self.name, how=how, crashes_in_row=self._policy.in_row + 1)
 
     async def _rest(self, pause_s: float) -> None:
         """Waits the pause out, unless somebody is in a hurry, and for as long as the child is held."""

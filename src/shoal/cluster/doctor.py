@@ -142,9 +142,7 @@ def _open_files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} open files"
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
-        return Finding(
-            "open files", "warn", text, f"a server takes one for each client: ulimit -n {OPEN_FILES_MIN}"
-        )
+        return Finding("open files", "warn", text, f"a server takes one for each client: ulimit -n {OPEN_FILES_MIN}")
     return Finding("open files", "ok", text)
 
 

@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
-from shoal.plan.keeper import Keeper, Snapshot
 from shoal.cluster.timing import Timing
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError
 from shoal.logs import get_log
+from shoal.plan.keeper import Keeper, Snapshot
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 
@@ -45,9 +45,7 @@ class KeeperView(msgspec.Struct, frozen=True):
 class Keeping:
     """Runs a keeper against a coordinator. `holder` names this life of this process."""
 
-    def __init__(
-        self, coordinator: Coordinator, signer: Signer, keeper: Keeper, timing: Timing, holder: str
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, signer: Signer, keeper: Keeper, timing: Timing, holder: str) -> None:
         self._coordinator = coordinator
         self._public = signer.public
         self._keeper = keeper
@@ -103,9 +101,7 @@ class Keeping:
             return False
         stored = await self._coordinator.get(PUBLIC_KEY)
         if stored is None or stored.value != self._public:
-            await self._coordinator.put(
-                PUBLIC_KEY, self._public, stored.version if stored else 0, fence=self._lease
-            )
+            await self._coordinator.put(PUBLIC_KEY, self._public, stored.version if stored else 0, fence=self._lease)
         return True
 
     async def _snapshot(self) -> Snapshot:
@@ -114,11 +110,7 @@ class Keeping:
         members = await self._coordinator.members(SERVERS)
         return Snapshot(
             contact=True,
-            members={
-                member: address
-                for member, data in members.items()
-                if (address := _read_address(member, data))
-            },
+            members={member: address for member, data in members.items() if (address := _read_address(member, data))},
             leases={name.removeprefix(LEASES): lease.remaining_s for name, lease in leases.items()},
             ring=ring.value if ring else b"",
             ring_key_version=ring.version if ring else 0,
@@ -132,11 +124,7 @@ class Keeping:
         self._view = KeeperView(False, False, (), self._keeper.ring, trouble)
 
     def _pause_s(self) -> float:
-        poll_s = (
-            self._timing.keeper_poll_s
-            if self._keeper.ring
-            else min(_FIRST_POLL_S, self._timing.keeper_poll_s)
-        )
+        poll_s = self._timing.keeper_poll_s if self._keeper.ring else min(_FIRST_POLL_S, self._timing.keeper_poll_s)
         wake_s = self._keeper.next_check_s
         return poll_s if wake_s is None else max(0.0, min(poll_s, wake_s))
 

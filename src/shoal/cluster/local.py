@@ -28,7 +28,6 @@ import msgspec
 
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES, coordinator_acl_file, data_acl_file
 from shoal.cluster.child import Child, ChildStatus
-from shoal.plan.keeper import Keeper
 from shoal.cluster.keeping import KeeperView, Keeping
 from shoal.cluster.parts import (
     AgentCommand,
@@ -46,6 +45,7 @@ from shoal.cluster.timing import DEFAULT_TIMING, Timing
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError, NotRunningError
 from shoal.limits import DEFAULT_LIMITS, Limits
+from shoal.plan.keeper import Keeper
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Signer
 
@@ -138,18 +138,14 @@ class LocalCluster:
     def directory(self) -> StateDir:
         """The state directory, while the cluster runs."""
         if self._directory is None:
-            raise NotRunningError(
-                "the cluster has not been started, or has ended", do="enter its context first"
-            )
+            raise NotRunningError("the cluster has not been started, or has ended", do="enter its context first")
         return self._directory
 
     @property
     def state(self) -> ClusterState:
         """What is written down about the cluster."""
         if self._coordinator is None:
-            raise NotRunningError(
-                "the cluster has not been started, or has ended", do="enter its context first"
-            )
+            raise NotRunningError("the cluster has not been started, or has ended", do="enter its context first")
         return ClusterState(
             cluster=self._id,
             started_at=self._started_at,
@@ -175,14 +171,10 @@ class LocalCluster:
             contact=view.contact,
             ring_version=view.ring.version if view.ring else 0,
             servers=tuple(
-                ServerStatus(
-                    server.id, server.host, server.port, server.id in view.leases, server.id in ring_ids
-                )
+                ServerStatus(server.id, server.host, server.port, server.id in view.leases, server.id in ring_ids)
                 for server in self.servers
             ),
-            processes=tuple(
-                self._children[name].status() for name in self._names() if name in self._children
-            ),
+            processes=tuple(self._children[name].status() for name in self._names() if name in self._children),
             trouble=view.trouble,
         )
 
@@ -284,9 +276,7 @@ class LocalCluster:
         return part
 
     async def _start_keeper(self) -> None:
-        coordinator = await RedisCoordinator.connect(
-            self.url_for(ADMIN), timeout_s=self._limits.server_lease_s / 2
-        )
+        coordinator = await RedisCoordinator.connect(self.url_for(ADMIN), timeout_s=self._limits.server_lease_s / 2)
         self._stack.push_async_callback(coordinator.close)
         keeper = Keeper(self._signer, self._limits, self._ids, self._timing.first_ring_wait_s)
         self._keeping = Keeping(coordinator, self._signer, keeper, self._timing, f"{self._id}-{os.getpid()}")
@@ -334,9 +324,7 @@ class LocalCluster:
         try:
             await self._stack.aclose()
             for kind in ("agent", "server", "coordinator"):
-                await asyncio.gather(
-                    *(child.stop() for child in self._children.values() if child.kind == kind)
-                )
+                await asyncio.gather(*(child.stop() for child in self._children.values() if child.kind == kind))
         finally:
             for child in self._children.values():
                 child.stop_now()

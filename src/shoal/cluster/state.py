@@ -210,9 +210,7 @@ def find_cluster(state_dir: str | Path | None = None) -> ClusterState:
     directory = state_dir_at(state_dir)
     state = directory.read()
     if state is None:
-        raise ClusterNotFoundError(
-            f"no cluster runs in {directory.root}", do="run `shoal up`, or name another address"
-        )
+        raise ClusterNotFoundError(f"no cluster runs in {directory.root}", do="run `shoal up`, or name another address")
     if not is_running(state.supervisor):
         raise ClusterNotFoundError(
             f"the cluster in {directory.root} has ended without cleaning up",

@@ -30,9 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shoal.cluster.supervisor")
     parser.add_argument("--state-dir", required=True)
     parser.add_argument("--servers", type=int, required=True)
-    parser.add_argument(
-        "--agent", default="", help="command of another agent, {server} and {address} filled in"
-    )
+    parser.add_argument("--agent", default="", help="command of another agent, {server} and {address} filled in")
     args = parser.parse_args(argv)
     logs.configure(level="info")
     directory = state_dir_at(args.state_dir)

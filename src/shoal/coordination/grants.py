@@ -123,9 +123,7 @@ class Grants:
 
         async def attempt(session: Session) -> list[Grant]:
             names = (await session.ask(("ZRANGE", index_key(prefix), 0, -1)))[0]
-            paths = [
-                path for path in (name.decode(errors="replace") for name in names) if path.startswith(prefix)
-            ]
+            paths = [path for path in (name.decode(errors="replace") for name in names) if path.startswith(prefix)]
             if not paths:
                 return []
             keys = [redis_key(path) for path in paths]

@@ -125,9 +125,7 @@ class Coordinator(ABC):
         """The newest value of a key, or None."""
 
     @abstractmethod
-    async def put(
-        self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None
-    ) -> int:
+    async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
         """Write, and return the new version.
 
         `expect` compares first: a version, or 0 for "does not exist", else `ConflictError`; None writes in

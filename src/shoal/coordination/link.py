@@ -67,9 +67,7 @@ def parse_address(text: str, username: str | None, password: str | None) -> Addr
     except ValueError as error:
         raise ConfigError(f"the coordinator's address cannot be read ({error})", do=advice) from error
     if parts.scheme not in ("shoal", "redis") or not parts.hostname or port is None:
-        raise ConfigError(
-            f"the coordinator's address has no host, port or known scheme ({parts.scheme}://)", do=advice
-        )
+        raise ConfigError(f"the coordinator's address has no host, port or known scheme ({parts.scheme}://)", do=advice)
     if username is None and parts.username:
         username = unquote(parts.username)
     if password is None and parts.password:

@@ -64,9 +64,7 @@ def check_path(kind: str, path: str) -> str:
     check_name(kind, path)
     area, slash, rest = path.partition("/")
     if not slash or not rest:
-        raise CoordinatorError(
-            f"the {kind} {path[:80]!r} has no area", do="write it as area/name, like 'plan/ring'"
-        )
+        raise CoordinatorError(f"the {kind} {path[:80]!r} has no area", do="write it as area/name, like 'plan/ring'")
     check_area(f"area of the {kind}", area)
     return path
 
@@ -76,9 +74,7 @@ def check_prefix(prefix: str) -> str:
     check_name("prefix", prefix)
     area, slash, _ = prefix.partition("/")
     if not slash:
-        raise CoordinatorError(
-            f"the prefix {prefix[:80]!r} has no area", do="write it as area/..., like 'plan/'"
-        )
+        raise CoordinatorError(f"the prefix {prefix[:80]!r} has no area", do="write it as area/..., like 'plan/'")
     check_area("area of the prefix", area)
     return prefix
 

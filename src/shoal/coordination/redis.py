@@ -82,9 +82,7 @@ class RedisCoordinator(Coordinator):
         AuthenticationError or ServerTooOldError, each with what to do.
         """
         if not 0 < timeout_s <= 3600 or not 0 < poll_s <= 3600:
-            raise ConfigError(
-                f"timeout_s is {timeout_s} and poll_s is {poll_s}", do="choose above 0, at most 3600"
-            )
+            raise ConfigError(f"timeout_s is {timeout_s} and poll_s is {poll_s}", do="choose above 0, at most 3600")
         link = Link(parse_address(address, username, password), timeout_s)
         try:
             await link.check_version()
@@ -97,9 +95,7 @@ class RedisCoordinator(Coordinator):
         """See `Coordinator.get`."""
         return await self._keys.get(names.check_path("key", key))
 
-    async def put(
-        self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None
-    ) -> int:
+    async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
         """See `Coordinator.put`."""
         names.check_path("key", key)
         names.check_size("value", value, names.VALUE_BYTES_MAX)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final
-from typing import Final
 
 import msgspec
 
@@ -64,9 +63,7 @@ class Keeper:
     """Decides the next ring. `expected` are the servers that the first ring waits for, `first_ring_wait_s` at
     most."""
 
-    def __init__(
-        self, signer: Signer, limits: Limits, expected: Iterable[str], first_ring_wait_s: float
-    ) -> None:
+    def __init__(self, signer: Signer, limits: Limits, expected: Iterable[str], first_ring_wait_s: float) -> None:
         self._signer = signer
         self._verifier = Verifier(signer.public)
         self._lease_s = limits.server_lease_s
@@ -161,16 +158,12 @@ class Keeper:
     def _next_servers(self, snapshot: Snapshot, now: float) -> tuple[ServerAddress, ...]:
         """The servers that the ring should have; empty as long as there can be none."""
         eligible = {
-            server: snapshot.members[server]
-            for server in sorted(snapshot.leases)
-            if server in snapshot.members
+            server: snapshot.members[server] for server in sorted(snapshot.leases) if server in snapshot.members
         }
         if self._ring is None:
             return self._first_servers(eligible, now)
         stay = [
-            eligible.pop(member.id, member)
-            for member in self._ring.servers
-            if not self._must_leave(member.id, now)
+            eligible.pop(member.id, member) for member in self._ring.servers if not self._must_leave(member.id, now)
         ]
         servers = (*stay, *eligible.values())
         return servers or self._ring.servers

@@ -103,4 +103,3 @@ class Verifier:
             raise ForgedEntryError(
                 "a ring or plan entry does not carry this cluster's signature; it is refused"
             ) from error
-

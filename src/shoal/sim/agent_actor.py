@@ -13,11 +13,11 @@ from shoal.channels import states
 from shoal.channels.agent_core import AgentCore
 from shoal.channels.rules import Rules
 from shoal.channels.scanner import Scanner
-from shoal.plan.keeper import Keeper, Snapshot
 from shoal.coordination.interface import Change, Lease
 from shoal.errors import CoordinatorError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
+from shoal.plan.keeper import Keeper, Snapshot
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Signer, Verifier
 from shoal.sim.client_actor import CLOCK_GRAIN_S
@@ -249,7 +249,12 @@ class KeeperActor:
     """The keeper on a node of its own."""
 
     def __init__(
-        self, node: Node, coordinator: ModelCoordinator, signer: Signer, limits: Limits, members: dict[str, ServerAddress]
+        self,
+        node: Node,
+        coordinator: ModelCoordinator,
+        signer: Signer,
+        limits: Limits,
+        members: dict[str, ServerAddress],
     ) -> None:
         self.node = node
         self.coordinator = coordinator

@@ -21,12 +21,12 @@ from typing import Final
 import msgspec
 
 from shoal.channels.rules import ALL_RULES, Rules
-from shoal.sim.app import App
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Signer, Verifier
 from shoal.sim.agent_actor import AgentActor, KeeperActor
+from shoal.sim.app import App
 from shoal.sim.checkers import Expectations, Verdict, judge
 from shoal.sim.client_actor import ClientActor
 from shoal.sim.coordinator import ModelCoordinator
@@ -190,7 +190,12 @@ class ChannelsRun:
             self.network,
             crashable=[*self.names, *(f"agent-{n}" for n in self.names), "coordinator", "keeper"]
             + [app.node.name for app in self.apps],
-            pausable=[*(f"agent-{n}" for n in self.names), "coordinator", *(app.node.name for app in self.apps), self.names[0]],
+            pausable=[
+                *(f"agent-{n}" for n in self.names),
+                "coordinator",
+                *(app.node.name for app in self.apps),
+                self.names[0],
+            ],
             partitionable=list(self.network.nodes),
         )
 
@@ -324,7 +329,9 @@ class ChannelsRun:
         for actors in self.agent_actors:
             self._count_agent(actors[-1])
         self.exercised["cut off"] += sum(server.cut_off for server in self.servers)
-        verdict = judge(self.history, Expectations(healable=shape.healable, calm=not self.faults.counts and not shape.lapses))
+        verdict = judge(
+            self.history, Expectations(healable=shape.healable, calm=not self.faults.counts and not shape.lapses)
+        )
         self._check_settled(verdict)
         self.exercised.update(self.faults.counts)
         self.exercised.update(verdict.seen)

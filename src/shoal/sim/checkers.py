@@ -161,7 +161,9 @@ class _Judge:
             return
         publisher = self.history.publishers[gap.publisher]
         if self.expect.healable and (publisher.ended_at is None or publisher.ended_at > at):
-            self.verdict.violate("unhealed", f"{self.label}: {gap} at t={at:.3f}, though its publisher lives and has them")
+            self.verdict.violate(
+                "unhealed", f"{self.label}: {gap} at t={at:.3f}, though its publisher lives and has them"
+            )
 
     def _covered(self, message: Published) -> bool:
         """Whether a reported gap accounts for a message. An open gap accounts only for what was published
@@ -205,5 +207,5 @@ class _Judge:
                     self.verdict.violate(
                         "lost",
                         f"{self.label} (in force {sub.in_force_at:.3f}) never got message {message.number}: seq "
-                        f"{message.sequence} of {message.publisher:x} on {channel}, published t={message.called_at:.3f}",
+                        f"{message.sequence} of {message.publisher:x} on {channel}, at t={message.called_at:.3f}",
                     )

@@ -167,9 +167,7 @@ class Store:
         if fence is not None:
             held = self._valid(fence.name)
             if held is None or held.token != fence.token:
-                raise LeaseLostError(
-                    f"the lease {fence.name!r} with token {fence.token} is not held any more"
-                )
+                raise LeaseLostError(f"the lease {fence.name!r} with token {fence.token} is not held any more")
         now = self.keys.get(key)
         version = 0 if now is None else now.version
         if expect is not None and version != expect:
@@ -186,9 +184,7 @@ _OPERATIONS = frozenset(("get", "put", "delete", "list", "acquire", "renew", "re
 class ModelCoordinator:
     """The store on a node of its own: crash, pause and partition that node as any other."""
 
-    def __init__(
-        self, network: Network, name: str = "coordinator", options: CoordinatorOptions | None = None
-    ) -> None:
+    def __init__(self, network: Network, name: str = "coordinator", options: CoordinatorOptions | None = None) -> None:
         self.network = network
         self.node = network.node(name)
         self.options = options or CoordinatorOptions()

@@ -182,9 +182,7 @@ class ModelRedis(ConnectionCommands):
                 counts += (channel, len(self._channels.get(channel, ())))
             self._reply(client, counts)
         elif len(command) > 3:
-            self._error(
-                client, "ERR unknown subcommand or wrong number of arguments for 'CHANNELS'. Try PUBSUB HELP."
-            )
+            self._error(client, "ERR unknown subcommand or wrong number of arguments for 'CHANNELS'. Try PUBSUB HELP.")
         else:
             matches = compile_glob(command[2]).match if len(command) == 3 else None
             names = sorted(self._channels, key=self._rank)

@@ -300,9 +300,7 @@ class Network:
             into.unblock(link.PAUSED)
             out.refill()
 
-    def _datagram_arrives(
-        self, src: str, dst: Node, fn: Callable[..., object], args: tuple[Any, ...]
-    ) -> None:
+    def _datagram_arrives(self, src: str, dst: Node, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         if dst.up and self.path_open(src, dst.name):
             dst.call(fn, *args)
         else:

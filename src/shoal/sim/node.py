@@ -111,9 +111,7 @@ class Node:
         self.paused = False
         deferred, self._deferred = self._deferred, []
         if deferred:
-            self.world.after(
-                self._rng.random() * WAKE_JITTER_S, self._run_deferred, deferred, self.incarnation
-            )
+            self.world.after(self._rng.random() * WAKE_JITTER_S, self._run_deferred, deferred, self.incarnation)
         self._watcher.node_resumed(self)
 
     def crash(self, *, power: bool = False) -> None:

@@ -11,8 +11,8 @@ Owns the layout of the header, and nothing else does. Never touches a socket or 
 
 With ATTRIBUTES, a u16 length and a MessagePack map stand between header and payload. A BEACON has no
 payload: its sequence is the last one that the stream has published, its body (u64) the last one that
-servers had confirmed when the publisher came to this server; FINAL on it says that the stream has ended. What does not begin with a valid header
-is a foreign payload and is delivered as it is.
+servers had confirmed when the publisher came to this server; FINAL on it says that the stream has ended.
+What does not begin with a valid header is a foreign payload and is delivered as it is.
 """
 
 from __future__ import annotations
@@ -141,10 +141,13 @@ def check_channel_name(name: str | bytes, limits: Limits) -> bytes:
         raise ChannelNameError("a channel name must not be empty")
     if len(raw) > limits.channel_name_bytes_max:
         raise ChannelNameError(
-            f"the channel name is {len(raw)} bytes long, more than channel_name_bytes_max={limits.channel_name_bytes_max}"
+            f"the channel name is {len(raw)} bytes long, "
+            f"more than channel_name_bytes_max={limits.channel_name_bytes_max}"
         )
     if raw.startswith(RESERVED_PREFIX):
-        raise ChannelNameError(f"channel names that begin with {RESERVED_PREFIX.decode()!r} are reserved for Shoal itself")
+        raise ChannelNameError(
+            f"channel names that begin with {RESERVED_PREFIX.decode()!r} are reserved for Shoal itself"
+        )
     return raw
 
 

@@ -55,9 +55,7 @@ def judge_hello(hello: Any, *, where: str, username: str | None) -> tuple[str, s
     if isinstance(hello, hiredis.ReplyError):
         raise _refusal(hello, "HELLO", where, username)
     if not isinstance(hello, dict):
-        raise ProtocolError(
-            f"{where} answered HELLO with {type(hello).__name__}, not with a map", do=NO_REDIS
-        )
+        raise ProtocolError(f"{where} answered HELLO with {type(hello).__name__}, not with a map", do=NO_REDIS)
     name, version = _text(hello.get(b"server")), _text(hello.get(b"version"))
     _check_version(name, version, where)
     return name, version

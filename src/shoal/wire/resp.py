@@ -145,9 +145,7 @@ class RespLink(asyncio.Protocol):
             raise
         self._opened = self._usable = True
 
-    async def _shake_hands(
-        self, loop: asyncio.AbstractEventLoop, answered: asyncio.Future[list[Any]]
-    ) -> list[Any]:
+    async def _shake_hands(self, loop: asyncio.AbstractEventLoop, answered: asyncio.Future[list[Any]]) -> list[Any]:
         """Connect and exchange the first words within `connect_timeout_s`."""
         hello = encode_commands(handshake_commands(self._username, self._password, self._name))
         try:
