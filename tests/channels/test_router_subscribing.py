@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, blob, channel_at
+from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, StandIn, blob, channel_at
 
 from shoal.channels.states import Site
 from shoal.channels.subscription import Subscription
@@ -15,6 +15,7 @@ from shoal.errors import TooManySubscriptionsError
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Gap
 from shoal.plan.placement import Mode, Placement
+from shoal.plan.ring import ServerAddress
 from shoal.wire import control
 from shoal.wire.envelope import stream_id
 
@@ -227,6 +228,30 @@ def test_too_much_before_the_answer_and_the_answer_in_one_go() -> None:
     delivered = driver.payloads(sub)
     assert delivered[-1:] == [b"8"]
     assert delivered == sorted(delivered)
+
+
+def test_beginning_anew_has_lost_its_meaning_once_it_is_in_force() -> None:
+    """Too much came before the answers; then all answers come, and a server of the ring before is
+    already being left, before the subscription gets to begin anew."""
+    driver = RouterDriver(limits=limited(held_messages_max=3))
+    grown = driver.ring.next((*driver.ring.servers, ServerAddress("s2", "127.0.0.1", 7001)))
+    channel = channel_at(grown, "s2")
+    driver.servers["s2"] = StandIn("s2")
+    driver.router.ring(SIGNER.ring(grown), driver.now)
+    for here in driver.servers.values():
+        here.silent, here.ring_version = True, grown.version
+    sub = driver.subscribe(channel)
+    assert set(sub.sites) == {"s1", "s2"}, "where it lives, and where it lived before"
+    for number in range(1, 8):
+        driver.message("s2", channel, STREAM, number, b"%d" % number)
+    for here in driver.servers.values():
+        here.silent = False
+        for hello in driver.heard(here.server, control.Hello):
+            driver.tell(here.server, here.answer(hello))
+    assert states(sub) == {"s1": Site.LINGERING, "s2": Site.IN_FORCE}
+    driver.advance(LINGER_S * 2)
+    assert sub.settled
+    assert set(sub.sites) == {"s2"}
 
 
 # Several servers

@@ -23,30 +23,23 @@ SEARCH_SEEDS_MAX = 25
 CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (7, 12),
     "order": (6, 3),
-    "heal": (7, 3),
-    "beacon": (),
-    "handshake": (5, 4),
-    "baseline": (12, 5),
-    "lease": (36, 26),
+    "heal": (3, 7),
+    "handshake": (5, 1),
+    "lease": (10,),
     "repeat": (6, 8),
-    "doubt": (66,),
-    "roll_call": (),
 }
 """Seeds that are known to catch a broken rule, quick ones first."""
 
 KINDS: dict[str, set[str]] = {
     "dedupe": {"duplicated"},
-    "order": {"lost"},
+    "order": {"lost", "reordered"},
     "heal": {"unhealed", "lost"},
-    "beacon": {"lost"},
     "handshake": {"early", "lost"},
-    "baseline": {"early"},
+    "baseline": {"early", "unhealed", "false gap"},
     "lease": {"split"},
     "repeat": {"unsettled", "lost"},
-    "doubt": {"lost"},
-    "roll_call": {"lost"},
 }
-"""As what the checkers may see it."""
+"""As what the checkers see it, where that is not simply a loss."""
 
 
 def kinds(outcome: Outcome) -> set[str]:
@@ -81,10 +74,10 @@ def test_a_seed_is_clean(seed: int) -> None:
 
 @pytest.mark.parametrize("name", Rules.__struct_fields__)
 def test_a_broken_rule_is_caught(name: str) -> None:
-    seeds = chain(CATCHING[name], range(1, SEARCH_SEEDS_MAX + 1))
+    seeds = chain(CATCHING.get(name, ()), range(1, SEARCH_SEEDS_MAX + 1))
     caught = next((outcome for seed in seeds if (outcome := run_seed(seed, broken(name))).verdict.violations), None)
     assert caught is not None, f"without the rule {name} nothing was seen to go wrong"
-    assert kinds(caught) & KINDS[name]
+    assert kinds(caught) & KINDS.get(name, {"lost"})
     assert run_seed(caught.seed).verdict.violations == [], "it is the rule that makes the difference"
 
 

@@ -171,7 +171,9 @@ class Adapter:
     def _time_is_up(self) -> None:
         self._timer = None
         self._armed_count = -1
-        self.router.timer(self.loop.time())
+        now = self.loop.time()
+        self.router.timer(now)
+        self._leaving.look(now)
         self.flush()
 
     # Waiting

@@ -67,25 +67,28 @@ class Subscribing:
         return book.placement(sub.name).subscribe_servers(self._context.client)
 
     def _earlier(self, sub: Subscription, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Where publishers with an older ring may still be: a new subscription hears them there until they follow."""
+        """Where publishers with an older ring may still be, or have been: a subscription asks there what it owes, and
+        listens until they have followed."""
         if sub.pattern or not self._context.rules.earlier:
             return ()
         return tuple(server for server in self._context.book.earlier_servers(sub.name) if server not in wanted)
 
     def place(self, sub: Subscription, now: float) -> None:
         """Brings the sites of a subscription in line with the plan."""
-        wanted = self.servers(sub)
-        if not sub.in_force:
-            wanted = (*wanted, *self._earlier(sub, wanted))
-        for server in wanted:
+        homes = self.servers(sub)
+        earlier = self._earlier(sub, homes)
+        for server in (*homes, *earlier):
             site = sub.sites.get(server)
             if site is None:
                 self._stand(sub, self._context.links[server], now)
-            elif site.state is states.Site.LINGERING:
+            elif site.state is states.Site.LINGERING and server in homes:
                 site.step("moved back")
-        torn = [site for server, site in list(sub.sites.items()) if server not in wanted and self._move_away(site, now)]
-        for site in torn:
-            self._mourn(sub, site.server, now)
+        for server, site in list(sub.sites.items()):
+            asks = site.state in (states.Site.WAITING, states.Site.ASKING) or not sub.in_force
+            if server in homes or (server in earlier and asks):
+                continue
+            if self._move_away(site, now):
+                self._mourn(sub, server, now)
         self._check_in_force(sub, now)
 
     def _stand(self, sub: Subscription, link: ServerLink, now: float) -> None:
@@ -202,6 +205,8 @@ class Subscribing:
             self._receiving.evidence(sub, channel, stream, last, site.server, now)
         if reborn:
             self._reborn(site, answer, heard, now)
+        if site.server not in self.servers(sub):
+            self._move_away(site, now)
 
     def _reborn(self, site: Site, answer: control.Answer, heard: set[tuple[bytes, int]], now: float) -> None:
         """While this subscription was away, the agent was not there either, or the server restarted. Streams that have
