@@ -222,6 +222,7 @@ def test_too_much_before_the_answer_and_the_answer_in_one_go() -> None:
     driver.advance(5.0)
     assert sub.settled
     driver.message("s1", TILE, STREAM, 8, b"8")
+    driver.advance(DEFAULT_LIMITS.heal_delay_s * 1.1)
     for first, last in asked(driver):
         for number in range(first, last + 1):
             driver.tell("s1", control.Resend(TILE, blob(STREAM, number, b"%d" % number)))

@@ -94,7 +94,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {repr(key): plain(item) for key, item in value.items()}
     return repr(value)
 
 

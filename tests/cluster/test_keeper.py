@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ForgedEntryError
 from shoal.limits import Limits
-from shoal.plan.keeper import Keeper, PutRing, Snapshot
+from shoal.plan.keeper import MASS_DEATH_LEASES, Keeper, PutRing, Snapshot
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 
@@ -106,7 +106,7 @@ def test_a_server_with_a_new_address_is_updated() -> None:
     store.step("s1")
     store.members["s1"] = ServerAddress("s1", "127.0.0.1", 9999)
     assert store.step("s1") == ["s1"]
-    assert store.keeper.ring == Ring(2, (store.members["s1"],))
+    assert store.keeper.ring == Ring(2, (store.members["s1"],), (("s1",),))
 
 
 def test_a_lapsed_lease_costs_the_margin_and_no_more() -> None:
@@ -146,7 +146,16 @@ def test_the_last_server_is_never_dropped() -> None:
     store.run("s1 s2", FULL_S)
     assert store.run("", 5 * FULL_S) == []
     assert store.ring_ids() == ["s1", "s2"]
-    assert store.step("s3") == ["s3"]
+    assert store.step("s3") == ["s1", "s2", "s3"], "they may be alive, and only cut off"
+
+
+def test_a_mass_death_is_believed_in_the_end() -> None:
+    store = Store("s1 s2")
+    store.run("s1 s2", FULL_S)
+    store.step("s3")
+    written = store.run("s3", (MASS_DEATH_LEASES + 3) * FULL_S)
+    assert written[-1][1] == ["s3"]
+    assert written[-1][0] >= MASS_DEATH_LEASES * LEASE_S
 
 
 def test_after_an_outage_nobody_is_judged_before_a_full_lease() -> None:
@@ -212,7 +221,7 @@ def test_a_write_that_lost_the_race_is_decided_anew() -> None:
     store.expiry["s3"] = store.now + LEASE_S
     put = store.look()
     assert put is not None
-    assert put.ring == Ring(3, (MEMBERS["s1"], MEMBERS["s3"], MEMBERS["s2"]))
+    assert put.ring == other.next((MEMBERS["s1"], MEMBERS["s3"], MEMBERS["s2"]))
     assert put.expect == store.version
 
 

@@ -81,7 +81,7 @@ async def measure(options: Options, note: Callable[[str], None]) -> dict[str, An
                 for contender in _rotated(number):
                     figures = await _run(workload, *pairs[contender], target, options, number)
                     samples.setdefault((workload, contender), []).append(figures)
-        note("what the agent costs")
+        note("what the agent costs (it is killed at the end, to compare)")
         flood = Order("flood", target, "", int(AGENT_MESSAGES_PER_S * options.run_s), 0, options.payload_bytes)
         agent = await agent_cost.measure(cluster, pairs[RAW][0], flood)
     rows: list[dict[str, Any]] = [

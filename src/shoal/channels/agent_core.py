@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -32,6 +32,9 @@ from shoal.plan.book import PlanBook
 from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, client_of, inbox_channel
 from shoal.wire.glob import glob_match
+
+HELLOS_DEFERRED_MAX: Final = 100_000
+"""Hellos that wait for the end of a roll-call. Who does not fit asks again."""
 
 Handler = Callable[[Any, float], None]
 Streams = dict[tuple[bytes, int], int]
@@ -72,7 +75,7 @@ class AgentCore:
         self.second = 0
         self.timers = Timers()
         self._inflight: deque[Handler | None] = deque()
-        self._previous: Streams = {}
+        self._previous: dict[tuple[bytes, int], tuple[int, int]] = {}
         self._remembers = False
         self._roll = 0
         self._awaited: int | None = None
@@ -103,11 +106,18 @@ class AgentCore:
         self._remembers = self.life != 0
         self._lives += 1
         if self._remembers:
-            self._previous = self._previous | self._all_streams()
+            self._forget_previous()
+            for key, last in self._all_streams().items():
+                self._previous[key] = last, self.second
             self.scanner.clear()
         name = f"{run_id} {self.instance} {self._lives}"
         self.life = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") or 1
         self.register.clear()
+
+    def _forget_previous(self) -> None:
+        """Streams that have been silent since before `publisher_idle_s` have ended; nobody waits for them."""
+        oldest = self.second - self.limits.publisher_idle_s
+        self._previous = {key: seen for key, seen in self._previous.items() if seen[1] >= oldest}
 
     def lost(self, now: float) -> None:
         """The connection to the server is gone."""
@@ -248,7 +258,8 @@ class AgentCore:
     def _hello(self, hello: control.Hello) -> None:
         if self.state is not states.Agent.SERVING or self.book.ring is None:
             self.counters.hellos_deferred += 1
-            self._deferred.append(hello)
+            if len(self._deferred) < HELLOS_DEFERRED_MAX:
+                self._deferred.append(hello)
             return
         self.counters.hellos += 1
         streams: control.StreamList = []
@@ -259,9 +270,10 @@ class AgentCore:
             self.register.add(hello.client, hello.name, hello.pattern)
             current = self._streams_of(hello)
             streams = [(channel, stream, last) for (channel, stream), last in current.items()]
+            self._forget_previous()
             absent = [
                 (channel, stream, last)
-                for (channel, stream), last in self._previous.items()
+                for (channel, stream), (last, _) in self._previous.items()
                 if (channel, stream) not in current and self._matches(hello, channel)
             ]
         entry = b"" if hello.pattern else self.book.signed_entry(hello.name)

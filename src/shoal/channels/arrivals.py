@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from hiredis import PushNotification
 
-from shoal.channels.context import Context
-from shoal.channels.link import Ping, ServerLink
+from shoal.channels.context import Context, Refused
+from shoal.channels.link import Listen, Ping, ServerLink
 from shoal.channels.outgoing import Lane
 from shoal.channels.publishing import Publishing
 from shoal.channels.receiving import Receiving
@@ -42,6 +42,7 @@ class Arrivals:
         self._links = context.links
         self._ready = context.ready
         self._counters = context.counters
+        self._effects = context.effects
         self._publishing = publishing
         self._by_channel = subscribing.by_channel
         self._by_pattern = subscribing.by_pattern
@@ -72,7 +73,7 @@ class Arrivals:
                     confirmed += 1
                 continue
             if frame[0] != b"message":
-                self._other_push(frame, server, now)
+                self._other_push(link, frame, now)
                 continue
             _, channel, blob = frame
             if channel != last_channel:
@@ -116,23 +117,28 @@ class Arrivals:
             self._publishing.confirmed(lane, count)
         return 0
 
-    def _reply(self, link: ServerLink, expected: Lane | Ping | None, reply: Any) -> None:
+    def _reply(self, link: ServerLink, expected: Lane | Ping | Listen | None, reply: Any) -> None:
         if expected is None:
             return
         if type(expected) is Ping:
             link.ponged(expected)
+        elif isinstance(expected, Listen):
+            self._effects.append(Refused(expected.channel, str(reply)))
         elif isinstance(expected, Lane):
             if isinstance(reply, Exception):
                 self._publishing.refused(expected, str(reply))
             else:
                 self._publishing.confirmed(expected, 1)
 
-    def _other_push(self, frame: list[bytes], server: str, now: float) -> None:
+    def _other_push(self, link: ServerLink, frame: list[bytes], now: float) -> None:
+        """A message of a pattern, or the confirmation of a SUBSCRIBE or one of its kin."""
         if frame[0] == b"pmessage":
             _, pattern, channel, blob = frame
             if not channel.startswith(RESERVED_PREFIX):
                 for sub in self._by_pattern.get(pattern, ()):
-                    self._receiving.accept(sub, channel, blob, server, now)
+                    self._receiving.accept(sub, channel, blob, link.server, now)
+        elif link.inflight and isinstance(link.inflight[0], Listen):
+            link.inflight.popleft()
 
     def _message(self, subs: list[Subscription], channel: bytes, blob: bytes, server: str, now: float) -> None:
         for sub in subs:

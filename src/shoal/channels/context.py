@@ -5,6 +5,7 @@ Owns no decisions. `effects`, `dirty` and `ready` are the router's only outputs:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -95,6 +96,7 @@ class Context:
         "counters",
         "dirty",
         "effects",
+        "lease_over",
         "limits",
         "links",
         "nonce",
@@ -116,6 +118,7 @@ class Context:
         self.counters = Counters()
         self.closing = False
         self.nonce = 0
+        self.lease_over: Callable[[ServerLink, float], None] = lambda link, now: None
 
     def next_nonce(self) -> int:
         """A number that no earlier question of this router carried."""

@@ -7,9 +7,13 @@ past a hole; `last` is the highest number known to exist, by whatever evidence. 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from shoal.message import Message
 from shoal.wire.envelope import client_of
+
+LAPSED_MAX: Final = 1000
+"""Given-up streams of a channel that are remembered."""
 
 
 class StreamIn:
@@ -22,7 +26,6 @@ class StreamIn:
         "final",
         "held",
         "hole_since",
-        "lapsed",
         "last",
         "marked",
         "next",
@@ -43,7 +46,6 @@ class StreamIn:
         self.asked = False
         self.attempts = 0
         self.doubted_at: int | None = None
-        self.lapsed = False
         self.final = False
         self.touched = now
         self.marked = next_sequence
@@ -77,11 +79,44 @@ class StreamIn:
 
 
 class ChannelIn:
-    """The streams of one channel within one subscription."""
+    """The streams of one channel within one subscription.
 
-    __slots__ = ("name", "streams", "text")
+    `lapsed` are streams that were given up with an open gap, each with the number from which on nothing of it has been
+    delivered: if one speaks again, it goes on from there. `forgets` says
+    that there have been too many streams to remember: one that is not known may have been heard before.
+    """
+
+    __slots__ = ("forgets", "lapsed", "name", "streams", "text")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.text = name.decode("utf-8", "surrogateescape")
         self.streams: dict[int, StreamIn] = {}
+        self.lapsed: dict[int, int] = {}
+        self.forgets = False
+
+    def lapse(self, stream: StreamIn) -> None:
+        """Gives a stream up; a bounded number of them is remembered."""
+        del self.streams[stream.stream]
+        self.lapsed[stream.stream] = stream.next
+        if len(self.lapsed) > LAPSED_MAX:
+            del self.lapsed[next(iter(self.lapsed))]
+
+    def begins(self, stream: int, owed: int, heard: int) -> int:
+        """The first number that is owed of a stream that is not known: `owed`, unless it is known to have been heard of
+        before; then what it says now, `heard`, but nothing twice."""
+        delivered = self.lapsed.pop(stream, None)
+        if delivered is not None:
+            return max(delivered, heard)
+        return heard if self.forgets else owed
+
+    def bound(self, streams_max: int) -> None:
+        """Forgets the most silent streams beyond a limit, but none that waits for something."""
+        excess = len(self.streams) - streams_max
+        if excess > 0:
+            self.forgets = True
+            settled = [
+                stream for stream in self.streams.values() if not stream.has_hole() and stream.doubted_at is None
+            ]
+            for stream in sorted(settled, key=lambda stream: stream.touched)[:excess]:
+                del self.streams[stream.stream]

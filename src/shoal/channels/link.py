@@ -41,6 +41,15 @@ class Ping:
         self.sent_at = sent_at
 
 
+class Listen:
+    """Marks the place of a SUBSCRIBE or one of its kin: a push confirms it, or an error stands where replies stand."""
+
+    __slots__ = ("channel",)
+
+    def __init__(self, channel: bytes) -> None:
+        self.channel = channel
+
+
 class ServerLink:
     """State of the connection to one server. `outbox` is what the adapter must send, in order."""
 
@@ -67,7 +76,7 @@ class ServerLink:
         self.server = address.id
         self.state = states.Link.DOWN
         self.outbox: list[Command] = []
-        self.inflight: deque[Lane | Ping | None] = deque()
+        self.inflight: deque[Lane | Ping | Listen | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
         self.lanes: set[Lane] = set()
         self.sites: set[Site] = set()
@@ -93,9 +102,10 @@ class ServerLink:
         """Takes the transition that `states.LINK` gives for the event."""
         self.state = states.step(states.LINK, self.state, event)
 
-    def command(self, *args: bytes) -> None:
-        """Queues a command that has no reply of its own (SUBSCRIBE and its kin)."""
-        self.outbox.append(args)
+    def listen(self, command: bytes, channel: bytes) -> None:
+        """Queues SUBSCRIBE or one of its kin for one channel or pattern."""
+        self.outbox.append((command, channel))
+        self.inflight.append(Listen(channel))
 
     def publish(self, channel: bytes, blob: bytes, lane: Lane | None = None) -> None:
         """Queues a PUBLISH; its reply confirms a message of `lane`, or nothing."""

@@ -63,7 +63,7 @@ class Publishing:
             if not link.dirty:
                 link.dirty = True
                 self._context.dirty.append(link)
-        elif len(out.lanes) > 1:
+        else:
             for lane in out.lanes:
                 if lane.state is states.Lane.LIVE:
                     self._pump(lane, now)
@@ -154,7 +154,7 @@ class Publishing:
 
     def answered(self, lane: Lane, now: float) -> None:
         """The agent knows the publisher: say where the stream stands, then send what is not confirmed."""
-        if lane.state is not states.Lane.ASKING or now >= lane.link.usable_until:
+        if lane.state is not states.Lane.ASKING or not self._may_use(lane.link, now):
             return
         lane.step("answered")
         out, counters = lane.out, self._context.counters
@@ -167,10 +167,17 @@ class Publishing:
             lane.sent = lane.confirmed
         self._pump(lane, now)
 
+    def _may_use(self, link: ServerLink, now: float) -> bool:
+        """Whether the lease still runs. It may be over before its timer has had a chance to fire."""
+        if now < link.usable_until:
+            return True
+        self._context.lease_over(link, now)
+        return False
+
     def _pump(self, lane: Lane, now: float) -> None:
         """Sends what the lane has not sent, if the server may be used at this very moment."""
         out, link = lane.out, lane.link
-        if now >= link.usable_until:
+        if not self._may_use(link, now):
             return
         for blob in out.unsent(lane):
             link.publish(out.name, blob, lane)
@@ -190,7 +197,7 @@ class Publishing:
 
     def link_stale(self, link: ServerLink) -> None:
         """The server may not be used until its agent gives its word again."""
-        for lane in link.lanes:
+        for lane in list(link.lanes):
             if lane.state in (states.Lane.LIVE, states.Lane.ASKING):
                 lane.step("link stale")
 

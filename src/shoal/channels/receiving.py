@@ -7,6 +7,8 @@ Owns the promise "exactly once, in order, nothing silent" on the subscriber's si
 
 from __future__ import annotations
 
+from typing import Final
+
 from shoal.channels.context import Context
 from shoal.channels.incoming import ChannelIn, StreamIn
 from shoal.channels.subscription import Subscription
@@ -17,6 +19,7 @@ from shoal.wire import control
 from shoal.wire.envelope import (
     ATTRIBUTES,
     BEACON,
+    ENDED,
     FINAL,
     HEADER,
     HEADER_BYTES,
@@ -28,6 +31,9 @@ from shoal.wire.envelope import (
     settled_of,
     split_attributes,
 )
+
+FOREIGN_PUBLISHER: Final = 0
+"""The publisher of a gap that stands for messages of plain Redis clients."""
 
 
 class Receiving:
@@ -57,8 +63,7 @@ class Receiving:
             self._keep_early(sub, channel, blob, server)
             return
         if not is_envelope(blob):
-            self._context.counters.foreign += 1
-            self._deliver(sub, Message(sub.channel(channel).text, blob, pattern=sub.pattern_text))
+            self._foreign(sub, sub.channel(channel), blob)
             return
         _, flags, _, stream_id, sequence, time_us = HEADER.unpack_from(blob)
         if not client_of(stream_id):
@@ -78,6 +83,16 @@ class Receiving:
         stream.server = server
         self._take(sub, chan, stream, sequence, message, now)
 
+    def _foreign(self, sub: Subscription, chan: ChannelIn, blob: bytes) -> None:
+        """A message of a plain Redis client. Nobody can send it again, so what does not fit is a gap."""
+        self._context.counters.foreign += 1
+        if not sub.inbox.full:
+            sub.foreign_missed = False
+            self._deliver(sub, Message(chan.text, blob, pattern=sub.pattern_text))
+        elif not sub.foreign_missed:
+            sub.foreign_missed = True
+            self._report(sub, chan, FOREIGN_PUBLISHER, 0, None, "the inbox was full, and foreign messages are not kept")
+
     def _keep_early(self, sub: Subscription, channel: bytes, blob: bytes, server: str) -> None:
         """Before a subscription is in force nothing is owed; what overflows only makes it start a little later."""
         if len(sub.early) < self._context.limits.held_messages_max:
@@ -90,7 +105,7 @@ class Receiving:
     ) -> StreamIn:
         """A stream that nobody listed. On one unbroken connection its first message is the first that is owed;
         otherwise it began after the subscription did, and everything from 1 is owed."""
-        first = sequence if sub.whole and len(sub.sites) == 1 else 1
+        first = chan.begins(stream_id, sequence if sub.whole and len(sub.sites) == 1 else 1, sequence)
         stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         return stream
 
@@ -100,9 +115,6 @@ class Receiving:
         counters, rules = self._context.counters, self._context.rules
         stream.doubted_at = None
         stream.touched = now
-        if stream.lapsed:
-            stream.lapsed = False
-            stream.skip_to(sequence)
         if sequence < stream.next:
             counters.duplicates += 1
             if not rules.dedupe:
@@ -134,11 +146,8 @@ class Receiving:
             raise ProtocolError("a peer sent a beacon that has confirmed more than it has published")
         stream = chan.streams.get(stream_id)
         if stream is None:
-            first = settled + 1 if sub.whole else 1
+            first = chan.begins(stream_id, settled + 1 if sub.whole else 1, settled + 1)
             stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
-        elif stream.lapsed:
-            stream.lapsed = False
-            stream.skip_to(settled + 1)
         stream.server = server
         stream.doubted_at = None
         stream.touched = now
@@ -185,7 +194,8 @@ class Receiving:
         if self._context.rules.baseline:
             for (channel, stream_id), (last, server) in sub.baseline.items():
                 chan = sub.channel(channel)
-                chan.streams[stream_id] = StreamIn(stream_id, last + 1, server, now)
+                stream = chan.streams[stream_id] = StreamIn(stream_id, (last & ~ENDED) + 1, server, now)
+                stream.final = bool(last & ENDED)
             self._context.counters.late_joins += bool(sub.baseline)
         sub.baseline.clear()
         early, sub.early = sub.early, []
@@ -198,32 +208,36 @@ class Receiving:
         chan = sub.channel(channel)
         stream = chan.streams.get(stream_id)
         if stream is None:
-            stream = chan.streams[stream_id] = StreamIn(stream_id, 1, server, now)
-        stream.knows(last)
-        if stream.has_hole() and not stream.lapsed:
+            if stream_id in chan.lapsed:
+                return
+            first = chan.begins(stream_id, 1, (last & ~ENDED) + 1)
+            stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
+        stream.knows(last & ~ENDED)
+        stream.final = stream.final or bool(last & ENDED)
+        if stream.has_hole():
             stream.server = server
             self._hole(sub, chan, stream, now)
 
     def doubt(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Nobody heard this stream for a while; unless its publisher speaks again, nobody knows how far it came."""
-        if self._context.rules.doubt and not (stream.final or stream.lapsed) and stream.doubted_at is None:
+        if self._context.rules.doubt and not stream.final and stream.doubted_at is None:
             stream.doubted_at = stream.next
             self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
             self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     def doubt_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Nobody has spoken for the stream: what it may have published last is reported as an open gap."""
-        spoke = stream.doubted_at != stream.next
-        stream.doubted_at = None
-        if not spoke and not sub.closed:
-            stream.lapsed = True
-            reason = "nobody heard it for a while, and its publisher is silent"
-            self._report(sub, chan, client_of(stream.stream), stream.next, None, reason)
-            for number in sorted(stream.held):
-                stream.next = number + 1
-                self._deliver(sub, stream.held[number])
-            stream.held.clear()
-            stream.hole_since = None
+        if stream.doubted_at is None or sub.closed:
+            return
+        if stream.doubted_at != stream.next:
+            stream.doubted_at = None
+            return
+        reason = "nobody heard it for a while, and its publisher is silent"
+        self._report(sub, chan, client_of(stream.stream), stream.next, None, reason)
+        for number in sorted(stream.held):
+            self._deliver(sub, stream.held[number])
+            stream.next = number + 1
+        chan.lapse(stream)
 
     def report_unknown(self, sub: Subscription, server: str) -> None:
         """Nobody watched a server while this subscription was away: a publisher that began, and died, meanwhile is
@@ -245,7 +259,7 @@ class Receiving:
     def heal_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Asks the publisher for the first hole, or for a sign of life, until there is an answer or no more time."""
         limits = self._context.limits
-        if sub.closed or stream.lapsed or sub.overflowed:
+        if sub.closed or sub.overflowed or chan.streams.get(stream.stream) is not stream:
             return
         if not stream.has_hole():
             stream.hole_since = None
@@ -285,10 +299,12 @@ class Receiving:
         stream = chan.streams.get(stream_id) if chan else None
         if stream is None or not stream.asked or flags & BEACON or not stream.next <= sequence <= stream.last:
             return
-        self._context.counters.healed += 1
-        stream.hole_since = now
-        stream.attempts = 0
+        before = stream.next, len(stream.held)
         self.accept(sub, message.channel, message.blob, server, now)
+        if (stream.next, len(stream.held)) != before:
+            self._context.counters.healed += 1
+            stream.hole_since = now if stream.has_hole() else None
+            stream.attempts = 0
 
     def healed(self, sub: Subscription, message: control.Healed, now: float) -> None:
         """The end of a page: what the publisher no longer has is a gap; what else is missing is asked for next."""
@@ -303,8 +319,9 @@ class Receiving:
         if not stream.has_hole():
             stream.attempts = 0
             return
-        stream.hole_since = now
-        stream.attempts = 0
+        if stream.next > message.first:
+            stream.hole_since = now
+            stream.attempts = 0
         if stream.next < message.floor:
             lost_to = min(stream.hole_end(), message.floor - 1)
             self._give_up(sub, chan, stream, lost_to, "its publisher no longer has them", now)
@@ -317,6 +334,8 @@ class Receiving:
         self._report(sub, chan, client_of(stream.stream), stream.next, last, reason)
         stream.skip_to(last + 1)
         self._advance(sub, chan, stream, now)
+        if stream.doubted_at is not None:
+            stream.doubted_at = stream.next
 
     def _report(
         self, sub: Subscription, chan: ChannelIn, publisher: int, first: int, last: int | None, reason: str
@@ -339,13 +358,16 @@ class Receiving:
                     self._context.timers.set(("heal", sub, chan, stream), now)
 
     def forget_idle(self, sub: Subscription, now: float) -> None:
-        """Drops streams that have been silent so long that they can never speak again (see `publisher_idle_s`)."""
+        """Drops streams that have been silent so long that they can never speak again, and that no agent lists any more
+        (see `publisher_idle_s`); and the most silent ones of a channel that has too many."""
+        limits = self._context.limits
         for chan, stream in sub.all_streams():
             if stream.next != stream.marked:
                 stream.marked, stream.touched = stream.next, now
-            idle = now - stream.touched > self._context.limits.publisher_idle_s
-            if not stream.has_hole() and stream.doubted_at is None and (idle or stream.final):
+            idle = now - stream.touched > 2 * limits.publisher_idle_s
+            if idle and not stream.has_hole() and stream.doubted_at is None:
                 del chan.streams[stream.stream]
-        if sub.pattern:
-            for name in [name for name, chan in sub.channels.items() if not chan.streams]:
-                del sub.channels[name]
+        for chan in list(sub.channels.values()):
+            chan.bound(limits.streams_per_channel_max)
+            if sub.pattern and not chan.streams:
+                del sub.channels[chan.name]

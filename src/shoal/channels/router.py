@@ -54,6 +54,7 @@ class Router:
         self.received = Arrivals(
             self.context, self.publishing, self.subscribing, self.receiving, self._internal
         ).received
+        self.context.lease_over = self._lease_due
         self._duties: dict[str, Callable[..., None]] = {
             "lease": self._lease_due,
             "watch": self._watch_due,
@@ -164,7 +165,8 @@ class Router:
         link = self.context.links[server]
         link.reset()
         link.step("opened")
-        link.command(b"SUBSCRIBE", self._inbox, WORD_CHANNEL)
+        link.listen(b"SUBSCRIBE", self._inbox)
+        link.listen(b"SUBSCRIBE", WORD_CHANNEL)
         self._greet(link, now)
         self.context.timers.set(("watch", link), now + self.limits.hello_retry_s)
         self.subscribing.link_opened(link, now)
@@ -185,7 +187,7 @@ class Router:
         link.step("lost")
         self.counters.reconnects += 1
         self.publishing.link_lost(link)
-        self.subscribing.link_lost(link)
+        self.subscribing.link_lost(link, now)
         if not self.context.closing:
             self.context.effects.append(FetchRing())
             self._review(link)

@@ -31,7 +31,17 @@ from shoal.channels.rawbytes import (
     read_length,
 )
 from shoal.channels.tables import NO_ROOM, REFUSED, Tables, borrow_tables, enter_channel, note_stream
-from shoal.wire.envelope import BEACON, FORWARDED, HEADER, INBOX_PREFIX, KNOWN_FLAGS, MAGIC, RESERVED_PREFIX
+from shoal.wire.envelope import (
+    BEACON,
+    ENDED,
+    FINAL,
+    FORWARDED,
+    HEADER,
+    INBOX_PREFIX,
+    KNOWN_FLAGS,
+    MAGIC,
+    RESERVED_PREFIX,
+)
 
 PASSED: Final = -1
 USED_UP: Final = 0
@@ -75,6 +85,7 @@ _MAGIC: Final = np.uint64(MAGIC)
 _LOW_16: Final = np.uint64(0xFFFF)
 _HEADER_BYTES: Final = HEADER.size
 _BEACON_BYTES: Final = HEADER.size + 8
+_ENDED: Final = np.uint64(ENDED)
 _FLAGS_AT: Final = 2
 _STREAM_AT: Final = 7
 _SEQUENCE_AT: Final = 15
@@ -196,6 +207,8 @@ def count(
     if ours and (not beacon or payload_bytes == _BEACON_BYTES):
         stream = load_u64(data, payload_at + _STREAM_AT)
         sequence = load_u64(data, payload_at + _SEQUENCE_AT)
+        if beacon and flags & FINAL:
+            sequence |= _ENDED
         if note_stream(tables, index, stream, sequence, (flags & (BEACON | FORWARDED)) == 0) == NO_ROOM:
             return False
     channel = tables.channels[index]

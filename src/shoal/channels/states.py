@@ -72,17 +72,19 @@ LINK: Final[Table[Link]] = {
 
 SITE: Final[Table[Site]] = {
     (Site.WAITING, "link opened"): Site.ASKING,
+    (Site.WAITING, "closed"): Site.LEFT,
     (Site.ASKING, "answered"): Site.IN_FORCE,
+    (Site.ASKING, "asked again"): Site.ASKING,
     (Site.ASKING, "link lost"): Site.WAITING,
+    (Site.ASKING, "closed"): Site.LEFT,
+    (Site.IN_FORCE, "asked again"): Site.ASKING,
     (Site.IN_FORCE, "link lost"): Site.WAITING,
     (Site.IN_FORCE, "moved away"): Site.LINGERING,
-    (Site.IN_FORCE, "asked again"): Site.ASKING,
-    (Site.ASKING, "asked again"): Site.ASKING,
-    (Site.WAITING, "moved away"): Site.LEFT,
-    (Site.ASKING, "moved away"): Site.LEFT,
+    (Site.IN_FORCE, "closed"): Site.LEFT,
     (Site.LINGERING, "moved back"): Site.IN_FORCE,
     (Site.LINGERING, "link lost"): Site.LEFT,
     (Site.LINGERING, "linger over"): Site.LEFT,
+    (Site.LINGERING, "closed"): Site.LEFT,
 }
 
 LANE: Final[Table[Lane]] = {

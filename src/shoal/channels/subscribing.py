@@ -55,6 +55,7 @@ class Subscribing:
         if not table[sub.name]:
             del table[sub.name]
         for site in list(sub.sites.values()):
+            site.step("closed")
             self._leave(site)
 
     # Where to stand
@@ -109,30 +110,34 @@ class Subscribing:
             self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
             return False
         was_in_force = site.life != 0 and site.sub.in_force
+        site.step("closed")
         self._leave(site)
         return was_in_force
 
     def linger_due(self, site: Site, now: float) -> None:
         """The publishers have had time to follow; the old server is left."""
         if site.state is states.Site.LINGERING and not site.sub.closed:
+            site.step("linger over")
             self._leave(site)
 
     def _leave(self, site: Site) -> None:
+        """Clears up after a site that has been left."""
         link, sub = site.link, site.sub
         sub.sites.pop(site.server, None)
         link.sites.discard(site)
         self.asked.pop(site.nonce, None)
         key = (sub.pattern, sub.name)
         count = link.listening.get(key, 0)
-        if link.open and site.state is not states.Site.WAITING and count:
+        if link.open and count:
             if count == 1:
                 del link.listening[key]
-                link.command(b"PUNSUBSCRIBE" if sub.pattern else b"UNSUBSCRIBE", sub.name)
+                link.listen(b"PUNSUBSCRIBE" if sub.pattern else b"UNSUBSCRIBE", sub.name)
                 link.tell_agent(control.Bye(self._context.client, sub.name, sub.pattern))
                 self._context.touch(link)
             else:
                 link.listening[key] = count - 1
-        site.state = states.Site.LEFT
+        if not link.wanted and self._context.book.address(link.server) is None:
+            self._context.drop(link)
 
     # The handshake
 
@@ -142,7 +147,7 @@ class Subscribing:
         key = (sub.pattern, sub.name)
         count = link.listening.get(key, 0)
         if count == 0:
-            link.command(b"PSUBSCRIBE" if sub.pattern else b"SUBSCRIBE", sub.name)
+            link.listen(b"PSUBSCRIBE" if sub.pattern else b"SUBSCRIBE", sub.name)
         link.listening[key] = count + 1
         self._number(site)
         self._hello(site, now)
@@ -177,6 +182,8 @@ class Subscribing:
 
     def restart(self, sub: Subscription, now: float) -> None:
         """What came before the subscription was in force did not fit: it must begin anew, a little later."""
+        if sub.in_force or sub.closed:
+            return
         sub.early.clear()
         sub.baseline.clear()
         for site in sub.sites.values():
@@ -223,10 +230,14 @@ class Subscribing:
 
     def _mourn(self, sub: Subscription, server: str, now: float) -> None:
         """A server has left the ring with this subscription on it: all that it carried is in doubt."""
+        self._doubt_streams(sub, server, now)
+        self._receiving.report_unknown(sub, server)
+
+    def _doubt_streams(self, sub: Subscription, server: str, now: float) -> None:
+        """Streams that were last heard on a server that is gone have to show that they went elsewhere."""
         for chan, stream in sub.all_streams():
             if stream.server == server:
                 self._receiving.doubt(sub, chan, stream, now)
-        self._receiving.report_unknown(sub, server)
 
     def _check_in_force(self, sub: Subscription, now: float) -> None:
         if not sub.in_force and sub.sites and all(s.state is states.Site.IN_FORCE for s in sub.sites.values()):
@@ -241,7 +252,7 @@ class Subscribing:
             if site.state is states.Site.WAITING:
                 self._ask(site, now)
 
-    def link_lost(self, link: ServerLink) -> None:
+    def link_lost(self, link: ServerLink, now: float) -> None:
         """A connection is gone: nothing is owed any less, so every site asks again when it is back."""
         for site in list(link.sites):
             self.asked.pop(site.nonce, None)
@@ -254,6 +265,7 @@ class Subscribing:
             if site.state is states.Site.LEFT:
                 site.sub.sites.pop(site.server, None)
                 link.sites.discard(site)
+                self._doubt_streams(site.sub, site.server, now)
 
     def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:
         """What this client listens to on a server: channels and patterns."""

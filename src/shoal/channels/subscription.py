@@ -45,6 +45,7 @@ class Subscription:
         "channels",
         "closed",
         "early",
+        "foreign_missed",
         "id",
         "in_force",
         "inbox",
@@ -73,6 +74,7 @@ class Subscription:
         self.in_force = False
         self.whole = True
         self.overflowed = False
+        self.foreign_missed = False
         self.notified = False
         self.closed = False
         self.streams: dict[int, StreamIn] = {} if pattern else self.channel(name).streams

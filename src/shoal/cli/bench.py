@@ -99,15 +99,16 @@ def _show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     machine = facts["machine"]
     table = Table(title=f"channels, {machine['cores']} cores, {machine['cpu']}")
     for heading in ("workload", "contender"):
-        table.add_column(heading)
-    for heading in ("messages/s", "deliveries/s", "publisher us", "subscriber us", "p50 us", "p99 us"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, no_wrap=True)
+    for heading in ("sent/s", "taken/s", "pub. us", "sub. us", "p50 us", "p99 us"):
+        table.add_column(heading, justify="right", no_wrap=True)
     *rows, agent = facts["rows"]
     names = ("messages_per_s", "deliveries_per_s", "cpu_us_publisher", "cpu_us_subscriber")
     for row in rows:
         cells = [_number(row.get(name)) for name in (*names, "latency_us_p50", "latency_us_p99")]
         table.add_row(row["workload"], row["contender"], *cells)
     screen.print(table)
+    screen.print("pub. us, sub. us: CPU of the publisher per message and of the subscriber per message taken\n")
     ratios = Table(title="the bus against the others")
     ratios.add_column("ratio")
     ratios.add_column("", justify="right")

@@ -23,10 +23,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     restart_pause_s_min: float = 0.2
     """Pause before a crashed process is started again; it doubles with each crash in a row."""
 
-    restart_pause_s_max: float = 30.0
+    restart_pause_s_max: float = 10.0
     """Longest pause between two starts."""
 
-    stable_after_s: float = 10.0
+    stable_after_s: float = 1.0
     """How long a process must run for the next crash to count as the first one."""
 
     crashing_after: int = 3

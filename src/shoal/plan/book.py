@@ -69,6 +69,10 @@ class PlanBook:
             )
         if known == entry.placement:
             return entry.channel, False
+        if known is not None and entry.placement.version == known.version:
+            raise StaleEntryError(
+                f"the entry of channel {entry.channel!r} has version {known.version}, under which another one is in use"
+            )
         self._entries[entry.channel] = entry.placement
         self._signed_entries[entry.channel] = data
         return entry.channel, True

@@ -99,7 +99,7 @@ class Verifier:
                 raise ForgedEntryError(f"expected a {kind.decode()}, got something else; it is refused")
             self._key.verify(signed.signature, kind + b"\0" + signed.body)
             return decoder.decode(signed.body)
-        except (msgspec.DecodeError, InvalidSignature) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError, InvalidSignature) as error:
             raise ForgedEntryError(
                 "a ring or plan entry does not carry this cluster's signature; it is refused"
             ) from error

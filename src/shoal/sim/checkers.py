@@ -13,6 +13,7 @@ from typing import Final
 from shoal.message import Gap, Message
 from shoal.sim.history import History, Published, SubscriberRecord, number_of
 
+FOREIGN_PUBLISHER: Final = 0
 FOREIGN: Final = b"foreign "
 """How the payloads begin that scenarios publish by plain Redis clients."""
 
@@ -137,6 +138,9 @@ class _Judge:
         """A gap must stand for something: a closed one for messages that did not arrive, an open one for a
         death.
         """
+        if gap.publisher == FOREIGN_PUBLISHER:
+            self.verdict.seen["foreign gap"] += 1
+            return
         if gap.publisher is None or gap.last is None:
             self.verdict.seen["open gap"] += 1
             since = self.sub.called_at

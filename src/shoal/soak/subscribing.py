@@ -77,7 +77,7 @@ def _troubles(bus: Bus) -> list[str]:
         if not sub.settled:
             found.append(f"{sub.text} is not in force: { {name: str(site.state) for name, site in sub.sites.items()} }")
         for channel, stream in sub.all_streams():
-            if stream.has_hole() and not stream.lapsed:
+            if stream.has_hole():
                 found.append(f"{sub.text}: {channel.text} of {stream.stream:x} misses {stream.next} to {stream.last}")
             elif stream.doubted_at is not None:
                 found.append(f"{sub.text}: {channel.text} of {stream.stream:x} is in doubt after {stream.next - 1}")

@@ -184,6 +184,6 @@ def decode(data: bytes) -> Control:
         raise ProtocolError("a peer sent something that is not a control message on an internal channel")
     try:
         message: Control = _decoder.decode(memoryview(data)[2:])
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a peer sent a malformed control message: {error}") from error
     return message

@@ -45,6 +45,9 @@ SUFFIX: Final = struct.Struct("<QQ")
 _U16: Final = struct.Struct("<H")
 _U64: Final = struct.Struct("<Q")
 
+ENDED: Final = 1 << 63
+"""In listings of streams, this bit of the last sequence number says that the stream has ended with it."""
+
 RESERVED_PREFIX: Final = b"__shoal:"
 AGENT_CHANNEL: Final = b"__shoal:agent"
 WORD_CHANNEL: Final = b"__shoal:word"
@@ -115,6 +118,8 @@ def encode_attributes(attributes: Attributes, limits: Limits) -> bytes:
         body = _map_encoder.encode(attributes)
     except OverflowError as error:
         raise PublishError("an integer attribute does not fit in 64 bits; send it as a string") from error
+    except UnicodeEncodeError as error:
+        raise PublishError("an attribute holds text that UTF-8 cannot carry; send it as something else") from error
     if len(body) > limits.attributes_bytes_max:
         raise PublishError(
             f"attributes take {len(body)} bytes, more than attributes_bytes_max={limits.attributes_bytes_max}"
@@ -130,13 +135,16 @@ def split_attributes(blob: bytes) -> tuple[Attributes, bytes]:
         if len(blob) < start + length:
             raise ProtocolError("a peer sent attributes that are cut short; the message is ignored")
         return _map_decoder.decode(blob[start : start + length]), blob[start + length :]
-    except (struct.error, msgspec.DecodeError) as error:
+    except (struct.error, msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError("a peer sent attributes that cannot be read; the message is ignored") from error
 
 
 def check_channel_name(name: str | bytes, limits: Limits) -> bytes:
     """The bytes of a channel name or pattern, or a clear refusal."""
-    raw = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else bytes(name)
+    try:
+        raw = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else bytes(name)
+    except UnicodeEncodeError as error:
+        raise ChannelNameError(f"the channel name {name!r} holds text that UTF-8 cannot carry") from error
     if not raw:
         raise ChannelNameError("a channel name must not be empty")
     if len(raw) > limits.channel_name_bytes_max:

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import countOf
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import hiredis
 
@@ -35,6 +35,9 @@ from shoal.wire.handshake import (
 )
 
 __all__ = ["Command", "LinkStatistics", "Receiver", "RespLink", "ask", "encode_commands"]
+
+READ_TURN_BYTES: Final = 1 << 17
+"""A read of this size or more is the last of its turn of the event loop."""
 
 
 class Receiver(Protocol):
@@ -119,6 +122,8 @@ class RespLink(asyncio.Protocol):
         self._pending_bytes = 0
         self._stalled = False
         self._full = False
+        self._paused = False
+        self._resting = False
         self._bytes_in = self._bytes_out = self._commands = self._pushes = self._replies = 0
 
     # -- opening ---------------------------------------------------------------------------------------------
@@ -258,13 +263,34 @@ class RespLink(asyncio.Protocol):
 
         While paused, the end of the connection is noticed by sending only.
         """
-        if self._usable:
-            cast(asyncio.Transport, self._transport).pause_reading()
+        self._paused = self._usable
+        self._read_or_not()
 
     def resume(self) -> None:
         """Read on after `pause`."""
+        self._paused = False
+        self._read_or_not()
+
+    def _rest(self) -> None:
+        """Reads on in the loop's next turn only: an event loop may read again and again while there is more, and
+        whoever is to use what was read would not get a turn.
+        """
+        if not self._resting:
+            self._resting = True
+            self._read_or_not()
+            cast(asyncio.AbstractEventLoop, self._loop).call_soon(self._rested)
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
         if self._usable:
-            cast(asyncio.Transport, self._transport).resume_reading()
+            transport = cast(asyncio.Transport, self._transport)
+            if self._paused or self._resting:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
 
     def close(self) -> None:
         """Send what is pending, then end the connection; nothing is delivered any more.
@@ -311,6 +337,8 @@ class RespLink(asyncio.Protocol):
                 self._pushes += pushes
                 self._replies += len(frames) - pushes
                 self._receiver.received(frames)
+            if len(data) >= READ_TURN_BYTES:
+                self._rest()
         except Exception as error:
             self._fail(error)
 
