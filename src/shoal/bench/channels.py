@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.bench import agent_cost
 from shoal.bench.contender import CONTENDERS, RAW, REDIS_PY, SHOAL, Target
-from shoal.bench.worker import Answer, Order
+from shoal.bench.worker import Order
 from shoal.bench.workers import Worker
 from shoal.cluster.acl import CLIENT
 from shoal.cluster.local import LocalCluster
@@ -27,13 +27,15 @@ CONFIRMED: Final = "confirmed"
 PIPELINED: Final = "pipelined"
 FANOUT: Final = "fanout"
 LATENCY: Final = "latency"
-WORKLOADS: Final = (CONFIRMED, PIPELINED, FANOUT, LATENCY)
+LATENCY_APART: Final = "latency_apart"
+WORKLOADS: Final = (CONFIRMED, PIPELINED, FANOUT, LATENCY, LATENCY_APART)
 
 EXPECTED_PER_S: Final = {
     CONFIRMED: {REDIS_PY: 20_000, RAW: 200_000, SHOAL: 120_000},
     PIPELINED: {REDIS_PY: 30_000, RAW: 250_000, SHOAL: 150_000},
     FANOUT: {REDIS_PY: 400, RAW: 5_000, SHOAL: 3_000},
-    LATENCY: {REDIS_PY: 3_000, RAW: 6_000, SHOAL: 6_000},
+    LATENCY: {REDIS_PY: 8_000, RAW: 16_000, SHOAL: 16_000},
+    LATENCY_APART: {REDIS_PY: 5_000, RAW: 8_000, SHOAL: 8_000},
 }
 """Messages a second, roughly: only for how many messages a run of each contender gets."""
 
@@ -79,7 +81,10 @@ async def measure(options: Options, note: Callable[[str], None]) -> dict[str, An
             for workload in WORKLOADS:
                 note(f"round {number + 1} of {options.rounds}: {workload}")
                 for contender in _rotated(number):
-                    figures = await _run(workload, *pairs[contender], target, options, number)
+                    if workload in (LATENCY, LATENCY_APART):
+                        figures = await _round_trips(workload, pairs[contender][0], cluster, options, number)
+                    else:
+                        figures = await _run(workload, *pairs[contender], target, options, number)
                     samples.setdefault((workload, contender), []).append(figures)
         note("what the agent costs (it is killed at the end, to compare)")
         flood = Order("flood", target, "", int(AGENT_MESSAGES_PER_S * options.run_s), 0, options.payload_bytes)
@@ -117,7 +122,7 @@ async def _run(
     messages = options.messages(workload, contender)
     connections = options.connections if workload == FANOUT else 1
     publish = Order(
-        do={PIPELINED: "pipeline", LATENCY: "ping"}.get(workload, "confirm"),
+        do="pipeline" if workload == PIPELINED else "confirm",
         target=target,
         channel=f"bench.{workload}.{contender}.{number}",
         messages=messages,
@@ -126,19 +131,14 @@ async def _run(
         tasks=options.batch if workload == PIPELINED else options.tasks,
         connections=connections,
     )
-    listen = msgspec.structs.replace(publish, do="echo" if workload == LATENCY else "listen")
-    await subscriber.begin(listen)
+    await subscriber.begin(msgspec.structs.replace(publish, do="listen"))
     await publisher.begin(publish)
     await subscriber.stop()
     publisher.go_on()
     published, received = await publisher.end(), await subscriber.end()
-    return _figures(workload, published, received, messages, connections)
-
-
-def _figures(workload: str, published: Answer, received: Answer, messages: int, connections: int) -> Figures:
     deliveries = messages * connections
     seconds = max(published.ended_at, received.ended_at) - published.began_at
-    figures = {
+    return {
         "messages": messages,
         "seconds": seconds,
         "messages_per_s": messages / seconds,
@@ -146,10 +146,38 @@ def _figures(workload: str, published: Answer, received: Answer, messages: int, 
         "cpu_us_publisher": 1e6 * published.cpu_s / messages,
         "cpu_us_subscriber": 1e6 * received.cpu_s / deliveries,
     }
-    if workload == LATENCY:
-        percentiles = quantiles(published.latencies_us, n=100)
-        figures |= {"latency_us_p50": percentiles[49], "latency_us_p99": percentiles[98]}
-    return figures
+
+
+async def _round_trips(workload: str, worker: Worker, cluster: LocalCluster, options: Options, number: int) -> Figures:
+    """One run of one contender, alone with the server on one core, or on another core than the server."""
+    (server,) = cluster.state.servers
+    assert server.process is not None
+    messages = options.messages(workload, worker.contender)
+    cores = os.sched_getaffinity(server.process.pid)
+    order = Order(
+        do="ping",
+        target=_target(cluster),
+        channel=f"bench.{workload}.{worker.contender}.{number}",
+        messages=messages,
+        warmup=max(10, messages // 10),
+        payload_bytes=options.payload_bytes,
+        core=min(cores) if workload == LATENCY else max(cores),
+    )
+    os.sched_setaffinity(server.process.pid, {min(cores)})
+    try:
+        answer = await worker.do(order)
+    finally:
+        os.sched_setaffinity(server.process.pid, cores)
+    percentiles = quantiles(answer.latencies_us, n=100)
+    seconds = answer.ended_at - answer.began_at
+    return {
+        "messages": messages,
+        "seconds": seconds,
+        "messages_per_s": messages / seconds,
+        "cpu_us": 1e6 * answer.cpu_s / messages,
+        "latency_us_p50": percentiles[49],
+        "latency_us_p99": percentiles[98],
+    }
 
 
 def _medians(runs: list[Figures]) -> Figures:
@@ -180,6 +208,8 @@ def ratios(rows: dict[tuple[str, str], dict[str, Any]]) -> Figures:
         "fanout_cpu_subscriber_vs_redis_py": compare("cpu_us_subscriber", FANOUT, REDIS_PY),
         "fanout_cpu_subscriber_vs_raw": compare("cpu_us_subscriber", FANOUT, RAW),
         "latency_p50_vs_raw": compare("latency_us_p50", LATENCY, RAW),
+        "latency_apart_p50_vs_redis_py": compare("latency_us_p50", LATENCY_APART, REDIS_PY),
+        "latency_apart_p50_vs_raw": compare("latency_us_p50", LATENCY_APART, RAW),
         "pipelined_throughput_vs_redis_py": compare("messages_per_s", PIPELINED, REDIS_PY),
         "pipelined_cpu_vs_redis_py": compare_cpu(PIPELINED, REDIS_PY),
         "pipelined_cpu_vs_raw": compare_cpu(PIPELINED, RAW),
@@ -205,9 +235,11 @@ def describe(options: Options) -> dict[str, str]:
         ),
         FANOUT: f"as confirmed, with {options.connections} subscribing connections in the subscriber process",
         LATENCY: (
-            "nothing else runs: one process publishes (confirmed) and waits for the answer that another process "
-            "publishes (confirmed) when it receives it; a round trip is two passages through the server"
+            "nothing else runs: one process publishes a message, waits until it is confirmed and until its own "
+            "subscription has handed it the message, and publishes the next; server and process share a core, since "
+            "elsewhere the time is that of waking a sleeping core, by the whim of the scheduler"
         ),
+        LATENCY_APART: "the same with the process on another core than the server",
         REDIS_PY: ("redis.asyncio with hiredis, a connection for each publishing task, pubsub.listen(), no timeouts"),
         RAW: "hiredis in a bare asyncio.Protocol: no Shoal code, no loss detection, no order, no reconnecting",
         SHOAL: "Bus.publish(confirm=True) and `async for` over a subscription: every promise of the bus",

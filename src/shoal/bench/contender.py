@@ -61,6 +61,9 @@ class Contender(Protocol):
     async def speak(self, target: Target, tasks: int) -> Mouth:
         """A publisher for that many tasks at a time."""
 
+    async def talk(self, target: Target, channel: str) -> tuple[Ear, Mouth]:
+        """A subscription and a publisher in one application, which the library may serve by one connection."""
+
 
 def find(name: str) -> Contender:
     """The contender of this name. Only its own module is imported."""

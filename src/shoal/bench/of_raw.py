@@ -31,7 +31,7 @@ class _Connection(asyncio.Protocol):
         self._taken = 0
         self._wanted = 0
         self._enough: asyncio.Future[None] | None = None
-        self.subscribed = self._loop.create_future()
+        self._subscribed: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -51,7 +51,7 @@ class _Connection(asyncio.Protocol):
                 elif frame[0] == b"message":
                     taken += 1
                 else:
-                    self.subscribed.set_result(None)
+                    self._subscribed.set_result(None)
         self._taken += taken
         if self._enough is not None and self._taken >= self._wanted:
             self._enough.set_result(None)
@@ -71,6 +71,10 @@ class _Connection(asyncio.Protocol):
     def _flush(self) -> None:
         self._transport.write(b"".join(self._pending))
         self._pending.clear()
+
+    async def subscribe(self, channel: str) -> None:
+        self.write(hiredis.pack_command(("SUBSCRIBE", channel)))  # type: ignore[arg-type]
+        await self._subscribed
 
     async def take(self, count: int) -> None:
         self._wanted += count
@@ -102,8 +106,7 @@ async def listen(target: Target, channel: str, connections: int) -> list[Ear]:
     ears: list[Ear] = []
     for _ in range(connections):
         connection = await _connect(target)
-        connection.write(hiredis.pack_command(("SUBSCRIBE", channel)))  # type: ignore[arg-type]
-        await connection.subscribed
+        await connection.subscribe(channel)
         ears.append(connection)
     return ears
 
@@ -111,3 +114,10 @@ async def listen(target: Target, channel: str, connections: int) -> list[Ear]:
 async def speak(target: Target, tasks: int) -> Mouth:
     """See `contender.Contender`. All tasks share one connection."""
     return await _connect(target)
+
+
+async def talk(target: Target, channel: str) -> tuple[Ear, Mouth]:
+    """See `contender.Contender`. With RESP3 one connection can do both."""
+    connection = await _connect(target)
+    await connection.subscribe(channel)
+    return connection, connection

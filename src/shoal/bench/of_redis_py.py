@@ -63,17 +63,24 @@ class _Mouth:
 async def listen(target: Target, channel: str, connections: int) -> list[Ear]:
     """See `contender.Contender`."""
     client = _client(target, connections)
-    ears: list[Ear] = []
-    for _ in range(connections):
-        pubsub = client.pubsub()
-        await pubsub.subscribe(channel)
-        async for answer in pubsub.listen():
-            if answer["type"] == "subscribe":
-                break
-        ears.append(_Ear(pubsub))
-    return ears
+    return [await _subscribed(client, channel) for _ in range(connections)]
+
+
+async def _subscribed(client: Any, channel: str) -> Ear:
+    pubsub = client.pubsub()
+    await pubsub.subscribe(channel)
+    async for answer in pubsub.listen():
+        if answer["type"] == "subscribe":
+            break
+    return _Ear(pubsub)
 
 
 async def speak(target: Target, tasks: int) -> Mouth:
     """See `contender.Contender`."""
     return _Mouth(_client(target, tasks))
+
+
+async def talk(target: Target, channel: str) -> tuple[Ear, Mouth]:
+    """See `contender.Contender`. A pubsub of redis-py takes a connection of its own."""
+    client = _client(target, 2)
+    return await _subscribed(client, channel), _Mouth(client)

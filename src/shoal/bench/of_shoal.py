@@ -54,3 +54,9 @@ async def listen(target: Target, channel: str, connections: int) -> list[Ear]:
 async def speak(target: Target, tasks: int) -> Mouth:
     """See `contender.Contender`. All tasks share one bus."""
     return _Mouth(await connect(target.url).open())
+
+
+async def talk(target: Target, channel: str) -> tuple[Ear, Mouth]:
+    """See `contender.Contender`. A bus publishes and subscribes on the same connection."""
+    bus = await connect(target.url).open()
+    return _Ear(bus, await bus.subscribe(channel).open()), _Mouth(bus)

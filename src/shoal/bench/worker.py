@@ -13,6 +13,7 @@ processes of a machine share.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from typing import Any, Final
@@ -28,8 +29,8 @@ class Order(msgspec.Struct, frozen=True):
     """What a worker is to do.
 
     `listen` takes messages on `connections` subscriptions, `confirm` publishes with `tasks` tasks that each
-    wait for their confirmation, `pipeline` in batches of `tasks` messages, `echo` answers each message of
-    `channel` on `channel` + ".back", `ping` waits for that answer each time, `flood` is the agent's load.
+    wait for their confirmation, `pipeline` in batches of `tasks` messages, `ping` publishes one message at a time
+    and waits until it is back, `flood` is the agent's load. `core` is where the process runs, None anywhere.
     """
 
     do: str
@@ -40,6 +41,7 @@ class Order(msgspec.Struct, frozen=True):
     payload_bytes: int
     tasks: int = 1
     connections: int = 1
+    core: int | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -71,8 +73,10 @@ class Meter:
 def main(name: str) -> None:
     """Does orders for the contender `name` until there are no more."""
     contender = find(name)
+    cores = os.sched_getaffinity(0)
     for line in sys.stdin.buffer:
         order = _decoder.decode(line)
+        os.sched_setaffinity(0, cores if order.core is None else {order.core})
         _write(uvloop.run(_do(contender, order)))
 
 
@@ -85,8 +89,6 @@ async def _do(contender: Contender, order: Order) -> Answer:
     match order.do:
         case "listen":
             return await _listen(contender, order)
-        case "echo":
-            return await _echo(contender, order)
         case "ping":
             return await _ping(contender, order)
         case "flood":
@@ -146,36 +148,14 @@ async def _listen(contender: Contender, order: Order) -> Answer:
     return answer
 
 
-async def _echo(contender: Contender, order: Order) -> Answer:
-    (ear,) = await contender.listen(order.target, order.channel, 1)
-    mouth = await contender.speak(order.target, 1)
-    payload, back = b"x" * order.payload_bytes, order.channel + ".back"
-    _write("listening")
-    for _ in range(order.warmup):
-        await ear.take(1)
-        await mouth.publish(back, payload)
-    _write("warm")
-    meter = Meter()
-    for _ in range(order.messages):
-        await ear.take(1)
-        await mouth.publish(back, payload)
-    answer = meter.answer()
-    await ear.close()
-    await mouth.close()
-    return answer
-
-
 async def _ping(contender: Contender, order: Order) -> Answer:
-    (ear,) = await contender.listen(order.target, order.channel + ".back", 1)
-    mouth = await contender.speak(order.target, 1)
+    ear, mouth = await contender.talk(order.target, order.channel)
     payload = b"x" * order.payload_bytes
-    for _ in range(order.warmup):
-        await mouth.publish(order.channel, payload)
-        await ear.take(1)
-    await _all_warm()
     latencies_us: list[float] = []
-    meter = Meter()
-    for _ in range(order.messages):
+    for number in range(order.warmup + order.messages):
+        if number == order.warmup:
+            meter = Meter()
+            latencies_us.clear()
         sent_at = time.perf_counter()
         await mouth.publish(order.channel, payload)
         await ear.take(1)

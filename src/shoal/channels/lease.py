@@ -5,7 +5,8 @@ Owns the agent's half of the lease rule (the client's half is in `link.py`, the 
 The lease is granted by the coordinator from the moment at which the agent *sent* its request, by the agent's own
 clock. While the coordinator is down nobody can be granted anything, and nobody can place channels elsewhere either. An
 agent may then go on, but it must not mistake being cut off for the coordinator being down: it goes on only while more
-than half of the ring's servers, itself included, say that their grant has run out, and nobody knows a newer ring. The
+than half of the ring's servers, itself included, are without a grant at the same time, as their agents have said since
+its own ran out, and nobody knows a newer ring. The
 keeper takes no server out of the ring while half of the ring or more is without a fresh grant, and for a whole
 lease after that: so the two can never both believe that it is their turn.
 """
@@ -64,7 +65,7 @@ class AgentLease:
         return 0.0
 
     def _coordinator_is_down(self, ring: Ring, now: float) -> bool:
-        recent = now - self._limits.server_lease_s / 2
+        recent = max(self._until, now - self._limits.server_lease_s / 2)
         words = [word for word, at in self._peers.values() if at >= recent and ring.address(word.server)]
         if any(word.ring_version > ring.version for word in words):
             return False

@@ -342,8 +342,10 @@ class ChannelsRun:
     def _quiet(self) -> bool:
         """Whether nobody waits for anything any more."""
         routers = [app.actor.router for app in self.apps]
-        streams = (stream for app in self.apps for sub in app.subs for _, stream in sub.all_streams())
-        return all(router.settled for router in routers) and not any(stream.has_hole() for stream in streams)
+        subs = [sub for app in self.apps for sub in app.subs]
+        streams = (stream for sub in subs for _, stream in sub.all_streams())
+        settled = all(router.settled for router in routers) and all(sub.settled for sub in subs)
+        return settled and not any(stream.has_hole() for stream in streams)
 
     def _check_settled(self, verdict: Verdict) -> None:
         """Liveness: in a healthy world everything is confirmed, in force, and no table holds what is over."""
