@@ -70,7 +70,7 @@ async def test_a_killed_child_is_started_again(make: Callable[..., Child]) -> No
     await child.start()
     first = child.status()
     await child.kill()
-    await until(lambda: child.status().state == "running")
+    await until(lambda: child.status().state == "running" and child.status().restarts > 0)
     again = child.status()
     assert (first.restarts, again.restarts) == (0, 1)
     assert again.pid not in (None, first.pid)

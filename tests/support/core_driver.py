@@ -373,12 +373,10 @@ def addressed(client: int, message: control.Control) -> PushNotification:
 class AgentDriver:
     """An agent core, its adapter's part, and what its server says."""
 
-    def __init__(
-        self, server: str = "s1", *, limits: Limits = DEFAULT_LIMITS, rules: Rules = ALL_RULES, instance: int = AGENT
-    ) -> None:
+    def __init__(self, server: str = "s1", *, limits: Limits = DEFAULT_LIMITS, instance: int = AGENT) -> None:
         self.now = BEGIN
         book = PlanBook(Verifier(SIGNER.public))
-        self.core = AgentCore(server, instance, Scanner(frame_bytes_max=1 << 20), book, limits, rules)
+        self.core = AgentCore(server, instance, Scanner(frame_bytes_max=1 << 20), book, limits)
         self.said: dict[bytes, list[control.Control]] = defaultdict(list)
         self.commands: list[Command] = []
 

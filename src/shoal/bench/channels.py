@@ -55,9 +55,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 5
     run_s: float = 0.8
     payload_bytes: int = 100
-    tasks: int = 64
+    tasks: int = 256
     batch: int = 100
     connections: int = 200
+    fanout_tasks: int = 64
 
     def messages(self, workload: str, contender: str) -> int:
         """How many messages one run publishes."""
@@ -128,7 +129,7 @@ async def _run(
         messages=messages,
         warmup=max(options.tasks, messages // 10),
         payload_bytes=options.payload_bytes,
-        tasks=options.batch if workload == PIPELINED else options.tasks,
+        tasks={PIPELINED: options.batch, FANOUT: options.fanout_tasks}.get(workload, options.tasks),
         connections=connections,
     )
     await subscriber.begin(msgspec.structs.replace(publish, do="listen"))
@@ -233,7 +234,10 @@ def describe(options: Options) -> dict[str, str]:
             f"the same with one task and batches of {options.batch}, each batch when the last one is confirmed: "
             "redis-py pipeline(transaction=False), raw one write, shoal publish() without confirm and drain()"
         ),
-        FANOUT: f"as confirmed, with {options.connections} subscribing connections in the subscriber process",
+        FANOUT: (
+            f"as confirmed, with {options.fanout_tasks} tasks and {options.connections} subscribing connections in the "
+            "subscriber process"
+        ),
         LATENCY: (
             "nothing else runs: one process publishes a message, waits until it is confirmed and until its own "
             "subscription has handed it the message, and publishes the next; server and process share a core, since "

@@ -12,11 +12,17 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
+from shoal.errors import ShoalError
+
 REDIS_PY: Final = "redis-py"
 RAW: Final = "raw"
 SHOAL: Final = "shoal"
 CONTENDERS: Final = (REDIS_PY, RAW, SHOAL)
 _MODULES: Final = {REDIS_PY: "of_redis_py", RAW: "of_raw", SHOAL: "of_shoal"}
+
+
+class BenchError(ShoalError):
+    """A measurement could not be made."""
 
 
 class Target(msgspec.Struct, frozen=True):

@@ -12,16 +12,12 @@ from typing import Final
 
 import msgspec
 
+from shoal.bench.contender import BenchError
 from shoal.bench.worker import Answer, Order
-from shoal.errors import ShoalError
 
 ANSWER_BYTES_MAX: Final = 1 << 24
 DO_TIMEOUT_S: Final = 120.0
 """How long one order may take. Then the measurement fails: something is stuck."""
-
-
-class BenchError(ShoalError):
-    """A measurement could not be made."""
 
 
 class Worker:

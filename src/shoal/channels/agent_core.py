@@ -23,7 +23,6 @@ from shoal.channels import states
 from shoal.channels.lease import AgentLease
 from shoal.channels.link import Command
 from shoal.channels.register import Register
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.channels.scanner import Scanner
 from shoal.channels.timers import Timers
 from shoal.errors import PlanError, ProtocolError
@@ -57,15 +56,12 @@ class AgentCounters(msgspec.Struct):
 class AgentCore:
     """One agent. `instance` is a random number that tells this process from the ones before it."""
 
-    def __init__(
-        self, server: str, instance: int, scanner: Scanner, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES
-    ) -> None:
+    def __init__(self, server: str, instance: int, scanner: Scanner, book: PlanBook, limits: Limits) -> None:
         self.server = server
         self.instance = instance
         self.scanner = scanner
         self.book = book
         self.limits = limits
-        self.rules = rules
         self.register = Register()
         self.lease = AgentLease(server, limits)
         self.counters = AgentCounters()
@@ -94,10 +90,7 @@ class AgentCore:
         self._begin_life(run_id)
         self._step("server reached")
         self.outbox.append((b"PSUBSCRIBE", b"*"))
-        if self.rules.roll_call:
-            self._call(now)
-        else:
-            self._step("call over")
+        self._call(now)
         self.timers.set("word", now)
 
     def _begin_life(self, run_id: str) -> None:

@@ -58,6 +58,7 @@ class Arrivals:
         lane: Lane | None = None
         confirmed = delivered = 0
         last_channel = b""
+        last_time_us = 0
         subs: list[Subscription] | None = None
         sub: Subscription | None = None
         for frame in frames:
@@ -95,6 +96,9 @@ class Arrivals:
                     and inbox.bytes < bytes_max
                 ):
                     stream.next = sequence + 1
+                    if time_us == last_time_us:
+                        time_us = last_time_us  # one object for all messages of a burst
+                    last_time_us = time_us
                     payload = blob[HEADER_BYTES:]
                     items.append(Message(text, payload, stream.publisher, sequence, time_us))
                     inbox.bytes += len(payload)

@@ -220,7 +220,7 @@ class Receiving:
 
     def doubt(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Nobody heard this stream for a while; unless its publisher speaks again, nobody knows how far it came."""
-        if self._context.rules.doubt and not stream.final and stream.doubted_at is None:
+        if not stream.final and stream.doubted_at is None:
             stream.doubted_at = stream.next
             self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
             self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
@@ -242,11 +242,10 @@ class Receiving:
     def report_unknown(self, sub: Subscription, server: str) -> None:
         """Nobody watched a server while this subscription was away: a publisher that began, and died, meanwhile is
         known to nobody."""
-        if self._context.rules.doubt:
-            self._context.counters.open_gaps += 1
-            reason = f"nobody watched server {server} for a while; a publisher that began and died then is unknown"
-            sub.inbox.report(Gap(sub.text, None, 0, None, reason, sub.pattern_text))
-            self._notify(sub)
+        self._context.counters.open_gaps += 1
+        reason = f"nobody watched server {server} for a while; a publisher that began and died then is unknown"
+        sub.inbox.report(Gap(sub.text, None, 0, None, reason, sub.pattern_text))
+        self._notify(sub)
 
     # Holes
 

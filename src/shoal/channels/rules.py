@@ -27,12 +27,8 @@ class Rules(msgspec.Struct, frozen=True):
     """A server whose word has run out is not used for publishing."""
     repeat: bool = True
     """A publish that no server has confirmed is repeated after the connection is lost."""
-    doubt: bool = True
-    """After a server's death, a stream that nobody vouches for is reported as an open gap."""
     earlier: bool = True
     """A new subscription also stands where the channel lived by the rings before, for a while."""
-    roll_call: bool = True
-    """A restarted agent asks who is there before it answers anybody."""
 
 
 ALL_RULES = Rules()

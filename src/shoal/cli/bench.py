@@ -51,7 +51,7 @@ def register(subparsers: Subparsers) -> None:
         type=_positive_int,
         default=defaults.tasks,
         metavar="N",
-        help=f"tasks that publish at a time (default {defaults.tasks})",
+        help=f"tasks that publish at a time, but for the fan-out (default {defaults.tasks})",
     )
     parser.add_argument(
         "--connections",

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from shoal.channels import states
 from shoal.channels.agent_core import AgentCore
-from shoal.channels.rules import Rules
 from shoal.channels.scanner import Scanner
 from shoal.coordination.interface import Change, Lease
 from shoal.errors import CoordinatorError, ProtocolError
@@ -93,7 +92,6 @@ class AgentActor:
         instance: int,
         public_key: bytes,
         limits: Limits,
-        rules: Rules,
         on_lost: Callable[[], None],
     ) -> None:
         self.network = network
@@ -103,7 +101,7 @@ class AgentActor:
         self.coordinator = coordinator
         self.limits = limits
         self.core = AgentCore(
-            server, instance, Scanner(frame_bytes_max=1 << 24), PlanBook(Verifier(public_key)), limits, rules
+            server, instance, Scanner(frame_bytes_max=1 << 24), PlanBook(Verifier(public_key)), limits
         )
         self.end: Endpoint | None = None
         self._heard_at = -1e9

@@ -66,6 +66,17 @@ class App:
                 self.node.after(self.random.uniform(0.0, 20.0), self._quiet_burst, channel)
         self._live()
 
+    def ring_changed(self) -> None:
+        """Some hear of a new ring at once and subscribe by it, while others still publish by the old one."""
+        if self.node.running and self.actor.started and self.random.random() < 0.5:
+            if self.random.random() < 0.5:
+                self.actor.fetch()
+                self.node.after(self.random.uniform(0.02, 0.2), self._subscribe)
+            else:
+                channel = self.random.choice(self.run.channels)
+                for _ in range(4):
+                    self.node.after(self.random.uniform(0.0, 0.5), self._burst, channel, 1)
+
     def _quiet_burst(self, channel: str) -> None:
         """The only time that this process publishes on the channel: nothing later can show that it got lost."""
         if self.run.active:

@@ -246,7 +246,7 @@ class ChannelsRun:
             instance = self.world.rng("identity").getrandbits(63)
             actor = AgentActor(
                 self.network, node, name, peers, self.coordinator, instance, self.signer.public, self.shape.limits,
-                self.rules, unwatched,
+                unwatched,
             )  # fmt: skip
             actors.append(actor)
 
@@ -289,6 +289,9 @@ class ChannelsRun:
             assert stored is not None
             ring = Verifier(self.signer.public).ring(stored.value)
             before, self.history.members = self.history.members, set(ring.ids)
+            if before and self.active:
+                for app in self.apps:
+                    app.ring_changed()
             self.exercised["server left ring"] += len(before - self.history.members)
             for server in before - self.history.members:
                 self.history.unwatched.append(Interval(f"{server} left the ring", self.world.now))

@@ -100,7 +100,7 @@ class ClientActor:
         self._timer_at = float("inf")
         self._fetching = False
         self.started = False
-        self._fetch()
+        self.fetch()
 
     # The application's calls
 
@@ -154,7 +154,7 @@ class ClientActor:
                             line.hang_up()
                             self.line_lost(line)
                     case FetchRing():
-                        self._fetch()
+                        self.fetch()
                     case Confirmed():
                         self.on_confirmed(effect.token)
             dirty, router.dirty[:] = list(router.dirty), []
@@ -213,7 +213,8 @@ class ClientActor:
             self.router.received(line.server, items, self.node.clock())
             self.flush()
 
-    def _fetch(self) -> None:
+    def fetch(self) -> None:
+        """Asks the coordinator for the newest ring."""
         if not self._fetching and not self.router.context.closing:
             self._fetching = True
             self.coordinator.request(self.node, "get", ("plan/ring",), self._fetched)
@@ -225,4 +226,4 @@ class ClientActor:
             self.started = True
             self.flush()
         elif not self.started:
-            self.node.after(0.3, self._fetch)
+            self.node.after(0.3, self.fetch)

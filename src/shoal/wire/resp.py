@@ -17,10 +17,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import countOf
 from typing import Any, Final, Protocol, cast
-
-import hiredis
 
 from shoal.errors import ConnectError, ProtocolError
 from shoal.wire.ask import ask
@@ -60,13 +57,14 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """What one link has carried since it opened. `commands` does not count what `send_raw` sent."""
+    """What one link has carried since it opened. `commands` does not count what `send_raw` sent; `frames` are
+    pushes and replies.
+    """
 
     bytes_in: int
     bytes_out: int
     commands: int
-    pushes: int
-    replies: int
+    frames: int
 
 
 class RespLink(asyncio.Protocol):
@@ -124,7 +122,7 @@ class RespLink(asyncio.Protocol):
         self._full = False
         self._paused = False
         self._resting = False
-        self._bytes_in = self._bytes_out = self._commands = self._pushes = self._replies = 0
+        self._bytes_in = self._bytes_out = self._commands = self._frames = 0
 
     # -- opening ---------------------------------------------------------------------------------------------
 
@@ -313,7 +311,7 @@ class RespLink(asyncio.Protocol):
 
     def statistics(self) -> LinkStatistics:
         """What the link has carried so far."""
-        return LinkStatistics(self._bytes_in, self._bytes_out, self._commands, self._pushes, self._replies)
+        return LinkStatistics(self._bytes_in, self._bytes_out, self._commands, self._frames)
 
     # -- called by the event loop ----------------------------------------------------------------------------
 
@@ -333,9 +331,7 @@ class RespLink(asyncio.Protocol):
             for frames in self._reader.read(data):
                 if not self._usable:
                     return
-                pushes = countOf(map(type, frames), hiredis.PushNotification)
-                self._pushes += pushes
-                self._replies += len(frames) - pushes
+                self._frames += len(frames)
                 self._receiver.received(frames)
             if len(data) >= READ_TURN_BYTES:
                 self._rest()
