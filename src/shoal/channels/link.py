@@ -78,8 +78,8 @@ class ServerLink:
         self.outbox: list[Command] = []
         self.inflight: deque[Lane | Ping | Listen | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
-        self.lanes: set[Lane] = set()
-        self.sites: set[Site] = set()
+        self.lanes: dict[Lane, None] = {}
+        self.sites: dict[Site, None] = {}
         self.dirty = False
         self._greets: dict[int, float] = {}
         self.life = 0

@@ -111,13 +111,13 @@ class Publishing:
         for lane in [lane for lane in out.lanes if lane.link.server not in wanted]:
             lane.step("moved away")
             out.lanes.remove(lane)
-            lane.link.lanes.discard(lane)
+            lane.link.lanes.pop(lane, None)
         present = {lane.link.server for lane in out.lanes}
         for server in wanted:
             if server not in present:
                 lane = Lane(out, self._context.links[server], out.confirmed)
                 out.lanes.append(lane)
-                lane.link.lanes.add(lane)
+                lane.link.lanes[lane] = None
                 self._context.want(lane.link)
                 if lane.link.state is states.Link.USABLE:
                     self._ask(lane, now)
@@ -283,7 +283,7 @@ class Publishing:
         del self._outs[out.name]
         self.resend_bytes -= out.resend_bytes
         for lane in out.lanes:
-            lane.link.lanes.discard(lane)
+            lane.link.lanes.pop(lane, None)
             lane.step("moved away")
 
     def close(self, now: float) -> None:

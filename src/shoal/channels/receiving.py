@@ -105,7 +105,7 @@ class Receiving:
     ) -> StreamIn:
         """A stream that nobody listed. On one unbroken connection its first message is the first that is owed;
         otherwise it began after the subscription did, and everything from 1 is owed."""
-        first = chan.begins(stream_id, sequence if sub.whole and len(sub.sites) == 1 else 1, sequence)
+        first = chan.begins(stream_id, sequence if sub.undivided else 1, sequence)
         stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         return stream
 
@@ -141,12 +141,13 @@ class Receiving:
         self, sub: Subscription, chan: ChannelIn, stream_id: int, last: int, settled: int, final: bool, server: str,
         now: float,
     ) -> None:  # fmt: skip
-        """How far a stream has come. To a whole subscription that does not know it, what was settled is not owed."""
+        """How far a stream has come. To an undivided subscription that does not know it, what was settled is not owed;
+        to another one it may be on its way from another server."""
         if settled > last:
             raise ProtocolError("a peer sent a beacon that has confirmed more than it has published")
         stream = chan.streams.get(stream_id)
         if stream is None:
-            first = chan.begins(stream_id, settled + 1 if sub.whole else 1, settled + 1)
+            first = chan.begins(stream_id, settled + 1 if sub.undivided else 1, settled + 1)
             stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         stream.server = server
         stream.doubted_at = None

@@ -94,7 +94,7 @@ class Subscribing:
 
     def _stand(self, sub: Subscription, link: ServerLink, now: float) -> None:
         site = sub.sites[link.server] = Site(sub, link)
-        link.sites.add(site)
+        link.sites[site] = None
         self._context.want(link)
         if sub.in_force:
             sub.whole = False
@@ -124,7 +124,7 @@ class Subscribing:
         """Clears up after a site that has been left."""
         link, sub = site.link, site.sub
         sub.sites.pop(site.server, None)
-        link.sites.discard(site)
+        link.sites.pop(site, None)
         self.asked.pop(site.nonce, None)
         key = (sub.pattern, sub.name)
         count = link.listening.get(key, 0)
@@ -264,7 +264,7 @@ class Subscribing:
                 site.step("link lost")
             if site.state is states.Site.LEFT:
                 site.sub.sites.pop(site.server, None)
-                link.sites.discard(site)
+                link.sites.pop(site, None)
                 self._doubt_streams(site.sub, site.server, now)
 
     def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:

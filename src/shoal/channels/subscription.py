@@ -93,6 +93,11 @@ class Subscription:
                 yield channel, stream
 
     @property
+    def undivided(self) -> bool:
+        """Whether everything owed has come, and will come, by one connection that was never lost."""
+        return self.whole and len(self.sites) == 1
+
+    @property
     def settled(self) -> bool:
         """Whether the subscription is in force on every server where it belongs now."""
         return self.in_force and all(
