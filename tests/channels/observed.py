@@ -13,7 +13,8 @@ import hiredis
 
 HEADER = struct.Struct("<HBIQQQ")
 MAGIC = 0x5AF5
-ATTRIBUTES, BEACON, FORWARDED = 1, 2, 4
+ATTRIBUTES, BEACON, FORWARDED, FINAL = 1, 2, 4, 8
+ENDED = 1 << 63
 FRAME_BYTES_MAX = 1 << 20
 
 
@@ -68,7 +69,8 @@ class Model:
             if magic == MAGIC and flags < 16:
                 kind = "beacons" if flags & BEACON else "forwarded" if flags & FORWARDED else "publications"
                 if kind != "beacons" or len(payload) == HEADER.size + 8:
-                    self.lasts[channel][stream] = max(sequence, self.lasts[channel].get(stream, 0))
+                    ended = ENDED if flags & BEACON and flags & FINAL else 0
+                    self.lasts[channel][stream] = max(sequence | ended, self.lasts[channel].get(stream, 0))
                 if kind == "publications":
                     self.publishers[channel].add(stream >> 16)
         counter[kind] += 1

@@ -10,6 +10,9 @@ when a server without a lease loses its place in the ring is the keeper's busine
 A restarted agent takes its predecessor's lease over at once, before it has loaded what it needs to serve:
 the server is as good as before, and its place in the ring should not lapse meanwhile. Later it takes only
 what is free, so that of two agents for one server the newer one stays.
+
+A renewal without an answer may have taken effect all the same, and the keeper would see a living agent that takes
+itself for cut off. So after one the agent only asks, and renews again when it has been answered.
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ class Tenure:
         self._lease: Lease | None = None
         self._membership: Membership | None = None
         self._trouble = ""
+        self._unanswered = False
         self._wake = asyncio.Event()
 
     def hurry(self) -> None:
@@ -120,8 +124,13 @@ class Tenure:
         return True
 
     async def _renew(self, lease: Lease) -> bool:
+        if self._unanswered:
+            await self._coordinator.lease_of(lease.name)
+        self._unanswered = True
         sent_at = asyncio.get_running_loop().time()
-        if not await self._coordinator.renew(lease):
+        renewed = await self._coordinator.renew(lease)
+        self._unanswered = False
+        if not renewed:
             self._lease = None
             _log.warning("lost the lease", server=self._address.id, token=lease.token)
             return await self._take()

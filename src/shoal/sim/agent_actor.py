@@ -107,6 +107,8 @@ class AgentActor:
         self._heard_at = -1e9
         self._dialled_at = -1e9
         self._lapsed_until = -1e9
+        self._asking = False
+        self._unanswered = False
         self._lease: Lease | None = None
         self._timer: Event | None = None
         self._timer_at = float("inf")
@@ -213,8 +215,10 @@ class AgentActor:
         name = f"servers/{self.server}"
         if self._lease is None:
             self.coordinator.request(self.node, "lease_of", (name,), lambda before: self._take(name, before, now))
-        else:
-            self.coordinator.request(self.node, "renew", (self._lease,), lambda result: self._renewed(result, now))
+        elif not self._asking:
+            self._asking = True
+            operation, args = ("lease_of", (name,)) if self._unanswered else ("renew", (self._lease,))
+            self.coordinator.request(self.node, operation, args, lambda result: self._renewed(operation, result, now))
 
     def _take(self, name: str, before: Any, asked_at: float) -> None:
         """Takes the lease over, knowing who held it before."""
@@ -236,10 +240,13 @@ class AgentActor:
         elif not isinstance(result, CoordinatorError):
             self.core.lease.refused()
 
-    def _renewed(self, result: Any, sent_at: float) -> None:
-        if result is True:
+    def _renewed(self, operation: str, result: Any, sent_at: float) -> None:
+        """After a renewal without an answer only questions are sent, until one is answered (see `tenure`)."""
+        self._asking = False
+        self._unanswered = isinstance(result, CoordinatorError)
+        if operation == "renew" and result is True:
             self.core.lease.granted(sent_at)
-        elif not isinstance(result, CoordinatorError):
+        elif operation == "renew" and not self._unanswered:
             self._lease = None
 
 

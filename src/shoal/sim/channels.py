@@ -43,6 +43,8 @@ from shoal.sim.world import World
 BEGIN_S = 3.0
 CALM_S = 8.0
 QUIET_S = 10.0
+NARROW_BYTES_PER_S = 500_000
+"""Links below this carry little, so applications send little: a jam is no fault of the protocol."""
 LIVENESS_S_MAX = 400.0
 """By then a healthy world must have settled, however slow its links are."""
 
@@ -131,14 +133,15 @@ class Shape:
             linger_s=rng.choice((0.5, 5.0)),
         )
         tight = rng.random() < 0.3
+        narrow = faults.window_bytes / max(faults.delay_s) < NARROW_BYTES_PER_S
         return cls(
             servers=rng.randint(2, 4),
             clients=rng.randint(4, 8),
             channels=rng.randint(2, 5),
             safety_s=rng.uniform(12.0, 25.0),
-            burst_max=rng.choice((3, 12, 30)),
-            payload_bytes=rng.choice((10, 400)),
-            burst_pause_s=rng.choice((0.3, 1.5, 4.0)),
+            burst_max=rng.choice((3, 12, 30)) if not narrow else 3,
+            payload_bytes=rng.choice((10, 400)) if not narrow else 10,
+            burst_pause_s=rng.choice((0.3, 1.5, 4.0)) if not narrow else 4.0,
             limits=limits,
             pubsub_limit=BufferLimit(40_000, 20_000, 2.0) if tight else BufferLimit(),
             slow_readers=slow_readers,
