@@ -7,7 +7,7 @@
     │   ├── ServerTooOldError               the server lacks what Shoal needs
     │   └── ClusterNotFoundError            nothing runs where we looked
     ├── PublishError                    a message that was not, or not surely, published
-    │   ├── PayloadTooLargeError            over payload_bytes_max or attributes_bytes_max
+    │   ├── PayloadTooLargeError            over payload_bytes_max
     │   ├── ChannelNameError                not a name that a channel can have
     │   └── NotConfirmedError               no server confirmed it
     ├── SubscribeError                  a subscription that is not in force

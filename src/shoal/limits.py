@@ -37,10 +37,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Longest channel name in bytes (UTF-8). A longer one: publish and subscribe raise ChannelNameError."""
 
     attributes_bytes_max: int = 8 * KIB
-    """Largest encoded attributes of one message. Larger: `publish` raises PayloadTooLargeError."""
+    """Bytes of the encoded attributes of one message. More are refused with PublishError."""
 
     attributes_max: int = 64
-    """Most attributes of one message. More: `publish` raises PayloadTooLargeError."""
+    """Attributes of one message. More are refused with PublishError."""
 
     # -- Buffers of a bus ------------------------------------------------------------------------------------
 
@@ -51,11 +51,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The same buffer in bytes. When full, `publish` waits for room."""
 
     inbox_messages_max: int = 65536
-    """Messages that one subscription holds for a slow reader. When full, the newest are dropped and their
-    place is taken by one gap that says from where to where, so the reader knows what it missed."""
+    """Messages that wait for the application, per subscription. What does not fit counts as not received: it is asked
+    for again once half of the inbox is free, and is a gap only if its publisher no longer has it."""
 
     inbox_bytes_max: int = 64 * MIB
-    """The same inbox in bytes, with the same behaviour."""
+    """Bytes of payload that wait for the application, per subscription; at the limit as `inbox_messages_max`."""
 
     subscriptions_max: int = 100_000
     """Subscriptions on one bus. One more: `subscribe` raises TooManySubscriptionsError."""
@@ -70,15 +70,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The same window in bytes, per channel. The oldest are forgotten."""
 
     resend_total_bytes_max: int = 128 * MIB
-    """All resend windows of one bus together. The oldest of the least recently used channel are forgotten."""
+    """Bytes of all resend windows of a bus. Above it, a channel whose message was just confirmed drops its window."""
 
     held_messages_max: int = 4096
-    """Messages of one stream held back while a hole before them heals. One more: the hole is reported as a
-    gap at once and the held messages are delivered."""
+    """Messages of one stream that wait behind a hole. More than these count as not received and are healed with it."""
 
     streams_per_channel_max: int = 10_000
-    """Streams (publishers) that a subscriber remembers per channel. One more: the one idle longest is
-    forgotten and is met as a new one when it publishes again."""
+    """Streams of one channel that a subscription remembers. Above it the most silent ones are forgotten; one that
+    speaks again goes on from there."""
 
     heal_page_messages: int = 256
     """Messages asked for in one request for a hole. A larger hole is healed page by page."""
@@ -90,7 +89,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long a hole may fill by itself (another server may be slower) before the publisher is asked."""
 
     heal_retry_s: float = 0.4
-    """How long a request for a hole waits for its answer before it is sent again."""
+    """Wait for an answer to a request for a hole; it doubles with each repetition, up to 16 times."""
 
     gap_timeout_s: float = 15.0
     """How long a hole may stay open at all. Then it is reported as a gap and delivery goes on behind it."""
@@ -104,7 +103,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How often an agent gives its word on its server that it holds the lease."""
 
     server_lease_s: float = 3.0
-    """How old the last word may be. Older: clients stop using the server until it speaks again."""
+    """For how long an agent may vouch for its server after it asked the coordinator, and for how long the ring waits
+    before it is without a server whose agent is silent."""
 
     clock_drift_max: float = 0.01
     """How much faster or slower one clock may run than another (a ratio). Leases are kept shorter, and waited
@@ -114,7 +114,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long after the last message of a burst the publisher says what its last sequence number was."""
 
     hello_retry_s: float = 0.5
-    """How long a hello waits for the agent's answer before it is sent again."""
+    """Wait for an agent's answer; it doubles with each repetition, up to 16 times."""
 
     roll_call_s: float = 1.0
     """How long a restarted agent gathers answers before its register counts as complete."""
@@ -134,7 +134,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long `subscribe` waits to be in force. Then it raises SubscribeTimeoutError."""
 
     linger_s: float = 5.0
-    """How long a closing bus stays to heal holes of others from its resend windows, at the most."""
+    """How long a subscription stays at the old server after its channel has moved, and how long at most a bus that saw
+    trouble stays to answer subscribers before it closes."""
 
     drain_timeout_s: float = 30.0
     """How long `drain` waits for confirmations. Then it raises NotConfirmedError."""

@@ -103,7 +103,7 @@ class Bus:
         key, ring = self._plan
         verifier = Verifier(key)
         verifier.ring(ring)  # raises if the cluster did not sign it; the router would only count that
-        router = Router(self.client_id, PlanBook(verifier), self.limits)
+        router = Router(self.client_id, PlanBook(verifier), self.limits, first_nonce=secrets.randbits(60))
         adapter = Adapter(router, self._source, self.limits)
         router.ring(ring, adapter.now)
         adapter.flush()

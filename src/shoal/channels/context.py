@@ -105,7 +105,7 @@ class Context:
         "timers",
     )
 
-    def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules) -> None:
+    def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules, first_nonce: int) -> None:
         self.client = client
         self.book = book
         self.limits = limits
@@ -117,7 +117,7 @@ class Context:
         self.ready: list[Subscription] = []
         self.counters = Counters()
         self.closing = False
-        self.nonce = 0
+        self.nonce = first_nonce
         self.lease_over: Callable[[ServerLink, float], None] = lambda link, now: None
 
     def next_nonce(self) -> int:

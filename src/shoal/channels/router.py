@@ -37,10 +37,13 @@ from shoal.wire.envelope import (
 
 
 class Router:
-    """One client. `client` is a random number of 48 bits that nobody else uses."""
+    """One client. `client` is a random number of 48 bits that nobody else uses; `first_nonce` should be hard to guess,
+    so that nobody can answer in an agent's name."""
 
-    def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES) -> None:
-        self.context = Context(client, book, limits, rules)
+    def __init__(
+        self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES, first_nonce: int = 1
+    ) -> None:
+        self.context = Context(client, book, limits, rules, first_nonce)
         self.publishing = Publishing(self.context)
         self.receiving = Receiving(self.context)
         self.subscribing = Subscribing(self.context, self.receiving)

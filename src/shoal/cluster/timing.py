@@ -13,7 +13,7 @@ import msgspec
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """How long the supervisor and the keeper wait for what."""
 
-    start_timeout_s: float = 30.0
+    start_timeout_s: float = 90.0
     """How long one process may take until it answers, and a whole cluster until it is ready. Then starting
     fails."""
 
