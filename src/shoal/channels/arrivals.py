@@ -66,9 +66,9 @@ class Arrivals:
                 if inflight:
                     expected = inflight.popleft()
                     if expected is not lane or type(frame) is not int:
-                        confirmed = self._confirm(lane, confirmed)
+                        confirmed = self._confirm(lane, confirmed, now)
                         if type(expected) is not Lane or type(frame) is not int:
-                            self._reply(link, expected, frame)
+                            self._reply(link, expected, frame, now)
                             continue
                         lane = expected
                     confirmed += 1
@@ -108,20 +108,20 @@ class Arrivals:
                         self._ready.append(sub)
                     continue
             if subs is None:
-                confirmed = self._confirm(lane, confirmed)
+                confirmed = self._confirm(lane, confirmed, now)
                 self._internal(link, channel, blob, now)
             else:
                 self._message(subs, channel, blob, server, now)
-        self._confirm(lane, confirmed)
+        self._confirm(lane, confirmed, now)
         self._counters.delivered += delivered
 
-    def _confirm(self, lane: Lane | None, count: int) -> int:
+    def _confirm(self, lane: Lane | None, count: int, now: float) -> int:
         """Takes a run of confirmations of one lane; returns what is left of it, which is nothing."""
         if count and lane is not None:
-            self._publishing.confirmed(lane, count)
+            self._publishing.confirmed(lane, count, now)
         return 0
 
-    def _reply(self, link: ServerLink, expected: Lane | Ping | Listen | None, reply: Any) -> None:
+    def _reply(self, link: ServerLink, expected: Lane | Ping | Listen | None, reply: Any, now: float) -> None:
         if expected is None:
             return
         if type(expected) is Ping:
@@ -130,9 +130,9 @@ class Arrivals:
             self._effects.append(Refused(expected.channel, str(reply)))
         elif isinstance(expected, Lane):
             if isinstance(reply, Exception):
-                self._publishing.refused(expected, str(reply))
+                self._publishing.refused(expected, str(reply), now)
             else:
-                self._publishing.confirmed(expected, 1)
+                self._publishing.confirmed(expected, 1, now)
 
     def _other_push(self, link: ServerLink, frame: list[bytes], now: float) -> None:
         """A message of a pattern, or the confirmation of a SUBSCRIBE or one of its kin."""

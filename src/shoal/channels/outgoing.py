@@ -86,11 +86,6 @@ class Outgoing:
         """Whether every message has been confirmed by every server that needs it."""
         return self.confirmed == self.seq
 
-    def unsent(self, lane: Lane) -> list[bytes]:
-        """What the lane has not sent yet, oldest first."""
-        skip = lane.sent + 1 - self.base
-        return list(self.window) if skip <= 0 else [self.window[index] for index in range(skip, len(self.window))]
-
     def page(self, first: int, last: int, messages_max: int, bytes_max: int) -> list[bytes]:
         """Messages of the window between two numbers, as many as the limits allow, but at least one."""
         blobs: list[bytes] = []

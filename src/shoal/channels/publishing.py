@@ -6,6 +6,8 @@ Owns every stream that this client sends. A message is accepted here at once and
 
 from __future__ import annotations
 
+from typing import Final
+
 from shoal.channels import states
 from shoal.channels.context import Confirmed, Context, Refused
 from shoal.channels.link import ServerLink
@@ -16,6 +18,11 @@ from shoal.wire import control, envelope
 from shoal.wire.envelope import SUFFIX, inbox_channel
 
 _pack = SUFFIX.pack
+
+
+CHUNK_MESSAGES: Final = 64
+CHUNK_BYTES: Final = 1 << 18
+"""What is sent at once when a lane has fallen behind."""
 
 
 class Publishing:
@@ -55,7 +62,7 @@ class Publishing:
         self.pending_messages += 1
         self.pending_bytes += size
         lane = out.solo
-        if lane is not None and now < lane.link.usable_until:
+        if lane is not None and lane.sent == seq - 1 and now < lane.link.usable_until:
             link = lane.link
             lane.sent = seq
             link.outbox.append((b"PUBLISH", channel, blob))
@@ -175,13 +182,16 @@ class Publishing:
         return False
 
     def _pump(self, lane: Lane, now: float) -> None:
-        """Sends what the lane has not sent, if the server may be used at this very moment."""
+        """Sends what the lane has not sent, if the server may be used at this very moment: a chunk, and the next one
+        when the server has confirmed most of it. A flood could cut off a client that hears its own messages."""
         out, link = lane.out, lane.link
-        if not self._may_use(link, now):
+        allowance = CHUNK_MESSAGES - (lane.sent - lane.confirmed)
+        if allowance <= 0 or not self._may_use(link, now):
             return
-        for blob in out.unsent(lane):
+        blobs = out.page(lane.sent + 1, out.seq, allowance, CHUNK_BYTES)
+        for blob in blobs:
             link.publish(out.name, blob, lane)
-        lane.sent = out.seq
+        lane.sent += len(blobs)
         self._context.touch(link)
 
     # Links and replies
@@ -207,7 +217,7 @@ class Publishing:
             if lane.state is not states.Lane.WAITING:
                 lane.step("link lost")
 
-    def confirmed(self, lane: Lane, count: int) -> None:
+    def confirmed(self, lane: Lane, count: int, now: float) -> None:
         """A server has confirmed the lane's `count` oldest outstanding messages."""
         if lane.state is states.Lane.DROPPED:
             return
@@ -222,6 +232,8 @@ class Publishing:
                 self._wake(out)
         else:
             self._settle(out)
+        if lane.sent < out.seq and lane.state is states.Lane.LIVE and lane.sent - lane.confirmed <= CHUNK_MESSAGES // 2:
+            self._pump(lane, now)
         limits = self._context.limits
         if len(out.window) > limits.resend_messages_max or out.resend_bytes > limits.resend_bytes_max:
             self.resend_bytes -= out.trim(limits.resend_messages_max, limits.resend_bytes_max)
@@ -240,11 +252,11 @@ class Publishing:
         while waiters and waiters[0][0] <= out.confirmed:
             self._context.effects.append(Confirmed(waiters.popleft()[1]))
 
-    def refused(self, lane: Lane, error: str) -> None:
+    def refused(self, lane: Lane, error: str, now: float) -> None:
         """A server refused a message for good (a right is missing, or memory): the application must hear of it."""
         self._context.counters.refused += 1
         self._context.effects.append(Refused(lane.out.name, error))
-        self.confirmed(lane, 1)
+        self.confirmed(lane, 1, now)
 
     # Beacons and the end of a stream
 

@@ -143,7 +143,7 @@ class Shape:
             payload_bytes=rng.choice((10, 400)) if not narrow else 10,
             burst_pause_s=rng.choice((0.3, 1.5, 4.0)) if not narrow else 4.0,
             limits=limits,
-            pubsub_limit=BufferLimit(40_000, 20_000, 2.0) if tight else BufferLimit(),
+            pubsub_limit=BufferLimit(150_000, 75_000, 2.0) if tight else BufferLimit(),
             slow_readers=slow_readers,
             healable=healable,
             lapses=faults.clock_drift_max < 0.02 and rng.random() < 0.4,
