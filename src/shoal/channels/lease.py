@@ -7,7 +7,7 @@ clock. While the coordinator is down nobody can be granted anything, and nobody 
 agent may then go on, but it must not mistake being cut off for the coordinator being down: it goes on only while more
 than half of the ring's servers, itself included, are without a grant at the same time, as their agents have said since
 its own ran out, and nobody knows a newer ring. The
-keeper takes no server out of the ring while half of the ring or more is without a fresh grant, and for a whole
+keeper takes no server out of the ring while more than half of the ring is without a fresh grant, and for a whole
 lease after that: so the two can never both believe that it is their turn.
 """
 

@@ -14,7 +14,7 @@ The wait is what keeps a false death from splitting a channel. Clients trust a s
   renewed a moment ago: a full `server_lease_s` and the drift;
 - after a time without contact to the coordinator nobody is judged before the same full wait, because agents that are
   alive could not renew either and need the time to come back;
-- the same after a time in which half of the ring's servers or more had no fresh lease: then it is not they who
+- the same after a time in which more than half of the ring's servers had no fresh lease: then it is not they who
   are dead but the way to the coordinator, and their agents go on without it (see `shoal.channels.lease`). Only when
   that has lasted for `MASS_DEATH_LEASES` leases are they believed to be dead.
 """
