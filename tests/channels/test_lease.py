@@ -17,8 +17,8 @@ SURE_S = LEASE_S * (1 - DEFAULT_LIMITS.clock_drift_max)
 RING = ring(5, ("s1", "s2", "s3", "s4"))
 
 
-def word(server: str, *, granted: bool = False, ring_version: int = 5) -> Word:
-    return Word(server, 9, 1, 0, 1, 1000, granted, ring_version)
+def word(server: str, *, granted: bool = False, ring_version: int = 5, lease_ms: int = 500) -> Word:
+    return Word(server, 9, 1, 0, 1, lease_ms, granted, ring_version)
 
 
 def lapsed() -> AgentLease:
@@ -152,8 +152,23 @@ def test_two_halves_never_both_go_on(granted: list[bool], count: int) -> None:
     """An agent goes on only if so many are without a grant that the keeper takes nobody out of the ring."""
     servers = ("s1", "s2", "s3", "s4")[:count]
     lease = lapsed()
+    now = 103.0
+    assert not lease.is_granted(now)
     for server, has_grant in zip(servers[1:], granted, strict=False):
-        lease.heard(word(server, granted=has_grant), 200.0)
+        lease.heard(word(server, granted=has_grant), now)
     without = 1 + sum(not has_grant for _, has_grant in zip(servers[1:], granted, strict=False))
-    goes_on = lease.remaining_s(ring(5, servers), 200.0) > 0
+    goes_on = lease.remaining_s(ring(5, servers), now) > 0
     assert goes_on == (without > count / 2)
+
+
+def test_a_grant_that_outlives_ours_proves_that_we_are_cut_off() -> None:
+    """The coordinator was there when ours was not renewed; later everybody may lose it, but the ring may have changed."""
+    lease = lapsed()
+    lease.heard(word("s2", granted=True, lease_ms=2500), 104.0)
+    for server in ("s2", "s3", "s4"):
+        lease.heard(word(server), 200.0)
+    assert lease.remaining_s(RING, 200.0) == 0
+    lease.granted(300.0)
+    for server in ("s2", "s3", "s4"):
+        lease.heard(word(server), 310.0)
+    assert lease.remaining_s(RING, 310.0) > 0

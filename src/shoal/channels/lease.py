@@ -27,6 +27,7 @@ class AgentLease:
         self._until = 0.0
         self._silent_until = 0.0
         self._silent_ring = 0
+        self._outlived = False
         self._peers: dict[str, tuple[Word, float]] = {}
 
     def granted(self, sent_at: float, lapsed_at: int | None = None) -> None:
@@ -38,6 +39,7 @@ class AgentLease:
         """
         if lapsed_at is not None:
             self._silent_until, self._silent_ring = sent_at + self._limits.server_lease_s, lapsed_at
+        self._outlived = False
         self._until = max(self._until, sent_at + self._limits.server_lease_s * (1 - self._limits.clock_drift_max))
 
     def refused(self) -> None:
@@ -45,8 +47,14 @@ class AgentLease:
         self._until = 0.0
 
     def heard(self, word: Word, now: float) -> None:
-        """Another agent has given its word on its own server."""
+        """Another agent has given its word on its own server.
+
+        If its grant outlives ours by more than the time between two renewals, the coordinator was there when ours was
+        not renewed: we are cut off, and may have left the ring without hearing of it.
+        """
         self._peers[word.server] = word, now
+        if word.granted and now + word.lease_ms / 1000 > self._until + 2 * self._limits.word_interval_s:
+            self._outlived = True
 
     def is_granted(self, now: float) -> bool:
         """Whether the coordinator's grant still runs."""
@@ -67,7 +75,7 @@ class AgentLease:
     def _coordinator_is_down(self, ring: Ring, now: float) -> bool:
         recent = max(self._until, now - self._limits.server_lease_s / 2)
         words = [word for word, at in self._peers.values() if at >= recent and ring.address(word.server)]
-        if any(word.ring_version > ring.version for word in words):
+        if self._outlived or any(word.ring_version > ring.version for word in words):
             return False
         lapsed = 1 + sum(not word.granted for word in words)
         return 2 * lapsed > len(ring.servers)
