@@ -162,7 +162,7 @@ def test_two_halves_never_both_go_on(granted: list[bool], count: int) -> None:
 
 
 def test_a_grant_that_outlives_ours_proves_that_we_are_cut_off() -> None:
-    """The coordinator was there when ours was not renewed; later everybody may lose it, but the ring may have changed."""
+    """The coordinator was there when ours was not renewed. Later all may lose it, but the ring may have changed."""
     lease = lapsed()
     lease.heard(word("s2", granted=True, lease_ms=2500), 104.0)
     for server in ("s2", "s3", "s4"):

@@ -21,12 +21,13 @@ SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
-    "dedupe": (7, 12),
+    "dedupe": (7,),
     "order": (6, 3),
-    "heal": (3, 7),
-    "handshake": (5, 1),
-    "lease": (10,),
-    "repeat": (6, 8),
+    "heal": (7, 9),
+    "beacon": (98,),
+    "handshake": (5,),
+    "lease": (0,),
+    "earlier": (127,),
 }
 """Seeds that are known to catch a broken rule, quick ones first."""
 
