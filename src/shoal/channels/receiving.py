@@ -276,18 +276,20 @@ class Receiving:
         stream.attempts += 1
 
     def _ask(self, sub: Subscription, chan: ChannelIn, stream: StreamIn) -> None:
-        site = sub.sites.get(stream.server) or next(iter(sub.sites.values()), None)
-        links = [site.link] if site and site.link.open else [s.link for s in sub.sites.values() if s.link.open]
+        """Asks where the stream was last heard; without an answer, on the other servers of the subscription in turn."""
+        links = [site.link for site in sub.sites.values() if site.link.open]
         if not links:
             return
+        links.sort(key=lambda link: link.server != stream.server)
+        link = links[stream.attempts % len(links)]
         self._context.counters.heals_asked += 1
         stream.asked = True
         room = max(1, sub.inbox.messages_max - len(sub.inbox.items))
         hole_end = stream.hole_end() if stream.has_hole() else stream.next
         last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
         request = control.Heal(self._context.client, chan.name, stream.stream, stream.next, last)
-        links[0].publish(inbox_channel(client_of(stream.stream)), control.encode(request))
-        self._context.touch(links[0])
+        link.publish(inbox_channel(client_of(stream.stream)), control.encode(request))
+        self._context.touch(link)
 
     def resent(self, sub: Subscription, message: control.Resend, server: str, now: float) -> None:
         """A message that came by way of the inbox; only what was asked for is taken."""
