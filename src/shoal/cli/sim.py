@@ -12,8 +12,6 @@ from typing import Any
 from shoal.channels.rules import Rules
 from shoal.cli.output import Subparsers, add_command, note, result
 
-BREAKS_SEEDS_MAX = 200
-
 
 def register(subparsers: Subparsers) -> None:
     """Adds the command."""
