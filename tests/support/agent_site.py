@@ -74,7 +74,7 @@ class Site:
         return await self.coordinator.lease_of(f"servers/{self.address.id}")
 
     async def records(self) -> list[Record]:
-        entries = await self.plain.xrange(TELEMETRY_KEY)
+        entries: Any = await self.plain.xrange(TELEMETRY_KEY)
         return [decode(fields[DATA_FIELD]) for _, fields in entries]
 
     async def seen(self, channel: bytes, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
