@@ -221,10 +221,14 @@ class Bus:
         publishing = adapter.router.publishing
         if publishing.pending_messages >= self._messages_max or publishing.pending_bytes >= self._bytes_max:
             return None
-        if not adapter.scheduled:
-            adapter.schedule()
         self.published += 1
-        return publishing.publish(raw, payload, attributes, adapter.time_us, adapter.now)
+        if adapter.scheduled:
+            return publishing.publish(raw, payload, attributes, adapter.time_us, adapter.now)
+        adapter.schedule()
+        posted = publishing.publish(raw, payload, attributes, adapter.time_us, adapter.now)
+        if publishing.pending_messages == 1:
+            adapter.flush()  # nothing is on its way that more could be gathered behind
+        return posted
 
     def _check_name(self, channel: str | bytes) -> bytes:
         raw = check_channel_name(channel, self.limits)

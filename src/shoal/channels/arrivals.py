@@ -1,17 +1,19 @@
 """The hot loop of a client: sorts the frames that arrive from a server.
 
-Owns the two plain cases, which are handled in place since they are nearly all of the traffic: a run of confirmations of
-one lane, and a message that is the next of its stream. Whatever needs a judgement goes to its owner: `publishing`,
-`receiving`, or the router for control messages.
+Owns the plain cases, which are handled in place since they are nearly all of the traffic: a run of confirmations of
+one lane, a message that is the next of its stream, and a run of such messages. Whatever needs a judgement goes to its
+owner: `publishing`, `receiving`, or the router for control messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any, Final
 
 from hiredis import PushNotification
 
+from shoal.channels.bursts import RUN_MESSAGES_MIN, as_run
 from shoal.channels.context import Context, Refused
 from shoal.channels.link import Listen, Ping, ServerLink
 from shoal.channels.outgoing import Lane
@@ -19,7 +21,7 @@ from shoal.channels.publishing import Publishing
 from shoal.channels.receiving import Receiving
 from shoal.channels.subscribing import Subscribing
 from shoal.channels.subscription import Subscription
-from shoal.message import Message
+from shoal.message import Item, Message
 from shoal.wire.envelope import HEADER_BYTES, PLAIN, PLAIN_HEADER, RESERVED_PREFIX
 
 Internal = Callable[[ServerLink, bytes, bytes, float], None]
@@ -52,7 +54,7 @@ class Arrivals:
     def received(self, server: str, frames: list[Any], now: float) -> None:
         """Frames from a server in wire order: pushes, and replies to commands."""
         link = self._links.get(server)
-        if link is None:
+        if link is None or (len(frames) >= RUN_MESSAGES_MIN and self._take_run(frames)):
             return
         inflight = link.inflight
         lane: Lane | None = None
@@ -114,6 +116,33 @@ class Arrivals:
                 self._message(subs, channel, blob, server, now)
         self._confirm(lane, confirmed, now)
         self._counters.delivered += delivered
+
+    def _take_run(self, frames: list[Any]) -> bool:
+        """Takes frames that are one run whose messages are all the plain case; False, and nothing has happened, if
+        they are anything else.
+        """
+        run = as_run(frames)
+        subs = self._by_channel.get(run.channel) if run is not None else None
+        if run is None or subs is None or len(subs) != 1 or not subs[0].in_force:
+            return False
+        sub = subs[0]
+        stream = sub.streams.get(run.stream)
+        if stream is None or stream.next != run.sequences[0] or stream.held:
+            return False
+        inbox = sub.inbox
+        count = len(frames)
+        if len(inbox.items) + count > inbox.messages_max or inbox.bytes + run.payload_bytes > inbox.bytes_max:
+            return False
+        stream.next += count
+        texts, publishers = repeat(sub.text), repeat(stream.publisher)
+        messages: Iterator[Item] = map(Message, texts, run.payloads(), publishers, run.sequences, run.times_us)
+        inbox.items.extend(messages)
+        inbox.bytes += run.payload_bytes
+        self._counters.delivered += count
+        if not sub.notified:
+            sub.notified = True
+            self._ready.append(sub)
+        return True
 
     def _confirm(self, lane: Lane | None, count: int, now: float) -> int:
         """Takes a run of confirmations of one lane; returns what is left of it, which is nothing."""

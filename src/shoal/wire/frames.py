@@ -35,20 +35,21 @@ class FrameReader:
         self._read_slice_bytes = read_slice_bytes
         self._unfinished_bytes = 0
 
-    def read(self, data: bytes) -> Iterator[list[Any]]:
-        """The frames that `data` completes, a list for each slice that completes any.
+    def read(self, data: bytes | bytearray, size: int | None = None) -> Iterator[list[Any]]:
+        """The frames that `data`, or its first `size` bytes, completes, a list for each slice that completes any.
 
         Raises `ProtocolError` after the last good frame when what follows is no RESP3, or when a frame
         grows above `frame_bytes_max` (to within one slice). The reader is of no use afterwards.
         """
         reader = self._reader
-        size = len(data)
         slice_bytes = self._read_slice_bytes
+        if size is None:
+            size = len(data)
         for offset in range(0, size, slice_bytes):
             length = min(slice_bytes, size - offset)
             frames: list[Any] = []
             try:
-                reader.feed(data, offset, length)
+                reader.feed(data, offset, length)  # type: ignore[arg-type]  # it takes any buffer
                 frames.extend(iter(reader.gets, _NOTHING))
             except (hiredis.ProtocolError, MemoryError, TypeError) as error:
                 # MemoryError: an array of absurd length. TypeError: a map whose key is a list.

@@ -14,10 +14,12 @@ Everything runs on the event loop's thread. A link opens once; to connect again,
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
+from weakref import WeakKeyDictionary
 
 from shoal.errors import ConnectError, ProtocolError
 from shoal.wire.ask import ask
@@ -34,7 +36,11 @@ from shoal.wire.handshake import (
 __all__ = ["Command", "LinkStatistics", "Receiver", "RespLink", "ask", "encode_commands"]
 
 READ_TURN_BYTES: Final = 1 << 17
-"""A read of this size or more is the last of its turn of the event loop."""
+"""What a link reads in one turn of the event loop at the most."""
+
+_NO_BUFFER: Final = bytearray()
+_buffers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, bytearray]] = WeakKeyDictionary()
+"""One for all links of an event loop, so that it stays in the processor's caches: what is read is used up at once."""
 
 
 class Receiver(Protocol):
@@ -67,10 +73,10 @@ class LinkStatistics:
     frames: int
 
 
-class RespLink(asyncio.Protocol):
+class RespLink(asyncio.BufferedProtocol):
     """One connection to one server: pipelined, bounded, with callbacks instead of streams.
 
-    The methods of `asyncio.Protocol` are for the event loop only.
+    The methods of `asyncio.BufferedProtocol` are for the event loop only.
     """
 
     def __init__(
@@ -109,6 +115,8 @@ class RespLink(asyncio.Protocol):
         self._loop = loop
         self._reader = FrameReader(frame_bytes_max=frame_bytes_max, read_slice_bytes=read_slice_bytes)
         self._transport: asyncio.Transport | None = None
+        self._fd = -1
+        self._buffer = _NO_BUFFER
         self._identity: ServerIdentity | None = None
         self._answered: asyncio.Future[list[Any]] | None = None
         self._answers: list[Any] = []
@@ -135,6 +143,7 @@ class RespLink(asyncio.Protocol):
         if self._answered is not None:
             raise RuntimeError("a link opens once; make another to connect again")
         self._loop = loop = self._loop or asyncio.get_running_loop()
+        self._buffer = _buffers.setdefault(loop, bytearray(READ_TURN_BYTES))
         self._answered = loop.create_future()
         try:
             replies = await self._shake_hands(loop, self._answered)
@@ -245,8 +254,23 @@ class RespLink(asyncio.Protocol):
         pending.clear()
         self._pending_bytes = 0
         self._bytes_out += len(data)
-        self._transport.write(data)
+        self._write(self._transport, data)
         self._tell_writable()
+
+    def _write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Writes to the socket itself when nothing is ahead: a transport of uvloop would wait for its loop's next turn.
+
+        What the socket does not take, and every error, is the transport's.
+        """
+        if not transport.get_write_buffer_size():
+            try:
+                written = os.write(self._fd, data)
+            except OSError:
+                written = 0
+            if written == len(data):
+                return
+            data = data[written:]
+        transport.write(data)
 
     def _tell_writable(self) -> None:
         """Tell the receiver if the link has become writable again."""
@@ -319,28 +343,34 @@ class RespLink(asyncio.Protocol):
         """Set up the socket: no delay for small writes, and our own high-water mark."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._high, low=self._high // 4)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected = transport.get_extra_info("socket")
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._fd = connected.fileno()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Where the next read goes."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Deliver what has come, slice by slice."""
         try:
             if not self._opened:
-                self._collect_answers(data)
+                self._collect_answers(nbytes)
                 return
-            self._bytes_in += len(data)
-            for frames in self._reader.read(data):
+            self._bytes_in += nbytes
+            for frames in self._reader.read(self._buffer, nbytes):
                 if not self._usable:
                     return
                 self._frames += len(frames)
                 self._receiver.received(frames)
-            if len(data) >= READ_TURN_BYTES:
+            if nbytes == READ_TURN_BYTES:
                 self._rest()
         except Exception as error:
             self._fail(error)
 
-    def _collect_answers(self, data: bytes) -> None:
+    def _collect_answers(self, nbytes: int) -> None:
         """The replies of the handshake; anything that follows them unasked is no RESP3."""
-        for frames in self._reader.read(data):
+        for frames in self._reader.read(self._buffer, nbytes):
             self._answers += frames
         if len(self._answers) > HANDSHAKE_REPLIES:
             raise ProtocolError(f"{self._where} sent more than it was asked for", do=NO_REDIS)

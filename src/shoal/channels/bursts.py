@@ -1,0 +1,70 @@
+"""Runs: many frames at once that are consecutive messages of one stream on one channel.
+
+Owns the question whether frames are such a run, answered by loops that run in C. A fast publisher's messages arrive
+that way, and taking them one by one costs twice as much. First and last frame settle it in nearly every case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from operator import countOf, getitem
+from typing import Any, Final, NamedTuple, cast
+
+from hiredis import PushNotification
+
+from shoal.wire.envelope import HEADER_BYTES, PLAIN, PLAIN_HEADER
+
+RUN_MESSAGES_MIN: Final = 8
+"""From how many frames on it pays to look."""
+
+_unpack: Final = PLAIN_HEADER.unpack_from
+_PAYLOAD: Final = slice(HEADER_BYTES, None)
+_slice: Final = cast(Callable[[bytes, slice], bytes], getitem)
+
+
+class Run(NamedTuple):
+    """The messages of a run, in columns."""
+
+    channel: bytes
+    stream: int
+    sequences: tuple[int, ...]
+    times_us: tuple[int, ...]
+    blobs: tuple[bytes, ...]
+    payload_bytes: int
+
+    def payloads(self) -> Iterator[bytes]:
+        """The payloads in their order."""
+        return map(_slice, self.blobs, repeat(_PAYLOAD))
+
+
+def as_run(frames: list[Any]) -> Run | None:
+    """The run that the frames are; None if they are anything else. There is at least one frame."""
+    first, last, count = frames[0], frames[-1], len(frames)
+    if not (_may_be_plain(first) and _may_be_plain(last)):
+        return None
+    channel, blob = first[1], first[2]
+    _, stream, sequence, _ = _unpack(blob)
+    if _unpack(last[2])[1:3] != (stream, sequence + count - 1):
+        return None
+    if countOf(map(type, frames), PushNotification) != count or countOf(map(len, frames), 3) != count:
+        return None
+    kinds, channels, blobs = zip(*frames, strict=True)
+    sizes = list(map(len, blobs))
+    if kinds.count(b"message") != count or channels.count(channel) != count or min(sizes) < HEADER_BYTES:
+        return None
+    flags, streams, sequences, times_us = zip(*map(_unpack, blobs), strict=True)
+    if flags.count(PLAIN) != count or streams.count(stream) != count:
+        return None
+    if sequences != tuple(range(sequence, sequence + count)):
+        return None
+    return Run(channel, stream, sequences, times_us, blobs, sum(sizes) - HEADER_BYTES * count)
+
+
+def _may_be_plain(frame: Any) -> bool:
+    return (
+        type(frame) is PushNotification
+        and len(frame) == 3
+        and type(frame[2]) is bytes
+        and len(frame[2]) >= HEADER_BYTES
+    )
