@@ -30,9 +30,6 @@ AFTER_LEFT_S: Final = (0.0, 2.0)
 FREEZE_FIRST: Final = 0.5
 """How often a server hangs before it dies, so that what publishers sent meanwhile dies with it."""
 FREEZE_S: Final = (0.05, 0.4)
-MEND_FIRST: Final = 0.75
-"""How often the next fault of a kind waits until the cluster is well again; else several are down at a time."""
-MEND_S_MAX: Final = 6.0
 CALM_S_MAX: Final = 8.0
 """How long before the end of the load faults are over, at the most."""
 
@@ -95,11 +92,8 @@ class Faults:
             name = self._random.choice(names)
             kills += 1
             hold = way.hold_one_in > 0 and kills % way.hold_one_in == 2
-            if await self._kill(way, name, hold):
-                if hold:
-                    await self._hold(name)
-                elif self._random.random() < MEND_FIRST:
-                    await self._mended()
+            if await self._kill(way, name, hold) and hold:
+                await self._hold(name)
             pause_s = self._random.uniform(*way.every_s)
 
     async def _kill(self, way: _Way, name: str, hold: bool) -> bool:
@@ -131,12 +125,6 @@ class Faults:
             await asyncio.sleep(self._random.uniform(*AFTER_LEFT_S))
         self._log.write(Noted(f"released {name}", monotonic()))
         self._cluster.release(name)
-
-    async def _mended(self) -> None:
-        """Waits until the cluster is well again."""
-        give_up = min(monotonic() + MEND_S_MAX, self._until)
-        while monotonic() < give_up and not self._cluster.status().ready:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(POLL_S)
 
     def _ring(self) -> frozenset[str]:
         return frozenset(server.id for server in self._cluster.status().servers if server.in_ring)
