@@ -119,6 +119,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     roll_call_s: float = 1.0
     """How long a restarted agent gathers answers before its register counts as complete."""
 
+    # -- Moves -----------------------------------------------------------------------------------------------
+
+    prepare_timeout_s: float = 10.0
+    """How long a move waits for the agents concerned to know of it. Then it is given up, and nothing has changed."""
+
+    widen_timeout_s: float = 2.0
+    """How long a move waits for subscribers to follow. Then agents forward to those that have not."""
+
+    notice_retry_s: float = 1.0
+    """After how long an agent tells a client again of an entry that it does not seem to know."""
+
+    forward_buffer_bytes_max: int = 16 * MIB
+    """What an agent keeps for one other server that cannot be reached. Beyond it the oldest is dropped, and
+    subscribers ask its publishers."""
+
     # -- Connections and waits -------------------------------------------------------------------------------
 
     connect_timeout_s: float = 5.0

@@ -102,7 +102,7 @@ def test_a_newer_entry_is_taken_an_older_one_refused() -> None:
     book = new_book(5)
     book.accept_entry(entry(2, "s1"))
     assert book.accept_entry(entry(3, "s2")) == (b"tile", True)
-    with pytest.raises(StaleEntryError, match=r"b'tile' has version 2, older than 3"):
+    with pytest.raises(StaleEntryError, match=r"b'tile' has revision 2, older than 3"):
         book.accept_entry(entry(2, "s1"))
     assert book.placement(b"tile").servers == ("s2",)
 
@@ -149,7 +149,13 @@ def test_an_entry_is_reduced_to_the_servers_that_remain() -> None:
     book = new_book(5)
     book.accept_entry(entry(2, "s1", "s2", "s3", mode=Mode.ALL_PUBLISHERS))
     book.accept_ring(SIGNER.ring(ring(6, ("s1", "s3"))))
-    assert book.placement(b"tile") == Placement(6, Mode.ALL_PUBLISHERS, ("s1", "s3"))
+    reduced = book.placement(b"tile")
+    assert (reduced.mode, reduced.servers) == (Mode.ALL_PUBLISHERS, ("s1", "s3"))
+    assert reduced.version not in (2, 5, 6), "nobody may take it for the whole one"
+    other = new_book(5)
+    other.accept_entry(entry(2, "s1", "s2", "s3", mode=Mode.ALL_PUBLISHERS))
+    other.accept_ring(SIGNER.ring(ring(7, ("s3", "s1", "s4"))))
+    assert other.placement(b"tile") == reduced, "whoever knows the same servers to be there uses the same version"
     assert book.entries[b"tile"].servers == ("s1", "s2", "s3"), "the entry itself stays as it was signed"
 
 

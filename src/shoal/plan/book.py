@@ -5,27 +5,33 @@ Owns the choice between an entry and the ring. Accepts only what is signed and n
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
+from typing import Final
 
 from shoal.errors import StaleEntryError
+from shoal.plan.entry import Entry
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Verifier
+
+_REDUCED: Final = 1 << 31
+"""Set in the version of what is left of a placement."""
 
 
 class PlanBook:
     """A ring and the entries that its holder has met.
 
-    A channel without an entry lives where the ring says, under the ring's version. An entry whose servers have
-    partly left the ring is reduced to those that remain, and one that lost them all falls back to the ring: both
-    under the ring's version, which is the newer one.
+    A channel without an entry lives where the ring says, under the ring's version. An entry that lost all its servers
+    falls back to that. A placement whose servers have partly left the ring is reduced to those that remain, under a
+    version that tells which they are.
     """
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
         self._ring: Ring | None = None
         self._signed_ring = b""
-        self._entries: dict[bytes, Placement] = {}
+        self._entries: dict[bytes, Entry] = {}
         self._signed_entries: dict[bytes, bytes] = {}
 
     @property
@@ -44,7 +50,7 @@ class PlanBook:
         return self._ring.version if self._ring else 0
 
     @property
-    def entries(self) -> Mapping[bytes, Placement]:
+    def entries(self) -> Mapping[bytes, Entry]:
         """The entries as they were signed, without the ring's corrections."""
         return self._entries
 
@@ -62,18 +68,19 @@ class PlanBook:
         """Takes a signed entry; returns its channel and whether it is news."""
         entry = self._verifier.entry(data)
         known = self._entries.get(entry.channel)
-        if known is not None and entry.placement.version < known.version:
-            raise StaleEntryError(
-                f"the entry of channel {entry.channel!r} has version {entry.placement.version}, "
-                f"older than {known.version}, which is in use"
-            )
-        if known == entry.placement:
+        if known == entry:
             return entry.channel, False
-        if known is not None and entry.placement.version == known.version:
+        if known is not None and entry.newness < known.newness:
             raise StaleEntryError(
-                f"the entry of channel {entry.channel!r} has version {known.version}, under which another one is in use"
+                f"the entry of channel {entry.channel!r} has revision {entry.newness}, "
+                f"older than {known.newness}, which is in use"
             )
-        self._entries[entry.channel] = entry.placement
+        if known is not None and entry.newness == known.newness:
+            raise StaleEntryError(
+                f"the entry of channel {entry.channel!r} has revision {known.newness}, "
+                "under which another one is in use"
+            )
+        self._entries[entry.channel] = entry
         self._signed_entries[entry.channel] = data
         return entry.channel, True
 
@@ -86,18 +93,45 @@ class PlanBook:
         self._entries.pop(channel, None)
         self._signed_entries.pop(channel, None)
 
+    def entry(self, channel: bytes) -> Entry | None:
+        """The channel's entry as it was signed; None if the ring decides."""
+        return self._entries.get(channel)
+
+    def revision(self, channel: bytes) -> int:
+        """How new the holder's knowledge of the channel is; 0 if the ring decides."""
+        entry = self._entries.get(channel)
+        return entry.newness if entry else 0
+
     def placement(self, channel: bytes) -> Placement:
-        """Where the channel lives, as far as the holder of this book knows."""
-        ring = self._require_ring()
+        """Where publishers of the channel publish, as far as the holder of this book knows."""
         entry = self._entries.get(channel)
         if entry is None:
-            return Placement(ring.version, Mode.SINGLE, (ring.home(channel),))
-        alive = tuple(server for server in entry.servers if ring.address(server))
-        if len(alive) == len(entry.servers):
-            return entry
-        if not alive:
-            return Placement(ring.version, Mode.SINGLE, (ring.home(channel),))
-        return Placement(ring.version, entry.mode, alive)
+            return self._at_home(channel)
+        for placement in (entry.publishing, *reversed(entry.standing)):
+            reduced = self._reduced(placement)
+            if reduced is not None:
+                return reduced
+        return self._at_home(channel)
+
+    def standing(self, channel: bytes) -> tuple[Placement, ...]:
+        """The placements that every subscriber of the channel stands by: more than one while it moves."""
+        entry = self._entries.get(channel)
+        if entry is None:
+            return (self._at_home(channel),)
+        standing = [reduced for placement in entry.standing if (reduced := self._reduced(placement)) is not None]
+        return tuple(standing) or (self._at_home(channel),)
+
+    def _at_home(self, channel: bytes) -> Placement:
+        ring = self._require_ring()
+        return Placement(ring.version, Mode.SINGLE, (ring.home(channel),))
+
+    def _reduced(self, placement: Placement) -> Placement | None:
+        """What the ring has left of a placement; None if that is nothing."""
+        ring = self._require_ring()
+        alive = tuple(server for server in placement.servers if ring.address(server))
+        if len(alive) == len(placement.servers):
+            return placement
+        return Placement(_reduced_version(placement.version, alive), placement.mode, alive) if alive else None
 
     def earlier_servers(self, channel: bytes) -> tuple[str, ...]:
         """Where publishers that have not heard of the last changes of the ring may still publish."""
@@ -116,3 +150,9 @@ class PlanBook:
         if self._ring is None:
             raise StaleEntryError("no ring is known yet: the coordinator has not been asked, or holds none")
         return self._ring
+
+
+def _reduced_version(version: int, alive: tuple[str, ...]) -> int:
+    """A version for what is left of a placement: the same for everybody, and never that of a placement as it was
+    signed."""
+    return _REDUCED | zlib.crc32(f"{version}/{'/'.join(alive)}".encode())

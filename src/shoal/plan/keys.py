@@ -5,6 +5,8 @@ Owns the names, and how a channel's name becomes part of one. Never touches the 
     plan/key                 the public key by which rings and entries are checked
     plan/ring                the signed ring
     plan/entries/<channel>   the signed entry of one channel
+    moves/<channel>          a move that was asked for, until it has ended
+    reports/<server>         what the server's agent says of the channels that move there
 
 A channel's name may hold any bytes, a key only text of limited length, so the name is written in base64url
 without padding: the longest name, 512 bytes, takes 683 characters.
@@ -19,19 +21,46 @@ from typing import Final
 PLAN_PREFIX: Final = "plan/"
 PUBLIC_KEY: Final = "plan/key"
 RING_KEY: Final = "plan/ring"
+KEEPER_LEASE: Final = "plan/keeper"
+"""The lease of the one process that may write the plan."""
 ENTRIES_PREFIX: Final = "plan/entries/"
+MOVES_PREFIX: Final = "moves/"
+REPORTS_PREFIX: Final = "reports/"
 
 
 def entry_key(channel: bytes) -> str:
     """The key of a channel's entry."""
-    return ENTRIES_PREFIX + base64.urlsafe_b64encode(channel).rstrip(b"=").decode()
+    return ENTRIES_PREFIX + _text(channel)
 
 
 def entry_channel(key: str) -> bytes | None:
     """The channel whose entry has this key; None if the key is not that of any channel's entry."""
-    text = key.removeprefix(ENTRIES_PREFIX)
+    return _channel(key, ENTRIES_PREFIX)
+
+
+def move_key(channel: bytes) -> str:
+    """The key of the request to move a channel."""
+    return MOVES_PREFIX + _text(channel)
+
+
+def move_channel(key: str) -> bytes | None:
+    """The channel whose move is asked for under this key; None if the key is not that of any channel's move."""
+    return _channel(key, MOVES_PREFIX)
+
+
+def report_key(server: str) -> str:
+    """The key of the report of a server's agent."""
+    return REPORTS_PREFIX + server
+
+
+def _text(channel: bytes) -> str:
+    return base64.urlsafe_b64encode(channel).rstrip(b"=").decode()
+
+
+def _channel(key: str, prefix: str) -> bytes | None:
+    text = key.removeprefix(prefix)
     try:
         channel = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         return None
-    return channel if channel and entry_key(channel) == key else None
+    return channel if channel and prefix + _text(channel) == key else None

@@ -13,6 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from shoal.errors import ForgedEntryError
+from shoal.plan.entry import Entry, check_entry
 from shoal.plan.placement import Placement, check_servers
 from shoal.plan.ring import Ring
 
@@ -21,13 +22,6 @@ T = TypeVar("T")
 _RING: Final = b"shoal ring"
 _ENTRY: Final = b"shoal entry"
 _encoder: Final = msgspec.msgpack.Encoder()
-
-
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """The plan's line for one channel."""
-
-    channel: bytes
-    placement: Placement
 
 
 class _Signed(msgspec.Struct, frozen=True, array_like=True):
@@ -62,9 +56,13 @@ class Signer:
         return self._sign(_RING, _encoder.encode(ring))
 
     def entry(self, channel: bytes, placement: Placement) -> bytes:
+        """The signed form of the plan's line for a channel that does not move."""
+        return self.line(Entry(channel, placement))
+
+    def line(self, entry: Entry) -> bytes:
         """The signed form of the plan's line for one channel."""
-        check_servers(placement.mode, placement.servers)
-        return self._sign(_ENTRY, _encoder.encode(Entry(channel, placement)))
+        _check(entry)
+        return self._sign(_ENTRY, _encoder.encode(entry))
 
     def _sign(self, kind: bytes, body: bytes) -> bytes:
         return _encoder.encode(_Signed(kind, body, self._key.sign(kind + b"\0" + body)))
@@ -87,7 +85,7 @@ class Verifier:
         """The plan entry in `data`; ForgedEntryError if the cluster did not sign it."""
         entry = self._open(_ENTRY, data, _entry_decoder)
         try:
-            check_servers(entry.placement.mode, entry.placement.servers)
+            _check(entry)
         except ValueError as error:
             raise ForgedEntryError(f"a signed entry cannot be: {error}") from error
         return entry
@@ -103,3 +101,9 @@ class Verifier:
             raise ForgedEntryError(
                 "a ring or plan entry does not carry this cluster's signature; it is refused"
             ) from error
+
+
+def _check(entry: Entry) -> None:
+    check_entry(entry)
+    for placement in (*entry.earlier, entry.placement):
+        check_servers(placement.mode, placement.servers)

@@ -2,8 +2,8 @@
 
 Owns the vocabulary of the internal channels. Who sends what when is the business of `shoal.channels`.
 
-    client -> agent   (AGENT_CHANNEL)  Greet, Hello, Bye, Present
-    agent  -> client  (its inbox)      Welcome, Answer
+    client -> agent   (AGENT_CHANNEL)  Greet, Hello, Bye, Present, Stand, Gone
+    agent  -> client  (its inbox)      Welcome, Answer, Notice
     agent  -> all     (WORD_CHANNEL)   Word, RollCall
     client -> client  (its inbox)      Heal, Resend, Healed
 
@@ -44,7 +44,7 @@ class Hello(_Control, frozen=True, tag=2):
     """A client subscribes to, or wants to publish on, a channel (or a pattern) of this server.
 
     A publisher names its stream and how far servers have confirmed it, before it sends anything here. `fresh`
-    says that a subscription has not been in force anywhere yet.
+    says that a subscription has not been in force anywhere yet; `life` is the agent's life that it last heard of here.
     """
 
     client: ClientId
@@ -56,6 +56,7 @@ class Hello(_Control, frozen=True, tag=2):
     ring_version: U32
     stream: U64 = 0
     last: U64 = 0
+    life: U64 = 0
 
     @property
     def publisher(self) -> bool:
@@ -97,8 +98,9 @@ class Answer(_Control, frozen=True, tag=6):
 
     `life` names the time in which the agent has heard everything on the server without a break. `absent` lists
     streams of lives before whose publishers have not been heard in this one; `remembers` is false when the agent
-    cannot know them all, because it was not there. `entry` is empty when the ring decides, `ring` when the
-    client's is as new: who asked in the wrong place learns of it before it relies on the answer.
+    cannot know them all, because it was not there in the life that the client last heard of. `entry` is empty when
+    the ring decides, `ring` when the client's is as new: who asked in the wrong place learns of it before it relies
+    on the answer.
     """
 
     nonce: U64
@@ -166,7 +168,33 @@ class Healed(_Control, frozen=True, tag=11):
     first: U64
 
 
-Control: TypeAlias = Greet | Hello | Bye | Present | Welcome | Answer | Word | RollCall | Heal | Resend | Healed
+class Notice(_Control, frozen=True, tag=12):
+    """An agent tells a client that a channel has a newer entry than the client seems to know."""
+
+    name: bytes
+    entry: bytes
+
+
+class Stand(_Control, frozen=True, tag=13):
+    """A subscriber is in force on every server where the channel's entry of this revision wants it."""
+
+    client: ClientId
+    name: bytes
+    revision: U64
+
+
+class Gone(_Control, frozen=True, tag=14):
+    """A publisher has left this server with one of its streams, by the channel's entry of this revision."""
+
+    client: ClientId
+    name: bytes
+    stream: U64
+    revision: U64
+
+
+Control: TypeAlias = (
+    Greet | Hello | Bye | Present | Welcome | Answer | Word | RollCall | Heal | Resend | Healed | Notice | Stand | Gone
+)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Control)

@@ -3,7 +3,7 @@
 Owns the layout of the header, and nothing else does. Never touches a socket or a clock.
 
     magic     u16   F5 5A: 0xF5 cannot begin UTF-8 text, so no text payload looks like an envelope
-    flags     u8    ATTRIBUTES | BEACON | FORWARDED | FINAL; every other bit is zero
+    flags     u8    ATTRIBUTES | BEACON | FORWARDED | FINAL | FOREIGN; every other bit is zero
     version   u32   the channel's placement version that the publisher believed
     stream    u64   who publishes: client id (48 bits), epoch (16 bits)
     sequence  u64   per stream and channel, from 1, without holes
@@ -12,7 +12,8 @@ Owns the layout of the header, and nothing else does. Never touches a socket or 
 With ATTRIBUTES, a u16 length and a MessagePack map stand between header and payload. A BEACON has no
 payload: its sequence is the last one that the stream has published, its body (u64) the last one that
 servers had confirmed when the publisher came to this server; FINAL on it says that the stream has ended.
-What does not begin with a valid header is a foreign payload and is delivered as it is.
+What does not begin with a valid header is a foreign payload and is delivered as it is. An agent that forwards
+one puts a header with FOREIGN, and stream 0, in front of it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ ATTRIBUTES: Final = 1
 BEACON: Final = 2
 FORWARDED: Final = 4
 FINAL: Final = 8
-KNOWN_FLAGS: Final = ATTRIBUTES | BEACON | FORWARDED | FINAL
+FOREIGN: Final = 16
+KNOWN_FLAGS: Final = ATTRIBUTES | BEACON | FORWARDED | FINAL | FOREIGN
 
 HEADER: Final = struct.Struct("<HBIQQQ")
 HEADER_BYTES: Final = HEADER.size
@@ -43,7 +45,9 @@ PLAIN: Final = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)[:3]
 PREFIX: Final = struct.Struct("<HBIQ")
 SUFFIX: Final = struct.Struct("<QQ")
 _U16: Final = struct.Struct("<H")
+_U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
+_VERSION_AT: Final = 3
 
 ENDED: Final = 1 << 63
 """In listings of streams, this bit of the last sequence number says that the stream has ended with it."""
@@ -85,6 +89,18 @@ def beacon(version: int, stream: int, last: int, settled: int, time_us: int, fin
     """A beacon: what a stream has published so far, sent after a burst, on coming to a server and at the end."""
     flags = BEACON | FINAL if final else BEACON
     return HEADER.pack(MAGIC, flags, version, stream, last, time_us) + _U64.pack(settled)
+
+
+def under(version: int, blob: bytes) -> bytes:
+    """The envelope with another placement version."""
+    return blob[:_VERSION_AT] + _U32.pack(version) + blob[_VERSION_AT + 4 :]
+
+
+def forwarded(blob: bytes) -> bytes:
+    """The blob as an agent passes it on: marked, and with a header if it had none."""
+    if is_envelope(blob):
+        return blob[:2] + bytes((blob[2] | FORWARDED,)) + blob[3:]
+    return HEADER.pack(MAGIC, FORWARDED | FOREIGN, 0, 0, 0, 0) + blob
 
 
 def settled_of(blob: bytes) -> int:

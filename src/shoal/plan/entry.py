@@ -1,0 +1,106 @@
+"""A plan entry: where one channel lives, and how far its last move has come.
+
+Owns what a phase means for publishers, subscribers and agents. A move goes through its phases in order, each under a
+revision of its own:
+
+    prepare   the agents concerned learn of the new placement; nothing changes for anybody
+    widen     subscribers stand at the new servers too
+    switch    publishers use the new placement
+    narrow    subscribers leave the old servers
+    end       nobody is left at the old servers
+
+So in every phase what a publisher may use is something that every subscriber stands by, without anybody's help. A
+second move before the end of the first only makes the list of earlier placements longer.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from shoal.plan.placement import Placement
+
+
+class Phase(enum.StrEnum):
+    """How far the last move of a channel has come."""
+
+    PREPARE = "prepare"
+    WIDEN = "widen"
+    SWITCH = "switch"
+    NARROW = "narrow"
+    END = "end"
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """The plan's line for one channel.
+
+    `placement` is the newest; `earlier` are those before it that have not ended, oldest first, and at `narrow` those
+    that are being left. `publish` is the version of the placement that publishers use, 0 for the newest.
+    `revision` grows with every phase; 0 means the version of the placement. `eager` says that whoever is behind is told
+    at once, and not with the next message. `helped` are servers with subscribers that did not follow: what is published
+    elsewhere is forwarded there. `since` is the revision at which the phase began.
+    """
+
+    channel: bytes
+    placement: Placement
+    phase: Phase = Phase.END
+    earlier: tuple[Placement, ...] = ()
+    publish: int = 0
+    revision: int = 0
+    eager: bool = False
+    helped: tuple[str, ...] = ()
+    since: int = 0
+
+    @property
+    def newness(self) -> int:
+        """The revision by which entries of a channel are compared."""
+        return self.revision or self.placement.version
+
+    @property
+    def standing(self) -> tuple[Placement, ...]:
+        """The placements that every subscriber stands by."""
+        if self.phase is Phase.PREPARE:
+            return self.earlier
+        if self.phase in (Phase.WIDEN, Phase.SWITCH):
+            return (*self.earlier, self.placement)
+        return (self.placement,)
+
+    @property
+    def follows_from(self) -> int:
+        """The revision from which on a subscriber that has confirmed it is not behind; 0 if nobody can be."""
+        if self.phase in (Phase.WIDEN, Phase.SWITCH):
+            return self.placement.version + 1
+        return self.since if self.phase is Phase.NARROW else 0
+
+    @property
+    def publishing(self) -> Placement:
+        """The placement that publishers use."""
+        for placement in self.earlier:
+            if placement.version == self.publish:
+                return placement
+        return self.placement
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Every server of every placement that has not ended, each once."""
+        placements = (*self.earlier, self.placement)
+        return tuple(dict.fromkeys(server for placement in placements for server in placement.servers))
+
+
+def check_entry(entry: Entry) -> None:
+    """Refuses an entry that cannot be."""
+    versions = [placement.version for placement in (*entry.earlier, entry.placement)]
+    if sorted(set(versions)) != versions:
+        raise ValueError("the placements of an entry are not in the order of their versions")
+    if entry.phase in (Phase.PREPARE, Phase.WIDEN, Phase.SWITCH, Phase.NARROW) and not entry.earlier:
+        raise ValueError(f"an entry in phase {entry.phase.value} has no earlier placement")
+    if entry.phase is Phase.END and (entry.earlier or entry.helped):
+        raise ValueError("an entry whose move has ended has earlier placements, or servers that are helped")
+    if entry.publish and entry.publish not in versions:
+        raise ValueError("an entry names a version to publish by that it does not have")
+    publishes_new = entry.publishing is entry.placement
+    if publishes_new is not (entry.phase in (Phase.SWITCH, Phase.NARROW, Phase.END)):
+        raise ValueError(f"in phase {entry.phase.value} publishers cannot use version {entry.publishing.version}")
+    if entry.newness < versions[-1]:
+        raise ValueError("the revision of an entry is older than its newest placement")

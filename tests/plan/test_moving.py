@@ -1,0 +1,43 @@
+"""What is said about moves: reports and requests survive their bytes, and garbage is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import PlanError, ProtocolError
+from shoal.plan.moving import (
+    ChannelReport,
+    MoveRequest,
+    Report,
+    decode_report,
+    decode_request,
+    encode_report,
+    encode_request,
+)
+from shoal.plan.placement import Mode
+
+
+def test_reports_and_requests_survive_their_bytes() -> None:
+    report = Report("s1", 7, {b"\xfftile": ChannelReport(5, 4, 3, 2, 1, True)})
+    assert decode_report(encode_report(report)) == report
+    request = MoveRequest(b"\xfftile", ("s1", "s2"), Mode.ALL_PUBLISHERS, True, "x")
+    assert decode_request(encode_request(request)) == request
+
+
+@pytest.mark.parametrize(
+    "report", [b"", b"garbage", encode_report(Report("s1", 1, {b"c": ChannelReport(1, 1, -1, 0, 0, True)}))]
+)
+def test_a_garbled_report_is_refused(report: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_report(report)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_politely(data: bytes) -> None:
+    for decode in (decode_report, decode_request):
+        with contextlib.suppress(PlanError, ProtocolError):
+            decode(data)
