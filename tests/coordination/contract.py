@@ -11,9 +11,10 @@ An implementation adds one test module with a class that inherits `CoordinatorCo
 
 from __future__ import annotations
 
+from tests.coordination.contract_batches import BatchesContract
 from tests.coordination.contract_keys import KeysContract
 from tests.coordination.contract_leases import LeasesContract
 
 
-class CoordinatorContract(KeysContract, LeasesContract):
+class CoordinatorContract(KeysContract, LeasesContract, BatchesContract):
     """All that is promised in `shoal.coordination.interface`."""

@@ -11,7 +11,7 @@ from tests.coordination.contract_support import Follower, held
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.acl import DEFAULT_USER_RULES, ROLES, Role, acl_rules
-from shoal.coordination.interface import Coordinator, Versioned
+from shoal.coordination.interface import Coordinator, KeyWrite, Versioned
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import AuthenticationError, ConfigError, CoordinatorError
 
@@ -103,10 +103,26 @@ class TestWhatARoleCanDo:
             await coordinator.release(lease)
             assert await coordinator.lease_of("servers/7") is None
 
+    @pytest.mark.parametrize("user", ["agent", *AGENTS_OF_SERVER_7, "admin"])
+    async def test_an_agent_writes_its_report(self, server: RedisServer, admin: Coordinator, user: str) -> None:
+        async with await connect(server, user) as coordinator:
+            version = await coordinator.put("reports/7", b"1", expect=0)
+            version = await coordinator.put("reports/7", b"2", expect=version)
+            assert await admin.list("reports/") == {"reports/7": Versioned(b"2", version)}
+            assert await coordinator.get("reports/7") == Versioned(b"2", version)
+            await coordinator.delete("reports/7")
+        assert await admin.list("reports/") == {}
+
     async def test_an_admin_does_everything(self, admin: Coordinator) -> None:
         lease = await held(admin.acquire("plan/keeper", "me", 60.0))
         version = await admin.put("plan/ring", b"1", expect=0, fence=lease)
         await admin.delete("plan/ring", expect=version, fence=lease)
+        *written, gone = await admin.write_all(
+            [KeyWrite("plan/entries/a", b"", 0), KeyWrite("plan/entries/b", b""), KeyWrite("moves/a", None)],
+            fence=lease,
+        )
+        stored = await admin.list("plan/")
+        assert [*(now.version for now in stored.values()), 0] == [*written, gone]
         assert await admin.barrier("move/1", "me", 1).wait(5.0)
         assert not await admin.barrier("move/2", "me", 2).wait(0.05)
 
@@ -124,7 +140,36 @@ class TestWhatARoleCannotDo:
                 await coordinator.put("plan/key", b"forged")
             with pytest.raises(CoordinatorError, match=f"'{user}' has no right"):
                 await coordinator.delete("plan/key")
+            with pytest.raises(CoordinatorError, match=f"'{user}' has no right"):
+                await coordinator.write_all([KeyWrite("plan/key", b"forged"), KeyWrite("plan/ring", b"forged")])
         assert await admin.get("plan/key") == Versioned(b"public", version)
+
+    @pytest.mark.parametrize("user", ["client", "agent", *AGENTS_OF_SERVER_7])
+    async def test_only_the_admin_asks_for_moves(self, server: RedisServer, admin: Coordinator, user: str) -> None:
+        await admin.put("moves/x", b"1")
+        async with await connect(server, user) as coordinator:
+            for attempt in (coordinator.put("moves/x", b""), coordinator.delete("moves/x"), coordinator.get("moves/x")):
+                with pytest.raises(CoordinatorError, match="no right"):
+                    await attempt
+
+    @pytest.mark.parametrize("user", ["client", *AGENTS_OF_SERVER_7])
+    async def test_nobody_writes_the_report_of_another(
+        self, server: RedisServer, admin: Coordinator, user: str
+    ) -> None:
+        version = await admin.put("reports/8", b"8")
+        async with await connect(server, user) as coordinator:
+            for attempt in (coordinator.put("reports/8", b"forged"), coordinator.delete("reports/8")):
+                with pytest.raises(CoordinatorError, match="no right"):
+                    await attempt
+        assert await admin.get("reports/8") == Versioned(b"8", version)
+
+    async def test_a_client_neither_writes_nor_reads_reports(self, server: RedisServer) -> None:
+        async with await connect(server, "client") as coordinator:
+            for attempt in (coordinator.put("reports/7", b""), coordinator.get("reports/7")):
+                with pytest.raises(CoordinatorError, match="no right"):
+                    await attempt
+            with pytest.raises(CoordinatorError, match="no right"):
+                await coordinator.list("reports/")
 
     async def test_an_agent_of_one_server_cannot_take_another(self, server: RedisServer, admin: Coordinator) -> None:
         lease = await held(admin.acquire("servers/8", "another", 60.0))

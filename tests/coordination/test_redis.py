@@ -14,14 +14,15 @@ from tests.coordination.contract import CoordinatorContract
 from tests.coordination.contract_support import Factory, Follower, eventually, held
 from tests.support.redis_server import RedisServer, free_port
 
-from shoal.coordination import link
+from shoal.coordination import link, writing
 from shoal.coordination.acl import DEFAULT_USER_RULES
-from shoal.coordination.interface import Coordinator, Versioned
+from shoal.coordination.interface import Coordinator, KeyWrite, Versioned
 from shoal.coordination.layout import CHANNEL
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import (
     AuthenticationError,
     ConfigError,
+    ConflictError,
     ConnectError,
     CoordinatorError,
     CoordinatorUnavailableError,
@@ -238,7 +239,16 @@ class TestGarbage:
         follower = Follower(coordinator, "plan/")
         await coordinator.put("plan/a", b"1")
         await follower.until({"plan/a": b"1"})
-        for payload in (b"", b"\xff\xfe", b"plan/", b"plan/\xff", b"plan/nothing", b"plan/a", b"x" * 100_000):
+        lists = (
+            b"\x90",
+            b"\x92\xa6plan/a",
+            b"\x91\x07",
+            b"\x91\xa2\xff\xfe",
+            b"\x92\xa6plan/a\xa6plan/b",
+            b"\xdd" + b"\xff" * 4,
+        )
+        single = (b"", b"\xff\xfe", b"plan/", b"plan/\xff", b"plan/nothing", b"plan/a", b"x" * 100_000)
+        for payload in (*single, *lists):
             by_hand("PUBLISH", CHANNEL, payload)
         for number in range(3000):
             by_hand("PUBLISH", CHANNEL, f"plan/{number}")
@@ -246,6 +256,93 @@ class TestGarbage:
         await follower.until({"plan/a": b"2"})
         assert {change.key for change in follower.changes} == {"plan/a"}
         await follower.stop()
+
+
+class TestManyWritesOnRedis:
+    async def test_garbage_is_told_in_its_place_and_stops_no_other(
+        self, coordinator_factory: Factory, by_hand: ByHand
+    ) -> None:
+        coordinator = await coordinator_factory()
+        by_hand("SET", "shoal:plan/a", b"garbage")
+        by_hand("RPUSH", "shoal:plan/b", b"garbage")
+        good, garbage, mended, gone = await coordinator.write_all(
+            [
+                KeyWrite("plan/good", b"1", 0),
+                KeyWrite("plan/a", b"1", 1),
+                KeyWrite("plan/b", b"1"),
+                KeyWrite("plan/c", None),
+            ]
+        )
+        assert (isinstance(good, int), isinstance(mended, int), gone) == (True, True, 0)
+        assert "plan/a is not Shoal's" in str(garbage)
+        assert set(await coordinator.list("plan/")) == {"plan/good", "plan/b"}
+
+    async def test_few_transactions_and_notifications_for_many_writes(
+        self, coordinator_factory: Factory, by_hand: ByHand
+    ) -> None:
+        coordinator = await coordinator_factory()
+        by_hand("CONFIG", "RESETSTAT")
+        await coordinator.write_all([KeyWrite(f"plan/{number}", b"", 0) for number in range(1000)])
+        for command in ("exec", "publish"):
+            assert by_hand("INFO", "commandstats")[f"cmdstat_{command}"]["calls"] == 1000 / writing.CHUNK_KEYS
+
+    async def test_large_values_are_spread_over_transactions(
+        self, coordinator_factory: Factory, by_hand: ByHand
+    ) -> None:
+        coordinator = await coordinator_factory()
+        by_hand("CONFIG", "RESETSTAT")
+        value = bytes(writing.CHUNK_BYTES // 2)
+        await coordinator.write_all([KeyWrite(f"plan/{number}", value) for number in range(5)])
+        assert by_hand("INFO", "commandstats")["cmdstat_exec"]["calls"] == 3
+
+    async def test_writes_that_are_refused_together_are_made_one_by_one(
+        self, coordinator_factory: Factory, by_hand: ByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody changes a key in the middle of every transaction that has company."""
+        coordinator = await coordinator_factory()
+        await coordinator.put("plan/hot", b"")
+        commit = link.Session.commit
+        sizes = []
+
+        async def disturbed(session: link.Session, *commands: link.Command) -> list[Any]:
+            sizes.append(len(commands[0]))
+            if len(commands[0]) > 3:
+                by_hand("SET", "shoal:plan/hot", by_hand("GET", "shoal:plan/hot"))
+            return await commit(session, *commands)
+
+        monkeypatch.setattr(link.Session, "commit", disturbed)
+        written, cold, hot = await coordinator.write_all(
+            [KeyWrite("plan/a", b"1", 0), KeyWrite("plan/b", b"1", 7), KeyWrite("plan/hot", b"1")]
+        )
+        assert isinstance(cold, ConflictError)
+        assert sizes == [5] * writing.CHUNK_TRIES + [3, 3]
+        assert {key: now.version for key, now in (await coordinator.list("plan/")).items()} == {
+            "plan/a": written,
+            "plan/hot": hot,
+        }
+
+    async def test_writes_whose_answer_was_lost_are_not_made_again(
+        self, coordinator_factory: Factory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        coordinator = await coordinator_factory()
+        old = await coordinator.put("plan/b", b"old")
+        commit = link.Session.commit
+        lost = 0
+
+        async def cut_off(session: link.Session, *commands: link.Command) -> list[Any]:
+            nonlocal lost
+            await commit(session, *commands)
+            lost += 1
+            raise redis.exceptions.ConnectionError("cut off")
+
+        monkeypatch.setattr(link.Session, "commit", cut_off)
+        first, gone, second = await coordinator.write_all(
+            [KeyWrite("plan/a", b"1", 0), KeyWrite("plan/b", None, old), KeyWrite("plan/c", b"1", 0)]
+        )
+        monkeypatch.undo()
+        assert (lost, gone) == (1, 0)
+        stored = await coordinator.list("plan/")
+        assert {key: now.version for key, now in stored.items()} == {"plan/a": first, "plan/c": second}
 
 
 class TestWatchOnRedis:

@@ -5,10 +5,11 @@ It never touches a connection and knows no passwords: whoever makes the users ad
 replicate, change the configuration or see a key outside `shoal:`.
 
     client    reads the plan, hears notifications; writes nothing
-    agent     reads the plan; takes leases and memberships of servers, its own only if `server_id` says which
+    agent     reads the plan; takes leases and memberships of servers and writes reports, its own only if `server_id`
+              says which
     admin     everything under `shoal:`, and INFO, which says whether the append-only file is well
 
-What the rights cannot express: agents share the index and the counter of their leases and memberships, so a
+What the rights cannot express: agents share the index and the counter of their leases, memberships and reports, so a
 rogue agent could hide others from listings, though not take their leases. A notification is not trusted by
 anybody. Before Redis 7 a user cannot have some keys for reading only, so there an agent could write what it
 may read; entries of the plan are signed, so that a forged one is refused.
@@ -28,6 +29,8 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 PLAN_AREA: Final = "plan/"
 SERVERS: Final = "servers"
 """The group of the servers' memberships, and the area of their leases."""
+REPORTS_AREA: Final = "reports/"
+"""What agents say of the channels that move, one key for each server."""
 
 READ_ONLY_KEYS_SINCE: Final = (7, 0)
 """The first server version that can give a key for reading only."""
@@ -67,7 +70,7 @@ def acl_rules(
 ) -> list[str]:
     """The rules of a role: nothing at first, then what its work needs.
 
-    `server_id` narrows an agent to the lease and the membership of that one server; without it the user can
+    `server_id` narrows an agent to the lease, the membership and the report of that one server; without it the user can
     serve for all agents. `server_version` is that of the coordinator's Redis: from 7.0 on an agent cannot
     write what it only reads.
     """
@@ -75,7 +78,7 @@ def acl_rules(
         return [*_NOTHING, *_plan("~"), *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS]
     if role == "agent":
         read = "%R~" if server_version >= READ_ONLY_KEYS_SINCE else "~"
-        keys = [*_plan(read), *_grants(read, server_id)]
+        keys = [*_plan(read), *_grants(read, server_id), *_reports(server_id)]
         return [*_NOTHING, *keys, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS, *_GRANT]
     if role == "admin":
         return [*_NOTHING, f"~{PREFIX}*", *_ADMIN, *_LISTEN, *_CONNECT, "+publish", "+time", "+info"]
@@ -99,3 +102,12 @@ def _grants(read: str, server_id: str | None) -> list[str]:
         if server_id is not None:
             patterns.append(f"{read}{PREFIX}{shelf}*")
     return patterns
+
+
+def _reports(server_id: str | None) -> list[str]:
+    """What writing reports needs; nobody but the mover reads them all."""
+    return [
+        f"~{PREFIX}{REPORTS_AREA}{server_id or '*'}",
+        f"~{index_key(REPORTS_AREA)}",
+        f"~{counter_key(REPORTS_AREA)}",
+    ]

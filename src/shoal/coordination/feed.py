@@ -9,14 +9,14 @@ between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from redis import exceptions as redis_errors
 from redis.asyncio import Connection
 
-from shoal.coordination.layout import CHANNEL
+from shoal.coordination.layout import CHANNEL, decode_paths
 from shoal.coordination.link import Link
 from shoal.errors import CoordinatorError, ShoalError
 from shoal.logs import get_log
@@ -40,12 +40,13 @@ class Listener:
         self.failure: ShoalError | None = None
         self._woken = asyncio.Event()
 
-    def note(self, path: str) -> None:
-        """A path changed."""
-        if not path.startswith(self.prefix):
+    def note(self, paths: Iterable[str]) -> None:
+        """Paths changed."""
+        news = [path for path in paths if path.startswith(self.prefix)]
+        if not news:
             return
-        if len(self.paths) < PATHS_MAX:
-            self.paths.add(path)
+        if len(self.paths) + len(news) <= PATHS_MAX:
+            self.paths.update(news)
         else:
             self.everything = True
         self._woken.set()
@@ -152,9 +153,9 @@ class Feed:
             if tested:
                 await connection.send_command("PING")
             elif answer[0] == b"message":
-                path = bytes(answer[2]).decode(errors="replace")
+                paths = decode_paths(answer[2])
                 for listener in self._listeners:
-                    listener.note(path)
+                    listener.note(paths)
 
     def _fail(self, failure: ShoalError) -> None:
         for listener in self._listeners:

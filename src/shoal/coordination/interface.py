@@ -31,11 +31,14 @@ The limits in `shoal.coordination.names` hold for every implementation.
 
 from __future__ import annotations
 
+import builtins
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+from shoal.errors import CoordinatorError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,15 @@ class Change:
 
     key: str
     now: Versioned | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyWrite:
+    """One of many writes: a value to put, or None to delete the key; `expect` as in `Coordinator.put`."""
+
+    key: str
+    value: bytes | None
+    expect: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,18 @@ class Coordinator(ABC):
     @abstractmethod
     async def delete(self, key: str, expect: int | None = None, *, fence: Lease | None = None) -> None:
         """Remove a key; `expect` and `fence` as in `put`. Without `expect` a missing key is no error."""
+
+    @abstractmethod
+    async def write_all(
+        self, writes: Sequence[KeyWrite], *, fence: Lease | None = None
+    ) -> builtins.list[int | CoordinatorError]:
+        """Make many writes, each of another key, in few round trips.
+
+        Each is what `put` or `delete` would have been; together they are neither atomic nor ordered. Returns for each
+        of them, in its place, the new version (0 for a delete), or what stood against this one alone: ConflictError,
+        or CoordinatorError for a stored value that is not ours. Whatever stands against all of them is raised, as is
+        `LeaseLostError`; then some of the writes may have been made.
+        """
 
     @abstractmethod
     async def list(self, prefix: str) -> dict[str, Versioned]:

@@ -1,45 +1,32 @@
-"""Versioned keys in Redis: get, put and delete with compare and fence, listing, watching.
+"""Versioned keys in Redis, read: single ones, listings, watches. They are written in `writing`.
 
-Owns the records of keys, their index and the loop of a watch. It never touches leases except to check, in the
-same transaction as a fenced write, that one is still held.
-
-Versions come from a counter of the area that is raised *after* the key was watched and read. So a version
-that gets written is greater than the one it replaces, whatever others do, and each attempt to write has a
-version of its own: after a lost connection the version found there says whether the lost attempt was carried
-out.
+Owns what is made of the records and the index, and the loop of a watch. It never writes, and never touches leases.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Set
 from typing import Final
 
 from shoal.coordination.feed import Feed
-from shoal.coordination.grants import Grants
-from shoal.coordination.interface import Change, Lease, Versioned
-from shoal.coordination.layout import (
-    CHANNEL,
-    LEASE,
-    GarbageError,
-    StoredValue,
-    counter_key,
-    decode_value,
-    encode,
-    index_key,
-    redis_key,
-)
+from shoal.coordination.interface import Change, Versioned
+from shoal.coordination.layout import GarbageError, counter_key, decode_value, index_key, redis_key
 from shoal.coordination.link import Command, Link, Session
-from shoal.errors import ConflictError, CoordinatorError, CoordinatorUnavailableError, LeaseLostError
+from shoal.errors import CoordinatorError, CoordinatorUnavailableError
 from shoal.logs import get_log
 
 _log: Final = get_log(__name__)
+
+CHANGES_PER_TURN: Final = 100
+"""A watch that has more to tell lets others have their turn in between: whoever hears of a change may work on it."""
 
 _PAST_PREFIX: Final = b"\xff"
 """Greater than any byte of UTF-8: a prefix with this behind it sorts after every name with the prefix."""
 
 
 class Keys:
-    """Reads, writes, lists and watches keys."""
+    """Reads, lists and watches keys."""
 
     def __init__(self, link: Link, feed: Feed, poll_s: float) -> None:
         self._link = link
@@ -54,63 +41,6 @@ class Keys:
             return None if raw is None else _versioned(key, raw)
 
         return await self._link.run(f"read {key}", attempt)
-
-    async def put(self, key: str, value: bytes, expect: int | None, fence: Lease | None) -> int:
-        """Write and return the new version; an attempt whose answer was lost is recognised by its version."""
-        tried: set[int] = set()
-
-        async def attempt(session: Session) -> int:
-            found = await self._look(session, key, fence, judge=expect is not None)
-            if found in tried:
-                return found
-            _compare(key, expect, found)
-            version = int((await session.ask(("INCR", counter_key(key))))[0])
-            tried.add(version)
-            await session.commit(
-                ("SET", redis_key(key), encode(StoredValue(version, value))),
-                ("ZADD", index_key(key), 0, key),
-                *_announce(key),
-            )
-            return version
-
-        return await self._link.run(f"write {key}", attempt)
-
-    async def delete(self, key: str, expect: int | None, fence: Lease | None) -> None:
-        """Remove; an attempt whose answer was lost counts as carried out when the key is gone."""
-        tried = False
-
-        async def attempt(session: Session) -> None:
-            nonlocal tried
-            found = await self._look(session, key, fence, judge=expect is not None)
-            if tried and found == 0:
-                return
-            _compare(key, expect, found)
-            tried = True
-            await session.commit(("DEL", redis_key(key)), ("ZREM", index_key(key), key), *_announce(key))
-
-        await self._link.run(f"delete {key}", attempt)
-
-    async def _look(self, session: Session, key: str, fence: Lease | None, judge: bool) -> int:
-        """Watch a key and the lease that fences it; return the key's version (0: none).
-
-        MGET, since it takes a value of the wrong type for none where GET fails. Garbage is an error only
-        where the version matters (`judge`): otherwise the write that follows is what mends it.
-        """
-        keys = [redis_key(key)] if fence is None else [redis_key(key), redis_key(LEASE + fence.name)]
-        raw, *raw_lease = (await session.watch(keys, ("MGET", *keys)))[0]
-        if fence is not None and not Grants.is_held(raw_lease[0], fence.token):
-            raise LeaseLostError(
-                f"{fence.holder} lost the lease {fence.name} (token {fence.token}), so {key} was not written",
-                do="stop what the lease allowed, and acquire it again",
-            )
-        if raw is None:
-            return 0
-        try:
-            return decode_value(raw).version
-        except GarbageError as error:
-            if judge:
-                raise _garbage(key, error) from error
-            return 0
 
     async def snapshot(self, prefix: str) -> dict[str, Versioned]:
         """All keys with a prefix at one moment: the index is watched while the values are read."""
@@ -155,8 +85,10 @@ class Keys:
                     if self._feed.is_closed():
                         return
                     raise
-                for change in _differences(known, paths, found):
+                for number, change in enumerate(_differences(known, paths, found), start=1):
                     yield change
+                    if number % CHANGES_PER_TURN == 0:
+                        await asyncio.sleep(0)
                 await listener.wait(self._poll_s)
 
     async def _count(self, prefix: str) -> bytes | None:
@@ -176,32 +108,20 @@ class Keys:
         return await self._link.run(f"read {keys[0]}", attempt)
 
 
-def _announce(key: str) -> tuple[Command, Command]:
-    """What ends every change: the area's counter shows it, and a notification tells whoever listens."""
-    return ("INCR", counter_key(key)), ("PUBLISH", CHANNEL, key)
-
-
 def _read(keys: list[str]) -> Command:
     return ("MGET", *(redis_key(key) for key in keys))
-
-
-def _compare(key: str, expect: int | None, found: int) -> None:
-    if expect is None or expect == found:
-        return
-    is_there = f"is at version {found}" if found else "does not exist"
-    wanted = f"version {expect} was expected" if expect else "it was expected not to exist"
-    raise ConflictError(f"{key} {is_there}, {wanted}", do="read it again, then decide again")
 
 
 def _versioned(key: str, raw: bytes) -> Versioned:
     try:
         stored = decode_value(raw)
     except GarbageError as error:
-        raise _garbage(key, error) from error
+        raise not_ours(key, error) from error
     return Versioned(stored.value, stored.version)
 
 
-def _garbage(key: str, error: GarbageError) -> CoordinatorError:
+def not_ours(key: str, error: GarbageError) -> CoordinatorError:
+    """What is said of a key that holds garbage."""
     return CoordinatorError(
         f"what is stored as {key} is not Shoal's ({error})", do="delete it, or write it without `expect`"
     )

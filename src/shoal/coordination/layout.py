@@ -11,7 +11,8 @@ drift apart. It never touches a connection.
     shoal:@index/@lease/<area>        sorted set: the names of its leases; the score is when they end if not
     shoal:@index/@member/<group>      renewed, in ms of the server's clock (a hint for cleaning up only)
     shoal:@counter/<as @index>        a counter: gives versions and tokens, grows with every change of a key
-    shoal:changed                     the channel; a message is the path (the key without "shoal:")
+    shoal:changed                     the channel; a message is the path (the key without "shoal:"), or several paths
+                                      as a MessagePack array: no path begins with a byte that an array begins with
 
 A path without "@" belongs to applications of the coordinator; an area cannot begin with "@", so they never
 meet.
@@ -46,6 +47,7 @@ class StoredGrant(msgspec.Struct, array_like=True, tag="grant", frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
+_paths_decoder = msgspec.msgpack.Decoder(list[str])
 _value_decoder = msgspec.msgpack.Decoder(StoredValue)
 _grant_decoder = msgspec.msgpack.Decoder(StoredGrant)
 
@@ -74,6 +76,21 @@ def decode_grant(raw: bytes) -> StoredGrant:
     if stored.token < 1:
         raise GarbageError(f"token {stored.token}")
     return stored
+
+
+def encode_paths(paths: list[str]) -> bytes:
+    """The notification that paths have changed."""
+    return paths[0].encode() if len(paths) == 1 else encode(paths)
+
+
+def decode_paths(message: bytes) -> list[str]:
+    """The paths that a notification names; none when it is not ours."""
+    if message[:1].isascii():
+        return [message.decode(errors="replace")]
+    try:
+        return _paths_decoder.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return []
 
 
 def redis_key(path: str) -> str:

@@ -7,6 +7,7 @@ functions, so that what is refused is the same everywhere.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from shoal.errors import CoordinatorError
@@ -77,6 +78,13 @@ def check_prefix(prefix: str) -> str:
         raise CoordinatorError(f"the prefix {prefix[:80]!r} has no area", do="write it as area/..., like 'plan/'")
     check_area("area of the prefix", area)
     return prefix
+
+
+def check_different(kind: str, given: Sequence[str]) -> None:
+    """Names of which none comes twice."""
+    if len(set(given)) < len(given):
+        twice = next(name for name in given if given.count(name) > 1)
+        raise CoordinatorError(f"the {kind} {twice[:80]!r} is there twice", do="make the second write after the first")
 
 
 def check_size(kind: str, value: bytes, bytes_max: int) -> bytes:

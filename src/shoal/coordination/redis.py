@@ -1,7 +1,7 @@
 """The coordinator on one Redis or Valkey server with an append-only file: the default.
 
-Owns `RedisCoordinator`, which puts the parts together: `keys` (versioned keys), `grants` (leases and
-memberships), `rendezvous` (barriers), `feed` (notifications), `link` (connections). It never touches the
+Owns `RedisCoordinator`, which puts the parts together: `keys` (versioned keys), `writing` (their writes), `grants`
+(leases and memberships), `rendezvous` (barriers), `feed` (notifications), `link` (connections). It never touches the
 servers that carry messages; those are spoken to through `shoal.wire`.
 
 What it relies on: one server, no replica that could take over with less data; `appendonly yes` and
@@ -12,18 +12,29 @@ read back after a restart; a clock on that server that does not jump by more tha
 
 from __future__ import annotations
 
+import builtins
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final, Self
 
 from shoal.coordination import names
 from shoal.coordination.feed import Feed
 from shoal.coordination.grants import Grant, Grants
-from shoal.coordination.interface import Barrier, Change, Coordinator, Lease, LeaseInfo, Membership, Versioned
+from shoal.coordination.interface import (
+    Barrier,
+    Change,
+    Coordinator,
+    KeyWrite,
+    Lease,
+    LeaseInfo,
+    Membership,
+    Versioned,
+)
 from shoal.coordination.keys import Keys
 from shoal.coordination.layout import LEASE, MEMBER
 from shoal.coordination.link import Link, parse_address
 from shoal.coordination.rendezvous import RedisBarrier
+from shoal.coordination.writing import Writer
 from shoal.errors import ConfigError, CoordinatorError, CoordinatorUnavailableError
 from shoal.logs import get_log
 
@@ -63,6 +74,7 @@ class RedisCoordinator(Coordinator):
         self._poll_s = poll_s
         self._feed = Feed(link)
         self._keys = Keys(link, self._feed, poll_s)
+        self._writer = Writer(link)
         self._grants = Grants(link)
 
     @classmethod
@@ -97,13 +109,18 @@ class RedisCoordinator(Coordinator):
 
     async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
         """See `Coordinator.put`."""
-        names.check_path("key", key)
-        names.check_size("value", value, names.VALUE_BYTES_MAX)
-        return await self._keys.put(key, value, expect, fence)
+        return await self._writer.write(_checked(KeyWrite(key, value, expect)), fence)
 
     async def delete(self, key: str, expect: int | None = None, *, fence: Lease | None = None) -> None:
         """See `Coordinator.delete`."""
-        await self._keys.delete(names.check_path("key", key), expect, fence)
+        await self._writer.write(_checked(KeyWrite(key, None, expect)), fence)
+
+    async def write_all(
+        self, writes: Sequence[KeyWrite], *, fence: Lease | None = None
+    ) -> builtins.list[int | CoordinatorError]:
+        """See `Coordinator.write_all`."""
+        names.check_different("key", [_checked(write).key for write in writes])
+        return await self._writer.write_all(writes, fence)
 
     async def list(self, prefix: str) -> dict[str, Versioned]:
         """See `Coordinator.list`."""
@@ -195,6 +212,13 @@ class RedisCoordinator(Coordinator):
         """See `Coordinator.close`."""
         await self._feed.close()
         await self._link.close()
+
+
+def _checked(write: KeyWrite) -> KeyWrite:
+    names.check_path("key", write.key)
+    if write.value is not None:
+        names.check_size("value", write.value, names.VALUE_BYTES_MAX)
+    return write
 
 
 def _lease_info(grant: Grant) -> LeaseInfo:
