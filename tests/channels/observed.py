@@ -13,7 +13,7 @@ import hiredis
 
 HEADER = struct.Struct("<HBIQQQ")
 MAGIC = 0x5AF5
-ATTRIBUTES, BEACON, FORWARDED, FINAL = 1, 2, 4, 8
+ATTRIBUTES, BEACON, FORWARDED, FINAL, FOREIGN = 1, 2, 4, 8, 16
 ENDED = 1 << 63
 FRAME_BYTES_MAX = 1 << 20
 
@@ -66,12 +66,12 @@ class Model:
         kind = "foreign"
         if len(payload) >= HEADER.size:
             magic, flags, _, stream, sequence, _ = HEADER.unpack_from(payload)
-            if magic == MAGIC and flags < 16:
+            if magic == MAGIC and flags < 32:
                 kind = "beacons" if flags & BEACON else "forwarded" if flags & FORWARDED else "publications"
-                if kind != "beacons" or len(payload) == HEADER.size + 8:
+                if not flags & FOREIGN and (kind != "beacons" or len(payload) == HEADER.size + 8):
                     ended = ENDED if flags & BEACON and flags & FINAL else 0
                     self.lasts[channel][stream] = max(sequence | ended, self.lasts[channel].get(stream, 0))
-                if kind == "publications":
+                if kind == "publications" and not flags & FOREIGN:
                     self.publishers[channel].add(stream >> 16)
         counter[kind] += 1
         counter["publications"] += kind == "foreign"

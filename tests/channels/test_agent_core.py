@@ -7,6 +7,7 @@ import itertools
 
 import msgspec
 import pytest
+from hiredis import PushNotification
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import (
@@ -17,6 +18,7 @@ from tests.support.core_driver import (
     SIGNER,
     STREAM,
     AgentDriver,
+    beacons,
     blob,
     ring,
 )
@@ -24,6 +26,7 @@ from tests.support.core_driver import (
 from shoal.channels.states import Agent
 from shoal.errors import ProtocolError
 from shoal.limits import DEFAULT_LIMITS
+from shoal.plan.entry import Entry
 from shoal.plan.placement import Mode, Placement
 from shoal.wire import control, envelope
 from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, inbox_channel, stream_id
@@ -144,7 +147,7 @@ def test_a_subscriber_is_registered_and_told_the_baseline() -> None:
     assert (answer.nonce, answer.name, answer.life) == (5, TILE, driver.core.life)
     assert sorted(answer.streams) == sorted([(TILE, STREAM, 3), (TILE, stream_id(OTHER + 1, 1), 8)])
     assert answer.absent == []
-    assert (answer.entry, answer.ring, answer.version) == (b"", b"", 3)
+    assert (answer.entry, answer.ring, answer.version) == (b"", b"", 0)
     assert driver.core.register.channels == {TILE: {CLIENT}}
 
 
@@ -196,6 +199,28 @@ def test_a_bye_ends_the_registration() -> None:
     driver = serving()
     driver.tell(hello(), control.Bye(CLIENT, TILE, False))
     assert not driver.core.register.clients
+
+
+def test_the_answer_says_how_new_the_entry_is() -> None:
+    driver = serving()
+    driver.core.entry(SIGNER.entry(TILE, Placement(9, Mode.SINGLE, ("s1",))))
+    driver.core.entry(SIGNER.line(Entry(TILE, Placement(9, Mode.SINGLE, ("s1",)), revision=12)))
+    driver.tell(hello())
+    assert driver.answers()[0].version == 12
+    driver.core.forget_entry(TILE)
+    driver.tell(hello())
+    assert (driver.answers()[0].version, driver.core.book.signed_entry(TILE)) == (0, b"")
+
+
+def test_who_stands_by_an_entry_is_remembered_until_it_leaves() -> None:
+    driver = serving()
+    driver.tell(hello(), control.Stand(CLIENT, TILE, 7), control.Stand(OTHER, TILE, 7))
+    driver.tell(control.Gone(OTHER, TILE, STREAM, 7))
+    assert driver.core.register.confirmed(CLIENT, TILE) == 7
+    assert driver.core.register.confirmed(OTHER, TILE) == 0
+    driver.tell(control.Bye(CLIENT, TILE, False), hello())
+    assert driver.core.register.confirmed(CLIENT, TILE) == 0
+    assert driver.core.counters.garbage == 0
 
 
 @pytest.mark.parametrize("data", [FORGER.ring(ring(9, ("s9",))), SIGNER.ring(ring(2, ("s9",))), b"garbage", b""])
@@ -277,6 +302,36 @@ def test_a_server_that_does_not_count_its_clients_is_waited_for() -> None:
 
 def test_an_empty_server_is_served_at_once() -> None:
     assert called(clients=0).state() is Agent.SERVING
+
+
+def test_who_comes_between_the_call_and_the_count_need_not_answer_the_call() -> None:
+    driver = AgentDriver()
+    driver.core.ring(RING)
+    driver.core.opened("life one", driver.now)
+    driver.receive(PushNotification([b"pmessage", b"*", AGENT_CHANNEL, control.encode(control.Greet(OTHER, 1, 3))]))
+    driver.play(clients=2)
+    assert driver.state() is Agent.CALLING
+    driver.tell(present(CLIENT))
+    assert driver.state() is Agent.SERVING
+    assert driver.core.complete
+
+
+def test_who_comes_after_the_count_does_not_stand_for_somebody_who_is_silent() -> None:
+    driver = called(clients=2)
+    driver.tell(present(CLIENT), control.Greet(OTHER, 1, 3))
+    assert driver.state() is Agent.CALLING
+    driver.advance(DEFAULT_LIMITS.roll_call_s)
+    assert driver.state() is Agent.SERVING
+    assert not driver.core.complete
+
+
+def test_a_late_answer_completes_the_call() -> None:
+    driver = called(clients=2)
+    driver.tell(present(CLIENT))
+    driver.advance(2 * DEFAULT_LIMITS.roll_call_s)
+    driver.tell(present(OTHER))
+    assert driver.core.complete
+    assert driver.core.counters.roll_calls == 1, "nobody wanted to know"
 
 
 def test_a_connection_that_is_lost_during_the_call_calls_again() -> None:
@@ -373,6 +428,7 @@ def test_garbage_is_counted_and_harmless(data: bytes, marked: bool, channel: byt
         control.Resend(TILE, b"x"),
         control.Healed(TILE, STREAM, 1, 1, 1),
         control.Heal(CLIENT, TILE, STREAM, 1, 2),
+        control.Notice(TILE, b""),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -394,6 +450,8 @@ def test_a_message_that_is_not_for_agents_is_garbage(message: control.Control) -
         control.Present(CLIENT, 1, [b""], [b"["], [(b"", U64_MAX, U64_MAX), (b"y" * 100_000, 0, 0)]),
         control.Bye(CLIENT, b"never there", True),
         control.Greet(0, U64_MAX, (1 << 32) - 1),
+        control.Stand(CLIENT, b"never there", U64_MAX),
+        control.Gone(CLIENT, b"x" * 100_000, U64_MAX, U64_MAX),
     ],
     ids=lambda message: f"{type(message).__name__}",
 )
@@ -421,3 +479,18 @@ def test_replies_go_to_those_who_asked_in_order() -> None:
     driver.core.outbox.clear()
     driver.receive("PONG", "PONG", b"the info")
     assert [str(reply) for reply in heard] == [str(b"PONG"), str(b"the info")]
+
+
+def test_a_stream_that_presents_itself_late_is_announced_to_those_who_were_answered_meanwhile() -> None:
+    driver = AgentDriver()
+    driver.core.ring(SIGNER.ring(ring(1, ("s1",))))
+    driver.open(clients=2)
+    driver.advance(driver.core.limits.roll_call_s)
+    assert driver.state() is Agent.SERVING
+    late = control.Present(OTHER, 1, [], [], [(b"tile", STREAM, 4), (b"__shoal:word", STREAM, 4)])
+    driver.tell(late)
+    (channel, data), *more = driver.announced
+    assert (channel, more) == (b"tile", [])
+    assert beacons([(channel, data)]) == [(4, 0, False)]
+    driver.tell(late)
+    assert len(driver.announced) == 1, "it is known by now"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,3 +97,53 @@ def test_it_is_a_set_of_facts_without_empty_rooms(script: list[tuple[str, int, b
         assert set(register.clients) == {fact[0] for fact in model}
         assert all(register.channels.values())
         assert all(register.patterns.values())
+
+
+# What subscribers have confirmed
+
+
+def test_a_subscriber_has_confirmed_nothing_at_first_and_then_only_newer_revisions() -> None:
+    register = Register()
+    register.add(1, b"tile", False)
+    assert register.confirmed(1, b"tile") == 0
+    register.confirm(1, b"tile", 7)
+    register.confirm(1, b"tile", 5)
+    register.add(1, b"tile", False)
+    assert register.confirmed(1, b"tile") == 7
+    assert register.confirmed(2, b"tile") == 0
+    assert register.confirmed(1, b"other") == 0
+
+
+def test_who_is_not_registered_confirms_nothing() -> None:
+    register = Register()
+    register.add(1, b"tile", True)
+    register.confirm(1, b"tile", 7)
+    register.confirm(2, b"tile", 7)
+    register.add(1, b"tile", False)
+    register.add(2, b"tile", False)
+    assert [register.confirmed(client, b"tile") for client in (1, 2)] == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["bye", "gone", "restart"])
+def test_who_comes_again_has_confirmed_nothing(how: str) -> None:
+    register = Register()
+    register.add(1, b"tile", False)
+    register.add(1, b"tile", True)
+    register.confirm(1, b"tile", 7)
+    if how == "bye":
+        register.remove(1, b"tile", False)
+    elif how == "gone":
+        register.remove_client(1)
+    else:
+        register.clear()
+    register.add(1, b"tile", False)
+    assert register.confirmed(1, b"tile") == 0
+
+
+def test_leaving_a_pattern_of_the_same_name_takes_nothing_back() -> None:
+    register = Register()
+    register.add(1, b"tile", False)
+    register.add(1, b"tile", True)
+    register.confirm(1, b"tile", 7)
+    register.remove(1, b"tile", True)
+    assert register.confirmed(1, b"tile") == 7

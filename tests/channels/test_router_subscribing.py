@@ -51,7 +51,7 @@ def test_it_is_in_force_when_the_agent_has_answered() -> None:
     assert not driver.in_force(sub)
     assert states(sub) == {"s1": Site.ASKING}
     (hello,) = driver.heard("s1", control.Hello)
-    assert hello == control.Hello(CLIENT, hello.nonce, TILE, False, True, 1, 1)
+    assert hello == control.Hello(CLIENT, hello.nonce, TILE, False, True, 0, 1)
     driver.ready.clear()
     driver.tell("s1", driver.servers["s1"].answer(hello))
     assert driver.in_force(sub)

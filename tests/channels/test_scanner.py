@@ -52,7 +52,7 @@ payloads = st.one_of(
         st.sampled_from(STREAMS),
         st.integers(0, 2**64 - 1),
         st.binary(max_size=9),
-        st.integers(0, 17),
+        st.integers(0, 35),
     ),
     st.builds(beacon, st.sampled_from(STREAMS), st.integers(0, 99)),
 )
@@ -407,7 +407,102 @@ def test_importing_compiles_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_compiling_is_announced(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO), compilation_announced():
+def test_compiling_is_announced(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)  # another test may have set logging up
+    with caplog.at_level(logging.INFO, logger="shoal"), compilation_announced():
         assert numba.njit(lambda data: load_u64(data, 0))(padded(b"\x02")) == 2
     assert [record.message for record in caplog.records if "compiling" in record.message] != []
+
+
+# Watched channels
+
+
+def surfaced(scanner: Scanner, *payloads: bytes, channel: bytes = b"t") -> list[bytes]:
+    """The payloads that Python is shown, of some that come on a channel."""
+    found = scan_all(scanner, [observed(channel, payload) for payload in payloads])
+    assert all(frame.push and frame.value[:3] == [b"pmessage", b"*", channel] for frame in found)
+    return [frame.value[3] for frame in found]
+
+
+def test_what_comes_on_a_watched_channel_is_counted_and_shown() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    payloads = [envelope(1, 1), beacon(1, 1), b"foreign", b"", envelope(1, 2, b"x" * 50, FORWARDED)]
+    assert surfaced(scanner, *payloads) == []
+    scanner.watch(b"t", True)
+    assert surfaced(scanner, *payloads) == payloads
+    assert surfaced(scanner, *payloads, channel=b"other") == []
+    scanner.watch(b"t", False)
+    assert surfaced(scanner, *payloads) == []
+    assert scanner.close_unit().counters["publications"].tolist() == [9, 3]
+
+
+def test_a_watched_frame_is_shown_at_its_place() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scanner.watch(b"t", True)
+    data = b"".join(observed(b"t", envelope(1, n)) + observed(b"__shoal:agent", b"%d" % n) for n in range(1, 30))
+    scanner.feed(data, 0)
+    for number in range(1, 30):
+        frame = scanner.scan()
+        assert frame == Frame([b"pmessage", b"*", b"t", envelope(1, number)], True)
+        assert scanner.streams(b"t").streams == [(1, number)]
+        assert scanner.scan() == Frame([b"pmessage", b"*", b"__shoal:agent", b"%d" % number], True)
+    assert scanner.scan() is None
+
+
+def test_one_version_may_be_left_out() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scanner.watch(b"t", True, but_version=1)
+    other = envelope(1, 2).replace(b"\x01\x00\x00\x00", b"\x01\x00\x00\x01", 1)
+    assert surfaced(scanner, envelope(1, 1), b"foreign", other, beacon(1, 1)) == [b"foreign", other]
+    scanner.watch(b"t", True)
+    assert len(surfaced(scanner, envelope(1, 1), b"foreign", other, beacon(1, 1))) == 4
+
+
+def test_new_channels_are_watched_until_somebody_says_otherwise() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX, TableLimits(channels_max=2))
+    scanner.watch_new()
+    assert scanner.set_stream(b"told", 1, 1)
+    for channel in (b"told", b"t", b"no room"):
+        assert surfaced(scanner, b"1", b"2", channel=channel) == [b"1", b"2"]
+        scanner.watch(channel, False)
+    assert surfaced(scanner, b"3", channel=b"t") == []
+    assert surfaced(scanner, b"3", channel=b"no room") == [b"3"], "what cannot be looked up is shown"
+    scanner.watch_all()
+    assert surfaced(scanner, b"4", channel=b"t") == [b"4"]
+    scanner.clear()
+    assert surfaced(scanner, b"5", channel=b"t") == [b"5"]
+    scanner.watch(b"t", False)
+    scanner.close_unit()
+    scanner.forget_idle(100)
+    assert surfaced(scanner, b"6", channel=b"t") == [b"6"], "whoever was forgotten is new"
+
+
+def test_watching_survives_growth_and_forgetting_others() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scan_all(scanner, [observed(b"old.%d" % n, b"x") for n in range(10)], second=1)
+    scanner.close_unit()
+    scan_all(scanner, [observed(b"t", b"x")], second=9)
+    scanner.watch(b"t", True, but_version=1)
+    scanner.forget_idle(5)
+    assert surfaced(scanner, b"1", envelope(1, 1)) == [b"1"]
+    scan_all(scanner, [observed(b"new.%d" % n, b"x") for n in range(5 * FIRST_RECORDS)])
+    assert surfaced(scanner, b"2", envelope(1, 2)) == [b"2"]
+
+
+@given(st.lists(frames, max_size=30), st.lists(st.integers(0, 10_000), max_size=40), st.sets(channels))
+@settings(max_examples=100, deadline=None)
+def test_with_watched_channels_it_stops_as_hiredis_reads(
+    parts: list[bytes], cuts: list[int], watched: set[bytes]
+) -> None:
+    data = b"".join(parts)
+    reader = hiredis.Reader(notEnoughData=NOTHING)
+    reader.feed(data)
+    model, expected = Model(), []
+    while (frame := reader.gets()) is not NOTHING:
+        if not model.takes(frame) or frame[2] in watched:
+            expected.append(plain(frame))
+    scanner = Scanner(FRAME_BYTES_MAX)
+    for channel in watched:
+        scanner.watch(channel, True)
+    assert [plain(frame.value) for frame in scan_all(scanner, cut(data, cuts), second=5)] == expected
+    check_counts(scanner, model)

@@ -378,6 +378,8 @@ class AgentDriver:
         book = PlanBook(Verifier(SIGNER.public))
         self.core = AgentCore(server, instance, Scanner(frame_bytes_max=1 << 20), book, limits)
         self.said: dict[bytes, list[control.Control]] = defaultdict(list)
+        self.announced: list[tuple[bytes, bytes]] = []
+        """What the agent has published on application channels of its own server."""
         self.commands: list[Command] = []
 
     def open(self, run_id: str = "life one", clients: int = 0) -> None:
@@ -393,10 +395,17 @@ class AgentDriver:
                 self.commands.append(command)
                 match command:
                     case (b"PUBLISH", channel, data):
-                        self.said[channel].append(control.decode(data))
+                        self.hear_own(channel, data)
                         self.receive(1)
                     case (b"PUBSUB", b"NUMSUB", channel):
                         self.receive(ReplyError("no") if clients is None else [channel, clients])
+
+    def hear_own(self, channel: bytes, data: bytes) -> None:
+        """What the agent publishes on its own server."""
+        if channel.startswith(RESERVED_PREFIX):
+            self.said[channel].append(control.decode(data))
+        else:
+            self.announced.append((channel, data))
 
     def receive(self, *frames: Any) -> None:
         self.core.received(b"".join(map(resp_bytes, frames)), self.now)

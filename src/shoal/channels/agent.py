@@ -1,10 +1,12 @@
 """The agent's process: the order of its start, and what ties its parts together.
 
 Owns the coordinator's client, the reconnects to the server and the end. The parts decide: `agent_core` and
-`monitor` (at work in `serving`), `tenure` (the lease), `peers` (the words of the other agents).
+`monitor` (at work in `serving`), `tenure` (the lease), `peers` (the words of the other agents), `forward_links` (what
+is published on other servers), `report_writer` (what the mover is told).
 
     coordinator --plan, key--> core <--bytes-- its server --words, answers, telemetry--> clients, balancer
         ^---- lease, membership (tenure)         other servers --words (peers)--> lease
+        ^---- report (report_writer)             core --forwarded messages (forward_links)--> other servers
 
 Whatever is away is tried again without end: the server (it may restart on the same address, which is a new
 life), the coordinator, the other servers. Only what trying again cannot mend ends the process: a wrong
@@ -28,8 +30,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from shoal.channels.forward_links import ForwardLinks
 from shoal.channels.observing import ObservingLink
 from shoal.channels.peers import PEER_PATTERN, Peers
+from shoal.channels.report_writer import write_reports
 from shoal.channels.tenure import Tenure
 from shoal.coordination.interface import Change, Coordinator
 from shoal.coordination.link import parse_address
@@ -39,6 +43,7 @@ from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.book import PlanBook
+from shoal.plan.moving import Report
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Verifier
 from shoal.wire.backoff import Backoff
@@ -83,6 +88,7 @@ class Agent:
         self._random = Random()
         self._loop = asyncio.get_running_loop()
         self._serving: Serving | None = None
+        self._forward_links: ForwardLinks | None = None
         self._metrics: AgentMetrics | None = None
         self._tenure: Tenure | None = None
         self._peers = Peers(
@@ -95,6 +101,7 @@ class Agent:
         )
         self._key: asyncio.Future[bytes] = self._loop.create_future()
         self._plan: dict[str, bytes] = {}
+        self._plan_moved = False
         self._granted_at: float | None = None
         self._opened_at: float | None = None
 
@@ -114,18 +121,28 @@ class Agent:
             coordinator = await self._reach_coordinator()
             stack.push_async_callback(coordinator.close)
             stack.push_async_callback(self._peers.close)
+            stack.push_async_callback(self._close_forward_links)
             holder = f"{self._address.id}-{self._instance:016x}"
             self._tenure = tenure = Tenure(
                 coordinator, self._address, holder, self._limits, self, self._answers, self._speaks
             )
             stack.push_async_callback(tenure.leave)
-            await _first_of(tenure.run(), self._watch_plan(coordinator), self._keep_serving(tenure, loaded))
+            await _first_of(
+                tenure.run(),
+                self._watch_plan(coordinator),
+                self._keep_serving(tenure, loaded),
+                write_reports(coordinator, self._address.id, self._take_report, self._limits.word_interval_s),
+            )
 
     def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
         from shoal.channels.agent_metrics import AgentMetrics
 
         self._metrics = AgentMetrics(self._address.id, self._options.metrics_port)
         stack.callback(self._metrics.close)
+
+    async def _close_forward_links(self) -> None:
+        if self._forward_links is not None:
+            await self._forward_links.close()
 
     # The coordinator
 
@@ -175,7 +192,7 @@ class Agent:
             core.ring(value)
         elif (channel := keys.entry_channel(key)) is not None:
             if value is None:
-                core.book.forget_entry(channel)
+                core.forget_entry(channel)
             else:
                 core.entry(value)
         if core.counters.forged != forged:
@@ -184,7 +201,20 @@ class Agent:
         if ring is not None and ring.version != version:
             _log.info("new ring", version=ring.version, servers=",".join(ring.ids))
             self._peers.follow(ring)
+            if self._forward_links is not None:
+                self._forward_links.follow(ring)
+        if not self._plan_moved:
+            self._plan_moved = True
+            self._loop.call_soon(self._follow_plan, serving)
+
+    def _follow_plan(self, serving: Serving) -> None:
+        """Does what the plan asks for, once for all changes that came together."""
+        self._plan_moved = False
         serving.flush()
+        serving.turn()
+
+    def _take_report(self) -> Report | None:
+        return self._serving.core.take_report() if self._serving is not None else None
 
     # What the coordinator said of the lease (see `tenure.Verdicts`)
 
@@ -286,7 +316,11 @@ class Agent:
         )
         if self._metrics is not None:
             self._metrics.watch(core, monitor, self._loop.time)
-        serving = Serving(core, monitor, self._limits)
+        login = self._login
+        self._forward_links = ForwardLinks(
+            self._address.id, login.username, login.password, self._limits, core, self._random
+        )
+        serving = Serving(core, monitor, self._limits, self._forward_links.flush)
         for name, value in self._plan.items():
             self._plan_to_core(serving, name, value)
         self._plan.clear()

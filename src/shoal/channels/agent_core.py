@@ -1,9 +1,11 @@
 """The agent: the process beside one server, as a state machine without I/O.
 
 Owns the register, the answers to hellos, the word and the roll-call. It hears everything on its server through one
-pattern subscription, whose bytes go through the scanner; telemetry is made from the scanner's tables in `monitor.py`.
+pattern subscription, whose bytes go through the scanner; telemetry is made from the scanner's tables in `monitor.py`,
+and what is done about channels that move in `dispatcher.py`.
 
     bytes of the observing connection -> scanner -> control messages, in the server's own order -> answers
+                                                 -> messages on watched channels -> dispatcher -> other servers
 
 A restarted agent knows nothing: it calls the roll, and answers nobody before everyone on the server has said what they
 do there (or `roll_call_s` is over). When only its connection is lost, or the server restarts, it remembers which
@@ -20,23 +22,26 @@ from typing import Any, Final
 import msgspec
 
 from shoal.channels import states
+from shoal.channels.dispatcher import Dispatcher
 from shoal.channels.lease import AgentLease
 from shoal.channels.link import Command
 from shoal.channels.register import Register
+from shoal.channels.roll_call import RollCall
+from shoal.channels.rules import ALL_RULES, Rules
 from shoal.channels.scanner import Scanner
-from shoal.channels.timers import Timers
+from shoal.channels.stream_memory import StreamMemory, Streams
+from shoal.channels.timers import Timers, patience
 from shoal.errors import PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
+from shoal.plan.moving import Report
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, client_of, inbox_channel
-from shoal.wire.glob import glob_match
+from shoal.wire.envelope import AGENT_CHANNEL, ENDED, RESERVED_PREFIX, WORD_CHANNEL, inbox_channel
 
 HELLOS_DEFERRED_MAX: Final = 100_000
 """Hellos that wait for the end of a roll-call. Who does not fit asks again."""
 
 Handler = Callable[[Any, float], None]
-Streams = dict[tuple[bytes, int], int]
 
 
 class AgentCounters(msgspec.Struct):
@@ -51,12 +56,24 @@ class AgentCounters(msgspec.Struct):
     presents: int = 0
     garbage: int = 0
     forged: int = 0
+    forwarded: int = 0
+    forwarded_dropped: int = 0
+    notices: int = 0
+    handovers: int = 0
 
 
 class AgentCore:
     """One agent. `instance` is a random number that tells this process from the ones before it."""
 
-    def __init__(self, server: str, instance: int, scanner: Scanner, book: PlanBook, limits: Limits) -> None:
+    def __init__(
+        self,
+        server: str,
+        instance: int,
+        scanner: Scanner,
+        book: PlanBook,
+        limits: Limits,
+        rules: Rules = ALL_RULES,
+    ) -> None:
         self.server = server
         self.instance = instance
         self.scanner = scanner
@@ -71,60 +88,54 @@ class AgentCore:
         self.second = 0
         self.timers = Timers()
         self._inflight: deque[Handler | None] = deque()
-        self._previous: dict[tuple[bytes, int], tuple[int, int]] = {}
-        self._remembers = False
-        self._roll = 0
-        self._awaited: int | None = None
-        self._presents: set[int] = set()
+        self._memory = StreamMemory(scanner, limits.publisher_idle_s)
+        self._roll = RollCall()
+        self._calls = 0
         self._deferred: list[control.Hello] = []
         self._heard = 0
         self._lives = 0
+        self._now = 0.0
+        self.dispatcher = Dispatcher(self, rules)
 
     # The server
 
     def opened(self, run_id: str, now: float) -> None:
         """There is a connection to the server. What happened on the server since the last one, nobody has seen."""
+        self._now = now
         self.outbox.clear()
         self._inflight.clear()
         self.scanner.reset()
         self._begin_life(run_id)
         self._step("server reached")
         self.outbox.append((b"PSUBSCRIBE", b"*"))
+        self._calls = 0
         self._call(now)
         self.timers.set("word", now)
 
     def _begin_life(self, run_id: str) -> None:
         """A life is a time in which this agent has heard everything on this server without a break. What it knows of
         the life before is kept apart, until those concerned have been heard in this one."""
-        self._remembers = self.life != 0
+        self._memory.begin_life(self.life, self.second)
         self._lives += 1
-        if self._remembers:
-            self._forget_previous()
-            for key, last in self._all_streams().items():
-                self._previous[key] = last, self.second
-            self.scanner.clear()
         name = f"{run_id} {self.instance} {self._lives}"
         self.life = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") or 1
         self.register.clear()
-
-    def _forget_previous(self) -> None:
-        """Streams that have been silent since before `publisher_idle_s` have ended; nobody waits for them."""
-        oldest = self.second - self.limits.publisher_idle_s
-        self._previous = {key: seen for key, seen in self._previous.items() if seen[1] >= oldest}
+        self.dispatcher.life_began()
 
     def lost(self, now: float) -> None:
         """The connection to the server is gone."""
         if self.state is not states.Agent.AWAY:
             self._step("server lost")
             self._deferred.clear()
-            self.timers.cancel("word")
-            self.timers.cancel("call")
+            for name in ("word", "call", "recall"):
+                self.timers.cancel(name)
 
     def _step(self, event: str) -> None:
         self.state = states.step(states.AGENT, self.state, event)
 
     def received(self, data: bytes, now: float) -> None:
         """Bytes of the observing connection. ProtocolError if they are not RESP: the connection must be dropped."""
+        self._now = now
         self.scanner.feed(data, self.second)
         while (frame := self.scanner.scan()) is not None:
             if frame.push:
@@ -139,11 +150,16 @@ class AgentCore:
         self.outbox.append(command)
         self._inflight.append(handler)
 
-    def _say(self, channel: bytes, message: control.Control) -> None:
+    def say(self, channel: bytes, message: control.Control) -> None:
+        """Publishes a control message on the server."""
         self.ask((b"PUBLISH", channel, control.encode(message)))
 
     def _pushed(self, push: list[Any], now: float) -> None:
-        if push[0] != b"pmessage" or push[2] not in (AGENT_CHANNEL, WORD_CHANNEL):
+        if push[0] != b"pmessage":
+            return
+        if push[2] not in (AGENT_CHANNEL, WORD_CHANNEL):
+            if not push[2].startswith(RESERVED_PREFIX):
+                self.dispatcher.heard(push[2], push[3], now)
             return
         try:
             message = control.decode(push[3])
@@ -157,6 +173,12 @@ class AgentCore:
                 self._hello(message)
             case control.Bye():
                 self.register.remove(message.client, message.name, message.pattern)
+                self.dispatcher.confirmed(message.name, now)
+            case control.Stand():
+                self.register.confirm(message.client, message.name, message.revision)
+                self.dispatcher.confirmed(message.name, now)
+            case control.Gone():
+                self.dispatcher.gone(message.name, message.stream, now)
             case control.Present():
                 self._present(message)
             case control.Word():
@@ -189,57 +211,79 @@ class AgentCore:
             granted,
             self.book.version,
         )
-        self._say(WORD_CHANNEL, word)
+        self.say(WORD_CHANNEL, word)
 
     def _greet(self, greet: control.Greet, now: float) -> None:
         self.counters.greetings += 1
+        self._roll.greeted(greet.client)
         ring = self.book.signed_ring if greet.ring_version < self.book.version else b""
-        self._say(
+        self.say(
             inbox_channel(greet.client),
             control.Welcome(greet.nonce, self.server, self.life, self._lease_ms(now), self.book.version, ring),
         )
 
     # The roll-call
 
+    @property
+    def complete(self) -> bool:
+        """Whether everybody on the server has said what they do there."""
+        return self.state is states.Agent.SERVING and self._roll.complete
+
     def _call(self, now: float) -> None:
         self.counters.roll_calls += 1
-        self._roll += 1
-        self._presents.clear()
-        self._awaited = None
-        self._say(WORD_CHANNEL, control.RollCall(self.instance, self._roll))
+        self.say(WORD_CHANNEL, control.RollCall(self.instance, self._roll.begin()))
         self.ask((b"PUBSUB", b"NUMSUB", WORD_CHANNEL), self._expect)
         self.timers.set("call", now + self.limits.roll_call_s)
 
     def _expect(self, reply: Any, now: float) -> None:
         """How many clients are on the server: each of them hears the word channel."""
         if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[1], int):
-            self._awaited = reply[1]
+            self._roll.count(reply[1])
             self._check_presents()
 
     def _present(self, present: control.Present) -> None:
         self.counters.presents += 1
         for name in present.channels:
             self.register.add(present.client, name, False)
+            self.dispatcher.registered(name, self._now)
         for name in present.patterns:
             self.register.add(present.client, name, True)
         for channel, stream, last in present.streams:
-            self._stream_stands(channel, stream, last)
-        if present.roll == self._roll:
-            self._presents.add(present.client)
-            self._check_presents()
+            unheard = self.streams(channel).get(stream, 0) & ~ENDED < last
+            self.scanner.set_stream(channel, stream, last)
+            self.dispatcher.presented(channel, stream)
+            if unheard and self.state is states.Agent.SERVING:
+                self.dispatcher.announce_here(channel, stream, last)
+        self._roll.present(present.client, present.roll)
+        self._check_presents()
 
     def _check_presents(self) -> None:
-        if self.state is states.Agent.CALLING and self._awaited is not None and len(self._presents) >= self._awaited:
-            self._serve("all present")
+        if self._roll.complete:
+            self.timers.cancel("call")
+            self.timers.cancel("recall")
+            if self.state is states.Agent.CALLING:
+                self._serve("all present")
+            self.dispatcher.all_present()
 
     def _call_over(self, now: float) -> None:
+        """Whoever has not answered by now is not waited for; but what they do here is not known."""
         if self.state is states.Agent.CALLING:
             self._serve("call over")
+        if not self._roll.complete:
+            self._calls += 1
+            self.timers.set("recall", now + patience(self.limits.roll_call_s, self._calls))
+
+    def _recall(self, now: float) -> None:
+        """Calls those again who have not answered, if anybody wants to know."""
+        if self.dispatcher.wants_all_present:
+            self._call(now)
+        else:
+            self.timers.set("recall", now + self.limits.roll_call_s)
 
     def _serve(self, event: str) -> None:
         self._step(event)
-        self.timers.cancel("call")
         self._answer_deferred()
+        self.dispatcher.serves(self._now)
 
     def _answer_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
@@ -258,67 +302,88 @@ class AgentCore:
         streams: control.StreamList = []
         absent: control.StreamList = []
         if hello.publisher:
-            self._stream_stands(hello.name, hello.stream, hello.last)
+            self.scanner.set_stream(hello.name, hello.stream, hello.last)
+            self.dispatcher.came(hello.name, hello.stream, self._now)
         else:
             self.register.add(hello.client, hello.name, hello.pattern)
-            current = self._streams_of(hello)
-            streams = [(channel, stream, last) for (channel, stream), last in current.items()]
-            self._forget_previous()
-            absent = [
-                (channel, stream, last)
-                for (channel, stream), (last, _) in self._previous.items()
-                if (channel, stream) not in current and self._matches(hello, channel)
-            ]
+            if not hello.pattern:
+                self.dispatcher.registered(hello.name, self._now)
+            current = self._memory.current(hello.name, hello.pattern)
+            streams = _listing(current)
+            absent = _listing(self._memory.absent(hello.name, hello.pattern, current, self.second))
         entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
-        version = self.book.version if hello.pattern else self.book.placement(hello.name).version
+        version = self.book.version if hello.pattern else self.book.revision(hello.name)
         ring = self.book.signed_ring if hello.ring_version < self.book.version else b""
         answer = control.Answer(
-            hello.nonce, hello.name, self.life, version, entry, ring, self._remembers, streams, absent
+            hello.nonce,
+            hello.name,
+            self.life,
+            version,
+            entry,
+            ring,
+            self._memory.remembers(hello.life),
+            streams,
+            absent,
         )
-        self._say(inbox_channel(hello.client), answer)
+        self.say(inbox_channel(hello.client), answer)
 
-    def _stream_stands(self, channel: bytes, stream: int, last: int) -> None:
-        self.scanner.set_stream(channel, stream, last)
-
-    def _matches(self, hello: control.Hello, channel: bytes) -> bool:
-        return glob_match(hello.name, channel) if hello.pattern else channel == hello.name
-
-    def _streams_of(self, hello: control.Hello) -> Streams:
-        if not hello.pattern:
-            return self._listing(hello.name)
-        listing: Streams = {}
-        for channel in self.scanner.channels():
-            if glob_match(hello.name, channel):
-                listing.update(self._listing(channel))
-        return listing
-
-    def _all_streams(self) -> Streams:
-        listing: Streams = {}
-        for channel in self.scanner.channels():
-            listing.update(self._listing(channel))
-        return listing
-
-    def _listing(self, channel: bytes) -> Streams:
-        """The streams of a channel; nobody has the client id 0, so a stream with it is somebody's garbage."""
-        streams = self.scanner.streams(channel).streams
-        return {(channel, stream): last for stream, last in streams if client_of(stream)}
+    def streams(self, channel: bytes) -> dict[int, int]:
+        """The streams of a channel, each with its last sequence number (see `ENDED`)."""
+        return self._memory.of(channel)
 
     # The plan
 
     def ring(self, data: bytes) -> None:
         """A ring from the coordinator. Whoever asked before there was one is answered now."""
+        first = self.book.ring is None
         try:
-            self.book.accept_ring(data)
+            news = self.book.accept_ring(data)
         except PlanError:
             self.counters.forged += 1
+            return
+        if news:
+            self.dispatcher.ring_changed(first, self._now)
         self._answer_deferred()
 
     def entry(self, data: bytes) -> None:
         """A plan entry from the coordinator."""
         try:
-            self.book.accept_entry(data)
+            channel, news = self.book.accept_entry(data)
         except PlanError:
             self.counters.forged += 1
+            return
+        if news:
+            self.dispatcher.entry_changed(channel, self._now)
+
+    def forget_entry(self, channel: bytes) -> None:
+        """The coordinator has no entry of the channel any more."""
+        self.book.forget_entry(channel)
+        self.dispatcher.entry_changed(channel, self._now)
+
+    # Other servers (the adapter keeps a connection to each, and looks for a report now and then)
+
+    def take_forwards(self) -> dict[str, list[Command]]:
+        """Commands for the connections to other servers, in order: PUBLISH only."""
+        return self.dispatcher.forwards.take()
+
+    def forward_opened(self, server: str, now: float) -> None:
+        """A connection to another server stands: what was not confirmed on the one before is sent again."""
+        self._now = now
+        self.dispatcher.forwards.opened(server)
+
+    def forward_lost(self, server: str, now: float) -> None:
+        """A connection to another server is gone."""
+        self._now = now
+        self.dispatcher.forward_lost(server)
+
+    def forward_confirmed(self, server: str, count: int, now: float) -> None:
+        """Another server has replied to the `count` oldest commands."""
+        self._now = now
+        self.dispatcher.forward_confirmed(server, count)
+
+    def take_report(self) -> Report | None:
+        """A report for the coordinator, if there is a new one."""
+        return self.dispatcher.take_report()
 
     # Time
 
@@ -328,10 +393,19 @@ class AgentCore:
 
     def timer(self, now: float) -> None:
         """Does what has come due."""
+        self._now = now
         for key in self.timers.due(now):
             if key == "word":
                 self._speak(now)
             elif key == "call":
                 self._call_over(now)
+            elif key == "recall":
+                self._recall(now)
+            elif isinstance(key, tuple):
+                self.dispatcher.notice_due(key[1], now)
             elif callable(key):
                 key(now)
+
+
+def _listing(streams: Streams) -> control.StreamList:
+    return [(channel, stream, last) for (channel, stream), last in streams.items()]

@@ -89,6 +89,16 @@ class AgentMetrics(Collector):
             "clients that subscribe to anything",
             len(self._core.register.clients),
         )
+        yield GaugeMetricFamily(
+            "shoal_agent_channels_moving",
+            "channels that move and concern this server",
+            self._core.dispatcher.moving,
+        )
+        yield GaugeMetricFamily(
+            "shoal_agent_forward_buffer_bytes",
+            "what waits to be confirmed by other servers",
+            self._core.dispatcher.forwards.held_bytes,
+        )
         for prefix, counters in (("agent", self._core.counters), ("monitor", self._monitor.counters)):
             for name in counters.__struct_fields__:
                 yield CounterMetricFamily(f"shoal_{prefix}_{name}", f"{name} so far", getattr(counters, name))

@@ -80,6 +80,8 @@ class Counters(msgspec.Struct):
     reconnects: int = 0
     stale_links: int = 0
     ring_changes: int = 0
+    entries: int = 0
+    notices: int = 0
     roll_calls: int = 0
     handshakes: int = 0
     late_joins: int = 0

@@ -1,8 +1,8 @@
-"""The state diagrams of the documentation, drawn from the tables of `states.py`.
+"""The state diagrams of the documentation, drawn from the tables that the code steps through.
 
 Owns the drawing and the place of each drawing in a page. Knows nothing of what the states mean.
 
-    python -m shoal.channels.diagrams docs/protocol-channels.md     draws all diagrams of the page anew
+    python -m shoal.channels.diagrams docs/protocol-*.md     draws all diagrams of the pages anew
 
 In a page a drawing stands between two marks, `<!-- states: link -->` and `<!-- end: link -->`. What stands
 between them is replaced; everything else is left as it is.
@@ -12,21 +12,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from shoal.channels import states
-from shoal.channels.states import State, Table
+from shoal.plan.steps import MOVE
 
-DIAGRAMS: Final = ("link", "site", "lane", "agent")
-"""The names of the drawings, in the order of the page."""
+State = TypeVar("State", bound=Enum)
+
+PAGES: Final[Mapping[str, Mapping[str, Mapping[tuple[Any, str], Any]]]] = {
+    "protocol-channels.md": {"link": states.LINK, "site": states.SITE, "lane": states.LANE, "agent": states.AGENT},
+    "protocol-moves.md": {"move": MOVE},
+}
+"""The pages with diagrams: the name of each diagram, and its table."""
 
 
-def render(table: Table[State]) -> str:
+def render(table: Mapping[tuple[State, str], State]) -> str:
     """A table as a Mermaid state diagram.
 
-    The first state of the enumeration is where a machine begins; a state that nothing leads out of is where
-    it ends.
+    The state of the first transition is where a machine begins; a state that nothing leads out of is where it ends.
     """
     first = next(iter(table))[0]
     kind = type(first)
@@ -35,17 +40,11 @@ def render(table: Table[State]) -> str:
         events.setdefault((before, after), []).append(event)
     leaving = {before for before, _ in table}
     lines = ["stateDiagram-v2"]
-    lines += [f'    state "{_spoken(state)}" as {state.value}' for state in kind if _spoken(state) != state.value]
-    lines.append(f"    [*] --> {next(iter(kind)).value}")
-    lines += [f"    {before.value} --> {after.value}: {', '.join(names)}" for (before, after), names in events.items()]
-    lines += [f"    {state.value} --> [*]" for state in kind if state not in leaving]
+    lines += [f'    state "{_spoken(state)}" as {_id(state)}' for state in kind if _spoken(state) != _id(state)]
+    lines.append(f"    [*] --> {_id(first)}")
+    lines += [f"    {_id(before)} --> {_id(after)}: {' or '.join(names)}" for (before, after), names in events.items()]
+    lines += [f"    {_id(state)} --> [*]" for state in kind if state not in leaving]
     return "\n".join(lines)
-
-
-def drawings() -> dict[str, str]:
-    """All drawings by name, each as a fenced block of Markdown."""
-    rendered = (render(states.LINK), render(states.SITE), render(states.LANE), render(states.AGENT))
-    return {name: f"```mermaid\n{text}\n```" for name, text in zip(DIAGRAMS, rendered, strict=True)}
 
 
 def replace_blocks(page: str, kind: str, blocks: Mapping[str, str]) -> str:
@@ -60,12 +59,18 @@ def replace_blocks(page: str, kind: str, blocks: Mapping[str, str]) -> str:
     return page
 
 
-def refresh(page: str) -> str:
-    """The page with all diagrams drawn anew."""
-    return replace_blocks(page, "states", drawings())
+def refresh(name: str, page: str) -> str:
+    """The page with all its diagrams drawn anew."""
+    blocks = {diagram: f"```mermaid\n{render(table)}\n```" for diagram, table in PAGES[name].items()}
+    return replace_blocks(page, "states", blocks)
 
 
-def _spoken(state: State) -> str:
+def _id(state: Enum) -> str:
+    """A state's name in the drawing; `end` is a word of Mermaid's own."""
+    return "ended" if state.value == "end" else str(state.value)
+
+
+def _spoken(state: Enum) -> str:
     """A state's name as people write it."""
     return str(state.value).replace("_", " ")
 
@@ -74,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     """Draws the diagrams of the named pages anew."""
     for name in argv:
         path = Path(name)
-        path.write_text(refresh(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(refresh(path.name, path.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 

@@ -58,6 +58,7 @@ class ServerLink:
         "_greets",
         "address",
         "anchor",
+        "byes",
         "dirty",
         "inflight",
         "lanes",
@@ -78,6 +79,8 @@ class ServerLink:
         self.outbox: list[Command] = []
         self.inflight: deque[Lane | Ping | Listen | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
+        self.byes: dict[tuple[bool, bytes], None] = {}
+        """What was left while there was no connection: the agent still has to hear of it."""
         self.lanes: dict[Lane, None] = {}
         self.sites: dict[Site, None] = {}
         self.dirty = False

@@ -72,9 +72,12 @@ class Outgoing:
         self.use(placement)
 
     def use(self, placement: Placement) -> None:
-        """Publishes under this placement's version from now on."""
+        """Publishes under this placement's version from now on, also what no server has confirmed yet: a header must
+        not name a placement by which its message was not sent."""
         self.placement = placement
         self.prefix = envelope.prefix(0, placement.version, self.stream)
+        for index in range(self.confirmed + 1 - self.base, len(self.window)):
+            self.window[index] = envelope.under(placement.version, self.window[index])
 
     def find_solo(self) -> None:
         """Keeps `solo` true: the only lane, if there is just one and it is live; the fast path of `publish`."""

@@ -86,6 +86,10 @@ class Publishing:
         out.waiters.append((seq, token))
         return True
 
+    def uses(self, channel: bytes) -> bool:
+        """Whether this client has a stream on the channel."""
+        return channel in self._outs
+
     def _open(self, channel: bytes, now: float) -> Outgoing:
         self._epoch += 1
         stream = envelope.stream_id(self._context.client, self._epoch)
@@ -119,6 +123,7 @@ class Publishing:
             lane.step("moved away")
             out.lanes.remove(lane)
             lane.link.lanes.pop(lane, None)
+            self._say_gone(lane.link, out)
         present = {lane.link.server for lane in out.lanes}
         for server in wanted:
             if server not in present:
@@ -131,6 +136,19 @@ class Publishing:
         self._settle(out)
         out.find_solo()
 
+    def confirm(self, link: ServerLink, channel: bytes) -> None:
+        """The agent of a server seems not to know that this client does not publish there any more: say so again."""
+        out = self._outs.get(channel)
+        if out is not None and all(lane.link is not link for lane in out.lanes):
+            self._say_gone(link, out)
+
+    def _say_gone(self, link: ServerLink, out: Outgoing) -> None:
+        """Tells the agent of a server that has been left, so that it need not wait for this stream any more."""
+        revision = self._context.book.revision(out.name)
+        if revision and link.open:
+            link.tell_agent(control.Gone(self._context.client, out.name, out.stream, revision))
+            self._context.touch(link)
+
     def _ask(self, lane: Lane, now: float) -> None:
         """Resolves the channel at the server's agent before anything is sent there."""
         lane.step("link usable")
@@ -140,10 +158,18 @@ class Publishing:
 
     def _hello(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
         out = lane.out
-        version, ring_version = out.placement.version, self._context.book.version
+        book = self._context.book
         lane.link.tell_agent(
             control.Hello(
-                self._context.client, nonce, out.name, False, False, version, ring_version, out.stream, lane.confirmed
+                self._context.client,
+                nonce,
+                out.name,
+                False,
+                False,
+                book.revision(out.name),
+                book.version,
+                out.stream,
+                lane.confirmed,
             )
         )
         self._context.touch(lane.link)

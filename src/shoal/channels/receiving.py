@@ -21,6 +21,7 @@ from shoal.wire.envelope import (
     BEACON,
     ENDED,
     FINAL,
+    FOREIGN,
     HEADER,
     HEADER_BYTES,
     PLAIN,
@@ -65,21 +66,29 @@ class Receiving:
         if not is_envelope(blob):
             self._foreign(sub, sub.channel(channel), blob)
             return
-        _, flags, _, stream_id, sequence, time_us = HEADER.unpack_from(blob)
+        _, flags, version, stream_id, sequence, time_us = HEADER.unpack_from(blob)
+        if flags & FOREIGN:
+            self._foreign(sub, sub.channel(channel), blob[HEADER_BYTES:])
+            return
         if not client_of(stream_id):
             self._context.counters.garbage += 1
             return
         chan = sub.channel(channel)
         try:
             if flags & BEACON:
-                self._beacon(sub, chan, stream_id, sequence, settled_of(blob), bool(flags & FINAL), server, now)
+                settled = settled_of(blob)
+                if settled > sequence:
+                    raise ProtocolError("a peer sent a beacon that has confirmed more than it has published")
+                known = chan.streams.get(stream_id)
+                stream = known or self._meet(sub, chan, stream_id, settled + 1, version, server, now)
+                self._beacon(sub, chan, stream, sequence, bool(flags & FINAL), server, now)
                 return
             attributes, payload = split_attributes(blob) if flags & ATTRIBUTES else (None, blob[HEADER_BYTES:])
         except ProtocolError:
             self._context.counters.garbage += 1
             return
         message = Message(chan.text, payload, client_of(stream_id), sequence, time_us, attributes, sub.pattern_text)
-        stream = chan.streams.get(stream_id) or self._meet(sub, chan, stream_id, sequence, server, now)
+        stream = chan.streams.get(stream_id) or self._meet(sub, chan, stream_id, sequence, version, server, now)
         stream.server = server
         self._take(sub, chan, stream, sequence, message, now)
 
@@ -101,11 +110,13 @@ class Receiving:
             self._context.timers.set_if_absent(("restart", sub), 0.0)
 
     def _meet(
-        self, sub: Subscription, chan: ChannelIn, stream_id: int, sequence: int, server: str, now: float
+        self, sub: Subscription, chan: ChannelIn, stream_id: int, heard: int, version: int, server: str, now: float
     ) -> StreamIn:
-        """A stream that nobody listed. On one unbroken connection its first message is the first that is owed;
-        otherwise it began after the subscription did, and everything from 1 is owed."""
-        first = chan.begins(stream_id, sequence if sub.undivided else 1, sequence)
+        """A stream that nobody listed. On one unbroken connection, by a placement that this client stands by, what is
+        heard of it first is the first that is owed; otherwise it may have begun elsewhere after the subscription did,
+        and everything from 1 is owed."""
+        expected = sub.undivided and any(version == known.version for known in self._context.book.standing(chan.name))
+        first = chan.begins(stream_id, heard if expected else 1, heard)
         stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         return stream
 
@@ -138,17 +149,9 @@ class Receiving:
             self._hole(sub, chan, stream, now)
 
     def _beacon(
-        self, sub: Subscription, chan: ChannelIn, stream_id: int, last: int, settled: int, final: bool, server: str,
-        now: float,
-    ) -> None:  # fmt: skip
-        """How far a stream has come. To an undivided subscription that does not know it, what was settled is not owed;
-        to another one it may be on its way from another server."""
-        if settled > last:
-            raise ProtocolError("a peer sent a beacon that has confirmed more than it has published")
-        stream = chan.streams.get(stream_id)
-        if stream is None:
-            first = chan.begins(stream_id, settled + 1 if sub.undivided else 1, settled + 1)
-            stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
+        self, sub: Subscription, chan: ChannelIn, stream: StreamIn, last: int, final: bool, server: str, now: float
+    ) -> None:
+        """How far a stream has come."""
         stream.server = server
         stream.doubted_at = None
         stream.touched = now

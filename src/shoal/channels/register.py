@@ -1,7 +1,7 @@
 """The agent's register: which client subscribes to what on its server.
 
-Owns what Redis does not tell: the names behind the numbers. It is filled by hellos and answers to roll-calls, and
-emptied by byes and by connections that are gone.
+Owns what Redis does not tell: the names behind the numbers, and by which revision of the channel's entry each of them
+stands. It is filled by hellos and answers to roll-calls, and emptied by byes and by connections that are gone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ class Register:
         self._channels: dict[bytes, set[int]] = {}
         self._patterns: dict[bytes, set[int]] = {}
         self._clients: dict[int, set[tuple[bool, bytes]]] = {}
+        self._confirmed: dict[bytes, dict[int, int]] = {}
 
     @property
     def channels(self) -> Mapping[bytes, Collection[int]]:
@@ -39,7 +40,7 @@ class Register:
 
     def remove(self, client: int, name: bytes, pattern: bool) -> None:
         """A client has left a channel or pattern; never having been there is no error."""
-        self._remove(self._patterns if pattern else self._channels, name, client)
+        self._remove(name, pattern, client)
         names = self._clients.get(client)
         if names is not None:
             names.discard((pattern, name))
@@ -49,16 +50,32 @@ class Register:
     def remove_client(self, client: int) -> None:
         """A client is gone altogether."""
         for pattern, name in self._clients.pop(client, ()):
-            self._remove(self._patterns if pattern else self._channels, name, client)
+            self._remove(name, pattern, client)
+
+    def confirm(self, client: int, name: bytes, revision: int) -> None:
+        """A subscriber stands by the channel's entry of this revision; whoever is not registered says nothing."""
+        if client in self._channels.get(name, ()):
+            confirmed = self._confirmed.setdefault(name, {})
+            confirmed[client] = max(revision, confirmed.get(client, 0))
+
+    def confirmed(self, client: int, name: bytes) -> int:
+        """The newest revision that a subscriber has confirmed, 0 at first: a hello alone confirms nothing."""
+        confirmed = self._confirmed.get(name)
+        return confirmed.get(client, 0) if confirmed else 0
 
     def clear(self) -> None:
         """The server has restarted: nobody subscribes to anything until they say so again."""
         self._channels.clear()
         self._patterns.clear()
         self._clients.clear()
+        self._confirmed.clear()
 
-    @staticmethod
-    def _remove(table: dict[bytes, set[int]], name: bytes, client: int) -> None:
+    def _remove(self, name: bytes, pattern: bool, client: int) -> None:
+        table = self._patterns if pattern else self._channels
+        if not pattern and name in self._confirmed:
+            self._confirmed[name].pop(client, None)
+            if not self._confirmed[name]:
+                del self._confirmed[name]
         clients = table.get(name)
         if clients is not None:
             clients.discard(client)

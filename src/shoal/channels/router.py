@@ -57,6 +57,7 @@ class Router:
         self.received = Arrivals(
             self.context, self.publishing, self.subscribing, self.receiving, self._internal
         ).received
+        self._unused: set[bytes] = set()
         self.context.lease_over = self._lease_due
         self._duties: dict[str, Callable[..., None]] = {
             "lease": self._lease_due,
@@ -125,6 +126,7 @@ class Router:
             self._refuse(error)
             return
         if news:
+            self.counters.entries += 1
             self.publishing.place_channel(channel, now)
             for sub in list(self.subscribing.by_channel.get(channel, ())):
                 self.subscribing.place(sub, now)
@@ -263,6 +265,7 @@ class Router:
             streams = self.publishing.present(link)
             link.tell_agent(control.Present(self.context.client, message.roll, channels, patterns, streams))
             self.context.touch(link)
+            self.subscribing.confirm_all(link)
         else:
             self.counters.garbage += 1
 
@@ -275,6 +278,8 @@ class Router:
                     self._heard_word(link, message.ring_version, now)
             case control.Answer():
                 self._answered(message, now)
+            case control.Notice():
+                self._noticed(link, message, now)
             case control.Heal():
                 self.publishing.heal(link, message)
             case control.Resend() | control.Healed():
@@ -286,6 +291,19 @@ class Router:
                             self._heal(sub, message, link.server, now)
             case _:
                 self.counters.garbage += 1
+
+    def _noticed(self, link: ServerLink, notice: control.Notice, now: float) -> None:
+        """A channel has moved. An agent that says what is known has not heard that it is, so it is told again; one that
+        believes this client on a channel that it has left has not heard the bye."""
+        self.counters.notices += 1
+        if notice.name not in self.subscribing.by_channel:
+            link.tell_agent(control.Bye(self.context.client, notice.name, False))
+            self.context.touch(link)
+        known = notice.entry == self.context.book.signed_entry(notice.name)
+        self.entry(notice.entry, now)
+        if known:
+            self.publishing.confirm(link, notice.name)
+            self.subscribing.confirm(notice.name)
 
     def _heal(self, sub: Subscription, message: control.Resend | control.Healed, server: str, now: float) -> None:
         if isinstance(message, control.Resend):
@@ -324,3 +342,17 @@ class Router:
     def _sweep_due(self, now: float) -> None:
         for sub in self.subscribing:
             self.receiving.forget_idle(sub, now)
+        self._forget_entries()
+
+    def _forget_entries(self) -> None:
+        """Drops the entries of channels that were in no use at the last sweep and are in none now: whoever needs one
+        again is told it where the ring leads."""
+        book = self.context.book
+        unused = {
+            channel
+            for channel in book.entries
+            if channel not in self.subscribing.by_channel and not self.publishing.uses(channel)
+        }
+        for channel in unused & self._unused:
+            book.forget_entry(channel)
+        self._unused = unused

@@ -18,7 +18,8 @@ class Rules(msgspec.Struct, frozen=True):
     heal: bool = True
     """A hole is asked for at its publisher before it is reported."""
     beacon: bool = True
-    """A publisher says how far it has come: after a burst and on coming to a server."""
+    """It is said how far a stream has come: by its publisher after a burst and on coming to a server, by agents to
+    servers that have not heard it."""
     handshake: bool = True
     """A subscription is in force only when the agents of all its servers have answered."""
     baseline: bool = True
@@ -27,8 +28,24 @@ class Rules(msgspec.Struct, frozen=True):
     """A server whose word has run out is not used for publishing."""
     repeat: bool = True
     """A publish that no server has confirmed is repeated after the connection is lost."""
-    earlier: bool = True
-    """A new subscription also stands where the channel lived by the rings before, for a while."""
+    forward_old_to_new: bool = True
+    """An agent passes on what a publisher with an old entry publishes on its server."""
+    forward_new_to_old: bool = True
+    """An agent passes on what is published to servers where subscribers did not follow a move."""
+    home_help: bool = True
+    """An agent does so too where its server has no part in the channel, as at the ring's home."""
+    version_in_header: bool = True
+    """The version in a message's header says which placement its publisher knew."""
+    mark_forwarded: bool = True
+    """What an agent passes on is marked, and nobody passes it on again."""
+    all_unended_placements: bool = True
+    """Subscribers stand by every placement that has not ended, not by the last two only."""
+    prepare: bool = True
+    """A move begins when the agents of all servers concerned know of it."""
+    widen_before_switch: bool = True
+    """Publishers are told of a new placement after subscribers stand by it."""
+    narrow_last: bool = True
+    """Subscribers leave an old placement after its publishers."""
 
 
 ALL_RULES = Rules()

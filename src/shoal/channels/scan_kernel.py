@@ -4,9 +4,10 @@ Owns how frames are told apart, skipped and counted, one after the other, withou
 tables and their bounds belong to `tables`, the buffer and everything that Python sees to `scanner`. Never
 touches a socket.
 
-A frame is one of three:
+A frame is one of four:
 
     observed   a `pmessage` of the pattern `*` on an application's channel: counted here
+    watched    one of those on a channel that is watched: counted, and the walk stops there as well
     internal   the same on a client's inbox: its bytes are counted, nothing else
     other      anything else: the walk finds its end and stops there, so that Python sees it at exactly
                this point of the server's order
@@ -35,6 +36,7 @@ from shoal.wire.envelope import (
     BEACON,
     ENDED,
     FINAL,
+    FOREIGN,
     FORWARDED,
     HEADER,
     INBOX_PREFIX,
@@ -51,6 +53,7 @@ BAD_LENGTH: Final = 3
 BAD_TYPE: Final = 4
 BAD_END: Final = 5
 TOO_LARGE: Final = 6
+WATCHED: Final = 7
 
 CURSOR: Final = np.dtype(
     [
@@ -58,8 +61,11 @@ CURSOR: Final = np.dtype(
         for name in (
             "at",  # where the next frame begins
             "end",  # where the bytes that have come end
-            "frame_end",  # of a frame of the third kind
-            "walk_at",  # how far into an unfinished frame of the third kind the walk is
+            "frame_end",  # of a frame at which the walk stopped
+            "name_at",  # of a watched frame
+            "name_end",
+            "payload_at",
+            "walk_at",  # how far into an unfinished frame of the last kind the walk is
             "walk_left",  # how many values of it are still to come; 0 when no such frame is open
             "frame_bytes_max",
         )
@@ -89,6 +95,8 @@ _ENDED: Final = np.uint64(ENDED)
 _FLAGS_AT: Final = 2
 _STREAM_AT: Final = 7
 _SEQUENCE_AT: Final = 15
+_VERSION_SHIFT: Final = np.uint64(24)
+_LOW_32: Final = np.uint64(0xFFFFFFFF)
 _UNKNOWN_FLAGS: Final = 0xFF & ~KNOWN_FLAGS
 
 _LINE: Final = 1
@@ -107,7 +115,7 @@ _LF: Final = 10
 
 @kernel
 def scan_frames(data: Bytes, cursors: Records, tables: Tables) -> int:
-    """Walks on from the cursor until something stops it; says what: `USED_UP`, `OTHER`, `GROW` or a fault."""
+    """Walks on until something stops it; says what: `USED_UP`, `OTHER`, `WATCHED`, `GROW` or a fault."""
     data = borrow(data)
     tables = borrow_tables(tables)
     cursor = borrow(cursors)[0]
@@ -172,8 +180,14 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
             return OTHER
         tables.head[0].internal += 1
         tables.head[0].internal_bytes += frame_end - start
-    elif not count(data, tables, name_at, name_bytes, payload_at, payload_bytes, frame_end - start):
-        return GROW
+    else:
+        status = count(data, tables, name_at, name_bytes, payload_at, payload_bytes, frame_end - start)
+        if status != PASSED:
+            cursor.name_at = name_at
+            cursor.name_end = name_end
+            cursor.payload_at = payload_at
+            cursor.frame_end = frame_end
+            return status
     cursor.at = frame_end
     return PASSED
 
@@ -187,16 +201,17 @@ def count(
     payload_at: int,
     payload_bytes: int,
     frame_bytes: int,
-) -> bool:
-    """Counts one observed frame; False, and nothing counted, when a table has to grow first."""
+) -> int:
+    """Counts one observed frame: `PASSED` or, if Python has to see it, `WATCHED`. `GROW`, and nothing counted, when a
+    table has to grow first."""
     head = tables.head[0]
     index = enter_channel(tables, data, name_at, name_bytes)
     if index == NO_ROOM:
-        return False
+        return GROW
     if index == REFUSED:
         head.uncounted += 1
         head.uncounted_bytes += frame_bytes
-        return True
+        return WATCHED if head.watch_new else PASSED
     ours = (
         payload_bytes >= _HEADER_BYTES
         and (load_u64(data, payload_at) & _LOW_16) == _MAGIC
@@ -204,13 +219,13 @@ def count(
     )
     flags = np.int64(data[payload_at + _FLAGS_AT]) if ours else 0
     beacon = (flags & BEACON) != 0
-    if ours and (not beacon or payload_bytes == _BEACON_BYTES):
+    if ours and (flags & FOREIGN) == 0 and (not beacon or payload_bytes == _BEACON_BYTES):
         stream = load_u64(data, payload_at + _STREAM_AT)
         sequence = load_u64(data, payload_at + _SEQUENCE_AT)
         if beacon and flags & FINAL:
             sequence |= _ENDED
         if note_stream(tables, index, stream, sequence, (flags & (BEACON | FORWARDED)) == 0) == NO_ROOM:
-            return False
+            return GROW
     channel = tables.channels[index]
     if channel.unit != head.unit:
         channel.unit = head.unit
@@ -226,7 +241,10 @@ def count(
     else:
         channel.publications += 1
         channel.foreign += not ours
-    return True
+    if not channel.watched:
+        return PASSED
+    version = np.int64((load_u64(data, payload_at) >> _VERSION_SHIFT) & _LOW_32)
+    return PASSED if ours and version == channel.but_version else WATCHED
 
 
 @part

@@ -5,8 +5,9 @@ touches a socket or a clock: bytes and the second are handed in. What stands in 
 business.
 
     feed(data, second)     bytes as they come, cut anywhere
-    scan()                 counts observed messages up to the next frame that is not one, and returns that
-                           frame; None when the bytes are used up
+    scan()                 counts observed messages up to the next frame that is not one, or that is on a
+                           watched channel, and returns that frame; None when the bytes are used up
+    watch(channel, on)     says which channels are watched
 
 So whatever the agent does about a frame (it answers a hello) it does with the tables exactly as they were
 at that point of the server's order. Scan until None before the next feed.
@@ -28,12 +29,14 @@ from shoal.channels.tables import (
     MISSING,
     NEVER,
     NO_ROOM,
+    NO_VERSION,
     REFUSED,
     Indexes,
     TableLimits,
     grow,
     make_tables,
     set_stream,
+    set_watched,
 )
 from shoal.errors import ProtocolError
 from shoal.wire.envelope import EPOCH_BITS
@@ -50,7 +53,8 @@ _FAULTS: Final = {
 
 
 class Frame(NamedTuple):
-    """A frame that is no observed message: a reply (which may be None), or a push."""
+    """A frame that is no observed message: a reply (which may be None), or a push. A message on a watched channel is a
+    push `[b"pmessage", b"*", channel, payload]`."""
 
     value: Any
     push: bool
@@ -128,7 +132,7 @@ class Scanner:
             self._buffer[:rest] = old[at : at + rest]
 
     def scan(self) -> Frame | None:
-        """Counts up to the next frame that is no observed message and returns it; None when there is none.
+        """Counts up to the next frame that is no observed message, or watched, and returns it; None when there is none.
 
         Raises `ProtocolError` when what follows is no RESP3, or too large; it stays so until `reset`.
         """
@@ -140,6 +144,8 @@ class Scanner:
                 return None
             if status == scan_kernel.OTHER:
                 return self._take_frame()
+            if status == scan_kernel.WATCHED:
+                return self._take_watched()
             if status != scan_kernel.GROW:
                 raise self._broken(_FAULTS[status])
             self._tables = grow(self._tables)
@@ -162,6 +168,12 @@ class Scanner:
         cursor["at"] = frame_end
         return Frame(value, isinstance(value, hiredis.PushNotification))
 
+    def _take_watched(self) -> Frame:
+        _, _, frame_end, name_at, name_end, payload_at, *_ = self._cursors.item()
+        self._cursors["at"] = frame_end
+        name, payload = bytes(self._view[name_at:name_end]), bytes(self._view[payload_at : frame_end - 2])
+        return Frame(hiredis.PushNotification([b"pmessage", b"*", name, payload]), True)
+
     def _broken(self, fault: str) -> ProtocolError:
         self._fault = f"the observing connection does not carry RESP3: {fault}"
         return ProtocolError(self._fault)
@@ -174,7 +186,26 @@ class Scanner:
 
     def clear(self) -> None:
         """Forgets every channel and stream: the server has begun a new life."""
-        self._tables = make_tables(self._limits)
+        self._tables = make_tables(self._limits, bool(self._tables.head[0]["watch_new"]))
+
+    def watch_new(self) -> None:
+        """From now on every channel is watched from its first frame until `watch` says otherwise, and one for which
+        there is no room always."""
+        self._tables.head[0]["watch_new"] = 1
+
+    def watch_all(self) -> None:
+        """Watches every channel that is known, until `watch` says otherwise."""
+        known = self._tables.channels[: self._tables.head[0]["channels"]]
+        known["watched"] = 1
+        known["but_version"] = NO_VERSION
+
+    def watch(self, channel: bytes, on: bool, but_version: int | None = None) -> None:
+        """Shows what comes on a channel to whoever scans, or only counts it; messages that carry `but_version` are only
+        counted in any case."""
+        name = padded(channel)
+        unless = NO_VERSION if but_version is None else but_version
+        while set_watched(self._tables, name, len(channel), on, unless) == NO_ROOM:
+            self._tables = grow(self._tables)
 
     def streams(self, channel: bytes) -> Listing:
         """The streams that published on a channel, with the last sequence number of each."""
@@ -269,6 +300,7 @@ def warm_up() -> None:
         scanner.feed(scan_kernel.OBSERVED + b"1\r\na\r\n$1\r\nb\r\n", 0)
         scanner.scan()
         scanner.set_stream(b"a", 1, 1)
+        scanner.watch(b"a", False)
         scanner.streams(b"a")
         scanner.close_unit()
         scanner.forget_idle(1)

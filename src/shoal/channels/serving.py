@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 from shoal.channels.agent_core import AgentCore
@@ -25,11 +26,13 @@ _log: Final = get_log(__name__)
 
 
 class Serving:
-    """A core and its monitor; `serve` takes one connection after the other."""
+    """A core and its monitor; `serve` takes one connection after the other. `forward` is called when the core may have
+    something to say on other servers."""
 
-    def __init__(self, core: AgentCore, monitor: Monitor, limits: Limits) -> None:
+    def __init__(self, core: AgentCore, monitor: Monitor, limits: Limits, forward: Callable[[], None]) -> None:
         self.core = core
         self.monitor = monitor
+        self._forward = forward
         self.heard_at = float("-inf")
         """When the server last gave a sign of life."""
         self._silent_s_max = SILENT_LEASES_MAX * limits.server_lease_s
@@ -80,6 +83,7 @@ class Serving:
         if self._link is not None and self.core.outbox:
             self._link.send(self.core.outbox)
             self.core.outbox.clear()
+        self._forward()
 
     def _received(self, data: bytes) -> None:
         """Bytes of the server: the one hot call of the process."""

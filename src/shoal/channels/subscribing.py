@@ -15,6 +15,7 @@ from shoal.channels.link import ServerLink
 from shoal.channels.receiving import Receiving
 from shoal.channels.subscription import Site, Subscription
 from shoal.channels.timers import patience
+from shoal.plan.entry import Phase
 from shoal.wire import control
 
 
@@ -65,12 +66,19 @@ class Subscribing:
         book = self._context.book
         if sub.pattern:
             return book.ring.ids if book.ring else ()
-        return book.placement(sub.name).subscribe_servers(self._context.client)
+        standing = book.standing(sub.name)
+        rules = self._context.rules
+        if not rules.narrow_last:
+            standing = standing[-1:]
+        elif not rules.all_unended_placements:
+            standing = standing[-2:]
+        client = self._context.client
+        return tuple(dict.fromkeys(server for placement in standing for server in placement.subscribe_servers(client)))
 
     def _earlier(self, sub: Subscription, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Where publishers with an older ring may still be, or have been: a subscription asks there what it owes, and
         listens until they have followed."""
-        if sub.pattern or not self._context.rules.earlier:
+        if sub.pattern:
             return ()
         return tuple(server for server in self._context.book.earlier_servers(sub.name) if server not in wanted)
 
@@ -85,12 +93,26 @@ class Subscribing:
             elif site.state is states.Site.LINGERING and server in homes:
                 site.step("moved back")
         for server, site in list(sub.sites.items()):
-            asks = site.state in (states.Site.WAITING, states.Site.ASKING) or not sub.in_force
-            if server in homes or (server in earlier and asks):
+            asks = site.state in (states.Site.WAITING, states.Site.ASKING)
+            if server in homes or (server in earlier and (asks or not sub.in_force)):
+                continue
+            if self._left_by_plan(sub, server) or (asks and self._may_know(site)):
                 continue
             if self._move_away(site, now):
                 self._mourn(sub, server, now)
         self._check_in_force(sub, now)
+        self._confirm(sub)
+
+    def _may_know(self, site: Site) -> bool:
+        """Whether a server that could not be reached may know of something that the subscription missed there: it is
+        asked before it is left. One that has left the ring cannot be."""
+        return site.sub.in_force and site.life != 0 and self._context.book.address(site.server) is not None
+
+    def _left_by_plan(self, sub: Subscription, server: str) -> bool:
+        """Whether a server is one that a move leaves: then `_confirm` says when, and no time has to pass."""
+        book = self._context.book
+        entry = None if sub.pattern else book.entry(sub.name)
+        return entry is not None and server in entry.servers and book.address(server) is not None
 
     def _stand(self, sub: Subscription, link: ServerLink, now: float) -> None:
         site = sub.sites[link.server] = Site(sub, link)
@@ -114,11 +136,54 @@ class Subscribing:
         self._leave(site)
         return was_in_force
 
+    def confirm(self, name: bytes) -> None:
+        """An agent seems not to know that this client follows the channel's entry: say so again."""
+        for sub in self.by_channel.get(name, ()):
+            for site in sub.sites.values():
+                site.stood = 0
+            self._confirm(sub)
+
+    def confirm_all(self, link: ServerLink) -> None:
+        """The agent of a server has lost its memory: it does not know which entries this client follows."""
+        for site in list(link.sites):
+            site.stood = 0
+        for sub in {site.sub: None for site in link.sites}:
+            self._confirm(sub)
+
+    def _confirm(self, sub: Subscription) -> None:
+        """Tells the agents that this client stands by the channel's entry, once it does; then leaves the servers that
+        a move leaves. One that has not answered yet is left when it has: it may know of something that was missed."""
+        entry = None if sub.pattern else self._context.book.entry(sub.name)
+        subs = self.by_channel.get(sub.name, ())
+        if entry is None or not all(self._stands(other) for other in subs):
+            return
+        for other in list(subs):
+            homes = self.servers(other)
+            for server, site in list(other.sites.items()):
+                if site.state is not states.Site.IN_FORCE:
+                    continue
+                if entry.phase is not Phase.END and site.stood < entry.newness:
+                    site.stood = entry.newness
+                    site.link.tell_agent(control.Stand(self._context.client, sub.name, entry.newness))
+                    self._context.touch(site.link)
+                if server not in homes and self._left_by_plan(other, server):
+                    site.step("closed")
+                    self._leave(site)
+
+    def _stands(self, sub: Subscription) -> bool:
+        """Whether a subscription is in force on every server where it belongs."""
+        sites = (sub.sites.get(server) for server in self.servers(sub))
+        return sub.in_force and all(site is not None and site.state is states.Site.IN_FORCE for site in sites)
+
     def linger_due(self, site: Site, now: float) -> None:
         """The publishers have had time to follow; the old server is left."""
-        if site.state is states.Site.LINGERING and not site.sub.closed:
+        if site.state is not states.Site.LINGERING or site.sub.closed:
+            return
+        if self._stands(site.sub):
             site.step("linger over")
             self._leave(site)
+        else:
+            self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
 
     def _leave(self, site: Site) -> None:
         """Clears up after a site that has been left."""
@@ -136,6 +201,8 @@ class Subscribing:
                 self._context.touch(link)
             else:
                 link.listening[key] = count - 1
+        elif not link.open:
+            link.byes[key] = None
         if not link.wanted and self._context.book.address(link.server) is None:
             self._context.drop(link)
 
@@ -164,10 +231,17 @@ class Subscribing:
     def _hello(self, site: Site, now: float) -> None:
         """Asks the agent. A repetition keeps its number: the answer to any of them will do."""
         sub, book = site.sub, self._context.book
-        version = book.version if sub.pattern else book.placement(sub.name).version
+        version = book.version if sub.pattern else book.revision(sub.name)
         site.link.tell_agent(
             control.Hello(
-                self._context.client, site.nonce, sub.name, sub.pattern, not sub.in_force, version, book.version
+                self._context.client,
+                site.nonce,
+                sub.name,
+                sub.pattern,
+                not sub.in_force,
+                version,
+                book.version,
+                life=site.life,
             )
         )
         self._context.touch(site.link)
@@ -212,7 +286,8 @@ class Subscribing:
             self._receiving.evidence(sub, channel, stream, last, site.server, now)
         if reborn:
             self._reborn(site, answer, heard, now)
-        if site.server not in self.servers(sub):
+        self._confirm(sub)
+        if site.server not in self.servers(sub) and not self._left_by_plan(sub, site.server):
             self._move_away(site, now)
 
     def _reborn(self, site: Site, answer: control.Answer, heard: set[tuple[bytes, int]], now: float) -> None:
@@ -251,6 +326,10 @@ class Subscribing:
         for site in sorted(link.sites, key=lambda site: site.sub.id):
             if site.state is states.Site.WAITING:
                 self._ask(site, now)
+        for pattern, name in link.byes:
+            if (pattern, name) not in link.listening:
+                link.tell_agent(control.Bye(self._context.client, name, pattern))
+        link.byes.clear()
 
     def link_lost(self, link: ServerLink, now: float) -> None:
         """A connection is gone: nothing is owed any less, so every site asks again when it is back."""

@@ -14,9 +14,10 @@ from shoal.channels.link import ServerLink
 
 
 class Site:
-    """A subscription on one server. `life` is the agent's life that was last heard of here, 0 before the first."""
+    """A subscription on one server. `life` is the agent's life that was last heard of here, 0 before the first; `stood`
+    is the revision of the channel's entry that the agent was last told to be followed."""
 
-    __slots__ = ("attempts", "life", "link", "nonce", "server", "state", "sub")
+    __slots__ = ("attempts", "life", "link", "nonce", "server", "state", "stood", "sub")
 
     def __init__(self, sub: Subscription, link: ServerLink) -> None:
         self.sub = sub
@@ -26,6 +27,7 @@ class Site:
         self.nonce = 0
         self.attempts = 0
         self.life = 0
+        self.stood = 0
 
     def step(self, event: str) -> None:
         """Takes the transition that `states.SITE` gives for the event."""

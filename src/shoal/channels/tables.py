@@ -39,6 +39,7 @@ from shoal.wire import envelope
 MISSING: Final = -1
 NO_ROOM: Final = -2
 REFUSED: Final = -3
+NO_VERSION: Final = -1
 NEVER: Final = -(2**31)
 """The second of what never happened. Seconds in the tables count from the first one that the scanner saw."""
 
@@ -61,6 +62,8 @@ CHANNEL: Final = np.dtype(
         ("second", np.int32),
         ("refused_second", np.int32),
         ("unit", np.int32),
+        ("but_version", np.int64),  # frames with this version are counted only; `NO_VERSION`: there is no such version
+        ("watched", np.uint8),  # whether frames are shown to Python too
     ],
     align=True,
 )
@@ -96,6 +99,8 @@ HEAD: Final = np.dtype(
             *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"),
             # time
             *("second", "unit", "refused_second"),
+            # whether channels are watched from their first frame on, and those for which there is no room always
+            "watch_new",
             # counted beside the channels since the last time unit was closed
             *("uncounted", "uncounted_bytes", "internal", "internal_bytes", "observed_bytes"),
         )
@@ -137,7 +142,7 @@ class Tables(NamedTuple):
     active_streams: Indexes
 
 
-def make_tables(limits: TableLimits) -> Tables:
+def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
     """Empty tables."""
     head = np.zeros(1, HEAD)
     for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"):
@@ -145,6 +150,7 @@ def make_tables(limits: TableLimits) -> Tables:
     head["seed"] = limits.hash_seed & (2**64 - 1)
     head["refused_second"] = NEVER
     head["unit"] = 1
+    head["watch_new"] = watch_new
     channels = min(FIRST_RECORDS, limits.channels_max)
     streams = min(FIRST_RECORDS, limits.streams_max)
     return Tables(
@@ -272,6 +278,8 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
     record.second = head.second
     record.refused_second = NEVER
     record.unit = 0
+    record.but_version = NO_VERSION
+    record.watched = head.watch_new
     for offset in range(size):
         tables.arena[head.arena_bytes + offset] = name[at + offset]
     head.arena_bytes += size
@@ -342,3 +350,16 @@ def set_stream(tables: Tables, name: Bytes, size: int, stream: np.uint64, last: 
     if channel < 0:
         return channel
     return note_stream(tables, channel, stream, last, False)
+
+
+@kernel
+def set_watched(tables: Tables, name: Bytes, size: int, watched: bool, but_version: int) -> int:
+    """Says whether frames of a channel are shown to Python; as `enter_channel`. A channel that is not known is recorded
+    only if that is needed for it to be watched."""
+    channel = find_channel(tables, name, 0, size, hash_words(name, 0, size, tables.head[0].seed))
+    if channel == MISSING and watched and not tables.head[0].watch_new:
+        channel = enter_channel(tables, name, 0, size)
+    if channel >= 0:
+        tables.channels[channel].watched = watched
+        tables.channels[channel].but_version = but_version
+    return channel

@@ -1,0 +1,231 @@
+"""A client follows a move: subscribers stand by every placement that has not ended and leave last, publishers change
+when they are told, and agents hear of both."""
+
+from __future__ import annotations
+
+import msgspec
+from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, blob, sequences
+
+from shoal.channels.states import Site
+from shoal.channels.subscription import Subscription
+from shoal.message import Message
+from shoal.plan.entry import Entry, Phase
+from shoal.plan.placement import Mode, Placement
+from shoal.wire import control, envelope
+
+TILE = b"tile"
+OLD = Placement(5, Mode.SINGLE, ("s1",))
+NEW = Placement(10, Mode.SINGLE, ("s2",))
+NEWER = Placement(20, Mode.SINGLE, ("s3",))
+
+PREPARE = Entry(TILE, NEW, Phase.PREPARE, (OLD,), 5, 10, since=10)
+WIDEN = Entry(TILE, NEW, Phase.WIDEN, (OLD,), 5, 11, since=11)
+SWITCH = Entry(TILE, NEW, Phase.SWITCH, (OLD,), 10, 12, since=12)
+NARROW = Entry(TILE, NEW, Phase.NARROW, (OLD,), 10, 13, since=13)
+END = Entry(TILE, NEW, Phase.END, (), 0, 14, since=14)
+
+
+def notice(driver: RouterDriver, entry: Entry, server: str = "s1") -> None:
+    driver.tell(server, control.Notice(entry.channel, SIGNER.line(entry)))
+
+
+def on_old(**silent: bool) -> RouterDriver:
+    """Three servers, and a channel that an entry has put on s1."""
+    driver = RouterDriver(("s1", "s2", "s3"))
+    driver.router.entry(SIGNER.entry(TILE, OLD), driver.now)
+    for server, value in silent.items():
+        driver.servers[server].silent = value
+    return driver
+
+
+def sites(sub: Subscription) -> dict[str, Site]:
+    return {server: site.state for server, site in sub.sites.items()}
+
+
+def stood(driver: RouterDriver, server: str) -> list[int]:
+    return [stand.revision for stand in driver.heard(server, control.Stand)]
+
+
+# Subscribers
+
+
+def test_a_subscriber_goes_through_all_phases_and_confirms_those_that_concern_it() -> None:
+    driver = on_old()
+    sub = driver.subscribe(TILE)
+    notice(driver, PREPARE)
+    assert sites(sub) == {"s1": Site.IN_FORCE}
+    notice(driver, WIDEN)
+    assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.IN_FORCE}
+    assert stood(driver, "s1")[-1] == stood(driver, "s2")[-1] == 11
+    notice(driver, SWITCH)
+    assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.IN_FORCE}
+    notice(driver, NARROW, "s2")
+    assert sites(sub) == {"s2": Site.IN_FORCE}
+    assert stood(driver, "s1")[-1] == stood(driver, "s2")[-1] == 13
+    assert [bye.name for bye in driver.heard("s1", control.Bye)] == [TILE]
+    notice(driver, END, "s2")
+    assert stood(driver, "s2") == []
+
+
+def test_a_subscriber_that_slept_leaves_the_old_server_only_when_the_new_one_has_answered() -> None:
+    driver = on_old(s2=True)
+    sub = driver.subscribe(TILE)
+    notice(driver, NARROW)
+    assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.ASKING}
+    assert stood(driver, "s1") == []
+    driver.message("s1", TILE, STREAM, 1, b"still heard")
+    driver.servers["s2"].silent = False
+    driver.advance(2.0)
+    assert sites(sub) == {"s2": Site.IN_FORCE}
+    assert stood(driver, "s1") == [13]
+    assert driver.payloads(sub) == [b"still heard"]
+
+
+def test_a_server_that_is_out_of_reach_is_left_when_it_has_said_what_was_missed() -> None:
+    driver = on_old()
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 1, b"1")
+    notice(driver, WIDEN)
+    driver.servers["s1"].reachable = False
+    driver.lose("s1")
+    notice(driver, NARROW, "s2")
+    assert sites(sub) == {"s1": Site.WAITING, "s2": Site.IN_FORCE}
+    driver.servers["s1"].streams[TILE, STREAM] = 2
+    driver.servers["s1"].reachable = True
+    driver.play()
+    assert sites(sub) == {"s2": Site.IN_FORCE}
+    driver.advance(driver.limits.heal_delay_s * 2)
+    assert [(heal.first, heal.last) for heal in driver.told("s2", OTHER, control.Heal)] == [(2, 2)]
+
+
+def test_a_new_subscription_is_in_force_only_when_every_placement_has_answered() -> None:
+    driver = on_old(s2=True)
+    driver.servers["s1"].entries[TILE] = SIGNER.line(WIDEN)
+    sub = driver.subscribe(TILE)
+    assert not sub.in_force
+    driver.servers["s2"].silent = False
+    driver.advance(2.0)
+    assert driver.in_force(sub)
+    assert stood(driver, "s1") == stood(driver, "s2") == [11]
+
+
+def test_a_second_move_before_the_end_of_the_first_adds_a_server() -> None:
+    driver = on_old()
+    sub = driver.subscribe(TILE)
+    notice(driver, WIDEN)
+    notice(driver, Entry(TILE, NEWER, Phase.WIDEN, (OLD, NEW), 5, 21, since=21))
+    assert set(sites(sub)) == {"s1", "s2", "s3"}
+    notice(driver, Entry(TILE, NEWER, Phase.NARROW, (OLD, NEW), 20, 23, since=23))
+    assert sites(sub) == {"s3": Site.IN_FORCE}
+
+
+def test_a_notice_of_what_is_known_is_answered_again() -> None:
+    driver = on_old()
+    driver.subscribe(TILE)
+    notice(driver, WIDEN)
+    stood(driver, "s1")
+    notice(driver, WIDEN)
+    assert stood(driver, "s1") == [11]
+    notice(driver, PREPARE)
+    assert stood(driver, "s1") == []
+    assert driver.counters.stale_entries == 1
+
+
+def test_what_comes_twice_during_a_move_is_delivered_once_and_in_order() -> None:
+    driver = on_old()
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 1, b"1", version=5)
+    notice(driver, WIDEN)
+    driver.message("s1", TILE, STREAM, 2, b"2", version=5)
+    driver.message("s2", TILE, STREAM, 4, b"4", version=10)
+    driver.push("s2", TILE, envelope.forwarded(blob(STREAM, 3, b"3", version=5)))
+    driver.message("s1", TILE, STREAM, 3, b"3", version=5)
+    assert driver.payloads(sub) == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_foreign_message_that_was_forwarded_is_unwrapped() -> None:
+    driver = on_old()
+    sub = driver.subscribe(TILE)
+    driver.push("s1", TILE, envelope.forwarded(b"from redis-cli"))
+    assert driver.items(sub) == [Message("tile", b"from redis-cli")]
+
+
+# Publishers
+
+
+def test_a_publisher_changes_at_switch_and_says_that_it_is_gone() -> None:
+    driver = on_old()
+    out = driver.publish(TILE, b"1")
+    for entry in (PREPARE, WIDEN):
+        notice(driver, entry)
+        driver.publish(TILE, b"2")
+    assert sequences(driver.published("s1")) == [1, 2, 3]
+    notice(driver, SWITCH)
+    assert [(gone.stream, gone.revision) for gone in driver.heard("s1", control.Gone)] == [(out.stream, 12)]
+    driver.publish(TILE, b"4")
+    published = driver.published("s2")
+    assert sequences(published) == [4]
+    assert {envelope.HEADER.unpack_from(data)[2] for _, data in published} == {10}
+    assert driver.published("s1") == []
+
+
+def test_what_was_not_confirmed_goes_to_the_new_server_too() -> None:
+    driver = on_old()
+    driver.publish(TILE, b"1")
+    driver.servers["s1"].mute = True
+    driver.publish(TILE, b"2")
+    driver.router.entry(SIGNER.line(SWITCH), driver.now)
+    driver.play()
+    assert sequences(driver.published("s2")) == [2]
+
+
+def test_a_publisher_that_is_told_what_it_knows_says_again_that_it_is_gone() -> None:
+    driver = on_old()
+    driver.publish(TILE, b"1")
+    notice(driver, SWITCH)
+    driver.heard("s1", control.Gone)
+    notice(driver, SWITCH)
+    assert [gone.client for gone in driver.heard("s1", control.Gone)] == [CLIENT]
+
+
+def test_a_publisher_that_stays_on_a_server_is_not_gone() -> None:
+    driver = on_old()
+    driver.publish(TILE, b"1")
+    both = Placement(10, Mode.ALL_PUBLISHERS, ("s1", "s2"))
+    notice(driver, msgspec.structs.replace(SWITCH, placement=both))
+    driver.publish(TILE, b"2")
+    assert driver.heard("s1", control.Gone) == []
+    assert sequences(driver.published("s1")) == [1, 2]
+    assert sequences(driver.published("s2")) == [2]
+
+
+# Memory
+
+
+def test_entries_of_channels_that_are_in_no_use_are_forgotten_the_others_not() -> None:
+    driver = on_old()
+    heard = driver.subscribe(TILE)
+    for name in (b"left", b"published"):
+        driver.router.entry(SIGNER.entry(name, OLD), driver.now)
+    left = driver.subscribe(b"left")
+    driver.publish(b"published", b"1")
+    driver.router.unsubscribe(left, driver.now)
+    entries = driver.router.context.book.entries
+    assert set(entries) == {TILE, b"left", b"published"}
+    driver.advance(driver.limits.publisher_idle_s)
+    assert set(entries) == {TILE}
+    assert driver.in_force(heard)
+
+
+def test_who_leaves_while_the_connection_is_down_says_so_when_it_is_back() -> None:
+    driver = on_old()
+    left, kept = driver.subscribe(TILE), driver.subscribe(b"kept")
+    driver.router.entry(SIGNER.entry(b"kept", OLD), driver.now)
+    driver.advance(driver.limits.linger_s * 3)
+    driver.servers["s1"].reachable = False
+    driver.lose("s1")
+    driver.router.unsubscribe(left, driver.now)
+    driver.servers["s1"].reachable = True
+    driver.play()
+    assert [bye.name for bye in driver.heard("s1", control.Bye)] == [TILE]
+    assert driver.in_force(kept)
