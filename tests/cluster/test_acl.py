@@ -80,6 +80,8 @@ ALLOWED = {
         *COMMON,
         *COUNTS,
         f"PUBLISH {WORD} x",
+        "PUBLISH tile.1 x",
+        f"PUBLISH {inbox_channel(7).decode()} x",
         f"XADD {TELEMETRY_KEY.decode()} MAXLEN ~ 10 * a b",
         f"XLEN {TELEMETRY_KEY.decode()}",
         f"XTRIM {TELEMETRY_KEY.decode()} MAXLEN 10",

@@ -23,7 +23,6 @@ from tests.support.redis_server import RedisServer
 from shoal.cli import main
 from shoal.cluster import background, parts
 from shoal.cluster.acl import ADMIN, CLIENT
-from shoal.cluster.keeping import PUBLIC_KEY, RING_KEY
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.process import ProcessId, is_running, wait_until
 from shoal.cluster.requests import request
@@ -33,6 +32,7 @@ from shoal.cluster.timing import Timing
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, NotRunningError
 from shoal.limits import Limits
+from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Verifier
 from shoal.wire.ask import ask

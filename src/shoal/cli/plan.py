@@ -1,4 +1,4 @@
-"""`shoal plan show`: the ring, who holds its lease, the entries, and where single channels live.
+"""`shoal plan show`: the ring, who holds its lease, the entries, where single channels live, and which ones move.
 
 Owns the reading of the plan for people. Believes nothing without a signature: what does not carry the
 cluster's is shown as such, and the exit status says so.
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.plan_move import register_move
+from shoal.cli.plan_moves import MoveView, describe_moves, read_moves
 from shoal.errors import CoordinatorError, PlanError
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.plan.book import PlanBook
 
 _TIMEOUT_S: Final = 5.0
-_EXAMPLE: Final = "shoal plan show\nshoal plan show tile.3.4 --json"
+_EXAMPLE: Final = "shoal plan show\nshoal plan show tile.3.4 --json\nshoal plan show --moves"
 
 
 class ServerView(msgspec.Struct, frozen=True):
@@ -45,14 +47,15 @@ class PlacementView(msgspec.Struct, frozen=True):
     signature_ok: bool
 
 
-class PlanView(msgspec.Struct, frozen=True):
-    """What the coordinator holds."""
+class PlanView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the coordinator holds; `moves` only if they were asked for."""
 
     ring_version: int
     signature_ok: bool
     servers: tuple[ServerView, ...]
     entries: tuple[PlacementView, ...]
     channels: tuple[PlacementView, ...]
+    moves: tuple[MoveView, ...] | None = None
 
     @property
     def sound(self) -> bool:
@@ -79,6 +82,8 @@ def register(subparsers: Subparsers) -> None:
         example=_EXAMPLE,
     )
     show.add_argument("channels", nargs="*", metavar="CHANNEL", help="say where this channel lives")
+    show.add_argument("--moves", action="store_true", help="show the channels that move, and who is waited for")
+    register_move(group)
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -86,13 +91,13 @@ def run_show(args: argparse.Namespace) -> int:
     from shoal.wire.envelope import check_channel_name
 
     channels = [check_channel_name(name, args.settings.limits) for name in args.channels]
-    url, key = _where(args)
-    view = asyncio.run(read_plan(url, key, channels))
+    url, key = coordinator_of(args)
+    view = asyncio.run(read_plan(url, key, channels, moves=args.moves))
     result(args, msgspec.to_builtins(view), describe(view, bool(channels)))
     return 0 if view.sound else 1
 
 
-def _where(args: argparse.Namespace) -> tuple[str, bytes | None]:
+def coordinator_of(args: argparse.Namespace) -> tuple[str, bytes | None]:
     """The coordinator's address, and the key to check by if it is known otherwise than from the
     coordinator."""
     if args.settings.coordinator:
@@ -104,7 +109,7 @@ def _where(args: argparse.Namespace) -> tuple[str, bytes | None]:
     return state.url_for(ADMIN), bytes.fromhex(state.public_key)
 
 
-async def read_plan(url: str, key: bytes | None, channels: list[bytes]) -> PlanView:
+async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves: bool = False) -> PlanView:
     """What the coordinator holds, checked by `key`, or by the key that the coordinator names itself."""
     from shoal.coordination.redis import RedisCoordinator
     from shoal.plan import keys
@@ -114,17 +119,18 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes]) -> PlanV
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
         stored = {name: kept.value for name, kept in (await coordinator.list(keys.PLAN_PREFIX)).items()}
         leases = await _leases(coordinator)
-    key = key or stored.get(keys.PUBLIC_KEY)
-    if key is None or keys.RING_KEY not in stored:
-        raise PlanError("the coordinator holds no plan yet", do="start the servers' agents and their keeper")
-    book = PlanBook(Verifier(key))
-    if not _accepted(book, stored[keys.RING_KEY], ring=True):
-        return PlanView(0, False, (), (), ())
-    signed = {
-        channel: _accepted(book, data)
-        for name, data in sorted(stored.items())
-        if (channel := keys.entry_channel(name)) is not None
-    }
+        key = key or stored.get(keys.PUBLIC_KEY)
+        if key is None or keys.RING_KEY not in stored:
+            raise PlanError("the coordinator holds no plan yet", do="start the servers' agents and their keeper")
+        book = PlanBook(Verifier(key))
+        if not _accepted(book, stored[keys.RING_KEY], ring=True):
+            return PlanView(0, False, (), (), ())
+        signed = {
+            channel: _accepted(book, data)
+            for name, data in sorted(stored.items())
+            if (channel := keys.entry_channel(name)) is not None
+        }
+        moving = await read_moves(coordinator, book) if moves else None
     ring = book.ring
     assert ring is not None
     return PlanView(
@@ -135,6 +141,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes]) -> PlanV
         ),
         tuple(_placement(book, channel, signed) for channel in signed),
         tuple(_placement(book, channel, signed) for channel in channels),
+        moving,
     )
 
 
@@ -172,7 +179,7 @@ def _placement(book: PlanBook, channel: bytes, signed: dict[bytes, bool]) -> Pla
     assert ring is not None
     return PlacementView(
         channel.decode("utf-8", "backslashreplace"),
-        "entry" if signed.get(channel) and book.entries[channel] == placement else "ring",
+        "entry" if signed.get(channel) and book.entries[channel].publishing == placement else "ring",
         placement.mode.value,
         placement.servers,
         placement.version,
@@ -186,7 +193,9 @@ def describe(view: PlanView, channels_only: bool) -> str:
     if not view.signature_ok:
         return "the ring does not carry the cluster's signature: nobody will use it"
     lines = [_line(placement) for placement in view.channels]
-    if not channels_only:
+    if view.moves is not None:
+        lines += describe_moves(view.moves)
+    elif not channels_only:
         lines.append(f"ring version {view.ring_version}, {len(view.servers)} servers, signature ok")
         for server in view.servers:
             remaining = f" for {server.lease_remaining_s:.1f} s" if server.lease_remaining_s is not None else ""

@@ -12,20 +12,19 @@ from typing import Final
 
 import msgspec
 
+from shoal.cluster.moving import Leading
 from shoal.cluster.timing import Timing
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError
 from shoal.logs import get_log
 from shoal.plan.keeper import Keeper, Snapshot
+from shoal.plan.keys import KEEPER_LEASE, PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 
-RING_KEY: Final = "plan/ring"
-PUBLIC_KEY: Final = "plan/key"
 SERVERS: Final = "servers"
 """The group of the servers' agents; the data of a member is its `ServerAddress` as MessagePack."""
 LEASES: Final = "servers/"
-KEEPER_LEASE: Final = "plan/keeper"
 
 _FIRST_POLL_S: Final = 0.1
 _log: Final = get_log(__name__)
@@ -58,6 +57,13 @@ class Keeping:
     def view(self) -> KeeperView:
         """What the keeper saw last."""
         return self._view
+
+    @property
+    def leading(self) -> Leading | None:
+        """By which right others in this process may write the plan; None while another process leads."""
+        if self._lease is None or not self._view.leader:
+            return None
+        return Leading(self._lease, self._keeper.ring)
 
     async def run(self) -> None:
         """Keeps the ring until it is cancelled; trouble with the coordinator is reported and waited out."""

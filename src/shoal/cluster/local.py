@@ -29,6 +29,7 @@ import msgspec
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES, coordinator_acl_file, data_acl_file
 from shoal.cluster.child import Child, ChildStatus
 from shoal.cluster.keeping import KeeperView, Keeping
+from shoal.cluster.moving import Moving
 from shoal.cluster.parts import (
     AgentCommand,
     ServerPart,
@@ -46,6 +47,7 @@ from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError, NotRunningError
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.keeper import Keeper
+from shoal.plan.mover import Mover
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Signer
 
@@ -280,8 +282,15 @@ class LocalCluster:
         self._stack.push_async_callback(coordinator.close)
         keeper = Keeper(self._signer, self._limits, self._ids, self._timing.first_ring_wait_s)
         self._keeping = Keeping(coordinator, self._signer, keeper, self._timing, f"{self._id}-{os.getpid()}")
-        task = asyncio.create_task(self._keeping.run(), name="keeper")
-        self._stack.push_async_callback(_cancel, task)
+        keeping = self._keeping
+        moving = Moving(
+            coordinator,
+            lambda: Mover(self._signer, self._limits),
+            lambda: keeping.leading,
+            self._timing.keeper_poll_s,
+        )
+        for name, work in (("keeper", keeping.run()), ("mover", moving.run())):
+            self._stack.push_async_callback(_cancel, asyncio.create_task(work, name=name))
 
     async def _start_agents(self) -> None:
         url = self.url_for(AGENT)

@@ -1,0 +1,240 @@
+"""`shoal plan move`: asks for a channel to be moved, and shows how it goes.
+
+Owns the request and the waiting. The mover of the cluster does the work, and goes on with it whether or not somebody
+waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from shoal.cli.output import Subparsers, add_command, note, result
+from shoal.errors import ConfigError, PlanError, UnknownServerError
+
+if TYPE_CHECKING:
+    from shoal.coordination.interface import Coordinator, Versioned
+    from shoal.plan.book import PlanBook
+    from shoal.plan.entry import Entry
+    from shoal.plan.moving import MoveRequest
+    from shoal.plan.placement import Placement
+
+_TIMEOUT_S: Final = 5.0
+_WAIT_S: Final = 60.0
+_POLL_S: Final = 0.05
+_MODES: Final = ("single", "all_subscribers", "all_publishers")
+EXAMPLE: Final = "shoal plan move tile.3.4 --to s2\nshoal plan move lobby --to s1,s2 --mode all_subscribers --eager"
+
+
+class PhaseView(msgspec.Struct, frozen=True):
+    """A phase that the move was seen in, and how long after the request."""
+
+    phase: str
+    revision: int
+    after_s: float
+
+
+class MoveResult(msgspec.Struct, frozen=True):
+    """What came of a request. `moved` says that publishers use the new placement; who is idle may still be told."""
+
+    channel: str
+    mode: str
+    servers: tuple[str, ...]
+    moved: bool
+    phase: str
+    revision: int
+    phases: tuple[PhaseView, ...]
+    seconds: float
+    outcome: str
+
+
+def register_move(group: Subparsers) -> None:
+    """Add the command to `shoal plan`."""
+    move = add_command(
+        group,
+        "move",
+        run_move,
+        "move one channel by hand",
+        example=EXAMPLE,
+        description="Move one channel to other servers, without losing a message. Subscribers go first, publishers "
+        "follow; clients are told with the next message of the channel, or at once with --eager.",
+    )
+    move.add_argument("channel", metavar="CHANNEL")
+    move.add_argument("--to", required=True, metavar="SERVER[,SERVER]", help="the servers where the channel shall live")
+    move.add_argument("--mode", choices=_MODES, default="single", help="how servers share the channel (default single)")
+    move.add_argument("--eager", action="store_true", help="tell clients at once, and not with the next message")
+    move.add_argument("--no-wait", action="store_true", help="ask for the move and return")
+    move.add_argument("--timeout", type=float, default=_WAIT_S, metavar="S", help=f"seconds to wait ({_WAIT_S:g})")
+
+
+def run_move(args: argparse.Namespace) -> int:
+    """Move a channel."""
+    from shoal.cli.plan import coordinator_of
+    from shoal.wire.envelope import check_channel_name
+
+    if not 0 < args.timeout < math.inf:
+        raise ConfigError(f"--timeout is {args.timeout:g}", do="give a number of seconds above 0")
+    channel = check_channel_name(args.channel, args.settings.limits)
+    servers = tuple(word.strip() for word in args.to.split(","))
+    request = make_request(channel, servers, args.mode, args.eager)
+    url, key = coordinator_of(args)
+    came = asyncio.run(_move(url, key, request, None if args.no_wait else args.timeout))
+    result(args, msgspec.to_builtins(came), f"{args.channel}: {came.outcome}")
+    return 0 if came.moved or args.no_wait else 1
+
+
+def make_request(channel: bytes, servers: tuple[str, ...], mode: str, eager: bool) -> MoveRequest:
+    """A request for a placement that can be; PlanError with what to do for one that cannot."""
+    from shoal.plan.moving import MoveRequest
+    from shoal.plan.placement import Mode, check_servers
+
+    try:
+        check_servers(Mode(mode), servers)
+    except ValueError as error:
+        shared = len(set(servers)) > 1
+        advice = "give --mode all_subscribers or all_publishers" if shared else "name each server once"
+        raise PlanError(str(error), do=advice) from error
+    return MoveRequest(channel, servers, Mode(mode), eager, secrets.token_hex(8))
+
+
+async def _move(url: str, key: bytes | None, request: MoveRequest, wait_s: float | None) -> MoveResult:
+    from shoal.coordination.redis import RedisCoordinator
+
+    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+        return await Asking(coordinator, request).run(key, wait_s)
+
+
+class Asking:
+    """One request: what it asks for, and what was seen of it."""
+
+    def __init__(self, coordinator: Coordinator, request: MoveRequest) -> None:
+        self._coordinator = coordinator
+        self._request = request
+        self._began = time.monotonic()
+        self._phases: list[PhaseView] = []
+        self._book: PlanBook | None = None
+
+    async def run(self, key: bytes | None, wait_s: float | None) -> MoveResult:
+        """Asks, and waits for up to `wait_s`; None does not wait."""
+        from shoal.plan.keys import move_key
+        from shoal.plan.moving import encode_request
+
+        self._book = await self._checked_book(key)
+        if self._is_there():
+            return self._result(True, "lives there already")
+        await self._coordinator.put(move_key(self._request.channel), encode_request(self._request))
+        if wait_s is None:
+            return self._result(False, "asked for; see shoal plan show --moves")
+        return await self._wait(self._began + wait_s)
+
+    async def _checked_book(self, key: bytes | None) -> PlanBook:
+        """The plan, if it has the servers, and somebody who moves channels."""
+        from shoal.plan import keys
+        from shoal.plan.book import PlanBook
+        from shoal.plan.signing import Verifier
+
+        channel = self._request.channel
+        stored = await self._coordinator.list(keys.PLAN_PREFIX)
+        public = key or (stored[keys.PUBLIC_KEY].value if keys.PUBLIC_KEY in stored else None)
+        if public is None or keys.RING_KEY not in stored:
+            raise PlanError("the coordinator holds no plan yet", do="start the servers' agents and their keeper")
+        book = PlanBook(Verifier(public))
+        book.accept_ring(stored[keys.RING_KEY].value)
+        if (entry := stored.get(keys.entry_key(channel))) is not None:
+            book.accept_entry(entry.value)
+        assert book.ring is not None
+        ids = book.ring.ids
+        if strangers := [server for server in self._request.servers if server not in ids]:
+            raise UnknownServerError(
+                f"the ring has no server {', '.join(map(repr, strangers))}", do=f"choose from {', '.join(sorted(ids))}"
+            )
+        if await self._coordinator.lease_of(keys.KEEPER_LEASE) is None:
+            raise PlanError(
+                "nobody moves channels: no keeper holds the lease of the plan", do="start the cluster (shoal up)"
+            )
+        return book
+
+    async def _wait(self, until: float) -> MoveResult:
+        """Until the mover has dropped the request, or has nothing left to do with it."""
+        from shoal.plan.entry import Phase
+        from shoal.plan.keys import entry_key, move_key
+        from shoal.plan.moving import decode_request
+
+        channel = self._request.channel
+        while True:
+            asked = await self._coordinator.get(move_key(channel))
+            self._learn(await self._coordinator.get(entry_key(channel)))
+            entry = self._entry
+            if entry is not None and self._is_target(entry.placement) and entry.phase is Phase.END:
+                return self._result(True, f"moved to {self._target_words()}")
+            if asked is None:
+                return self._dropped()
+            if decode_request(asked.value).id != self._request.id:
+                return self._result(False, "another request has replaced this one")
+            if time.monotonic() >= until:
+                phase = entry.phase.value if entry and self._is_target(entry.placement) else "not begun"
+                return self._result(False, f"not moved yet ({phase}); it goes on, see shoal plan show --moves")
+            await asyncio.sleep(_POLL_S)
+
+    def _dropped(self) -> MoveResult:
+        """The mover has nothing more to do for the request."""
+        from shoal.plan.entry import Phase
+
+        entry = self._entry
+        if entry is not None and self._is_target(entry.placement) and entry.phase is Phase.NARROW:
+            old = sorted({server for placement in entry.earlier for server in placement.servers})
+            idle = f"; those on {', '.join(old)} who are idle or strangers follow when they can"
+            return self._result(True, f"moved to {self._target_words()}{idle}")
+        return self._result(False, "the move was given up; the keeper's log says why")
+
+    def _learn(self, stored: Versioned | None) -> None:
+        """Takes a new entry of the channel, and says which phase it is in."""
+        book = self._book
+        assert book is not None
+        if stored is None or not book.accept_entry(stored.value)[1]:
+            return
+        entry = self._entry
+        assert entry is not None
+        after_s = round(time.monotonic() - self._began, 3)
+        self._phases.append(PhaseView(entry.phase.value, entry.newness, after_s))
+        note(f"{after_s:.2f} s: {entry.phase.value}, revision {entry.newness}")
+
+    @property
+    def _entry(self) -> Entry | None:
+        assert self._book is not None
+        return self._book.entry(self._request.channel)
+
+    def _is_there(self) -> bool:
+        """Whether the channel lives where it is asked to be, and does not move."""
+        from shoal.plan.entry import Phase
+
+        assert self._book is not None
+        entry = self._entry
+        resting = entry is None or entry.phase is Phase.END
+        return resting and self._is_target(self._book.placement(self._request.channel))
+
+    def _is_target(self, placement: Placement) -> bool:
+        return placement.mode is self._request.mode and {*placement.servers} == {*self._request.servers}
+
+    def _target_words(self) -> str:
+        return f"{', '.join(self._request.servers)} ({self._request.mode.value})"
+
+    def _result(self, moved: bool, outcome: str) -> MoveResult:
+        entry = self._entry
+        return MoveResult(
+            self._request.channel.decode("utf-8", "backslashreplace"),
+            self._request.mode.value,
+            self._request.servers,
+            moved,
+            entry.phase.value if entry else "end",
+            entry.newness if entry else 0,
+            tuple(self._phases),
+            round(time.monotonic() - self._began, 3),
+            outcome,
+        )

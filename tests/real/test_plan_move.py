@@ -1,0 +1,219 @@
+"""`shoal plan move` and `shoal plan show --moves` against a real coordinator and a real mover."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.support.agent_site import until
+from tests.support.mover_scene import CHANNEL, RING, MoverScene, mover_scene
+
+from shoal import cli
+from shoal.plan.entry import Entry, Phase
+from shoal.plan.keys import RING_KEY, entry_key, move_key, report_key
+from shoal.plan.moving import ChannelReport, MoveRequest, Report, decode_request, encode_report, encode_request
+from shoal.plan.placement import Mode, Placement
+from shoal.plan.signing import Signer
+
+NAME = CHANNEL.decode()
+TARGET = MoverScene.target(CHANNEL)
+HOME = RING.home(CHANNEL)
+
+
+@pytest.fixture
+async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MoverScene]:
+    async with mover_scene() as scene:
+        monkeypatch.setenv("SHOAL_COORDINATOR", scene.url)
+        yield scene
+
+
+async def shoal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command."""
+    capsys.readouterr()
+    status = await asyncio.to_thread(cli.main, words)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+async def shoal_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    status, output, _ = await shoal(capsys, *words, "--json")
+    (line,) = output.splitlines()
+    facts: dict[str, Any] = json.loads(line)
+    return status, facts
+
+
+class TestMove:
+    async def test_it_shows_the_phases_and_returns_at_the_end(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await scene.lead()
+        scene.start_mover()
+        scene.start_agents()
+        status, facts = await shoal_json(capsys, "plan", "move", NAME, "--to", TARGET)
+        assert status == 0
+        assert (facts["moved"], facts["phase"], facts["servers"]) == (True, "end", [TARGET])
+        assert facts["phases"][-1]["phase"] == "end"
+        assert facts["revision"] == facts["phases"][-1]["revision"] == 6
+        status, output, _ = await shoal(capsys, "plan", "move", NAME, "--to", TARGET)
+        assert (status, output) == (0, f"{NAME}: lives there already\n")
+
+    async def test_several_servers_share_a_channel(self, scene: MoverScene, capsys: pytest.CaptureFixture[str]) -> None:
+        await scene.lead()
+        scene.start_mover()
+        scene.start_agents()
+        words = ("plan", "move", NAME, "--to", "s1, s2", "--mode", "all_publishers", "--eager")
+        status, output, progress = await shoal(capsys, *words)
+        assert (status, output) == (0, f"{NAME}: moved to s1, s2 (all_publishers)\n")
+        assert "end, revision" in progress
+        entry = await scene.entry()
+        assert entry is not None
+        assert entry.placement.mode is Mode.ALL_PUBLISHERS
+
+    async def test_who_is_idle_is_not_waited_for(self, scene: MoverScene, capsys: pytest.CaptureFixture[str]) -> None:
+        await scene.lead()
+        scene.start_mover()
+        scene.here, scene.spoken = 1, False
+        scene.start_agents()
+        status, facts = await shoal_json(capsys, "plan", "move", NAME, "--to", TARGET)
+        assert status == 0
+        assert (facts["moved"], facts["phase"]) == (True, "narrow")
+        assert f"those on {HOME} who are idle" in facts["outcome"]
+
+    async def test_without_waiting_the_request_is_left(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await scene.lead()
+        status, facts = await shoal_json(capsys, "plan", "move", NAME, "--to", TARGET, "--eager", "--no-wait")
+        assert (status, facts["moved"]) == (0, False)
+        stored = await scene.coordinator.get(move_key(CHANNEL))
+        assert stored is not None
+        request = decode_request(stored.value)
+        assert (request.channel, request.servers, request.mode, request.eager) == (CHANNEL, (TARGET,), "single", True)
+
+    async def test_after_the_time_it_says_how_far_the_move_is(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await scene.lead()
+        words = ("plan", "move", NAME, "--to", TARGET, "--timeout", "0.01")
+        status, output, _ = await shoal(capsys, *words)
+        assert status == 1
+        assert "not moved yet (not begun)" in output
+        scene.start_mover()
+        await until(scene.entry)
+        status, output, _ = await shoal(capsys, *words)
+        assert status == 1
+        assert "not moved yet (prepare)" in output
+
+    async def test_it_notices_that_the_move_was_given_up(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await scene.lead()
+        task = asyncio.create_task(shoal(capsys, "plan", "move", NAME, "--to", TARGET))
+        await until(lambda: scene.coordinator.get(move_key(CHANNEL)))
+        await scene.coordinator.delete(move_key(CHANNEL))
+        status, output, _ = await task
+        assert status == 1
+        assert "given up" in output
+
+    async def test_it_notices_that_somebody_else_wants_something_else(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await scene.lead()
+        task = asyncio.create_task(shoal(capsys, "plan", "move", NAME, "--to", TARGET))
+        await until(lambda: scene.coordinator.get(move_key(CHANNEL)))
+        other = MoveRequest(CHANNEL, (HOME,), Mode.SINGLE, False, "other")
+        await scene.coordinator.put(move_key(CHANNEL), encode_request(other))
+        status, output, _ = await task
+        assert status == 1
+        assert "replaced" in output
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (["--to", "s9"], "the ring has no server 's9': choose from s1, s2, s3"),
+            (["--to", "s1,s2"], "a single placement has one server, not 2: give --mode all_subscribers"),
+            (["--to", "s1,s1", "--mode", "all_publishers"], "names a server twice: s1, s1: name each server once"),
+            (["--to", ""], "the ring has no server ''"),
+            (["--to", TARGET, "--timeout", "0"], "--timeout is 0"),
+            (["--to", TARGET, "--mode", "some"], "invalid choice: 'some'"),
+            ([], "--to"),
+        ],
+    )
+    async def test_what_makes_no_sense_is_refused(
+        self, words: list[str], says: str, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await scene.lead()
+        status, output, error = await shoal(capsys, "plan", "move", NAME, *words)
+        assert (status != 0, output) == (True, "")
+        assert says in error
+        assert await scene.coordinator.get(move_key(CHANNEL)) is None
+
+    async def test_without_a_mover_nothing_is_asked_for(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        status, _, error = await shoal(capsys, "plan", "move", NAME, "--to", TARGET)
+        assert status == 1
+        assert "nobody moves channels" in error
+        assert await scene.coordinator.get(move_key(CHANNEL)) is None
+
+    async def test_a_plan_that_is_not_signed_is_not_followed(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await scene.lead()
+        await scene.coordinator.put(RING_KEY, Signer(Signer.generate()).ring(RING))
+        status, _, error = await shoal(capsys, "plan", "move", NAME, "--to", TARGET)
+        assert status == 1
+        assert "signature" in error
+
+
+class TestShow:
+    async def test_moves_with_what_each_server_says(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        old, new = Placement(1, Mode.SINGLE, (HOME,)), Placement(2, Mode.SINGLE, (TARGET,))
+        entry = Entry(CHANNEL, new, Phase.SWITCH, (old,), 0, 4, True, (HOME,), 4)
+        await scene.coordinator.put(entry_key(CHANNEL), scene.signer.line(entry))
+        await scene.coordinator.put(entry_key(b"still"), scene.signer.entry(b"still", old))
+        said = Report(HOME, 1, {CHANNEL: ChannelReport(4, 4, 2, 5, 0, True)})
+        await scene.coordinator.put(report_key(HOME), encode_report(said))
+        await scene.coordinator.put(report_key("s9"), b"garbage")
+        request = MoveRequest(b"asked", (TARGET,), Mode.SINGLE, False, "x")
+        await scene.coordinator.put(move_key(b"asked"), encode_request(request))
+        await scene.coordinator.put(move_key(b"garbage"), b"garbage")
+        status, facts = await shoal_json(capsys, "plan", "show", "--moves")
+        assert status == 0
+        asked, moving = facts["moves"]
+        assert (asked["channel"], asked["phase"], asked["requested"]) == ("asked", "asked", True)
+        assert moving == {
+            "channel": NAME,
+            "phase": "switch",
+            "from": [{"mode": "single", "servers": [HOME], "version": 1}],
+            "to": {"mode": "single", "servers": [TARGET], "version": 2},
+            "publishing": [TARGET],
+            "revision": 4,
+            "eager": True,
+            "helped": [HOME],
+            "requested": False,
+            "servers": [
+                {"server": HOME, "known": True, "behind": 2, "here": 5, "handed": True},
+                {"server": TARGET, "known": False, "behind": None, "here": None, "handed": False},
+            ],
+        }
+        status, text, _ = await shoal(capsys, "plan", "show", "--moves")
+        assert status == 0
+        assert "2 channels move" in text
+        assert f"{NAME}: switch, from single on {HOME} to single on {TARGET}, revision 4, eager, helped: {HOME}" in text
+        assert f"{HOME}  knows it, 5 here, 2 behind, handed over" in text
+        assert f"{TARGET}  has not said anything" in text
+        assert "nobody has begun it" in text
+
+    async def test_moves_are_shown_on_request_only(self, scene: MoverScene, capsys: pytest.CaptureFixture[str]) -> None:
+        _, facts = await shoal_json(capsys, "plan", "show")
+        assert "moves" not in facts
+        _, facts = await shoal_json(capsys, "plan", "show", "--moves")
+        assert facts["moves"] == []
+        _, text, _ = await shoal(capsys, "plan", "show", "--moves")
+        assert text == "0 channels move\n"
