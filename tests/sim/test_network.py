@@ -204,6 +204,19 @@ def test_a_short_partition_stalls_and_a_long_one_times_out_the_sender_only() -> 
     assert pair.server.items == [1]
 
 
+def test_a_reset_on_its_way_arrives_though_the_sender_gives_up() -> None:
+    pair = Pair()
+    partition = pair.network.partition(["client"], ["server"])
+    pair.near.send(1)
+    pair.run_for(1.0)
+    pair.network.reset(pair.far)
+    pair.run_for(10.0)
+    assert pair.client.losses == ["timeout"]
+    partition.heal()
+    pair.run_for(1.0)
+    assert pair.server.losses == ["reset"], "or it would hold a connection for ever that nobody has"
+
+
 def test_in_a_one_way_partition_data_arrives_but_acknowledgements_do_not() -> None:
     pair = Pair()
     pair.network.partition(["server"], ["client"], one_way=True)

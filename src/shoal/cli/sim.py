@@ -9,7 +9,6 @@ import argparse
 import sys
 from typing import Any
 
-from shoal.channels.rules import Rules
 from shoal.cli.output import Subparsers, add_command, note, result
 
 
@@ -23,9 +22,10 @@ def register(subparsers: Subparsers) -> None:
         example="shoal sim channels --seeds 1000 --json\n"
         "shoal sim channels --seeds 1 --from-seed 17     # replay\n"
         "shoal sim channels --seeds 200 --break heal     # must find violations, and exits 1\n"
-        "shoal sim channels --break list",
+        "shoal sim channels --break list\n"
+        "shoal sim moves --seeds 200 --break widen-before-switch",
     )
-    parser.add_argument("protocol", choices=["channels"], help="which protocol")
+    parser.add_argument("protocol", choices=["channels", "moves"], help="which protocol")
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds (default 100)")
     parser.add_argument("--from-seed", type=int, default=0, metavar="K", help="the first seed (default 0)")
     parser.add_argument(
@@ -35,10 +35,14 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the campaign; 0 only if the protocol held and every corner was met."""
-    breaks = list(Rules.__struct_fields__)
+    from shoal.sim.campaign import PROTOCOLS
+
+    breaks = list(PROTOCOLS[args.protocol].breaks)
     if args.broken == "list":
         result(args, {"protocol": args.protocol, "breaks": breaks}, "\n".join(breaks))
         return 0
+    if args.broken is not None:
+        args.broken = args.broken.replace("-", "_")
     if args.broken is not None and args.broken not in breaks:
         note(f"shoal sim: there is no break {args.broken!r}; there are: {', '.join(breaks)}")
         return 2
@@ -71,11 +75,24 @@ def _run_with_progress(args: argparse.Namespace) -> Any:
         def progress(done: int, messages: int, failing: int) -> None:
             bar.update(task, completed=done, description=f"{messages:,} messages, {failing} failing seeds")
 
-        return run_campaign(args.seeds, args.from_seed, args.broken, progress, stop_at_first=bool(args.broken))
+        return run_campaign(
+            args.protocol, args.seeds, args.from_seed, args.broken, progress, stop_at_first=bool(args.broken)
+        )
 
 
 def _text(facts: dict[str, Any]) -> str:
-    names = "seeds", "messages", "deliveries", "faults", "lost", "duplicated", "reordered", "gaps_reported", "seconds"
+    names = (
+        "seeds",
+        "messages",
+        "deliveries",
+        "moves",
+        "faults",
+        "lost",
+        "duplicated",
+        "reordered",
+        "gaps_reported",
+        "seconds",
+    )
     lines = [f"{name:>14}  {facts[name]:,}" for name in names]
     lines.append(f"{'violations':>14}  {len(facts['violations'])}")
     return "\n".join(lines)

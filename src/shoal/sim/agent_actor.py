@@ -1,6 +1,6 @@
-"""An agent and the keeper in the simulator: the shipped cores on simulated connections.
+"""An agent in the simulator: the shipped core on simulated connections.
 
-Owns the adapters' part. What the model server says is turned into RESP bytes, so that the agent's own scanner
+Owns the adapter's part. What the model server says is turned into RESP bytes, so that the agent's own scanner
 reads it.
 """
 
@@ -11,25 +11,29 @@ from typing import Any, Final
 
 from shoal.channels import states
 from shoal.channels.agent_core import AgentCore
+from shoal.channels.link import Command
+from shoal.channels.rules import Rules
 from shoal.channels.scanner import Scanner
 from shoal.coordination.interface import Change, Lease
 from shoal.errors import CoordinatorError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
-from shoal.plan.keeper import Keeper, Snapshot
-from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.keys import ENTRIES_PREFIX, PLAN_PREFIX, RING_KEY, report_key
+from shoal.plan.moving import Report, encode_report
+from shoal.plan.signing import Verifier
+from shoal.sim.agent_links import RETRY_S, Ear, Wire
 from shoal.sim.client_actor import CLOCK_GRAIN_S
 from shoal.sim.coordinator import ModelCoordinator
 from shoal.sim.link import Endpoint
 from shoal.sim.network import Network
 from shoal.sim.node import Node
 from shoal.sim.world import Event
-from shoal.wire import control
 
-RETRY_S: Final = 0.1
 SERVER_SILENCE_S_MAX: Final = 1.0
-KEEPER_POLL_S: Final = 0.2
+REPORT_S: Final = 0.1
+
+Heard = Callable[[str, Command], None]
+"""Sees a command of an agent as it leaves, and for which server."""
 
 
 def resp_bytes(frame: Any) -> bytes:
@@ -51,34 +55,6 @@ def resp_bytes(frame: Any) -> bytes:
     return b"%b%d\r\n%b" % (mark, len(frame), b"".join(map(resp_bytes, frame)))
 
 
-class _Ear:
-    """Listens to the words of another agent on that agent's server."""
-
-    def __init__(self, actor: AgentActor, server: str) -> None:
-        self.actor = actor
-        self.server = server
-
-    def connected(self, end: Endpoint) -> None:
-        end.handler = self
-        end.send_all([(b"HELLO", b"3"), (b"PSUBSCRIBE", b"__shoal:wor[d]")])
-
-    def failed(self, reason: str) -> None:
-        self.actor.listen_later(self)
-
-    def received(self, end: Endpoint, items: list[Any]) -> None:
-        for item in items:
-            if isinstance(item, list) and item[0] == b"pmessage":
-                try:
-                    word = control.decode(item[3])
-                except ProtocolError:
-                    continue
-                if isinstance(word, control.Word) and word.server == self.server:
-                    self.actor.core.lease.heard(word, self.actor.node.clock())
-
-    def lost(self, end: Endpoint, reason: str) -> None:
-        self.actor.listen_later(self)
-
-
 class AgentActor:
     """The agent of one server, for as long as its process lives."""
 
@@ -90,19 +66,20 @@ class AgentActor:
         peers: list[str],
         coordinator: ModelCoordinator,
         instance: int,
-        public_key: bytes,
+        verifier: Verifier,
         limits: Limits,
+        rules: Rules,
         on_lost: Callable[[], None],
+        on_said: Heard,
     ) -> None:
         self.network = network
         self.node = node
         self.server = server
         self.on_lost = on_lost
+        self.on_said = on_said
         self.coordinator = coordinator
         self.limits = limits
-        self.core = AgentCore(
-            server, instance, Scanner(frame_bytes_max=1 << 24), PlanBook(Verifier(public_key)), limits
-        )
+        self.core = AgentCore(server, instance, Scanner(frame_bytes_max=1 << 24), PlanBook(verifier), limits, rules)
         self.end: Endpoint | None = None
         self._heard_at = -1e9
         self._dialled_at = -1e9
@@ -113,15 +90,14 @@ class AgentActor:
         self._timer: Event | None = None
         self._timer_at = float("inf")
         self._greeted = False
-        coordinator.watch(node, "plan/", self._plan)
-        for peer in peers:
-            network.connect(node, peer, _Ear(self, peer))
+        self._unwritten: Report | None = None
+        self._writing = False
+        coordinator.watch(node, PLAN_PREFIX, self._plan)
+        self.ears = [Ear(self, peer) for peer in peers]
+        self.wires = {peer: Wire(self, peer) for peer in peers}
         self._connect()
         self._renew()
-
-    def listen_later(self, ear: _Ear) -> None:
-        """Connects to another agent's server again."""
-        self.node.after(RETRY_S, self.network.connect, self.node, ear.server, ear)
+        self._report()
 
     # The server
 
@@ -168,10 +144,16 @@ class AgentActor:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what the core wants to say and sets its timer."""
+        """Sends what the core wants to say, here and elsewhere, and sets its timer."""
         commands, self.core.outbox = self.core.outbox, []
         if self.end is not None and self._greeted:
+            for command in commands:
+                self.on_said(self.server, command)
             self.end.send_all(commands)
+        for server, forwards in self.core.take_forwards().items():
+            for command in forwards:
+                self.on_said(server, command)
+            self.wires[server].send(forwards)
         at = self.core.next_timer()
         if at is not None and (self._timer is None or at < self._timer_at):
             if self._timer is not None:
@@ -193,10 +175,26 @@ class AgentActor:
     def _plan(self, change: Change) -> None:
         if change.now is None:
             return
-        if change.key == "plan/ring":
+        if change.key == RING_KEY:
             self.core.ring(change.now.value)
-        elif change.key.startswith("plan/entries/"):
+        elif change.key.startswith(ENTRIES_PREFIX):
             self.core.entry(change.now.value)
+        self.flush()
+
+    def _report(self) -> None:
+        """Writes the newest report, one at a time, until the coordinator has it."""
+        self.node.after(REPORT_S, self._report)
+        self._unwritten = report = self.core.take_report() or self._unwritten
+        if report is None or self._writing:
+            return
+        self._writing = True
+        args = report_key(self.server), encode_report(report)
+        self.coordinator.request(self.node, "put", args, lambda result: self._reported(report, result))
+
+    def _reported(self, report: Report, result: Any) -> None:
+        self._writing = False
+        if self._unwritten is report and not isinstance(result, CoordinatorError):
+            self._unwritten = None
 
     def _renew(self) -> None:
         """Renews the lease while the server answers; a server that does not is not vouched for."""
@@ -248,43 +246,3 @@ class AgentActor:
             self.core.lease.granted(sent_at)
         elif operation == "renew" and not self._unanswered:
             self._lease = None
-
-
-class KeeperActor:
-    """The keeper on a node of its own."""
-
-    def __init__(
-        self,
-        node: Node,
-        coordinator: ModelCoordinator,
-        signer: Signer,
-        limits: Limits,
-        members: dict[str, ServerAddress],
-    ) -> None:
-        self.node = node
-        self.coordinator = coordinator
-        self.members = members
-        self.keeper = Keeper(signer, limits, members, first_ring_wait_s=5.0)
-        self._leases: dict[str, float] = {}
-        self._poll()
-
-    def _poll(self) -> None:
-        self.node.after(KEEPER_POLL_S, self._poll)
-        self.coordinator.request(self.node, "leases", ("servers/",), self._listed)
-
-    def _listed(self, result: Any) -> None:
-        if isinstance(result, CoordinatorError):
-            self.keeper.observe(Snapshot(contact=False), self.node.clock())
-            return
-        leases = {name.removeprefix("servers/"): info.remaining_s for name, info in result.items()}
-        self.coordinator.request(self.node, "get", ("plan/ring",), lambda ring: self._judge(leases, ring))
-
-    def _judge(self, leases: dict[str, float], ring: Any) -> None:
-        now = self.node.clock()
-        if isinstance(ring, CoordinatorError):
-            self.keeper.observe(Snapshot(contact=False), now)
-            return
-        data, version = (ring.value, ring.version) if ring is not None else (b"", 0)
-        put = self.keeper.observe(Snapshot(True, self.members, leases, data, version), now)
-        if put is not None:
-            self.coordinator.request(self.node, "put", ("plan/ring", put.data, put.expect), lambda result: None)

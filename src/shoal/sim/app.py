@@ -1,4 +1,4 @@
-"""An application of the `channels` scenario: it publishes in bursts, subscribes, reads at its own pace, and starts anew
+"""An application of a scenario: it publishes in bursts, subscribes, reads at its own pace, and starts anew
 after a crash.
 
 Owns what an application does and writes into the history. What it is owed is for the checkers to say.
@@ -14,7 +14,7 @@ from shoal.sim.history import Handed, PublisherRecord, SubscriberRecord, payload
 from shoal.sim.node import Node
 
 if TYPE_CHECKING:
-    from shoal.sim.channels import ChannelsRun
+    from shoal.sim.scenario import Scenario
 
 EVERYTHING = 1 << 30
 
@@ -24,13 +24,14 @@ class App:
     after a crash.
     """
 
-    def __init__(self, run: ChannelsRun, node: Node) -> None:
+    def __init__(self, run: Scenario, node: Node) -> None:
         self.run = run
         self.node = node
         self.random = run.world.rng(f"app/{node.name}")
         self.records: dict[Subscription, SubscriberRecord] = {}
         self.subs: list[Subscription] = []
         self.reading: set[Subscription] = set()
+        self.spoken: set[bytes] = set()
         self.actor: ClientActor
         self.record: PublisherRecord
         node.on_crash = self._crashed
@@ -47,9 +48,9 @@ class App:
         run = self.run
         client = run.world.rng("identity").getrandbits(48) | 1
         self.record = run.history.publishers[client] = PublisherRecord(client)
-        self.records, self.subs, self.reading = {}, [], set()
+        self.records, self.subs, self.reading, self.spoken = {}, [], set(), set()
         self.actor = ClientActor(
-            run.network, self.node, run.coordinator, client, run.signer.public, run.shape.limits, run.rules,
+            run.network, self.node, run.coordinator, client, run.verifier, run.shape.limits, run.rules,
             on_publish=lambda server, channel, blob: run.history.sent(server, client, run.world.now),
             on_ready=self._ready, on_confirmed=self._confirmed,
         )  # fmt: skip
@@ -77,11 +78,16 @@ class App:
                 for _ in range(4):
                     self.node.after(self.random.uniform(0.0, 0.5), self._burst, channel, 1)
 
+    def engaged(self) -> list[bytes]:
+        """The channels that this process subscribes to or publishes on."""
+        return [sub.name for sub in self.subs if not sub.pattern] + sorted(self.spoken)
+
     def _quiet_burst(self, channel: str) -> None:
         """The only time that this process publishes on the channel: nothing later can show that it got lost."""
         if self.run.active:
             self.run.exercised["quiet burst"] += 1
             self._burst(channel, self.random.randint(1, 3))
+            self.run.spoken_once(channel)
 
     def _live(self) -> None:
         """One thing after another, as long as applications are active."""
@@ -109,6 +115,7 @@ class App:
         history, now = self.run.history, self.run.world.now
         number = history.next_number
         payload = payload_of(number, self.run.shape.payload_bytes)
+        self.spoken.add(channel.encode())
         history.publish(channel, self.record.client, 0, now)
         _, sequence = self.actor.publish(channel.encode(), payload, number)
         history.messages[number].sequence = sequence
@@ -121,7 +128,7 @@ class App:
         if len(self.subs) >= 4:
             return
         pattern = self.random.random() < 0.25
-        name = self.run.pattern if pattern else self.random.choice(self.run.channels + self.run.quiet_channels)
+        name = self.run.pattern if pattern else self.random.choice(self.run.subscribable())
         self.run.exercised["pattern" if pattern else "channel"] += 1
         record = SubscriberRecord(name, pattern, self.record.client, self.run.world.now)
         sub = self.actor.subscribe(name.encode(), pattern)
@@ -171,10 +178,10 @@ class App:
     def _crashed(self) -> None:
         now = self.run.world.now
         self.record.ended_at, self.record.crashed = now, True
-        self.run.exercised["client crash"] += 1
         for sub in self.subs:
             self.records[sub].ended_at = now
         self.run.count(self.actor)
+        self.run.died("client", self.node.name)
 
     def finish(self) -> None:
         """The end of the run: whatever still lies in an inbox is read."""

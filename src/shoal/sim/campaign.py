@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shoal.channels.rules import ALL_RULES, Rules, broken
-from shoal.sim.channels import CORNERS, Outcome, run_seed
+from shoal.sim import channels, moves, moves_corners
+from shoal.sim.scenario import Outcome
 
 CORNERS_SEEDS_MIN: Final = 200
 """Below this many seeds a campaign is a replay or a sample, and corners that it did not meet are only reported."""
@@ -26,10 +27,37 @@ Progress = Callable[[int, int, int], None]
 """Seeds done, messages so far, violating seeds so far."""
 
 
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """A scenario as a campaign knows it: what it must meet, what it can break, and what counts as a move in it."""
+
+    name: str
+    run_seed: Callable[[int, Rules], Outcome]
+    corners: Mapping[str, str]
+    breaks: tuple[str, ...]
+    moves: tuple[str, ...]
+
+
+PROTOCOLS: Final = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol(
+            "channels",
+            channels.run_seed,
+            channels.CORNERS,
+            channels.BREAKS,
+            ("server left ring", "server joined ring"),
+        ),
+        Protocol("moves", moves.run_seed, moves_corners.CORNERS, moves_corners.BREAKS, ("move",)),
+    )
+}
+
+
 @dataclass(slots=True)
 class Result:
     """What a campaign found. `failing` are the seeds with violations."""
 
+    protocol: Protocol
     seeds: int = 0
     messages: int = 0
     deliveries: int = 0
@@ -65,7 +93,7 @@ class Result:
         """Corners that no seed has met, if there were seeds enough to expect all of them."""
         if self.seeds < CORNERS_SEEDS_MIN:
             return []
-        return [name for name, counter in CORNERS.items() if not self.exercised[counter]]
+        return [name for name, counter in self.protocol.corners.items() if not self.exercised[counter]]
 
     @property
     def holds(self) -> bool:
@@ -73,15 +101,15 @@ class Result:
         return not self.failing and not self.corners_missed
 
     def facts(self) -> dict[str, Any]:
-        """The facts that `shoal sim channels --json` prints."""
+        """The facts that `shoal sim PROTOCOL --json` prints."""
         self.failing.sort()
-        exercised = {name: self.exercised[counter] for name, counter in CORNERS.items()}
+        exercised = {name: self.exercised[counter] for name, counter in self.protocol.corners.items()}
         return {
-            "protocol": "channels",
+            "protocol": self.protocol.name,
             "seeds": self.seeds,
             "messages": self.messages,
             "deliveries": self.deliveries,
-            "moves": self.exercised["server left ring"] + self.exercised["server joined ring"],
+            "moves": sum(self.exercised[counter] for counter in self.protocol.moves),
             "faults": self.faults,
             "lost": self.lost,
             "duplicated": self.duplicated,
@@ -95,12 +123,12 @@ class Result:
 
 
 def run_campaign(
-    seeds: int, first: int, broken_rule: str | None, progress: Progress, stop_at_first: bool = False
+    protocol: str, seeds: int, first: int, broken_rule: str | None, progress: Progress, stop_at_first: bool = False
 ) -> Result:
     """Runs the seeds on all cores. With a broken rule the first violating seed is enough."""
-    result = Result()
+    result = Result(PROTOCOLS[protocol])
     began = time.monotonic()
-    for outcomes in _chunks(range(first, first + seeds), broken_rule):
+    for outcomes in _chunks(protocol, range(first, first + seeds), broken_rule):
         for outcome in outcomes:
             result.add(outcome)
         progress(result.seeds, result.messages, len(result.failing))
@@ -110,14 +138,14 @@ def run_campaign(
     return result
 
 
-def _chunks(seeds: range, broken_rule: str | None) -> Iterator[list[Outcome]]:
+def _chunks(protocol: str, seeds: range, broken_rule: str | None) -> Iterator[list[Outcome]]:
     chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
     workers = min(os.cpu_count() or 1, len(chunks))
     if workers <= 1:
-        yield from (_run_chunk(chunk, broken_rule) for chunk in chunks)
+        yield from (_run_chunk(protocol, chunk, broken_rule) for chunk in chunks)
         return
     with ProcessPoolExecutor(workers) as pool:
-        futures = [pool.submit(_run_chunk, chunk, broken_rule) for chunk in chunks]
+        futures = [pool.submit(_run_chunk, protocol, chunk, broken_rule) for chunk in chunks]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -125,6 +153,6 @@ def _chunks(seeds: range, broken_rule: str | None) -> Iterator[list[Outcome]]:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _run_chunk(seeds: range, broken_rule: str | None) -> list[Outcome]:
+def _run_chunk(protocol: str, seeds: range, broken_rule: str | None) -> list[Outcome]:
     rules: Rules = broken(broken_rule) if broken_rule else ALL_RULES
-    return [run_seed(seed, rules) for seed in seeds]
+    return [PROTOCOLS[protocol].run_seed(seed, rules) for seed in seeds]

@@ -80,7 +80,7 @@ class ClientActor:
         node: Node,
         coordinator: ModelCoordinator,
         client: int,
-        public_key: bytes,
+        verifier: Verifier,
         limits: Limits,
         rules: Rules,
         on_publish: Callable[[str, bytes, bytes], None],
@@ -90,7 +90,7 @@ class ClientActor:
         self.network = network
         self.node = node
         self.coordinator = coordinator
-        self.router = Router(client, PlanBook(Verifier(public_key)), limits, rules)
+        self.router = Router(client, PlanBook(verifier), limits, rules)
         self.on_publish = on_publish
         self.on_ready = on_ready
         self.on_confirmed = on_confirmed

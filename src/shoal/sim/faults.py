@@ -22,7 +22,7 @@ class Faults:
     """Strikes links and nodes of a network at the rates of its options, from `start` to `stop`.
 
     `crashable`, `pausable` and `partitionable` name the nodes that may be struck in that way; links of all
-    nodes may be reset and stalled. `counts` says what struck how often.
+    nodes may be reset and stalled. `counts` says what struck how often, `first_at` when something first did.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Faults:
     ) -> None:
         self.network = network
         self.counts: Counter[str] = Counter()
+        self.first_at: float | None = None
         self.active = False
         self._options: FaultOptions = network.options
         self._crashable = list(crashable)
@@ -78,14 +79,14 @@ class Faults:
     def _reset(self) -> None:
         end = self._some_end()
         if end is not None:
-            self.counts["reset"] += 1
+            self._count("reset")
             self.network.world.note("reset", str(end))
             self.network.reset(end)
 
     def _stall(self) -> None:
         end = self._some_end()
         if end is not None:
-            self.counts["stall"] += 1
+            self._count("stall")
             one_way = self._rng.random() < self._options.one_way_probability
             self.network.world.note("stall", str(end), one_way)
             self.network.stall(end, self._rng.uniform(*self._options.stall_s), one_way=one_way)
@@ -95,7 +96,7 @@ class Faults:
         self._rng.shuffle(names)
         size = self._rng.randint(1, len(names) - 1)
         one_way = self._rng.random() < self._options.one_way_probability
-        self.counts["partition_one_way" if one_way else "partition"] += 1
+        self._count("partition_one_way" if one_way else "partition")
         self.network.world.note("partition", names[:size], names[size:], one_way)
         partition = self.network.partition(names[:size], names[size:], one_way=one_way)
         self._partitions.append(partition)
@@ -104,7 +105,7 @@ class Faults:
     def _pause(self) -> None:
         node = self._some_node(self._pausable)
         if node is not None:
-            self.counts["pause"] += 1
+            self._count("pause")
             self.network.world.note("pause", node.name)
             node.pause()
             self._later(self._options.pause_s, node.resume)
@@ -112,11 +113,21 @@ class Faults:
     def _crash(self) -> None:
         node = self._some_node(self._crashable)
         if node is not None:
+            self.crash(node)
+
+    def crash(self, node: Node) -> None:
+        """Crashes one node, as if its turn had come, if faults are on and it is up."""
+        if self.active and node.up:
             power = self._rng.random() < self._options.power_probability
-            self.counts["crash_power" if power else "crash"] += 1
+            self._count("crash_power" if power else "crash")
             self.network.world.note("crash", node.name, power)
             node.crash(power=power)
             self._later(self._options.down_s, node.restart)
+
+    def _count(self, kind: str) -> None:
+        self.counts[kind] += 1
+        if self.first_at is None:
+            self.first_at = self.network.world.now
 
     def _later(self, span: Range, fn: Callable[[], None]) -> None:
         self.network.world.after(self._rng.uniform(*span), fn)

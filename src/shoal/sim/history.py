@@ -59,6 +59,16 @@ class SubscriberRecord:
 
 
 @dataclass(slots=True)
+class Foreign:
+    """A message that a plain Redis client published on some server."""
+
+    number: int
+    channel: str
+    server: str
+    sent_at: float
+
+
+@dataclass(slots=True)
 class Interval:
     """Something that lasted, such as a server's death."""
 
@@ -76,6 +86,7 @@ class History:
         self.subscribers: list[SubscriberRecord] = []
         self.unwatched: list[Interval] = []
         """Times at which nobody may have watched a server: it died, its agent died, or it left the ring."""
+        self.foreign: list[Foreign] = []
         self.splits: list[str] = []
         self.members: set[str] = set()
 
@@ -94,6 +105,11 @@ class History:
         """The publisher was told that a server has the message."""
         self.messages[number].confirmed_at = at
 
+    def foreign_sent(self, server: str, channel: bytes, at: float) -> int:
+        """A plain client publishes; returns the number to write into the payload."""
+        self.foreign.append(Foreign(len(self.foreign) + 1, channel.decode(), server, at))
+        return len(self.foreign)
+
     def sent(self, server: str, client: int, at: float) -> None:
         """A client sent a message to a server; nobody may do that once the ring is without the server."""
         if self.members and server not in self.members:
@@ -105,10 +121,26 @@ def payload_of(number: int, size: int) -> bytes:
     return (b"%d;" % number).ljust(size, b".")
 
 
-def number_of(message: Message) -> int:
+def number_in(payload: bytes) -> int:
     """The number that a payload carries; 0 if it is none of ours."""
-    head = message.payload.split(b";", 1)[0]
+    head = payload.split(b";", 1)[0]
     return int(head) if head.isdigit() else 0
 
 
-__all__ = ["Gap", "Handed", "History", "Interval", "PublisherRecord", "SubscriberRecord", "number_of", "payload_of"]
+def number_of(message: Message) -> int:
+    """The number that a message carries; 0 if it is none of ours."""
+    return number_in(message.payload)
+
+
+__all__ = [
+    "Foreign",
+    "Gap",
+    "Handed",
+    "History",
+    "Interval",
+    "PublisherRecord",
+    "SubscriberRecord",
+    "number_in",
+    "number_of",
+    "payload_of",
+]

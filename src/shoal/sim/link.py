@@ -352,14 +352,16 @@ class Direction:
         self.src.node.call(self._give_up)
 
     def _give_up(self) -> None:
-        """What was not delivered is lost, and the peer is not told: it stays half-open."""
+        """What was not delivered is lost, and the peer is not told: it stays half-open, unless a reset was on its way
+        to it already.
+        """
         if not self.src.open:
             return
         self.wires.stats["timeouts"] += 1
         self.sever()
         lost = sum(len(batch.items) for batch in self._batches if batch.items is not None)
         self.wires.stats["items_lost"] += lost
-        self._batches.clear()
+        self._batches = deque(batch for batch in self._batches if batch.items is None)
         self._in_flight_bytes = 0
         self.src.lose("timeout")
 

@@ -71,6 +71,12 @@ class FaultOptions:
         if self.clock_drift_max >= 1.0:
             raise ValueError("clock_drift_max must be below 1: clocks do not stand still")
 
+    @property
+    def peaceful(self) -> bool:
+        """Whether nothing ever strikes."""
+        rates = self.resets_per_s, self.stalls_per_s, self.partitions_per_s, self.pauses_per_s, self.crashes_per_s
+        return not any(rates)
+
     @classmethod
     def draw(cls, rng: Random) -> Self:
         """A record by seed: calm for a quarter of the seeds, else each kind of fault is there or not by

@@ -32,6 +32,7 @@ class Stranger:
         clients: Callable[[], list[int]],
         channels: list[str],
         active: Callable[[], bool],
+        on_foreign: Callable[[str, bytes, float], int],
     ) -> None:
         self.network = network
         self.node = network.node("stranger")
@@ -39,8 +40,8 @@ class Stranger:
         self.clients = clients
         self.channels = channels
         self.active = active
+        self.on_foreign = on_foreign
         self.random: Random = network.world.rng("stranger")
-        self._count = 0
         self._forger = Signer(self.random.randbytes(32))
         self._connect()
 
@@ -51,7 +52,7 @@ class Stranger:
         """Says a few things and goes on to another server."""
         end.handler = self
         if self.active():
-            end.send_all([(b"HELLO", b"3"), *((b"PUBLISH", *self._speech()) for _ in range(3))])
+            end.send_all([(b"HELLO", b"3"), *((b"PUBLISH", *self._speech(end.peer.node.name)) for _ in range(3))])
             self.node.after(PAUSE_S, self._leave, end)
 
     def _leave(self, end: Endpoint) -> None:
@@ -68,15 +69,14 @@ class Stranger:
     def received(self, end: Endpoint, items: list[Any]) -> None:
         """Not interested."""
 
-    def _speech(self) -> tuple[bytes, bytes]:
+    def _speech(self, server: str) -> tuple[bytes, bytes]:
         random = self.random
-        self._count += 1
         clients = self.clients()
         inbox = inbox_channel(random.choice(clients)) if clients else AGENT_CHANNEL
         channel = random.choice(self.channels).encode()
         match random.randrange(6):
             case 0:
-                return channel, FOREIGN + b"%d" % self._count
+                return channel, FOREIGN + b"%d" % self.on_foreign(server, channel, self.network.world.now)
             case 1:
                 return random.choice((inbox, AGENT_CHANNEL, WORD_CHANNEL)), random.randbytes(random.randrange(60))
             case 2:

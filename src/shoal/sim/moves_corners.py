@@ -1,0 +1,86 @@
+"""What a campaign of the scenario `moves` must meet, and the rules that it can take out.
+
+Owns the two lists and the names of the counters behind them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.plan.entry import Phase
+from shoal.plan.placement import Mode
+
+BREAKS: Final = (
+    "forward_old_to_new",
+    "forward_new_to_old",
+    "home_help",
+    "version_in_header",
+    "mark_forwarded",
+    "all_unended_placements",
+    "prepare",
+    "widen_before_switch",
+    "narrow_last",
+    "dedupe",
+    "order",
+    "heal",
+    "handshake",
+    "lease",
+)
+"""The rules that this scenario puts to the test."""
+
+MORTALS: Final = ("agent", "server", "mover", "coordinator", "client")
+MOVING: Final = (Phase.PREPARE, Phase.WIDEN, Phase.SWITCH, Phase.NARROW)
+
+
+def pair(old: Mode, new: Mode) -> str:
+    """The counter of moves from one kind of placement to another."""
+    return f"{old.value} -> {new.value}"
+
+
+def death(kind: str, phase: Phase) -> str:
+    """The counter of deaths of some kind while a channel was in a phase."""
+    return f"death of {kind} in {phase.value}"
+
+
+_SAME: Final = (
+    *(pair(old, new) for old in Mode for new in Mode),
+    *(f"phase {phase.value}" for phase in Phase),
+    *(death(kind, phase) for kind in MORTALS for phase in MOVING),
+    "abort",
+    "overlapping moves",
+    "second move before the end of the first",
+    "back and forth",
+    "idle move",
+    "eager move",
+    "lazy move",
+    "client slept through a plan",
+    "client slept through several plans",
+    "plain subscriber",
+    "plain subscriber left behind by a move",
+    "mover takes over",
+    "notice",
+    "stale publish forwarded",
+    "foreign message forwarded",
+    "message forwarded to a helped server",
+    "forwarded by a server without part in the channel",
+    "idle subscriber at the end",
+)
+"""Corners whose counters have their names."""
+
+CORNERS: Final = {
+    **{name: name for name in _SAME},
+    "hand-over": "agent handovers",
+    "message owed to a plain subscriber": "owed to a plain subscriber",
+    "foreign message owed to a subscriber": "foreign message owed",
+    "foreign message owed to a plain subscriber": "foreign message owed to a plain subscriber",
+    "late joiner": "late joiner",
+    "foreign message": "router foreign",
+    "hole healed": "router healed",
+    "unconfirmed publish repeated": "router repeated",
+    "server left the ring": "server left ring",
+    "server came back to the ring": "server joined ring",
+    "partition": "partition",
+    "pause": "pause",
+    "power failure": "crash_power",
+}
+"""Every corner that a campaign must meet, and the counter that shows it."""

@@ -1,0 +1,369 @@
+"""What the scenarios of channels have in common: the cluster, its applications, and the order of a run's phases.
+
+    begin     the cluster forms its first ring
+    safety    applications publish and subscribe while faults strike
+    calm      faults are over and everything is up again; applications go on for a while
+    liveness  applications are quiet; everything owed must arrive, everything must settle
+
+The protocol's cores are the shipped ones; `rules` takes one rule out of them to prove that the checkers notice. Never
+touches what one scenario is about: `channels.py` and `moves.py` add that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import msgspec
+
+from shoal.channels.link import Command
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.errors import PlanError
+from shoal.plan.book import PlanBook
+from shoal.plan.entry import Entry
+from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY, entry_key
+from shoal.plan.placement import Mode, Placement
+from shoal.plan.ring import ServerAddress
+from shoal.plan.signing import Signer
+from shoal.sim.agent_actor import AgentActor
+from shoal.sim.app import App
+from shoal.sim.checkers import Expectations, Verdict, judge
+from shoal.sim.client_actor import ClientActor
+from shoal.sim.coordinator import ModelCoordinator
+from shoal.sim.faults import Faults
+from shoal.sim.history import History, Interval
+from shoal.sim.model_base import RedisOptions
+from shoal.sim.network import Network
+from shoal.sim.node import Node
+from shoal.sim.options import FaultOptions
+from shoal.sim.plan_actors import KeeperActor
+from shoal.sim.redis_node import RedisNode
+from shoal.sim.shape import Shape
+from shoal.sim.stranger import Stranger
+from shoal.sim.verifying import RunVerifier
+from shoal.sim.world import World
+
+BEGIN_S: Final = 3.0
+CALM_S: Final = 8.0
+QUIET_S: Final = 10.0
+QUIET_DEATH: Final = 0.4
+QUIET_DEATH_S: Final = 0.05
+"""How often, and how soon, a server dies after somebody spoke on a quiet channel."""
+LIVENESS_S_MAX: Final = 400.0
+"""By then a healthy world must have settled, however slow its links are."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one seed showed."""
+
+    seed: int
+    verdict: Verdict
+    faults: int
+    exercised: Counter[str]
+    events: int = 0
+    trace: list[tuple[object, ...]] = field(default_factory=list)
+
+
+class Scenario:
+    """One seed of a scenario. `book` is the plan as the coordinator holds it at this moment."""
+
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        self.world = World(seed, trace=trace)
+        rng = self.world.rng("shape")
+        options = FaultOptions.draw(rng)
+        self.shape = shape = self.draw_shape(options)
+        self.rules = rules
+        self.network = Network(self.world, options)
+        self.history = History()
+        self.exercised: Counter[str] = Counter()
+        self.active = True
+        self.peace_s = 0.0
+        """How long faults leave the run alone at first."""
+        self.signer = Signer(rng.randbytes(32))
+        self.verifier = RunVerifier(self.signer.public)
+        self.book = PlanBook(self.verifier)
+        self.coordinator = ModelCoordinator(self.network)
+        self.channels = [f"c.{index}" for index in range(shape.channels)]
+        self.pattern = "c.*"
+        self.quiet_channels = [f"q.{index}" for index in range(2)]
+        self.agent_actors: list[list[AgentActor]] = []
+        self.names = [f"s{index + 1}" for index in range(shape.servers)]
+        self.servers = [self._server(name) for name in self.names]
+        self.agents = [self._agent(name) for name in self.names]
+        self._watch_plan()
+        self._keeper()
+        self.coordinator.node.on_crash = lambda: self.died("coordinator", "coordinator")
+        self._first_plan(rng)
+        self.apps = [App(self, self.network.node(f"app{index}")) for index in range(shape.clients)]
+        Stranger(self.network, self.names, self._inboxes, self.channels, lambda: self.active, self.history.foreign_sent)
+        others = self.other_nodes()
+        self.faults = Faults(
+            self.network,
+            crashable=[*self.names, *(f"agent-{n}" for n in self.names), "coordinator", "keeper", *others]
+            + [app.node.name for app in self.apps],
+            pausable=[
+                *(f"agent-{n}" for n in self.names),
+                "coordinator",
+                *others,
+                *(app.node.name for app in self.apps),
+                self.names[0],
+            ],
+            partitionable=list(self.network.nodes),
+        )
+
+    # What a scenario adds
+
+    def draw_shape(self, options: FaultOptions) -> Shape:
+        """How large the run is."""
+        return Shape.draw(self.world.rng("shape"), options)
+
+    def other_nodes(self) -> list[str]:
+        """Makes the scenario's own nodes; those named may be crashed and paused."""
+        return []
+
+    def subscribable(self) -> list[str]:
+        """The channels to which applications subscribe."""
+        return self.channels + self.quiet_channels
+
+    def begin_safety(self) -> None:
+        """The cluster stands; faults begin after `peace_s`."""
+
+    def entry_written(self, entry: Entry) -> None:
+        """The coordinator has a new entry."""
+
+    def agent_said(self, agent: str, server: str, command: Command) -> None:
+        """The agent of one server sends a command to the same or another server."""
+
+    def died(self, kind: str, name: str) -> None:
+        """The process of a node is gone."""
+        self.exercised[f"{kind} crash"] += 1
+
+    def check(self, verdict: Verdict) -> None:
+        """Judges what only this scenario promises."""
+
+    # The cluster
+
+    def _server(self, name: str) -> RedisNode:
+        server = RedisNode(self.network, name, RedisOptions(pubsub_limit=self.shape.pubsub_limit), host=f"host-{name}")
+        start = server.node.on_restart
+        deaths: list[Interval] = []
+
+        def crashed() -> None:
+            if self.world.rng("machine").random() < 0.4:
+                self._crash_agent_too(name)
+            deaths.append(Interval(name, self.world.now))
+            self.history.unwatched.append(deaths[-1])
+            self.died("server", name)
+
+        def restarted() -> None:
+            assert start is not None
+            start()
+            deaths[-1].ended_at = self.world.now
+
+        server.node.on_crash, server.node.on_restart = crashed, restarted
+        return server
+
+    def _crash_agent_too(self, name: str) -> None:
+        """The whole machine is gone, and nobody remembers what was on it."""
+        self.exercised["machine crash"] += 1
+        self._crash_agent(name, "machine")
+
+    def _crash_agent(self, name: str, why: str) -> None:
+        agent = self.network.nodes[f"agent-{name}"]
+        agent.crash()
+        self.world.after(self.world.rng(why).uniform(0.3, 4.0), agent.restart)
+
+    def spoken_once(self, channel: str) -> None:
+        """Somebody spoke where it will be quiet from now on: perhaps the machine dies before everybody has heard it,
+        and nobody remembers it."""
+        rng = self.world.rng("quiet")
+        if self.network.options.crashes_per_s and rng.random() < QUIET_DEATH and self.book.ring is not None:
+            server = rng.choice(self.book.placement(channel.encode()).servers)
+            delay_s = rng.uniform(0.0, QUIET_DEATH_S)
+            for name in (server, f"agent-{server}"):
+                self.world.after(delay_s, self.faults.crash, self.network.nodes[name])
+
+    def _lapse(self) -> None:
+        """An agent does not renew its lease for a while, as if an operator had taken its server out of the ring."""
+        if self.faults.active:
+            rng = self.world.rng("lapses")
+            rng.choice(self.agent_actors)[-1].lapse(rng.uniform(3.5, 7.0))
+            self.world.after(rng.expovariate(1 / 3.0), self._lapse)
+
+    def _agent(self, name: str) -> Node:
+        node = self.network.node(f"agent-{name}", host=f"host-{name}")
+        peers = [peer for peer in self.names if peer != name]
+
+        def unwatched() -> None:
+            self.history.unwatched.append(Interval(f"the agent of {name} was away", self.world.now))
+
+        def start() -> None:
+            instance = self.world.rng("identity").getrandbits(63)
+            actor = AgentActor(
+                self.network, node, name, peers, self.coordinator, instance, self.verifier, self.shape.limits,
+                self.rules, unwatched, lambda server, command: self.agent_said(name, server, command),
+            )  # fmt: skip
+            actors.append(actor)
+
+        def crashed() -> None:
+            unwatched()
+            self._count_agent(actors[-1])
+            self.died("agent", name)
+
+        actors: list[AgentActor] = []
+        node.on_restart, node.on_crash = start, crashed
+        start()
+        self.agent_actors.append(actors)
+        return node
+
+    def _keeper(self) -> None:
+        node = self.network.node("keeper")
+        members = {name: ServerAddress(name, name, 1) for name in self.names}
+
+        def start() -> None:
+            KeeperActor(node, self.coordinator, self.signer, self.shape.limits, members)
+
+        node.on_restart, node.on_crash = start, lambda: self.died("keeper", "keeper")
+        start()
+
+    def _inboxes(self) -> list[int]:
+        return [app.record.client for app in self.apps]
+
+    # The plan
+
+    def _watch_plan(self) -> None:
+        """Sees each ring and entry the moment that it is written, before anybody else."""
+        tell_watchers = self.coordinator.store.on_change
+        assert tell_watchers is not None
+
+        def changed(key: str) -> None:
+            stored = self.coordinator.store.get(key)
+            if stored is not None and key == RING_KEY:
+                self._ring_written(stored.value)
+            elif stored is not None and key.startswith(ENTRIES_PREFIX):
+                self._entry_written(stored.value)
+            tell_watchers(key)
+
+        self.coordinator.store.on_change = changed
+
+    def _first_plan(self, rng: Random) -> None:
+        """Some channels have placements of their own, of every kind, before anybody has come."""
+        for channel in self.channels:
+            mode = rng.choice([None, None, *Mode])
+            if mode is not None:
+                placement = Placement(1, mode, self.some_servers(rng, mode))
+                self.exercised[f"placement {mode.value}"] += 1
+                name = channel.encode()
+                self.coordinator.store.put(entry_key(name), self.signer.entry(name, placement))
+
+    def some_servers(self, rng: Random, mode: Mode) -> tuple[str, ...]:
+        """Servers for a placement of some kind."""
+        return tuple(rng.sample(self.names, 1 if mode is Mode.SINGLE else rng.randint(1, len(self.names))))
+
+    def _ring_written(self, data: bytes) -> None:
+        """Notes who is in the ring."""
+        self.book.accept_ring(data)
+        assert self.book.ring is not None
+        before, self.history.members = self.history.members, set(self.book.ring.ids)
+        if before and self.active:
+            for app in self.apps:
+                app.ring_changed()
+            if self.faults.active and self.world.rng("ring").random() < 0.5:
+                self._crash_agent(self.world.rng("ring").choice(self.names), "ring")
+        self.exercised["server left ring"] += len(before - self.history.members)
+        for server in sorted(before - self.history.members):
+            self.history.unwatched.append(Interval(f"{server} left the ring", self.world.now))
+        self.exercised["server joined ring"] += len(self.history.members - before) if before else 0
+        self.world.note("ring", self.book.ring.version, self.book.ring.ids)
+
+    def _entry_written(self, data: bytes) -> None:
+        try:
+            channel, news = self.book.accept_entry(data)
+        except PlanError as error:
+            self.history.splits.append(f"an entry was written that nobody may use: {error}")
+            return
+        entry = self.book.entry(channel)
+        if news and entry is not None:
+            self.world.note("entry", channel.decode(), entry.phase.value, entry.newness, str(entry))
+            self.entry_written(entry)
+
+    # The run
+
+    def execute(self) -> Outcome:
+        """Runs all phases and judges."""
+        world, shape = self.world, self.shape
+        world.run(BEGIN_S)
+        self.begin_safety()
+        world.run(BEGIN_S + self.peace_s)
+        self.faults.start()
+        if shape.lapses:
+            self._lapse()
+        world.run(BEGIN_S + shape.safety_s)
+        self.faults.stop()
+        world.run(world.now + CALM_S)
+        self.active = False
+        world.run(world.now + QUIET_S)
+        while not self.quiet() and world.now < LIVENESS_S_MAX:
+            world.run(world.now + QUIET_S)
+        return self._judged()
+
+    def _judged(self) -> Outcome:
+        world = self.world
+        for app in self.apps:
+            app.finish()
+        for actors in self.agent_actors:
+            self._count_agent(actors[-1])
+        self.exercised["cut off"] += sum(server.cut_off for server in self.servers)
+        verdict = judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
+        self._check_settled(verdict)
+        self.check(verdict)
+        self.exercised.update(self.faults.counts)
+        self.exercised.update(verdict.seen)
+        return Outcome(
+            world.seed, verdict, sum(self.faults.counts.values()), self.exercised, world.events_run, world.trace or []
+        )
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing has gone wrong for anybody."""
+        return not self.faults.counts and not self.shape.lapses
+
+    def quiet(self) -> bool:
+        """Whether nobody waits for anything any more."""
+        routers = [app.actor.router for app in self.apps]
+        subs = [sub for app in self.apps for sub in app.subs]
+        streams = (stream for sub in subs for _, stream in sub.all_streams())
+        settled = all(router.settled for router in routers) and all(sub.settled for sub in subs)
+        return settled and not any(stream.has_hole() or stream.doubted_at is not None for stream in streams)
+
+    def _check_settled(self, verdict: Verdict) -> None:
+        """Liveness: in a healthy world everything is confirmed, in force, and no table holds what is over."""
+        for app in self.apps:
+            router = app.actor.router
+            who = f"{app.node.name} ({app.record.client:x})"
+            if not router.settled:
+                verdict.violate("unsettled", f"{who} has {router.publishing.pending_messages} messages unconfirmed")
+            for sub in app.subs:
+                if not sub.settled:
+                    sites = {name: site.state.value for name, site in sub.sites.items()}
+                    verdict.violate("unsettled", f"{who}: {sub.text} is not in force everywhere: {sites}")
+                held = sum(len(stream.held) for _, stream in sub.all_streams())
+                if held or sub.early:
+                    verdict.violate("growth", f"{who}: {sub.text} still holds {held} messages, {len(sub.early)} early")
+            if router.subscribing.asked or router.publishing.asked:
+                asked = len(router.subscribing.asked), len(router.publishing.asked)
+                verdict.violate("growth", f"{who} still waits for answers: {asked}")
+            if len(router.context.timers) > 60 + 4 * len(app.subs):
+                verdict.violate("growth", f"{who} has {len(router.context.timers)} timers in a quiet world")
+
+    def count(self, actor: ClientActor) -> None:
+        """Adds a router's counters to what was exercised."""
+        for name, value in msgspec.structs.asdict(actor.router.counters).items():
+            self.exercised[f"router {name}"] += value
+
+    def _count_agent(self, actor: AgentActor) -> None:
+        for name, value in msgspec.structs.asdict(actor.core.counters).items():
+            self.exercised[f"agent {name}"] += value
