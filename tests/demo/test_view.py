@@ -25,6 +25,8 @@ def a_frame(seconds: int = 60, lost: int = 0) -> Frame:
         tally=Tally(messages=12_345, deliveries=123_456, lost=lost),
         waiting_s=0.3,
         ring_version=2,
+        moves_ended=3,
+        moves_under_way=1,
         servers=[Row(f"s{n}", 20_000 + n, "running", True, True, 0, None) for n in (1, 2, 3)],
         events=[Event(float(n), "bad", f"event {n}") for n in range(40)],
     )
@@ -51,12 +53,14 @@ def test_the_live_view_fits(width: int, height: int) -> None:
     assert max(map(len, lines)) <= width
     assert any("event 39" in text for text in lines)
     assert any("lost 0" in text for text in lines)
+    assert any("3 channels moved, 1 on the way" in text for text in lines)
 
 
 def test_a_line_is_plain_text() -> None:
     text = line(a_frame(lost=2))
     assert text.isascii()
     assert "lost 2" in text
+    assert "moves 3" in text
     assert "p99 1.23 s" in text
 
 
@@ -66,6 +70,8 @@ def test_the_summary_says_whether_the_promise_was_kept(lost: int, verdict: str) 
         players=200,
         tally=Tally(lost=lost),
         server_kills=1,
+        moves_asked=4,
+        moves_ended=3,
         p50_ms=0.5,
         p99_ms=None,
         seconds=60.0,
@@ -80,6 +86,7 @@ def test_the_summary_says_whether_the_promise_was_kept(lost: int, verdict: str) 
     )
     assert summary.holds == (not lost)
     assert verdict in printed(summary_table(summary))
+    assert "of 4 channel moves" in printed(summary_table(summary))
 
 
 def test_a_second_is_what_happened_since_the_last_one() -> None:

@@ -48,13 +48,16 @@ def test_a_headless_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> Non
     assert facts["players"] == 30
     assert facts["servers"] == 3
     assert facts["server_kills"] == 1
+    assert facts["moves"] >= 4
+    assert facts["moves_asked"] >= facts["moves"]
     assert facts["messages"] > 100
     assert facts["deliveries"] > facts["messages"]
     assert 0 < facts["response_ms"]["p50"] <= facts["response_ms"]["p99"]
     assert facts["seconds"] >= 8
     assert facts["troubles"] == []
     events = " ".join(event["text"] for event in facts["events"])
-    for word in ("s2 killed", "noticed: s2", "mended: s2", "healed"):
+    words = ("s2 killed", "noticed: s2", "mended: s2", "healed", "(all_subscribers)", "(all_publishers)", "moved: tile")
+    for word in words:
         assert word in events
     lines = [text for text in err.splitlines() if "deliveries/s" in text]
     assert len(lines) >= 8

@@ -17,7 +17,8 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.soak.checker import Checker, Report, Severity
 from shoal.soak.corners import wanted_corners
 from shoal.soak.faults import FaultPlan
-from shoal.soak.run import Options, Outcome, Round
+from shoal.soak.outcome import Options, Outcome
+from shoal.soak.run import Round
 
 FACTS = {
     *("protocol", "seeds", "messages", "deliveries", "moves", "faults", "lost", "duplicated", "reordered"),
@@ -58,7 +59,7 @@ async def test_a_calm_run_is_clean_and_every_spoiled_log_of_it_is_noticed(tmp_pa
     directory = tmp_path / "round"
     directory.mkdir()
     options = Options(servers=2, subscribers=8, seconds=SECONDS, faults=FaultPlan(), seed=5, limits=DEFAULT_LIMITS)
-    report = await Round(options, options.seed, SECONDS, directory, lambda progress: None).execute()
+    report = await Round(options, options.seed, directory, lambda progress: None).execute()
     assert report.violations == []
     assert (report.lost, report.duplicated, report.reordered, report.gaps_reported) == (0, 0, 0, 0)
     outcome = Outcome(options)

@@ -36,7 +36,8 @@ def register(subparsers: Subparsers) -> None:
         run,
         "a cluster and a growing crowd on channels, on this machine, live",
         description="A cluster of servers with their agents, a growing crowd of game players on its channels,\n"
-        "and servers that are killed on the way. The players count what is lost. Nothing stays behind.",
+        "busy channels that are moved and replicated, and servers that are killed on the way. The players\n"
+        "count what is lost. Nothing stays behind.",
         example="shoal demo\nshoal demo --seconds 20 --headless --json",
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="N", help=f"how long (default {SECONDS:g})")
@@ -88,6 +89,8 @@ def facts(summary: Summary) -> dict[str, object]:
         "reordered": summary.tally.reordered,
         "gaps_reported": summary.tally.gaps_reported,
         "server_kills": summary.server_kills,
+        "moves": summary.moves_ended,
+        "moves_asked": summary.moves_asked,
         "response_ms": {"p50": summary.p50_ms, "p99": summary.p99_ms},
         "seconds": summary.seconds,
         "servers": summary.servers,

@@ -10,16 +10,21 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shoal import logs
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.soak.run import Options, Outcome, Progress
+    from shoal.soak.outcome import Options, Outcome
+    from shoal.soak.run import Progress
 
 SERVERS_MAX = 64
 SUBSCRIBERS_MIN = 4
 SUBSCRIBERS_MAX = 2000
 SECONDS_MIN = 2.0
+MOVES = 300
+MOVES_MAX = 100_000
+BURST_MAX = 5000
 
 
 def register(subparsers: Subparsers) -> None:
@@ -31,15 +36,21 @@ def register(subparsers: Subparsers) -> None:
         "the same checks against real processes, with faults on request",
         description="Start a cluster of its own, put a load of publishers and subscribers on it, kill what is\n"
         "asked for, and judge by what the applications wrote down: exit status 0 only if nothing was lost,\n"
-        "doubled or reordered without a report, and every corner that the run can meet was met.",
+        "doubled or reordered without a report, and every corner that the run can meet was met.\n"
+        "moves: the same load, while channels move between servers and are replicated; latency is told for\n"
+        "quiet time and during moves. With --burst, so many channels of their own move at once instead.",
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
-        "shoal soak channels --seconds 30 --kill-server --seed 7",
+        "shoal soak channels --seconds 30 --kill-server --seed 7\n"
+        "shoal soak moves --servers 4 --subscribers 200 --moves 300 --seconds 60 --json\n"
+        "shoal soak moves --burst 1000 --seconds 20",
     )
-    parser.add_argument("protocol", choices=["channels"], help="which protocol")
+    parser.add_argument("protocol", choices=["channels", "moves"], help="which protocol")
     parser.add_argument("--servers", type=int, default=4, metavar="N", help="how many servers (default 4)")
     parser.add_argument("--subscribers", type=int, default=200, metavar="N", help="how many subscribers (default 200)")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="how long a load (default 60)")
+    parser.add_argument("--moves", type=int, metavar="N", help=f"moves: how many (default {MOVES})")
+    parser.add_argument("--burst", type=int, metavar="N", help="moves: this many channels at once, and no others")
     parser.add_argument("--kill-agents", action="store_true", help="kill agents all the time")
     parser.add_argument("--kill-server", action="store_true", help="kill servers now and then")
     parser.add_argument("--kill-coordinator", action="store_true", help="kill the coordinator now and then")
@@ -55,6 +66,8 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the soak; 0 only if every promise was kept and every corner was met."""
     options = _options(args)
+    if args.setting_sources["log_level"] == "default":  # the cluster's own words would fill the screen
+        logs.configure(level="error", format=args.settings.log_format)
     outcome = _run_with_progress(options)
     facts = outcome.facts()
     result(args, facts, _text(facts))
@@ -67,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> Options:
     from shoal.soak.faults import FaultPlan
-    from shoal.soak.run import Options
+    from shoal.soak.outcome import Options
 
     if not 2 <= args.servers <= SERVERS_MAX:
         raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 2 to {SERVERS_MAX}")
@@ -77,6 +90,7 @@ def _options(args: argparse.Namespace) -> Options:
         )
     if not SECONDS_MIN <= args.seconds < float("inf"):
         raise ConfigError(f"--seconds is {args.seconds:g}", do=f"give at least {SECONDS_MIN:g}")
+    moves, burst = _moves(args)
     return Options(
         servers=args.servers,
         subscribers=args.subscribers,
@@ -84,7 +98,27 @@ def _options(args: argparse.Namespace) -> Options:
         faults=FaultPlan(args.kill_agents, args.kill_server, args.kill_coordinator),
         seed=args.seed,
         limits=args.settings.limits,
+        moves=moves,
+        burst=burst,
     )
+
+
+def _moves(args: argparse.Namespace) -> tuple[int, int]:
+    """How many moves, and how many at once; only one of the two."""
+    if args.protocol != "moves":
+        if args.moves is not None or args.burst is not None:
+            raise ConfigError("--moves and --burst are for `shoal soak moves`", do="leave them out")
+        return 0, 0
+    if args.burst is not None:
+        if args.moves is not None:
+            raise ConfigError("--burst asks for moves of its own", do="leave out --moves")
+        if not 1 <= args.burst <= BURST_MAX:
+            raise ConfigError(f"--burst is {args.burst}", do=f"give a number from 1 to {BURST_MAX}")
+        return 0, args.burst
+    moves = MOVES if args.moves is None else args.moves
+    if not 1 <= moves <= MOVES_MAX:
+        raise ConfigError(f"--moves is {moves}", do=f"give a number from 1 to {MOVES_MAX}")
+    return moves, 0
 
 
 def _run_with_progress(options: Options) -> Outcome:
@@ -105,7 +139,7 @@ def _run_with_progress(options: Options) -> Outcome:
             before["last"] = progress.load_s
             text = (
                 f"{progress.phase}: {progress.messages:,} messages, {progress.deliveries:,} deliveries, "
-                f"{progress.faults} faults"
+                f"{progress.faults} faults, {progress.moves} moves"
             )
             bar.update(task, completed=before["done"] + progress.load_s, description=text)
 
@@ -113,7 +147,39 @@ def _run_with_progress(options: Options) -> Outcome:
 
 
 def _text(facts: dict[str, Any]) -> str:
-    names = ("messages", "deliveries", "moves", "faults", "lost", "duplicated", "reordered", "gaps_reported", "seconds")
-    lines = [f"{name:>14}  {facts[name]:,}" for name in names]
-    latency = ", ".join(f"{name} {value:g} ms" for name, value in facts["latency_ms"].items())
-    return "\n".join([*lines, f"{'latency':>14}  {latency}", f"{'violations':>14}  {facts['violation_count']}"])
+    names = ["messages", "deliveries", "moves", "faults", "lost", "duplicated", "reordered", "gaps_reported", "seconds"]
+    rows = {name: f"{facts[name]:,}" for name in names}
+    if facts["protocol"] == "moves":
+        rows |= _move_rows(facts)
+    else:
+        rows["latency"] = _latency(facts["latency_ms"])
+    rows["violations"] = f"{facts['violation_count']}"
+    width = max(map(len, rows))
+    return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())
+
+
+def _move_rows(facts: dict[str, Any]) -> dict[str, str]:
+    """What only a run with moves shows."""
+    control = facts["control_per_move_and_client"]
+    burst = {"settled after": f"{facts['burst_settle_s']} s"} if "burst_settle_s" in facts else {}
+    return {
+        "moves ended": f"{facts['moves_ended']:,}, replaced {facts['moves_replaced']:,}, "
+        f"aborted {facts['moves_aborted']:,}, open {facts['moves_open']:,}",
+        **burst,
+        "closed by moves": f"{facts['subscriptions_closed']} subscriptions",
+        "latency, quiet": _latency(facts["latency_ms"]["quiet"]),
+        "latency, moving": _latency(facts["latency_ms"]["moving"]),
+        "p99.9 difference": f"{facts['latency_p999_difference_ms']} ms",
+        "processors": f"{facts['cpu_share']['quiet']} (quiet), {facts['cpu_share']['moving']} (moving) of all",
+        "control messages": f"{control['lazy']} (lazy), {control['eager']} (eager) by move and client, "
+        f"{facts['idle_notices']} about idle channels",
+        "forwarded": f"{facts['forwarded']:,}",
+        "plain publishers": f"{facts['foreign_published']:,} messages, {facts['foreign_deliveries']:,} deliveries, "
+        f"{facts['foreign_lost']:,} lost, {facts['foreign_duplicates']:,} twice",
+        "plain subscribers": f"{facts['plain_subscribers']}: {facts['plain_messages']:,} messages, "
+        f"{facts['plain_lost']:,} lost, {facts['plain_duplicates']:,} twice",
+    }
+
+
+def _latency(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g} ms" for name, value in figures.items() if name != "deliveries")

@@ -36,6 +36,14 @@ class World(NamedTuple):
         """The channels of all tiles."""
         return [f"tile.{x}.{y}" for x in range(self.tiles) for y in range(self.tiles)]
 
+    @property
+    def busiest(self) -> list[str]:
+        """The channels of all tiles, those in the middle first: ways between random points cross there."""
+        middle = (self.tiles - 1) / 2
+        places = [(x, y) for x in range(self.tiles) for y in range(self.tiles)]
+        places.sort(key=lambda place: math.dist(place, (middle, middle)))
+        return [f"tile.{x}.{y}" for x, y in places]
+
 
 class Walker:
     """One player's way through the world, from one waypoint to the next."""

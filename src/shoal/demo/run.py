@@ -16,15 +16,19 @@ from typing import Final
 
 import msgspec
 
+from shoal.cluster.acl import ADMIN
 from shoal.cluster.load import ServerLoad, measure_load
 from shoal.cluster.local import LocalCluster
+from shoal.coordination.redis import RedisCoordinator
 from shoal.demo.audit import Tally
 from shoal.demo.crowds import CROWDS, Crowds
-from shoal.demo.game import crowd_size, tiles_for
+from shoal.demo.game import World, crowd_size, tiles_for
+from shoal.demo.moves import TILES, Plot, carry_out
 from shoal.demo.sampling import Frame, Sampler, percentile, rows
 from shoal.demo.script import Deed, Event, Script
 from shoal.demo.talk import Begin
 from shoal.limits import Limits
+from shoal.plan.signing import Verifier
 
 STEP_S: Final = 0.1
 SAMPLE_S: Final = 1.0
@@ -50,6 +54,8 @@ class Summary(msgspec.Struct, frozen=True):
     players: int
     tally: Tally
     server_kills: int
+    moves_asked: int
+    moves_ended: int
     p50_ms: float | None
     p99_ms: float | None
     seconds: float
@@ -109,6 +115,8 @@ class Demo:
         self._tiles = tiles
         self._start = self._sample_at = time.monotonic()
         self._script = Script([server.id for server in cluster.servers], options.seconds, self._start)
+        busiest = World(tiles).busiest[:TILES]
+        self._plot = Plot(busiest, options.seconds, self._start, self._script.tell)
         self._sampler = Sampler(self._start)
         self._loads: dict[str, ServerLoad | None] = {}
         self._players_max = 0
@@ -117,7 +125,7 @@ class Demo:
     async def run(self) -> Summary:
         """Plays for the time that was asked for, or until somebody interrupts; then counts."""
         self._script.tell(self._start, "plan", f"{len(self._cluster.servers)} servers run; players come")
-        async with _background(self._measure()):
+        async with _background(self._measure()), _background(self._move()):
             while not self._stop.is_set() and time.monotonic() < self._start + self._options.seconds:
                 elapsed_s = time.monotonic() - self._start
                 self._crowds.grow(crowd_size(self._options.players, elapsed_s, self._options.seconds))
@@ -179,6 +187,8 @@ class Demo:
             tally=self._crowds.tally,
             waiting_s=max(0.0, now - self._crowds.back_until),
             ring_version=status.ring_version,
+            moves_ended=self._plot.ended,
+            moves_under_way=self._plot.under_way,
             servers=rows(status, self._loads),
             events=self._script.events,
         )
@@ -189,6 +199,19 @@ class Demo:
             state = self._cluster.state
             self._loads = await asyncio.to_thread(measure_load, state, SAMPLE_S, LOAD_TIMEOUT_S)
 
+    async def _move(self) -> None:
+        """Moves busy channels at their times."""
+        verifier = Verifier(bytes.fromhex(self._cluster.state.public_key))
+        url, timeout_s = self._cluster.url_for(ADMIN), self._options.limits.connect_timeout_s
+        async with await RedisCoordinator.connect(url, timeout_s=timeout_s) as coordinator:
+            await carry_out(self._plot, coordinator, verifier, self._members)
+
+    def _members(self) -> list[str]:
+        """The servers of the ring that run."""
+        status = self._cluster.status()
+        running = {process.name for process in status.processes if process.state == "running"}
+        return [server.id for server in status.servers if server.in_ring and server.lease and server.id in running]
+
     def _summary(self, played_s: float, lost: int) -> Summary:
         sampler = self._sampler
         responses_ms = sorted([*sampler.responses_ms, *self._crowds.take_responses_ms()])
@@ -198,6 +221,8 @@ class Demo:
             players=self._players_max,
             tally=tally,
             server_kills=self._script.kills,
+            moves_asked=self._plot.asked,
+            moves_ended=self._plot.ended,
             p50_ms=percentile(responses_ms, 0.50),
             p99_ms=percentile(responses_ms, 0.99),
             seconds=round(played_s, 1),

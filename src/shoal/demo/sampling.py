@@ -62,6 +62,8 @@ class Frame(msgspec.Struct, frozen=True):
     waiting_s: float
     """How long the oldest update that is not back has been out."""
     ring_version: int
+    moves_ended: int
+    moves_under_way: int
     servers: Sequence[Row]
     events: Sequence[Event]
 

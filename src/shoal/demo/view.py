@@ -137,7 +137,10 @@ def _servers(frame: Frame, width: int) -> Panel:
         table.add_row(*_server(row))
     if width < WIDE:
         table.columns = [column for column in table.columns if column.header not in ("port", "restarts")]
-    return _panel(table, f"servers, ring version {frame.ring_version}")
+    moves = f"{frame.moves_ended} channels moved" + f", {frame.moves_under_way} on the way" * (
+        frame.moves_under_way > 0
+    )
+    return _panel(table, f"servers, ring version {frame.ring_version}, {moves}")
 
 
 def _server(row: Row) -> Iterable[RenderableType]:
@@ -187,7 +190,7 @@ def line(frame: Frame) -> str:
         f"deliveries/s {second.deliveries_per_s:6.0f}  p50 {_ms(second.p50_ms)}  p99 {_ms(second.p99_ms)}  "
         f"cpu {100 * second.cpu_share:.0f} %  lost {tally.lost}  duplicated {tally.duplicated}  "
         f"reordered {tally.reordered}  gaps {tally.gaps_reported}  "
-        f"ring {frame.ring_version}  up {leases or '-'}"
+        f"moves {frame.moves_ended}  ring {frame.ring_version}  up {leases or '-'}"
     )
 
 
@@ -208,6 +211,7 @@ def summary_table(summary: Summary) -> RenderableType:
     table.add_row("players", f"{summary.players:,}", "each with a bus of its own")
     table.add_row("servers", f"{summary.servers}", f"ring version {summary.ring_version} at the end")
     table.add_row("server kills", f"{summary.server_kills}", outage)
+    table.add_row("moves", f"{summary.moves_ended}", f"of {summary.moves_asked} channel moves asked for")
     table.add_row("messages", f"{tally.messages:,}")
     table.add_row("deliveries", f"{tally.deliveries:,}")
     table.add_row("response p50", _ms(summary.p50_ms), "from an update to its return")

@@ -11,20 +11,20 @@ from __future__ import annotations
 import enum
 import gc
 import sys
-from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from shoal.message import Gap, Message
 from shoal.sim.checkers import Expectations, Verdict, judge
 from shoal.sim.history import Handed, History, Interval, PublisherRecord, SubscriberRecord, payload_of
 from shoal.sim.history import Published as PublishedMessage
 from shoal.soak import records
+from shoal.soak.histogram import Histogram
+from shoal.soak.movements import Movements, MoveReader
 from shoal.soak.records import read_log
 
 VIOLATIONS_MAX: Final = 50
@@ -54,7 +54,11 @@ class Report(msgspec.Struct):
     violation_count: int = 0
     violations: list[str] = []
     exercised: dict[str, int] = {}
-    latency_ms: dict[str, float] = {}
+    quiet: Histogram = msgspec.field(default_factory=Histogram)
+    """Times from publishing to delivery while no channel was in motion."""
+    moving: Histogram = msgspec.field(default_factory=Histogram)
+    """Those of deliveries while any channel was."""
+    movements: Movements = msgspec.field(default_factory=Movements)
     subscriptions: int = 0
 
 
@@ -67,13 +71,16 @@ class Checker:
         self._history = History()
         self._counts: Counter[str] = Counter()
         self._violations: list[str] = []
-        self._latencies = array("d")
+        self._moves = MoveReader()
+        self._quiet = Histogram()
+        self._moving = Histogram()
         self._verdicts: list[Verdict] = []
         self._subscriptions = 0
 
     def check(self) -> Report:
         """Reads every log and judges every subscription."""
         self._read_faults()
+        self._read_moves()
         for path in self._logs("publish"):
             self._read_publishers(path)
         for path in self._logs("subscribe"):
@@ -106,6 +113,14 @@ class Checker:
                 case records.Returned(server, at) if server in deaths:
                     deaths[server].ended_at = at
 
+    def _read_moves(self) -> None:
+        """The log of moves, and those of who watched them from outside, if the round has moves."""
+        for name in ("moves.log", "watch-0.log"):
+            if (self._directory / name).exists():
+                for record in self._lines(self._directory / name):
+                    self._moves.take(record)
+        self._moves.begin_deliveries()
+
     def _read_publishers(self, path: Path) -> None:
         history = self._history
         unconfirmed: defaultdict[tuple[int, str], deque[PublishedMessage]] = defaultdict(deque)
@@ -130,6 +145,7 @@ class Checker:
     def _read_subscribers(self, path: Path) -> list[SubscriberRecord]:
         found: dict[int, SubscriberRecord] = {}
         slow: set[int] = set()
+        foreign: defaultdict[int, Counter[int]] = defaultdict(Counter)
         for record in self._lines(path):
             if isinstance(record, records.Subscribing):
                 found[record.subscription] = SubscriberRecord(record.name, record.pattern, record.client, record.at)
@@ -141,6 +157,15 @@ class Checker:
                     self._violations.append(f"incomplete: {path.name} has no beginning of {record.subscription}")
                 else:
                     self._add(sub, record.subscription in slow, record)
+            elif isinstance(record, records.GotForeign):
+                foreign[record.subscription][record.number] += 1
+            elif isinstance(record, records.Shut):
+                self._moves.take(record)
+                self._violations.append(f"closed: {self._moves.shut[-1]} in {path.name} at t={record.at:.3f}")
+        for number, sub in found.items():
+            lost = self._moves.judge_foreign(sub, foreign[number])
+            if lost and self._severity is Severity.CALM:
+                self._violations.append(f"foreign: {sub.name} of {sub.client:x} misses {lost} of plain publishers")
         return list(found.values())
 
     def _add(
@@ -153,7 +178,8 @@ class Checker:
                 sub.handed.append(Handed(record.at, message))
                 published = self._history.messages.get(record.number)
                 if published is not None and not slow and published.called_at >= sub.called_at:
-                    self._latencies.append(record.at - published.called_at)
+                    histogram = self._moving if self._moves.in_motion(record.at) else self._quiet
+                    histogram.add(record.at - published.called_at)
             case records.Missed():
                 gap = Gap(record.channel, record.publisher, record.first, record.last, record.reason)
                 sub.handed.append(Handed(record.at, gap))
@@ -185,6 +211,15 @@ class Checker:
         for verdict in verdicts:
             self._counts.update(verdict.seen)
             self._violations += verdict.violations
+        movements = self._moves.sum_up(self._history.messages.values())
+        self._counts.update(self._moves.corners())
+        self._violations += [f"stuck: a move is still open: {words}" for words in movements.open]
+        if movements.idle_notices:
+            self._violations.append(f"idle: {movements.idle_notices} notices about channels on which nobody speaks")
+        if movements.aborted and self._severity is Severity.CALM:
+            self._violations.append(
+                f"aborted: {movements.aborted} moves were given up, though nothing was in their way"
+            )
         gaps = sum(verdict.gaps_reported for verdict in verdicts)
         if gaps and self._severity is not Severity.SERVERS:
             self._violations.append(f"gaps: {gaps} were reported, though no server died")
@@ -198,16 +233,11 @@ class Checker:
             violation_count=len(self._violations),
             violations=self._violations[:VIOLATIONS_MAX],
             exercised=dict(self._counts),
-            latency_ms=self._latency(),
+            quiet=self._quiet,
+            moving=self._moving,
+            movements=movements,
             subscriptions=self._subscriptions,
         )
-
-    def _latency(self) -> dict[str, float]:
-        if not self._latencies:
-            return {}
-        shares = {"p50": 50.0, "p99": 99.0, "max": 100.0}
-        values = np.percentile(np.frombuffer(self._latencies), list(shares.values()))
-        return {name: round(float(value) * 1000, 3) for name, value in zip(shares, values, strict=True)}
 
 
 def main() -> None:

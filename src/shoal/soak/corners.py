@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from shoal.plan.placement import Mode
 from shoal.soak.faults import FaultPlan
 
 HOLD_RUN_S_MIN: Final = 30.0
@@ -32,9 +33,25 @@ _ALWAYS: Final = (
 )
 
 
-def wanted_corners(faults: FaultPlan, seconds: float) -> Iterator[str]:
-    """Every corner that a run with these faults can meet in that time."""
-    yield from _ALWAYS
+_PLAIN: Final = ("plain message", "plain publication")
+_MOVES: Final = ("move asked lazily", "move asked eagerly", "moves at once", "idle channel moved")
+MOVES_MIN: Final = 20
+"""Fewer moves may all be of one kind."""
+PAIRS_MOVES_MIN: Final = 200
+"""Fewer moves may leave out one of the nine pairs of placements, or never overlap."""
+_BURST: Final = ("pulse", "channel", "moves at once", "router handshakes")
+
+
+def wanted_corners(faults: FaultPlan, seconds: float, moves: int = 0, burst: int = 0) -> Iterator[str]:
+    """Every corner that a run with these faults, and so many moves, can meet in that time."""
+    yield from _BURST if burst else _ALWAYS
+    if moves or burst:
+        yield from _PLAIN
+    if moves >= MOVES_MIN:
+        yield from _MOVES
+    if moves >= PAIRS_MOVES_MIN:
+        yield "move during a move"
+        yield from (f"move {before} to {after}" for before in Mode for after in Mode)
     if faults.kill_agents:
         yield from ("agent killed", "router roll_calls")
     if faults.kill_servers:

@@ -23,6 +23,7 @@ BURST_MESSAGE_S: Final = 0.04
 """Pause after a burst, for each of its messages, on the average."""
 STEADY_S: Final = 0.04
 QUIET_S: Final = (1.5, 4.0)
+PULSE_S: Final = (0.5, 0.9)
 LEAVE_EVERY: Final = 4
 """One publisher in so many leaves now and then, and another takes its place."""
 LIFE_S: Final = (4.0, 12.0)
@@ -106,7 +107,8 @@ class _Publisher:
             await self._site.close_bus(bus)
 
     def _life_s(self) -> float:
-        if self._number % LEAVE_EVERY != LEAVE_EVERY - 1:
+        stays = any(channel.kind is Kind.PULSE for channel in self._channels)
+        if stays or self._number % LEAVE_EVERY != LEAVE_EVERY - 1:
             return float("inf")
         return min(self._random.uniform(*LIFE_S), self._shape.seconds * self._random.uniform(0.3, 0.6))
 
@@ -145,6 +147,10 @@ class _Stream:
             await self._message(confirm=True)
             self._all.count("message on a quiet channel")
             return self._random.uniform(*QUIET_S)
+        if kind is Kind.PULSE:
+            await self._message(confirm=False)
+            self._all.count("pulse")
+            return self._random.uniform(*PULSE_S)
         count = self._random.randint(1, BURST_MESSAGES_MAX)
         for _ in range(count - 1):
             await self._message(confirm=False)

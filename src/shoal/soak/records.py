@@ -13,6 +13,9 @@ from typing import BinaryIO, Final, TypeAlias
 
 import msgspec
 
+from shoal.plan.entry import Phase
+from shoal.plan.placement import Mode
+
 READ_BYTES: Final = 1 << 20
 """How much of a log is decoded at a time."""
 WRITE_BUFFER_BYTES: Final = 1 << 18
@@ -103,6 +106,103 @@ class Missed(_Line, tag="gap"):
     reason: str
 
 
+class Shut(_Line, tag="shut"):
+    """A subscription ended though the application had not ended it."""
+
+    subscription: int
+    why: str
+    at: float
+
+
+class Asked(_Line, tag="ask"):
+    """A channel was asked to move."""
+
+    channel: str
+    mode: Mode
+    servers: tuple[str, ...]
+    eager: bool
+    at: float
+
+
+class Phased(_Line, tag="phase"):
+    """A channel's entry came to a phase; `mode` and `servers` are those of its newest placement."""
+
+    channel: str
+    phase: Phase
+    revision: int
+    version: int
+    mode: Mode
+    servers: tuple[str, ...]
+    helped: tuple[str, ...]
+    at: float
+
+
+class Dropped(_Line, tag="drop"):
+    """The request to move a channel is gone."""
+
+    channel: str
+    at: float
+
+
+class Stayed(_Line, tag="stay"):
+    """A move that had not ended when the run did, and why."""
+
+    channel: str
+    why: str
+
+
+class Busy(_Line, tag="busy"):
+    """The share of all processors that was in use since the line before, by anybody."""
+
+    share: float
+    at: float
+
+
+class Told(_Line, tag="told"):
+    """A control message about a channel between a client and an agent, as somebody else heard it. `client` is who
+    sent it or was meant by it, `revision` that of the entry it speaks of."""
+
+    word: str
+    channel: str
+    client: int
+    revision: int
+    at: float
+
+
+class PlainSubscribed(_Line, tag="plain"):
+    """A plain subscriber stands on one server; `subscription` is its number within the log."""
+
+    subscription: int
+    channel: str
+    server: str
+    at: float
+
+
+class PlainGot(_Line, tag="plain got"):
+    """A plain subscriber was sent a message."""
+
+    subscription: int
+    number: int
+    forwarded: bool
+    at: float
+
+
+class PlainPublished(_Line, tag="plain pub"):
+    """A plain publisher was told that its server has a message; `at` is when it sent it."""
+
+    number: int
+    channel: str
+    at: float
+
+
+class GotForeign(_Line, tag="foreign"):
+    """A subscription was handed a message of a plain publisher."""
+
+    subscription: int
+    at: float
+    number: int
+
+
 class Died(_Line, tag="died"):
     """A server was killed."""
 
@@ -151,6 +251,17 @@ Record: TypeAlias = (
     | Left
     | Got
     | Missed
+    | Shut
+    | Asked
+    | Phased
+    | Dropped
+    | Stayed
+    | Busy
+    | Told
+    | PlainSubscribed
+    | PlainGot
+    | PlainPublished
+    | GotForeign
     | Died
     | Returned
     | Counted
@@ -161,6 +272,17 @@ Record: TypeAlias = (
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
+
+
+def foreign_payload(number: int) -> bytes:
+    """What a plain publisher sends."""
+    return b"foreign %d" % number
+
+
+def foreign_number(payload: bytes) -> int | None:
+    """The number in what a plain publisher sent; None if it is anything else."""
+    word, _, number = payload.partition(b" ")
+    return int(number) if word == b"foreign" and number.isdigit() else None
 
 
 class Log:

@@ -19,11 +19,10 @@ import math
 import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -31,15 +30,16 @@ from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.timing import Timing
 from shoal.coordination.redis import RedisCoordinator
-from shoal.limits import Limits
 from shoal.plan.keys import entry_key
 from shoal.plan.signing import Signer
-from shoal.soak.checker import Report, Severity
-from shoal.soak.corners import wanted_corners
-from shoal.soak.faults import FaultPlan, Faults
+from shoal.soak.asking import Asking, begin_asking
+from shoal.soak.checker import Report
+from shoal.soak.faults import Faults
+from shoal.soak.forwarding import count_forwarded
+from shoal.soak.outcome import Options, Outcome
 from shoal.soak.processes import Worker, judge_in_process
 from shoal.soak.records import Counted, Log, Wrong
-from shoal.soak.shape import Shape, draw
+from shoal.soak.shape import IDLE_CHANNELS, Shape, draw, draw_burst_shape
 from shoal.soak.worker import SHAPE_FILE
 
 ROUND_S_MAX: Final = 60.0
@@ -48,27 +48,11 @@ READY_S_MAX: Final = 60.0
 SETTLE_S_MAX: Final = 60.0
 """How long everything may take to settle once publishers are silent."""
 END_S_MAX: Final = 60.0
+MOVES_S_MAX: Final = 30.0
+"""How long moves may take to end when all were asked for, while publishers go on."""
 POLL_S: Final = 0.1
 RESTART_PAUSE_S_MAX: Final = 1.0
 """The supervisor would wait longer and longer for a process that is killed all the time."""
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is to be."""
-
-    servers: int
-    subscribers: int
-    seconds: float
-    faults: FaultPlan
-    seed: int
-    limits: Limits
-
-    @property
-    def severity(self) -> Severity:
-        """What the run suffers at the worst."""
-        if self.faults.kill_servers:
-            return Severity.SERVERS
-        return Severity.AGENTS if self.faults.any else Severity.CALM
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -79,70 +63,10 @@ class Progress(msgspec.Struct, frozen=True):
     messages: int
     deliveries: int
     faults: int
+    moves: int
 
 
 Tell = Callable[[Progress], None]
-
-
-class Outcome:
-    """The sum over rounds. `kept` are the directories of rounds that were not right."""
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.rounds = 0
-        self.faults = 0
-        self.report = Report()
-        self.exercised: Counter[str] = Counter()
-        self.kept: list[Path] = []
-        self.seconds = 0.0
-        self.latency_ms: dict[str, float] = {}
-
-    def add(self, report: Report, faults: int) -> None:
-        """Adds a round; latencies are those of the worst round."""
-        total = self.report
-        self.rounds += 1
-        self.faults += faults
-        for name in ("messages", "deliveries", "lost", "duplicated", "reordered", "gaps_reported", "violation_count"):
-            setattr(total, name, getattr(total, name) + getattr(report, name))
-        total.violations = total.violations + report.violations
-        self.exercised.update(report.exercised)
-        for name, value in report.latency_ms.items():
-            self.latency_ms[name] = max(value, self.latency_ms.get(name, 0.0))
-
-    @property
-    def corners_missed(self) -> list[str]:
-        """Corners that such a run should have met, and has not."""
-        wanted = wanted_corners(self.options.faults, self.options.seconds)
-        return [corner for corner in wanted if not self.exercised[corner]]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every promise was kept, and was really put to the test."""
-        return not self.report.violation_count and not self.corners_missed
-
-    def facts(self) -> dict[str, Any]:
-        """The facts that `shoal soak channels --json` prints."""
-        report = self.report
-        missed = [f"never exercised: {corner}" for corner in self.corners_missed]
-        exercised = {**dict.fromkeys(wanted_corners(self.options.faults, self.options.seconds), 0), **self.exercised}
-        return {
-            "protocol": "channels",
-            "seeds": self.rounds,
-            "messages": report.messages,
-            "deliveries": report.deliveries,
-            "moves": self.exercised["server left ring"] + self.exercised["server joined ring"],
-            "faults": self.faults,
-            "lost": report.lost,
-            "duplicated": report.duplicated,
-            "reordered": report.reordered,
-            "gaps_reported": report.gaps_reported,
-            "violations": report.violations + missed,
-            "violation_count": report.violation_count + len(missed),
-            "exercised": dict(sorted(exercised.items())),
-            "latency_ms": self.latency_ms,
-            "kept": [str(path) for path in self.kept],
-            "seconds": round(self.seconds, 1),
-        }
 
 
 async def run_soak(options: Options, tell: Tell) -> Outcome:
@@ -154,9 +78,11 @@ async def run_soak(options: Options, tell: Tell) -> Outcome:
         directory = Path(tempfile.mkdtemp(prefix="shoal-soak-"))
         keep = False
         try:
-            one = Round(options, options.seed + number, options.seconds / rounds, directory, tell)
+            moves = options.moves * (number + 1) // rounds - options.moves * number // rounds
+            part = msgspec.structs.replace(options, moves=moves, seconds=options.seconds / rounds)
+            one = Round(part, options.seed + number, directory, tell)
             report = await one.execute()
-            outcome.add(report, one.kills)
+            outcome.add(report, one.kills, one.forwarded)
             keep = bool(report.violation_count)
         finally:
             if keep:
@@ -170,10 +96,16 @@ async def run_soak(options: Options, tell: Tell) -> Outcome:
 class Round:
     """One cluster, one load, one verdict."""
 
-    def __init__(self, options: Options, seed: int, seconds: float, directory: Path, tell: Tell) -> None:
+    def __init__(self, options: Options, seed: int, directory: Path, tell: Tell) -> None:
         servers = [f"s{number}" for number in range(1, options.servers + 1)]
-        self.shape: Shape = draw(seed, seconds, servers, options.subscribers, options.limits)
+        idle = IDLE_CHANNELS if options.moves else 0
+        self.shape: Shape = (
+            draw_burst_shape(seed, options.seconds, options.burst, options.limits)
+            if options.burst
+            else draw(seed, options.seconds, servers, options.subscribers, options.limits, idle)
+        )
         self.kills = 0
+        self.forwarded = 0
         self._options = options
         self._directory = directory
         self._tell = tell
@@ -181,6 +113,7 @@ class Round:
         self._log = Log(directory / "faults.log")
         self._workers: list[Worker] = []
         self._faults: Faults | None = None
+        self._asking: Asking | None = None
 
     async def execute(self) -> Report:
         """Runs all phases and judges."""
@@ -193,9 +126,16 @@ class Round:
         async with cluster, contextlib.AsyncExitStack() as stack:
             stack.callback(self._keep_logs, cluster)
             await self._place(cluster)
+            if self._options.protocol == "moves":
+                self._asking = await stack.enter_async_context(
+                    begin_asking(cluster, self.shape, self._options, self._directory)
+                )
             await self._begin(cluster, stack)
             await self._load(cluster)
             await self._settle()
+            if self._asking is not None:
+                await self._asking.finish()
+                self.forwarded = await asyncio.to_thread(count_forwarded, cluster.state)
         self._log.end()
         self._show("checking")
         return await judge_in_process(self._directory, self._options.severity)
@@ -215,7 +155,9 @@ class Round:
                     self._log.write(Counted(f"placement {channel.placement.mode}", 1))
 
     async def _begin(self, cluster: LocalCluster, stack: contextlib.AsyncExitStack) -> None:
-        for role, count in (("subscribe", self.shape.subscriber_processes), ("publish", 1)):
+        watchers = 0 if self._asking is None else 1
+        roles = ("watch", watchers), ("subscribe", self.shape.subscriber_processes), ("publish", 1)
+        for role, count in roles:
             for number in range(count):
                 worker = Worker(role, number, self._directory, cluster.url)
                 self._workers.append(await stack.enter_async_context(worker))
@@ -229,18 +171,30 @@ class Round:
         faults = Faults(cluster, self._options.faults, seconds, self.shape.rng("faults"), self._log)
         self._faults = faults
         striking = asyncio.create_task(faults.run())
+        asking = asyncio.create_task(self._asking.run(self._load_began)) if self._asking else None
         try:
             end = self._load_began + seconds
             await self._until(lambda: time.monotonic() >= end, math.inf, "load")
-            self._order("stop", "publish")
+            await self._end_moves()
+            for role in ("watch", "publish"):
+                self._order("stop", role)
             if not await self._until(striking.done, SETTLE_S_MAX, "mending"):
                 self._log.write(Wrong(f"unsettled: the cluster was not well {SETTLE_S_MAX:g} s after the last fault"))
         finally:
-            striking.cancel()
-            await asyncio.gather(striking, return_exceptions=True)
+            tasks = [task for task in (striking, asking) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         self.kills = faults.kills
         for corner, times in faults.counts.items():
             self._log.write(Counted(corner, times))
+
+    async def _end_moves(self) -> None:
+        """Lets moves end while publishers go on: a lazy one waits for somebody to speak. What does not end is told in
+        the log of moves."""
+        asking = self._asking
+        if asking is not None:
+            await self._until(lambda: asking.settled, MOVES_S_MAX, "moves end")
 
     async def _settle(self) -> None:
         """Quiet; then subscribers end, and after them publishers, who may be asked for something to the last."""
@@ -248,7 +202,7 @@ class Round:
         settled = await self._until(lambda: all(one.status.settled for one in self._workers), SETTLE_S_MAX, "settling")
         if not settled:
             self._log.write(Wrong(f"unsettled: not everything had settled after {SETTLE_S_MAX:g} s of quiet"))
-        for role in ("subscribe", "publish"):
+        for role in ("subscribe", "publish", "watch"):
             self._order("end", role)
             if not await self._until(partial(self._ended, role), END_S_MAX, "ending"):
                 self._log.write(Wrong(f"unsettled: processes that {role} did not end within {END_S_MAX:g} s"))
@@ -284,5 +238,6 @@ class Round:
                 messages=sum(status.messages for status in statuses),
                 deliveries=sum(status.deliveries for status in statuses),
                 faults=self._faults.kills if self._faults else 0,
+                moves=len(self._asking.ledger.moves) if self._asking else 0,
             )
         )

@@ -24,6 +24,13 @@ PATTERN_EVERY: Final = 10
 WIDE_EVERY: Final = 10
 """One pattern in so many hears everything."""
 EVERYTHING: Final = "soak.*"
+IDLE_CHANNELS: Final = 2
+"""How many channels of a round with moves nobody publishes on."""
+IDLE_PREFIX: Final = "soak.idle."
+BURST_PUBLISHERS: Final = 8
+BURST_BUSES: Final = 16
+"""Buses that share the subscriptions of a burst's channels: a multiple of the processes, so that each is in one."""
+BURST_PROCESSES: Final = 2
 
 
 class Kind(enum.StrEnum):
@@ -32,6 +39,10 @@ class Kind(enum.StrEnum):
     BURST = "burst"
     STEADY = "steady"
     QUIET = "quiet"
+    IDLE = "idle"
+    """Never; a lazy move of such a channel is to cost its subscribers nothing."""
+    PULSE = "pulse"
+    """A message again and again, never a second apart; the channels of a burst of moves."""
 
 
 class Life(enum.StrEnum):
@@ -58,13 +69,15 @@ class Channel(msgspec.Struct, frozen=True):
 
 
 class Subscriber(msgspec.Struct, frozen=True):
-    """One subscriber: a bus of its own with one subscription at a time."""
+    """One subscriber with one subscription at a time."""
 
     number: int
     name: str
     pattern: bool
     life: Life
     slow: bool
+    bus: int | None = None
+    """The number of the bus that it shares with others; None if it has one of its own."""
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -78,17 +91,26 @@ class Shape(msgspec.Struct, frozen=True):
     subscribers: tuple[Subscriber, ...]
     subscriber_processes: int
 
+    def process_of(self, subscriber: Subscriber) -> int:
+        """The process that a subscriber lives in. Those with patterns, who hear most, are spread, too; those who share
+        a bus are together."""
+        number = subscriber.number
+        if subscriber.bus is not None:
+            return subscriber.bus % self.subscriber_processes
+        return (number + number // PATTERN_EVERY + number // (PATTERN_EVERY * WIDE_EVERY)) % self.subscriber_processes
+
     def rng(self, *who: object) -> Random:
         """Random numbers of their own for everyone, by the seed."""
         return Random("/".join(map(str, (self.seed, *who))))
 
 
-def draw(seed: int, seconds: float, servers: list[str], subscribers: int, limits: Limits) -> Shape:
-    """The shape of a round."""
+def draw(seed: int, seconds: float, servers: list[str], subscribers: int, limits: Limits, idle: int = 0) -> Shape:
+    """The shape of a round; `idle` channels in it have subscribers only."""
     rng = Random(seed)
     count = max(len(MODES), subscribers // SUBSCRIBERS_PER_CHANNEL)
     publishers = max(4, subscribers // SUBSCRIBERS_PER_PUBLISHER)
-    channels = tuple(_channel(index, publishers, servers, rng) for index in range(count))
+    spoken = tuple(_channel(index, publishers, servers, rng) for index in range(count))
+    channels = spoken + tuple(Channel(f"{IDLE_PREFIX}{index}", Kind.IDLE, (), None) for index in range(idle))
     return Shape(
         seed=seed,
         seconds=seconds,
@@ -97,6 +119,27 @@ def draw(seed: int, seconds: float, servers: list[str], subscribers: int, limits
         publishers=publishers,
         subscribers=tuple(_subscriber(number, channels, rng) for number in range(subscribers)),
         subscriber_processes=min(PROCESSES_MAX, -(-subscribers // SUBSCRIBERS_PER_PROCESS)),
+    )
+
+
+def draw_burst_shape(seed: int, seconds: float, channels: int, limits: Limits) -> Shape:
+    """The shape of a round in which many channels move at once: each has one publisher and one subscriber, who share
+    buses with those of other channels."""
+    drawn = tuple(
+        Channel(f"soak.{Kind.PULSE}.{index}", Kind.PULSE, (index % BURST_PUBLISHERS,), None)
+        for index in range(channels)
+    )
+    return Shape(
+        seed=seed,
+        seconds=seconds,
+        limits=limits,
+        channels=drawn,
+        publishers=min(BURST_PUBLISHERS, channels),
+        subscribers=tuple(
+            Subscriber(number, channel.name, False, Life.WHOLE, slow=False, bus=number % BURST_BUSES)
+            for number, channel in enumerate(drawn)
+        ),
+        subscriber_processes=BURST_PROCESSES,
     )
 
 

@@ -14,7 +14,7 @@ from shoal.bus import Bus, Subscription
 from shoal.errors import ShoalError
 from shoal.message import Gap, Item
 from shoal.sim.history import number_of
-from shoal.soak.records import Counted, Got, InForce, Left, Missed, Subscribing, Wrong
+from shoal.soak.records import Counted, Got, GotForeign, InForce, Left, Missed, Shut, Subscribing, Wrong, foreign_number
 from shoal.soak.shape import Life, Subscriber
 from shoal.soak.worker import Orders, Site
 
@@ -35,9 +35,10 @@ class Subscribers:
         self.arrived = 0
         self.subscriptions = 0
         self.heard_at = monotonic()
-        self.opening = asyncio.Semaphore(OPEN_AT_ONCE_MAX)
+        self._opening = asyncio.Semaphore(OPEN_AT_ONCE_MAX)
+        self._shared: dict[int, asyncio.Task[Bus | None]] = {}
         shape = site.shape
-        self._mine = [one for one in shape.subscribers if one.number % shape.subscriber_processes == site.number]
+        self._mine = [one for one in shape.subscribers if shape.process_of(one) == site.number]
         self.expected = sum(one.life is not Life.LATE for one in self._mine)
 
     async def run(self, orders: Orders) -> None:
@@ -48,6 +49,15 @@ class Subscribers:
         if not self.settled:
             self._complain()
         await asyncio.gather(*(self.site.close_bus(bus) for bus in list(self.site.buses)))
+
+    async def open_bus(self, subscriber: Subscriber, orders: Orders) -> Bus | None:
+        """The bus of a subscriber: one of its own, or the one that it shares. None when there is no time for it."""
+        if subscriber.bus is None:
+            async with self._opening:
+                return await self.site.open_bus(orders)
+        if subscriber.bus not in self._shared:
+            self._shared[subscriber.bus] = asyncio.create_task(self.site.open_bus(orders))
+        return await self._shared[subscriber.bus]
 
     @property
     def ready(self) -> bool:
@@ -94,6 +104,7 @@ class _Place:
         self._shape = all_of_them.site.shape
         self._subscriber = subscriber
         self._random = self._shape.rng("subscriber", subscriber.number)
+        self._leaving = False
 
     async def live(self, orders: Orders) -> None:
         life, random = self._subscriber.life, self._random
@@ -103,15 +114,14 @@ class _Place:
         first = True
         while bus is None or not orders.stop.is_set():
             if bus is None:
-                async with self._all.opening:
-                    bus = await self._site.open_bus(orders)
+                bus = await self._all.open_bus(self._subscriber, orders)
                 if bus is None:
                     return
             await self._subscribe(bus, first, orders)
             first = False
             if orders.end.is_set():
                 return
-            if random.random() < 0.3:
+            if random.random() < 0.3 and self._subscriber.bus is None:
                 await self._site.close_bus(bus)
                 bus = None
             await orders.pause(random.uniform(0.0, 1.0))
@@ -131,11 +141,13 @@ class _Place:
             return
         log.write(InForce(number, monotonic()))
         self._arrived(first)
+        self._leaving = False
         reading = asyncio.create_task(self._read(subscription, number))
         await self._stay(orders)
         if not orders.end.is_set():
             log.write(Left(number, monotonic()))
             log.write(Counted("subscriber left", 1))
+        self._leaving = True
         await subscription.aclose()
         await reading
 
@@ -155,15 +167,24 @@ class _Place:
         await orders.end.wait()
 
     async def _read(self, subscription: Subscription, number: int) -> None:
-        while items := await subscription.take(TAKE_MAX):
-            self._all.heard_at = now = monotonic()
-            for item in items:
-                self._write(item, number, now)
-            if self._subscriber.slow:
-                await asyncio.sleep(self._random.uniform(0.0, SLOW_S_MAX))
+        """Reads until the application ends the subscription; that anybody else does must never be."""
+        why = "it ended by itself"
+        try:
+            while items := await subscription.take(TAKE_MAX):
+                self._all.heard_at = now = monotonic()
+                for item in items:
+                    self._write(item, number, now)
+                if self._subscriber.slow:
+                    await asyncio.sleep(self._random.uniform(0.0, SLOW_S_MAX))
+        except ShoalError as error:
+            why = f"{type(error).__name__}: {error}"
+        if not self._leaving:
+            self._log.write(Shut(number, why, monotonic()))
 
     def _write(self, item: Item, number: int, now: float) -> None:
         if isinstance(item, Gap):
             self._log.write(Missed(number, now, item.channel, item.publisher, item.first, item.last, item.reason))
+        elif item.foreign and (foreign := foreign_number(item.payload)) is not None:
+            self._log.write(GotForeign(number, now, foreign))
         else:
             self._log.write(Got(number, now, number_of(item), item.channel, item.publisher, item.sequence))

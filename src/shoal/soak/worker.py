@@ -1,8 +1,8 @@
 """A load process: takes orders on standard input, tells on standard output how far it is, writes its log.
 
-Owns the life of the process. What it does is in `publishing.py` or `subscribing.py`.
+Owns the life of the process. What it does is in `publishing.py`, `subscribing.py` or `watching.py`.
 
-    python -m shoal.soak.worker publish|subscribe NUMBER DIRECTORY        ($SHOAL_URL names the cluster)
+    python -m shoal.soak.worker publish|subscribe|watch NUMBER DIRECTORY        ($SHOAL_URL names the cluster)
 
 Orders are lines: `stop` (be quiet, but stay) and `end`; the end of the input is `end` too, so that the process
 does not outlive the run. What it tells is one `Status` a line.
@@ -139,12 +139,20 @@ def main() -> None:
     """Runs the process."""
     from shoal.soak.publishing import Publishers
     from shoal.soak.subscribing import Subscribers
+    from shoal.soak.watching import Watchers
 
     role, number, directory = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     shape = msgspec.json.decode((directory / SHAPE_FILE).read_bytes(), type=Shape)
     log = Log(directory / f"{role}-{number}.log")
     site = Site(shape, number, log)
-    load: Load = Publishers(site) if role == "publish" else Subscribers(site)
+    load: Load
+    match role:
+        case "publish":
+            load = Publishers(site)
+        case "subscribe":
+            load = Subscribers(site)
+        case _:
+            load = Watchers(site, directory)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(load, log))
 

@@ -1,0 +1,83 @@
+"""What the logs say of moves: their costs by kind, and what plain subscribers saw."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from shoal.plan.entry import Phase
+from shoal.plan.placement import Mode
+from shoal.sim.history import Published, SubscriberRecord
+from shoal.soak.movements import MoveReader
+from shoal.soak.records import Asked, Phased, PlainGot, PlainPublished, PlainSubscribed, Shut, Stayed, Told
+
+
+def test_control_messages_are_counted_by_the_kind_of_their_move() -> None:
+    reader = MoveReader()
+    for version, eager in ((10, False), (20, True)):
+        server = f"s{version}"
+        reader.take(Asked("c", Mode.SINGLE, (server,), eager, float(version)))
+        reader.take(Phased("c", Phase.END, version + 4, version, Mode.SINGLE, (server,), (), version + 1.0))
+    told = [
+        ("notice", 1, 11), ("stand", 1, 11), ("hello", 1, 11), ("notice", 2, 11),
+        ("notice", 1, 21), ("stand", 1, 21), ("gone", 3, 22),
+        ("hello to publish", 3, 5), ("hello to publish", 3, 21),
+        ("hello", 1, 3),
+    ]  # fmt: skip
+    for word, client, revision in told:
+        reader.take(Told(word, "c", client, revision, 0.0))
+    found = reader.sum_up([])
+    assert (found.lazy.moves, found.lazy.clients, found.lazy.messages) == (1, 2, 5)
+    assert (found.eager.moves, found.eager.clients, found.eager.messages) == (1, 2, 5)
+    assert found.lazy.per_move_and_client == 2.5
+    assert found.lazy.words == {"notice": 2, "stand": 1, "hello": 1}
+    assert reader.corners() == {"move single to single": 2, "idle channel moved": 0}
+    assert found.idle_notices == 0
+    assert (found.asked, found.ended) == (2, 2)
+
+
+def test_a_notice_about_an_idle_channel_is_noticed() -> None:
+    reader = MoveReader()
+    reader.take(Asked("soak.idle.0", Mode.SINGLE, ("s2",), False, 1.0))
+    reader.take(Phased("soak.idle.0", Phase.NARROW, 7, 4, Mode.SINGLE, ("s2",), ("s1",), 2.0))
+    reader.take(Told("hello", "soak.idle.0", 1, 7, 2.5))
+    assert reader.sum_up([]).idle_notices == 0
+    assert reader.corners()["idle channel moved"] == 1
+    reader.take(Told("notice", "soak.idle.0", 1, 7, 3.0))
+    assert reader.sum_up([]).idle_notices == 1
+
+
+def test_plain_subscribers_are_owed_what_was_published_since_they_stood() -> None:
+    reader = MoveReader()
+    reader.take(PlainSubscribed(0, "c", "s1", 1.0))
+    messages = [Published(number, "c", 7, number, number / 2) for number in range(1, 7)]
+    messages.append(Published(99, "other", 7, 1, 3.0))
+    for number, forwarded in ((2, False), (4, True), (3, False), (4, False), (6, True)):
+        reader.take(PlainGot(0, number, forwarded, 5.0))
+    plain = reader.sum_up(messages).plain
+    assert (plain.subscribers, plain.messages, plain.forwarded) == (1, 5, 2)
+    assert (plain.lost, plain.duplicates, plain.reordered) == (1, 1, 1)
+
+
+def test_messages_of_plain_publishers_are_owed_at_least_once_to_who_stays() -> None:
+    reader = MoveReader()
+    for number, at in enumerate((1.0, 2.0, 3.0), 1):
+        reader.take(PlainPublished(number, "c", at))
+    reader.take(PlainPublished(4, "other", 3.0))
+    stays = SubscriberRecord("c", False, 1, 1.4, in_force_at=1.5)
+    left = SubscriberRecord("c", False, 1, 1.4, in_force_at=1.5, ended_at=3.5)
+    assert reader.judge_foreign(stays, Counter({2: 2, 3: 1})) == 0
+    assert reader.judge_foreign(stays, Counter({1: 1, 3: 1})) == 1
+    assert reader.judge_foreign(left, Counter()) == 0
+    assert msgspec.structs.astuple(reader.sum_up([]).foreign) == (4, 5, 1, 1)
+
+
+def test_what_is_open_and_what_was_closed_is_told() -> None:
+    reader = MoveReader()
+    reader.take(Stayed("c", "nobody answers"))
+    reader.take(Shut(3, "it ended by itself", 1.0))
+    found = reader.sum_up([])
+    assert found.open == ["c: nobody answers"]
+    assert found.subscriptions_closed == 1
+    assert found.lazy.per_move_and_client is None
