@@ -19,8 +19,8 @@ from tests.support.cluster_thread import ClusterThread
 
 from shoal import cli, config
 from shoal.channels import diagrams, receiving, states
-from shoal.channels.rules import Rules
 from shoal.limits import Limits
+from shoal.sim.campaign import PROTOCOLS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -140,9 +140,10 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     assert set(INLINE_COMMAND.findall(FENCE.sub("", read(page)))) <= known
 
 
-def test_state_diagrams_are_up_to_date() -> None:
-    page = read(ROOT / "docs" / "protocol-channels.md")
-    assert page == diagrams.refresh(page), "run: python -m shoal.channels.diagrams docs/protocol-channels.md"
+@pytest.mark.parametrize("name", diagrams.PAGES)
+def test_state_diagrams_are_up_to_date(name: str) -> None:
+    page = read(ROOT / "docs" / name)
+    assert page == diagrams.refresh(name, page), "run: python -m shoal.channels.diagrams docs/protocol-*.md"
 
 
 def test_a_diagram_shows_every_state_and_every_transition() -> None:
@@ -154,7 +155,7 @@ def test_a_diagram_shows_every_state_and_every_transition() -> None:
 
 def test_a_page_without_a_place_for_a_diagram_is_refused() -> None:
     with pytest.raises(ValueError, match="no place for link"):
-        diagrams.refresh("# nothing here\n")
+        diagrams.refresh("protocol-channels.md", "# nothing here\n")
 
 
 def test_tables_of_limits_and_errors_are_up_to_date() -> None:
@@ -176,9 +177,12 @@ def test_reasons_of_gaps_are_those_of_the_code() -> None:
         assert reason.replace("s2", "{server}") in source
 
 
-def test_the_simulator_page_lists_every_break() -> None:
-    section = read(ROOT / "docs" / "simulator.md").split("| break |")[1].split("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == list(Rules.__struct_fields__)
+@pytest.mark.parametrize(("protocol", "page"), [("channels", "simulator.md"), ("moves", "protocol-moves.md")])
+def test_every_break_is_described(protocol: str, page: str) -> None:
+    section = read(ROOT / "docs" / page).split("| break |")[1].split("\n\n")[0]
+    described = {name.replace("-", "_") for name in re.findall(r"^\| `([\w-]+)`", section, re.MULTILINE)}
+    others = {name for other in PROTOCOLS.values() if other.name != protocol for name in other.breaks}
+    assert described - others == set(PROTOCOLS[protocol].breaks) - others
 
 
 def test_the_operations_page_lists_every_setting() -> None:
