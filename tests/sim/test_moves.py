@@ -27,10 +27,10 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "home_help": (6, 8),
     "version_in_header": (9,),
     "mark_forwarded": (5, 6),
-    "all_unended_placements": (25,),
-    "prepare": (14,),
+    "all_unended_placements": (1, 18),
+    "prepare": (1, 3),
     "widen_before_switch": (6, 8),
-    "narrow_last": (18,),
+    "narrow_last": (18, 23),
     "dedupe": (5,),
     "order": (2, 3),
     "heal": (7, 9),
@@ -45,7 +45,6 @@ KINDS: dict[str, set[str]] = {
     "heal": {"unhealed", "lost"},
     "handshake": {"early", "lost"},
     "lease": {"split"},
-    "prepare": {"lost", "unsettled move"},
 }
 """As what the checkers see it, where that is not simply a loss."""
 

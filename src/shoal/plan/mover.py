@@ -294,9 +294,11 @@ class Mover:
 
     def _widen(self, case: _Case) -> Entry | None:
         """Publishers switch to servers whose agents know of it only: others would not answer them."""
-        if not any(map(case.is_behind, case.concerned)):
+        unaware = case.unaware(case.concerned) if self._rules.prepare else ()
+        aware = [server for server in case.concerned if case.report(server) is not None]
+        if not unaware and not any(map(case.is_behind, aware)):
             return steps.switch(case.entry, case.ring, "subscribers stand")
-        if self._is_over(case, self._widen_timeout_s) and not case.unaware(case.newest):
+        if self._is_over(case, self._widen_timeout_s) and not {*unaware} & {*case.newest}:
             return steps.switch(case.entry, case.ring, "time over", self._in_need(case))
         return None
 

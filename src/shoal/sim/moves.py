@@ -19,6 +19,7 @@ from shoal.errors import ProtocolError
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.placement import Mode, Placement
 from shoal.sim.checkers import Verdict
+from shoal.sim.coordinator import CoordinatorOptions
 from shoal.sim.moves_checkers import MovesCheck
 from shoal.sim.moves_operator import Operator
 from shoal.sim.moves_watch import MovesWatch
@@ -58,6 +59,8 @@ class MovesRun(Scenario):
         self.sleepers: set[int] = set()
         """Clients that were put to sleep; servers may cut off whoever does not read for long."""
         self.peaceful = False
+        self.hasty = False
+        """Whether moves are given up before slow news can have come to all agents."""
         self.idle_channels = ["i.0", "i.1"]
         self.watch = MovesWatch({name.encode() for name in self.idle_channels})
         self.idle_notices: Counter[str] = Counter()
@@ -91,6 +94,12 @@ class MovesRun(Scenario):
             channels=rng.randint(2, 4),
             lapses=shape.lapses and not self.peaceful,
         )
+
+    def coordinator_options(self) -> CoordinatorOptions:
+        """In some runs agents hear of the plan late, each at its own time."""
+        slow_s = self.world.rng("news").choice((0.05, 0.05, 0.3, 0.9))
+        self.hasty = slow_s > 0.1 and self.shape.limits.prepare_timeout_s < 4 * slow_s
+        return CoordinatorOptions(watch_delay_s=(0.000_5, slow_s))
 
     def other_nodes(self) -> list[str]:
         """Makes the movers (the second one waits for the death of the first) and the plain subscribers' nodes."""

@@ -15,6 +15,7 @@ from shoal.plan.keys import MOVES_PREFIX, move_channel
 from shoal.sim.checkers import FOREIGN, FOREIGN_PUBLISHER, Verdict
 from shoal.sim.history import SubscriberRecord
 from shoal.sim.moves_watch import kind_of
+from shoal.sim.scenario import BEGIN_S
 
 if TYPE_CHECKING:
     from shoal.sim.app import App
@@ -64,7 +65,7 @@ class MovesCheck:
     def _unfulfilled(self, verdict: Verdict) -> None:
         """Where nothing went wrong and nothing was slow, every channel is where it was last asked to be."""
         operator, book = self.run.operator, self.run.book
-        slow = self.run.network.options.spike_probability > 0
+        slow = self.run.hasty or self.run.network.options.spike_probability > 0
         if operator is None or slow or self.run.trouble_at < float("inf"):
             return
         for channel, kind in operator.asked.items():
@@ -132,9 +133,10 @@ class MovesCheck:
                 for handed in sub.handed
                 if not isinstance(handed.item, Gap) and handed.item.payload.startswith(FOREIGN)
             }
+            since = max(sub.in_force_at, BEGIN_S)
             ended_at = float("inf") if sub.ended_at is None else sub.ended_at - BEFORE_TROUBLE_S
             for foreign in self.run.history.foreign:
-                if not sub.wants(foreign.channel) or not sub.in_force_at < foreign.sent_at < min(until, ended_at):
+                if not sub.wants(foreign.channel) or not since < foreign.sent_at < min(until, ended_at):
                     continue
                 verdict.seen["foreign message owed"] += 1
                 if FOREIGN + b"%d" % foreign.number not in heard:

@@ -31,7 +31,7 @@ from shoal.sim.agent_actor import AgentActor
 from shoal.sim.app import App
 from shoal.sim.checkers import Expectations, Verdict, judge
 from shoal.sim.client_actor import ClientActor
-from shoal.sim.coordinator import ModelCoordinator
+from shoal.sim.coordinator import CoordinatorOptions, ModelCoordinator
 from shoal.sim.faults import Faults
 from shoal.sim.history import History, Interval
 from shoal.sim.model_base import RedisOptions
@@ -85,7 +85,7 @@ class Scenario:
         self.signer = Signer(rng.randbytes(32))
         self.verifier = RunVerifier(self.signer.public)
         self.book = PlanBook(self.verifier)
-        self.coordinator = ModelCoordinator(self.network)
+        self.coordinator = ModelCoordinator(self.network, options=self.coordinator_options())
         self.channels = [f"c.{index}" for index in range(shape.channels)]
         self.pattern = "c.*"
         self.quiet_channels = [f"q.{index}" for index in range(2)]
@@ -119,6 +119,10 @@ class Scenario:
     def draw_shape(self, options: FaultOptions) -> Shape:
         """How large the run is."""
         return Shape.draw(self.world.rng("shape"), options)
+
+    def coordinator_options(self) -> CoordinatorOptions:
+        """How fast the coordinator is."""
+        return CoordinatorOptions()
 
     def other_nodes(self) -> list[str]:
         """Makes the scenario's own nodes; those named may be crashed and paused."""
