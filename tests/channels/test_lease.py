@@ -25,6 +25,7 @@ def lapsed() -> AgentLease:
     """The lease of s1, whose grant has run out at 200."""
     lease = AgentLease("s1", DEFAULT_LIMITS)
     lease.granted(100.0)
+    lease.asked(101.0)
     assert not lease.is_granted(200.0)
     return lease
 
@@ -172,3 +173,18 @@ def test_a_grant_that_outlives_ours_proves_that_we_are_cut_off() -> None:
     for server in ("s2", "s3", "s4"):
         lease.heard(word(server), 310.0)
     assert lease.remaining_s(RING, 310.0) > 0
+
+
+def test_whoever_did_not_ask_knows_nothing_of_the_coordinator() -> None:
+    lease = lapsed()
+    for server in ("s2", "s3"):
+        lease.heard(word(server), 200.0)
+    assert lease.remaining_s(RING, 200.0) > 0
+    lease.answered()
+    assert lease.remaining_s(RING, 200.0) == 0, "it answered, or was not asked any more"
+    lease.asked(200.0)
+    assert lease.remaining_s(RING, 200.1) == 0, "it may still answer"
+    for server in ("s2", "s3"):
+        lease.heard(word(server), 202.0)
+    lease.asked(202.0)
+    assert lease.remaining_s(RING, 202.0) > 0, "it has had time enough since it was asked first"

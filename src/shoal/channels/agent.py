@@ -234,6 +234,16 @@ class Agent:
         if self._serving is not None:
             self._serving.core.lease.refused()
 
+    def asked(self) -> None:
+        """The coordinator is asked."""
+        if self._serving is not None:
+            self._serving.core.lease.asked(self._loop.time())
+
+    def answered(self) -> None:
+        """It has answered, or is not asked any more."""
+        if self._serving is not None:
+            self._serving.core.lease.answered()
+
     def _word_heard(self, word: Word) -> None:
         if self._serving is not None:
             self._serving.core.lease.heard(word, self._loop.time())

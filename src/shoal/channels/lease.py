@@ -6,7 +6,8 @@ The lease is granted by the coordinator from the moment at which the agent *sent
 clock. While the coordinator is down nobody can be granted anything, and nobody can place channels elsewhere either. An
 agent may then go on, but it must not mistake being cut off for the coordinator being down: it goes on only while more
 than half of the ring's servers, itself included, are without a grant at the same time, as their agents have said since
-its own ran out, and nobody knows a newer ring. The
+its own ran out, and nobody knows a newer ring. And it must have asked, without an answer: an agent whose grant ran out
+because it did not ask (its server was silent) knows nothing of the coordinator. The
 keeper takes no server out of the ring while more than half of the ring is without a fresh grant, and for a whole
 lease after that: so the two can never both believe that it is their turn.
 """
@@ -28,7 +29,17 @@ class AgentLease:
         self._silent_until = 0.0
         self._silent_ring = 0
         self._outlived = False
+        self._asked_at: float | None = None
         self._peers: dict[str, tuple[Word, float]] = {}
+
+    def asked(self, now: float) -> None:
+        """The coordinator is asked for the lease."""
+        if self._asked_at is None:
+            self._asked_at = now
+
+    def answered(self) -> None:
+        """The coordinator has answered, whatever it said; or it is not asked any more."""
+        self._asked_at = None
 
     def granted(self, sent_at: float, lapsed_at: int | None = None) -> None:
         """The coordinator has granted or renewed the lease; the request was sent at `sent_at`.
@@ -73,6 +84,8 @@ class AgentLease:
         return 0.0
 
     def _coordinator_is_down(self, ring: Ring, now: float) -> bool:
+        if self._asked_at is None or now < self._asked_at + self._limits.server_lease_s / 2:
+            return False
         recent = max(self._until, now - self._limits.server_lease_s / 2)
         words = [word for word, at in self._peers.values() if at >= recent and ring.address(word.server)]
         if self._outlived or any(word.ring_version > ring.version for word in words):

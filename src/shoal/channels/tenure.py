@@ -26,7 +26,7 @@ import msgspec
 
 from shoal.coordination.acl import SERVERS
 from shoal.coordination.interface import Coordinator, Lease, Membership
-from shoal.errors import CoordinatorError
+from shoal.errors import CoordinatorError, CoordinatorUnavailableError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
@@ -42,6 +42,12 @@ class Verdicts(Protocol):
 
     def refused(self) -> None:
         """The lease is another agent's."""
+
+    def asked(self) -> None:
+        """The coordinator is asked."""
+
+    def answered(self) -> None:
+        """It has answered, or is not asked any more."""
 
 
 class Tenure:
@@ -83,6 +89,8 @@ class Tenure:
             self._wake.clear()
             if self._answers():
                 await self._look()
+            else:
+                self._verdicts.answered()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._interval_s)
 
@@ -95,11 +103,16 @@ class Tenure:
                 await self._membership.leave()
 
     async def _look(self) -> None:
+        self._verdicts.asked()
         try:
             held = await (self._take() if self._lease is None else self._renew(self._lease))
+        except CoordinatorUnavailableError as error:
+            self._report(str(error))
         except CoordinatorError as error:
+            self._verdicts.answered()
             self._report(str(error))
         else:
+            self._verdicts.answered()
             if held:
                 self._report("")
 

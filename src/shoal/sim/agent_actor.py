@@ -15,7 +15,7 @@ from shoal.channels.link import Command
 from shoal.channels.rules import Rules
 from shoal.channels.scanner import Scanner
 from shoal.coordination.interface import Change, Lease
-from shoal.errors import CoordinatorError, ProtocolError
+from shoal.errors import CoordinatorError, CoordinatorUnavailableError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.keys import ENTRIES_PREFIX, PLAN_PREFIX, RING_KEY, report_key
@@ -204,13 +204,16 @@ class AgentActor:
             self.core.ask((b"PING",))
             self.flush()
         if now < self._lapsed_until:
+            self.core.lease.answered()
             return
         if now - self._heard_at > SERVER_SILENCE_S_MAX:
+            self.core.lease.answered()
             if self.end is not None and now - max(self._heard_at, self._dialled_at) > self.limits.server_lease_s:
                 self.end.abort()
                 self.lost(self.end, "silent")
             return
         name = f"servers/{self.server}"
+        self.core.lease.asked(now)
         if self._lease is None:
             self.coordinator.request(self.node, "lease_of", (name,), lambda before: self._take(name, before, now))
         elif not self._asking:
@@ -220,6 +223,7 @@ class AgentActor:
 
     def _take(self, name: str, before: Any, asked_at: float) -> None:
         """Takes the lease over, knowing who held it before."""
+        self._heard_back(before)
         if isinstance(before, CoordinatorError):
             return
         sent_at = self.node.clock()
@@ -231,7 +235,13 @@ class AgentActor:
         args = name, str(self.core.instance), self.limits.server_lease_s, True
         self.coordinator.request(self.node, "acquire", args, granted)
 
+    def _heard_back(self, result: Any) -> None:
+        """An answer of the coordinator, unless it is that there was none."""
+        if not isinstance(result, CoordinatorUnavailableError):
+            self.core.lease.answered()
+
     def _granted(self, result: Any, sent_at: float, lapsed: bool) -> None:
+        self._heard_back(result)
         if isinstance(result, Lease):
             self._lease = result
             self.core.lease.granted(sent_at, self.core.book.version if lapsed else None)
@@ -241,6 +251,7 @@ class AgentActor:
     def _renewed(self, operation: str, result: Any, sent_at: float) -> None:
         """After a renewal without an answer only questions are sent, until one is answered (see `tenure`)."""
         self._asking = False
+        self._heard_back(result)
         self._unanswered = isinstance(result, CoordinatorError)
         if operation == "renew" and result is True:
             self.core.lease.granted(sent_at)
