@@ -13,7 +13,7 @@ from shoal.channels.rules import broken
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.moving import ChannelReport
-from shoal.plan.placement import Mode, Placement
+from shoal.plan.placement import BY_THE_RING, Mode, Placement
 from shoal.wire import control
 from shoal.wire.envelope import BEACON, FOREIGN, FORWARDED, HEADER, beacon, forwarded, inbox_channel, stream_id
 
@@ -389,7 +389,7 @@ def test_streams_that_present_themselves_where_the_channel_does_not_live_are_ann
     driver = DispatchDriver()
     driver.open(clients=1)
     presented(driver, THERE, 4)
-    assert driver.taken("s2") == [(THERE, forwarded(beacon(3, STREAM, 4, 0, 0)))]
+    assert driver.taken("s2") == [(THERE, forwarded(beacon(BY_THE_RING | 3, STREAM, 4, 0, 0)))]
     presented(driver, THERE, 4)
     presented(driver, HERE, 4)
     assert driver.taken("s2") == driver.taken("s3") == []

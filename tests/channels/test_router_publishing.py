@@ -25,7 +25,7 @@ from shoal.channels.states import Lane
 from shoal.errors import PublishError
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes
-from shoal.plan.placement import Mode, Placement
+from shoal.plan.placement import BY_THE_RING, Mode, Placement
 from shoal.wire import control, envelope
 from shoal.wire.envelope import HEADER, HEADER_BYTES, client_of
 
@@ -98,7 +98,7 @@ def test_a_message_is_in_its_envelope() -> None:
     out = driver.publish(TILE, b"north")
     channel, data = driver.published("s1")[-1]
     assert channel == TILE
-    assert HEADER.unpack_from(data) == (envelope.MAGIC, 0, 7, out.stream, 1, 5)
+    assert HEADER.unpack_from(data) == (envelope.MAGIC, 0, BY_THE_RING | 7, out.stream, 1, 5)
     assert data[HEADER_BYTES:] == b"north"
     assert client_of(out.stream) == CLIENT
 
@@ -466,7 +466,10 @@ def test_when_the_home_leaves_the_ring_its_heir_gets_what_was_not_confirmed() ->
     assert sequences(published) == [2, 3]
     assert beacons(published)[0] == (1, 1, False)
     assert driver.settled(out)
-    assert {HEADER.unpack_from(data)[2] for _, data in published if not data[2] & envelope.BEACON} <= {1, 2}
+    assert {HEADER.unpack_from(data)[2] for _, data in published if not data[2] & envelope.BEACON} <= {
+        BY_THE_RING | 1,
+        BY_THE_RING | 2,
+    }
 
 
 def test_replies_of_a_server_that_was_left_do_not_count() -> None:

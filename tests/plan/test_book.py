@@ -9,7 +9,7 @@ from tests.support.core_driver import FORGER, SIGNER, channel_at, ring
 
 from shoal.errors import ForgedEntryError, StaleEntryError
 from shoal.plan.book import PlanBook
-from shoal.plan.placement import Mode, Placement
+from shoal.plan.placement import Mode, Placement, at_home
 from shoal.plan.signing import Verifier
 
 THREE = ("s1", "s2", "s3")
@@ -85,7 +85,7 @@ def test_whatever_comes_in_whatever_order_the_newest_ring_counts(versions: list[
 def test_a_channel_without_an_entry_lives_where_the_ring_says() -> None:
     book = new_book(5)
     home = ring(5, THREE).home(b"tile")
-    assert book.placement(b"tile") == Placement(5, Mode.SINGLE, (home,))
+    assert book.placement(b"tile") == at_home(5, home)
     assert book.signed_entry(b"tile") == b""
 
 
@@ -164,7 +164,7 @@ def test_an_entry_that_lost_all_its_servers_falls_back_to_the_ring() -> None:
     channel = channel_at(ring(6, ("s1", "s3")), "s3")
     book.accept_entry(entry(2, "s2", channel=channel))
     book.accept_ring(SIGNER.ring(ring(6, ("s1", "s3"))))
-    assert book.placement(channel) == Placement(6, Mode.SINGLE, ("s3",))
+    assert book.placement(channel) == at_home(6, "s3")
 
 
 def test_an_entry_counts_again_when_its_servers_are_back() -> None:

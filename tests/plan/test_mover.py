@@ -22,7 +22,7 @@ from shoal.plan import steps
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.mover import Mover, MoverView
 from shoal.plan.moving import MoveRequest, encode_request
-from shoal.plan.placement import Mode
+from shoal.plan.placement import BY_THE_RING, Mode, at_home
 from shoal.plan.signing import Signer
 
 
@@ -32,9 +32,9 @@ def test_a_move_from_home_goes_through_all_phases() -> None:
     store.ask(target)
     assert store.run() == [Phase.PREPARE, Phase.WIDEN, Phase.SWITCH, Phase.NARROW, Phase.END]
     prepare, widen, switch, narrow, end = map(bare, store.written)
-    old, new = place(3, home), place(4, target)
-    assert prepare == Entry(CHANNEL, new, Phase.PREPARE, (old,), 3, 4)
-    assert widen == Entry(CHANNEL, new, Phase.WIDEN, (old,), 3, 5)
+    old, new = at_home(3, home), place(4, target)
+    assert prepare == Entry(CHANNEL, new, Phase.PREPARE, (old,), old.version, 4)
+    assert widen == Entry(CHANNEL, new, Phase.WIDEN, (old,), old.version, 5)
     assert switch == Entry(CHANNEL, new, Phase.SWITCH, (old,), 0, 6)
     assert narrow == Entry(CHANNEL, new, Phase.NARROW, (old,), 0, 7)
     assert end == Entry(CHANNEL, new, Phase.END, (), 0, 8)
@@ -275,7 +275,7 @@ def test_a_new_target_before_anybody_knew_of_the_old_one_replaces_it() -> None:
     store.look()
     store.ask(b)
     entry = store.look()
-    assert bare(entry) == Entry(CHANNEL, place(5, b), Phase.PREPARE, (place(3, home),), 3, 5)
+    assert bare(entry) == Entry(CHANNEL, place(5, b), Phase.PREPARE, (at_home(3, home),), BY_THE_RING | 3, 5)
 
 
 def test_a_second_move_while_subscribers_leave_keeps_the_help() -> None:
@@ -298,7 +298,7 @@ def test_back_to_where_nobody_has_left_yet_is_the_end() -> None:
     store.look()
     store.ask(store.home)
     entry = store.look()
-    assert bare(entry) == Entry(CHANNEL, place(3, store.home), revision=5)
+    assert bare(entry) == Entry(CHANNEL, at_home(3, store.home), revision=5)
     assert store.dropped == ["the channel lives there already"]
 
 
@@ -332,7 +332,9 @@ def test_haste_before_the_agents_know_begins_the_move_again() -> None:
     store.until(Phase.PREPARE)
     store.ask(store.others[0], eager=True)
     entry = store.look()
-    assert bare(entry) == Entry(CHANNEL, place(5, store.others[0]), Phase.PREPARE, (place(3, store.home),), 3, 5, True)
+    assert bare(entry) == Entry(
+        CHANNEL, place(5, store.others[0]), Phase.PREPARE, (at_home(3, store.home),), BY_THE_RING | 3, 5, True
+    )
 
 
 def test_more_help_and_haste_are_no_new_phase() -> None:
@@ -402,7 +404,7 @@ def test_a_forged_entry_counts_as_none() -> None:
     store.ask(store.others[0])
     entry = store.look()
     assert entry is not None
-    assert entry.earlier == (place(3, store.home),)
+    assert entry.earlier == (at_home(3, store.home),)
 
 
 def test_an_entry_under_the_name_of_another_channel_counts_as_none() -> None:

@@ -20,7 +20,7 @@ from tests.support.mover_store import (
 
 from shoal.plan.entry import Entry, Phase, check_entry
 from shoal.plan.mover import Mover
-from shoal.plan.placement import Mode
+from shoal.plan.placement import BY_THE_RING, Mode, at_home
 
 
 def without(store: Store, *servers: str) -> None:
@@ -112,7 +112,7 @@ def test_a_move_whose_old_servers_left_begins_again_from_the_home() -> None:
     store.look()
     without(store, old)
     entry = store.look()
-    assert bare(entry) == Entry(CHANNEL, place(11, new), Phase.PREPARE, (place(4, home),), 4, 11)
+    assert bare(entry) == Entry(CHANNEL, place(11, new), Phase.PREPARE, (at_home(4, home),), BY_THE_RING | 4, 11)
 
 
 def test_a_channel_whose_servers_all_left_moves_from_its_home() -> None:
@@ -122,7 +122,7 @@ def test_a_channel_whose_servers_all_left_moves_from_its_home() -> None:
     without(store, old)
     store.ask(new)
     entry = store.look()
-    assert bare(entry) == Entry(CHANNEL, place(10, new), Phase.PREPARE, (place(4, home),), 4, 10)
+    assert bare(entry) == Entry(CHANNEL, place(10, new), Phase.PREPARE, (at_home(4, home),), BY_THE_RING | 4, 10)
 
 
 def test_the_end_is_reached_when_the_new_servers_leave_at_last() -> None:

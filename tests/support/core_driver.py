@@ -29,6 +29,7 @@ from shoal.channels.subscription import Subscription
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes, Gap, Item, Message
 from shoal.plan.book import PlanBook
+from shoal.plan.placement import BY_THE_RING
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 from shoal.sim.agent_actor import resp_bytes
@@ -63,7 +64,11 @@ def channel_at(here: Ring, server: str) -> bytes:
 
 
 def blob(
-    stream: int, sequence: int, payload: bytes = b"", attributes: Attributes | None = None, version: int = 1
+    stream: int,
+    sequence: int,
+    payload: bytes = b"",
+    attributes: Attributes | None = None,
+    version: int = BY_THE_RING | 1,
 ) -> bytes:
     """A message as its publisher sends it."""
     flags = envelope.ATTRIBUTES if attributes else 0
@@ -248,7 +253,7 @@ class RouterDriver:
         self.push(server, channel, blob(stream, sequence, payload, **more), pattern)
 
     def beacon(self, server: str, channel: bytes, stream: int, last: int, settled: int, final: bool = False) -> None:
-        self.push(server, channel, envelope.beacon(1, stream, last, settled, 0, final))
+        self.push(server, channel, envelope.beacon(BY_THE_RING | 1, stream, last, settled, 0, final))
 
     def tell(self, server: str, message: control.Control) -> None:
         """A control message in the router's inbox."""

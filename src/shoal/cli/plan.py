@@ -174,6 +174,8 @@ def _accepted(book: PlanBook, data: bytes, *, ring: bool = False) -> bool:
 
 
 def _placement(book: PlanBook, channel: bytes, signed: dict[bytes, bool]) -> PlacementView:
+    from shoal.plan.placement import BY_THE_RING
+
     placement = book.placement(channel)
     ring = book.ring
     assert ring is not None
@@ -182,7 +184,7 @@ def _placement(book: PlanBook, channel: bytes, signed: dict[bytes, bool]) -> Pla
         "entry" if signed.get(channel) and book.entries[channel].publishing == placement else "ring",
         placement.mode.value,
         placement.servers,
-        placement.version,
+        placement.version & ~BY_THE_RING,
         ring.home(channel),
         signed.get(channel, True),
     )

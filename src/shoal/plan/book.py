@@ -11,7 +11,7 @@ from typing import Final
 
 from shoal.errors import StaleEntryError
 from shoal.plan.entry import Entry
-from shoal.plan.placement import Mode, Placement
+from shoal.plan.placement import Placement, at_home
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Verifier
 
@@ -22,9 +22,9 @@ _REDUCED: Final = 1 << 31
 class PlanBook:
     """A ring and the entries that its holder has met.
 
-    A channel without an entry lives where the ring says, under the ring's version. An entry that lost all its servers
-    falls back to that. A placement whose servers have partly left the ring is reduced to those that remain, under a
-    version that tells which they are.
+    A channel without an entry lives where the ring says, under a version made from the ring's. An entry that lost all
+    its servers falls back to that. A placement whose servers have partly left the ring is reduced to those that remain,
+    under a version that tells which they are.
     """
 
     def __init__(self, verifier: Verifier) -> None:
@@ -123,7 +123,7 @@ class PlanBook:
 
     def _at_home(self, channel: bytes) -> Placement:
         ring = self._require_ring()
-        return Placement(ring.version, Mode.SINGLE, (ring.home(channel),))
+        return at_home(ring.version, ring.home(channel))
 
     def _reduced(self, placement: Placement) -> Placement | None:
         """What the ring has left of a placement; None if that is nothing."""

@@ -19,7 +19,7 @@ import enum
 
 import msgspec
 
-from shoal.plan.placement import Placement
+from shoal.plan.placement import BY_THE_RING, Placement
 
 
 class Phase(enum.StrEnum):
@@ -91,7 +91,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 def check_entry(entry: Entry) -> None:
     """Refuses an entry that cannot be."""
     versions = [placement.version for placement in (*entry.earlier, entry.placement)]
-    if sorted(set(versions)) != versions:
+    signed = [version for version in versions if not version & BY_THE_RING]
+    if len(set(versions)) != len(versions) or sorted(signed) != signed:
         raise ValueError("the placements of an entry are not in the order of their versions")
     if entry.phase in (Phase.PREPARE, Phase.WIDEN, Phase.SWITCH, Phase.NARROW) and not entry.earlier:
         raise ValueError(f"an entry in phase {entry.phase.value} has no earlier placement")
@@ -102,5 +103,5 @@ def check_entry(entry: Entry) -> None:
     publishes_new = entry.publishing is entry.placement
     if publishes_new is not (entry.phase in (Phase.SWITCH, Phase.NARROW, Phase.END)):
         raise ValueError(f"in phase {entry.phase.value} publishers cannot use version {entry.publishing.version}")
-    if entry.newness < versions[-1]:
+    if signed and entry.newness < signed[-1]:
         raise ValueError("the revision of an entry is older than its newest placement")

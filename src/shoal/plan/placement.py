@@ -6,6 +6,7 @@ Owns the three kinds of placement. Decides nothing about when a channel moves.
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,16 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     def _own(self, client: int) -> str:
         """The server that the client keeps to; client ids are random, so clients spread evenly."""
         return self.servers[client % len(self.servers)]
+
+
+BY_THE_RING: Final = 1 << 30
+"""Set in the version of a placement that follows from the ring: no entry's placement has it, so nobody can take what
+was published by the ring for something that was published by an entry."""
+
+
+def at_home(ring_version: int, home: str) -> Placement:
+    """The placement of a channel without an entry."""
+    return Placement(BY_THE_RING | ring_version, Mode.SINGLE, (home,))
 
 
 def check_servers(mode: Mode, servers: tuple[str, ...]) -> None:

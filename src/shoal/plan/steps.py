@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.moving import MoveRequest
-from shoal.plan.placement import Mode, Placement
+from shoal.plan.placement import Placement, at_home
 from shoal.plan.ring import Ring
 
 MOVE: Final[Mapping[tuple[Phase, str], Phase]] = {
@@ -71,7 +71,7 @@ def unended(channel: bytes, entry: Entry | None, ring: Ring) -> tuple[tuple[Plac
     """The placements that subscribers stand by, oldest first, and the one of them that publishers use."""
     standing = tuple(placement for placement in entry.standing if is_alive(placement, ring)) if entry else ()
     if entry is None or not standing:
-        home = Placement(ring.version, Mode.SINGLE, (ring.home(channel),))
+        home = at_home(ring.version, ring.home(channel))
         return (home,), home
     return standing, entry.publishing if entry.publishing in standing else standing[-1]
 

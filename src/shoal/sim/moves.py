@@ -17,7 +17,7 @@ from shoal.channels.link import Command
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import ProtocolError
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.placement import Mode, Placement
+from shoal.plan.placement import at_home
 from shoal.sim.checkers import Verdict
 from shoal.sim.coordinator import CoordinatorOptions
 from shoal.sim.moves_checkers import MovesCheck
@@ -159,7 +159,7 @@ class MovesRun(Scenario):
     def entry_written(self, entry: Entry) -> None:
         """Follows the moves; perhaps somebody dies of it."""
         ring = self.book.ring
-        home = Placement(ring.version, Mode.SINGLE, (ring.home(entry.channel),)) if ring else entry.placement
+        home = at_home(ring.version, ring.home(entry.channel)) if ring else entry.placement
         self._count_takeover(entry)
         self.watch.written(entry, home, self.world.now)
         if self.operator is not None:

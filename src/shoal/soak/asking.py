@@ -27,7 +27,7 @@ from shoal.errors import CoordinatorError, PlanError, ProtocolError
 from shoal.plan import keys
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.moving import MoveRequest, decode_report, encode_request
-from shoal.plan.placement import Mode
+from shoal.plan.placement import BY_THE_RING, Mode
 from shoal.plan.signing import Verifier
 from shoal.soak.ledger import Fate, Ledger, Move, target_of
 from shoal.soak.outcome import Options
@@ -173,7 +173,9 @@ class Asking:
             known = self.ledger.entries.get(channel)
             if known is None or not known.revision:
                 home = ring.home(channel.encode())
-                at_home = Phased(channel, Phase.END, 0, ring.version, Mode.SINGLE, (home,), (), monotonic())
+                at_home = Phased(
+                    channel, Phase.END, 0, BY_THE_RING | ring.version, Mode.SINGLE, (home,), (), monotonic()
+                )
                 self._take(at_home)
 
     async def _look_for_dropped(self) -> None:
