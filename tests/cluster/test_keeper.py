@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.errors import ForgedEntryError
 from shoal.limits import Limits
 from shoal.plan.keeper import MASS_DEATH_LEASES, Keeper, PutRing, Snapshot
-from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.ring import Members, Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 
 LEASE_S = 4.0
@@ -31,12 +31,13 @@ class Store:
         self.now = 100.0
         self.members = dict(MEMBERS)
         self.expiry: dict[str, float] = {}
+        self.guests: frozenset[str] = frozenset()
         self.ring = b""
         self.version = 0
 
     def snapshot(self) -> Snapshot:
         leases = {server: at - self.now for server, at in self.expiry.items() if at > self.now}
-        return Snapshot(True, self.members, leases, self.ring, self.version)
+        return Snapshot(True, self.members, leases, self.ring, self.version, self.guests)
 
     def look(self) -> PutRing | None:
         return self.keeper.observe(self.snapshot(), self.now)
@@ -101,12 +102,33 @@ def test_a_server_joins_when_it_holds_its_lease() -> None:
     assert store.keeper.ring.version == 2
 
 
+def test_a_server_that_the_pool_names_joins_as_a_guest_and_may_become_a_home() -> None:
+    store = Store("s1")
+    store.step("s1")
+    store.guests = frozenset({"s2"})
+    assert store.step("s1 s2") == ["s1", "s2"]
+    assert store.keeper.ring is not None
+    assert store.keeper.ring.homes == ("s1",)
+    store.guests = frozenset()
+    assert store.step("s1 s2") == ["s1", "s2"]
+    assert store.keeper.ring.homes == ("s1", "s2")
+    assert store.keeper.ring.earlier[0] == Members(("s1", "s2"), ("s2",))
+
+
+def test_without_a_home_all_members_are_homes() -> None:
+    store = Store("s1 s2")
+    store.guests = frozenset({"s1", "s2"})
+    assert store.step("s1 s2") == ["s1", "s2"]
+    assert store.keeper.ring is not None
+    assert store.keeper.ring.homes == ("s1", "s2")
+
+
 def test_a_server_with_a_new_address_is_updated() -> None:
     store = Store("s1")
     store.step("s1")
     store.members["s1"] = ServerAddress("s1", "127.0.0.1", 9999)
     assert store.step("s1") == ["s1"]
-    assert store.keeper.ring == Ring(2, (store.members["s1"],), (("s1",),))
+    assert store.keeper.ring == Ring(2, (store.members["s1"],), (Members(("s1",)),))
 
 
 def test_a_lapsed_lease_costs_the_margin_and_no_more() -> None:

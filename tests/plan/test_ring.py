@@ -120,3 +120,27 @@ def test_members_have_addresses() -> None:
 def test_a_ring_without_servers_has_no_home() -> None:
     with pytest.raises(ValueError, match="without servers"):
         ring_of().home(b"tile")
+
+
+# Guests
+
+
+def test_a_guest_is_nobodys_home_and_changes_nothing_for_others() -> None:
+    before = ring_of("s1", "s2")
+    joined = before.next(ring_of("s1", "s2", "s3").servers, guests=("s3",))
+    assert homes(joined) == homes(before)
+    assert joined.ids == ("s1", "s2", "s3")
+    assert joined.homes == ("s1", "s2")
+
+
+def test_a_home_that_becomes_a_guest_is_remembered_as_the_earlier_home() -> None:
+    before = ring_of("s1", "s2")
+    after = before.next(before.servers, guests=("s2",))
+    left = [channel for channel in CHANNELS if before.home(channel) == "s2"]
+    assert {after.home(channel) for channel in CHANNELS} == {"s1"}
+    assert all(after.earlier_homes(channel) == ("s2",) for channel in left)
+
+
+def test_guests_survive_the_wire() -> None:
+    ring = ring_of("s1", "s2").next(ring_of("s1", "s2", "s3").servers, guests=("s3",))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(ring), type=Ring) == ring

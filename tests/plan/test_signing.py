@@ -125,7 +125,7 @@ def test_a_signed_body_that_cannot_be_read_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("servers", [(), ("s1", "s1")], ids=["none", "twice"])
 def test_a_signed_ring_that_cannot_be_is_refused(servers: tuple[str, ...]) -> None:
     ring = Ring(1, tuple(ServerAddress(server, "h", 1) for server in servers))
-    with pytest.raises(ForgedEntryError, match="no servers, or one of them twice"):
+    with pytest.raises(ForgedEntryError, match="no home for channels, or a server twice"):
         VERIFIER.ring(SIGNER.ring(ring))
 
 

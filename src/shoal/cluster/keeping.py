@@ -18,7 +18,7 @@ from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError
 from shoal.logs import get_log
 from shoal.plan.keeper import Keeper, Snapshot
-from shoal.plan.keys import KEEPER_LEASE, PUBLIC_KEY, RING_KEY
+from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, PUBLIC_KEY, RING_KEY, pool_server
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 
@@ -114,10 +114,12 @@ class Keeping:
         ring = await self._coordinator.get(RING_KEY)
         leases = await self._coordinator.leases(LEASES)
         members = await self._coordinator.members(SERVERS)
+        pool = await self._coordinator.list(POOL_PREFIX)
         return Snapshot(
             contact=True,
             members={member: address for member, data in members.items() if (address := _read_address(member, data))},
             leases={name.removeprefix(LEASES): lease.remaining_s for name, lease in leases.items()},
+            guests=frozenset(map(pool_server, pool)),
             ring=ring.value if ring else b"",
             ring_key_version=ring.version if ring else 0,
         )

@@ -6,6 +6,8 @@ does the rest.
 
     outside --member and lease--> in the ring --lease absent, and the wait is over--> outside
 
+A member that the pool names (`shoal.plan.keys`, `pool/<server>`) is in the ring as a guest.
+
 The wait is what keeps a false death from splitting a channel. Clients trust a server's word for
 `server_lease_s`, so its channels may live elsewhere only when that has passed for sure:
 
@@ -21,7 +23,7 @@ The wait is what keeps a false death from splitting a channel. Clients trust a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 import msgspec
@@ -49,6 +51,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The signed ring; empty if there is none."""
     ring_key_version: int = 0
     """The coordinator's version of the key that holds the ring; 0 if there is none."""
+    guests: Set[str] = frozenset()
+    """Servers that shall be nobody's home."""
 
 
 class PutRing(msgspec.Struct, frozen=True):
@@ -119,11 +123,12 @@ class Keeper:
         servers = self._next_servers(snapshot, now)
         if not servers:
             return None
+        guests = _guests(servers, snapshot.guests)
         known = self._ring
         if known is None:
-            ring = Ring(1, servers)
-        elif servers != known.servers or stored is None or stored.version < known.version:
-            ring = known.next(servers)
+            ring = Ring(1, servers, guests=guests)
+        elif (servers, guests) != (known.servers, known.guests) or stored is None or stored.version < known.version:
+            ring = known.next(servers, guests)
         else:
             return None
         return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)
@@ -189,3 +194,9 @@ class Keeper:
             self._wakes_at.append(leaves_at)
             return False
         return True
+
+
+def _guests(servers: tuple[ServerAddress, ...], wanted: Set[str]) -> tuple[str, ...]:
+    """The members that are nobody's home: as the pool says, unless no home would be left."""
+    guests = tuple(server.id for server in servers if server.id in wanted)
+    return guests if len(guests) < len(servers) else ()

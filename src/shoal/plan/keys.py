@@ -7,6 +7,7 @@ Owns the names, and how a channel's name becomes part of one. Never touches the 
     plan/entries/<channel>   the signed entry of one channel
     moves/<channel>          a move that was asked for, until it has ended
     reports/<server>         what the server's agent says of the channels that move there
+    pool/<server>            that a server is a guest of the ring: new, or being drained
 
 A channel's name may hold any bytes, a key only text of limited length, so the name is written in base64url
 without padding: the longest name, 512 bytes, takes 683 characters.
@@ -26,6 +27,7 @@ KEEPER_LEASE: Final = "plan/keeper"
 ENTRIES_PREFIX: Final = "plan/entries/"
 MOVES_PREFIX: Final = "moves/"
 REPORTS_PREFIX: Final = "reports/"
+POOL_PREFIX: Final = "pool/"
 
 
 def entry_key(channel: bytes) -> str:
@@ -51,6 +53,16 @@ def move_channel(key: str) -> bytes | None:
 def report_key(server: str) -> str:
     """The key of the report of a server's agent."""
     return REPORTS_PREFIX + server
+
+
+def pool_key(server: str) -> str:
+    """The key that says that a server is a guest of the ring."""
+    return POOL_PREFIX + server
+
+
+def pool_server(key: str) -> str:
+    """The server that a key of the pool is about."""
+    return key.removeprefix(POOL_PREFIX)
 
 
 def _text(channel: bytes) -> str:

@@ -29,27 +29,42 @@ RINGS_REMEMBERED: Final = 3
 """How many earlier memberships a ring carries: clients that have not heard of the last changes live by one of them."""
 
 
+class Members(msgspec.Struct, frozen=True, array_like=True):
+    """Who was in a ring: all of its servers, and those of them that were guests."""
+
+    ids: tuple[str, ...]
+    guests: tuple[str, ...] = ()
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """The members at which channels live by default: all but the guests."""
+        return tuple(member for member in self.ids if member not in self.guests)
+
+
 class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The servers that take channels, under a version that grows with every change of membership.
 
-    `earlier` are the ids of the members of the rings before, newest first.
+    `guests` are members that are nobody's home: they hold only what entries place there. So a server can join without
+    taking channels from others, and give its channels away before it leaves. `earlier` are the memberships before,
+    newest first.
     """
 
     version: int
     servers: tuple[ServerAddress, ...]
-    earlier: tuple[tuple[str, ...], ...] = ()
+    earlier: tuple[Members, ...] = ()
+    guests: tuple[str, ...] = ()
 
-    def next(self, servers: tuple[ServerAddress, ...]) -> Ring:
+    def next(self, servers: tuple[ServerAddress, ...], guests: tuple[str, ...] = ()) -> Ring:
         """The ring that follows this one with other members."""
-        return Ring(self.version + 1, servers, (self.ids, *self.earlier)[:RINGS_REMEMBERED])
+        return Ring(self.version + 1, servers, (self.members, *self.earlier)[:RINGS_REMEMBERED], guests)
 
     def home(self, channel: bytes) -> str:
         """The id of the server at which the channel lives by default."""
-        return self._home(self.ids, channel)
+        return _home(self.homes, channel)
 
     def earlier_homes(self, channel: bytes) -> tuple[str, ...]:
         """Where the channel lived by the rings before, as far as those servers are still members."""
-        homes = (self._home(members, channel) for members in self.earlier)
+        homes = (_home(members.homes, channel) for members in self.earlier)
         return tuple(dict.fromkeys(home for home in homes if home in self.ids))
 
     def address(self, server: str) -> ServerAddress | None:
@@ -64,9 +79,23 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
             cached = self.__dict__["ids"] = tuple(member.id for member in self.servers)
         return cached
 
-    def _home(self, members: tuple[str, ...], channel: bytes) -> str:
-        points, owners = _points(members)
-        return owners[bisect_right(points, ring_hash(channel)) % len(points)]
+    @property
+    def members(self) -> Members:
+        """Who is in it."""
+        return Members(self.ids, self.guests)
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """The ids of the members at which channels live by default."""
+        cached: tuple[str, ...] | None = self.__dict__.get("homes")
+        if cached is None:
+            cached = self.__dict__["homes"] = self.members.homes
+        return cached
+
+
+def _home(homes: tuple[str, ...], channel: bytes) -> str:
+    points, owners = _points(homes)
+    return owners[bisect_right(points, ring_hash(channel)) % len(points)]
 
 
 @lru_cache(maxsize=16)

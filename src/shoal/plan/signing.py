@@ -77,8 +77,8 @@ class Verifier:
     def ring(self, data: bytes) -> Ring:
         """The ring in `data`; ForgedEntryError if the cluster did not sign it."""
         ring = self._open(_RING, data, _ring_decoder)
-        if not ring.servers or len(set(ring.ids)) != len(ring.ids):
-            raise ForgedEntryError("a signed ring has no servers, or one of them twice; it is refused")
+        if not ring.homes or len(set(ring.ids)) != len(ring.ids):
+            raise ForgedEntryError("a signed ring has no home for channels, or a server twice; it is refused")
         return ring
 
     def entry(self, data: bytes) -> Entry:
