@@ -113,6 +113,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     beacon_delay_s: float = 0.2
     """How long after the last message of a burst the publisher says what its last sequence number was."""
 
+    beacon_delay_s_max: float = 1.0
+    """The same for a stream that speaks at a steady pace: its next message tells as much, so it waits for two paces,
+    but no longer than this."""
+
     hello_retry_s: float = 0.5
     """Wait for an agent's answer; it doubles with each repetition, up to 16 times."""
 
@@ -213,7 +217,8 @@ _RULES: Final = (
     _AtMost("word_interval_s", "server_lease_s", "a lease must survive one lost word", factor=2),
     _AtMost("heal_delay_s", "gap_timeout_s", "a hole must be asked for before it is given up"),
     _AtMost("heal_retry_s", "gap_timeout_s", "a hole must be asked for twice before it is given up", factor=2),
-    _AtMost("beacon_delay_s", "gap_timeout_s", "the end of a burst must be known before it is given up"),
+    _AtMost("beacon_delay_s", "beacon_delay_s_max", "the first wait is the shortest"),
+    _AtMost("beacon_delay_s_max", "gap_timeout_s", "the end of a burst must be known before it is given up"),
     _AtMost("reconnect_delay_s_min", "reconnect_delay_s_max", "the first wait is the shortest"),
     _AtMost("hello_retry_s", "subscribe_timeout_s", "a hello must be sent twice before it is given up", factor=2),
 )

@@ -277,6 +277,28 @@ def test_nobody_is_answered_before_all_are_present() -> None:
     assert driver.core.register.patterns == {b"ti*": {CLIENT, OTHER}}
 
 
+def test_a_bye_takes_back_a_hello_that_still_waits() -> None:
+    """Else the answer to it would register somebody who has left, for good, and a move would wait for them."""
+    driver = called(clients=2)
+    driver.tell(
+        hello(), hello(nonce=6, name=b"ti*", pattern=True), publisher_hello(last=3), control.Bye(CLIENT, TILE, False)
+    )
+    driver.advance(DEFAULT_LIMITS.roll_call_s)
+    assert driver.state() is Agent.SERVING
+    assert set(driver.core.register.channels) == set()
+    assert set(driver.core.register.patterns) == {b"ti*"}
+    assert [answer.nonce for answer in driver.answers()] == [6]
+    assert driver.take(inbox_channel(OTHER), control.Answer), "a publisher has nothing to do with it"
+
+
+def test_who_says_hello_again_after_a_bye_is_registered_when_the_roll_call_is_over() -> None:
+    driver = called(clients=2)
+    driver.tell(hello(nonce=5), control.Bye(CLIENT, TILE, False), hello(nonce=6))
+    driver.advance(DEFAULT_LIMITS.roll_call_s)
+    assert set(driver.core.register.channels) == {TILE}
+    assert [answer.nonce for answer in driver.answers()] == [6]
+
+
 def test_the_same_client_twice_is_one_and_another_roll_does_not_count() -> None:
     driver = called(clients=2)
     driver.tell(present(CLIENT), present(CLIENT), present(OTHER, roll=99))

@@ -229,3 +229,120 @@ def test_who_leaves_while_the_connection_is_down_says_so_when_it_is_back() -> No
     driver.play()
     assert [bye.name for bye in driver.heard("s1", control.Bye)] == [TILE]
     assert driver.in_force(kept)
+
+
+def left_on_s1() -> tuple[RouterDriver, Subscription]:
+    """A client with two subscriptions on s1 of which it has just left one; the server has not read the Bye yet."""
+    driver = on_old()
+    driver.router.entry(SIGNER.entry(b"kept", OLD), driver.now)
+    left, kept = driver.subscribe(TILE), driver.subscribe(b"kept")
+    driver.servers["s1"].mute = True
+    driver.router.unsubscribe(left, driver.now)
+    driver.play()
+    return driver, kept
+
+
+def reconnect(driver: RouterDriver) -> None:
+    driver.lose("s1")
+    driver.servers["s1"].mute = False
+    driver.play()
+
+
+def byes(driver: RouterDriver) -> list[bytes]:
+    return [bye.name for bye in driver.heard("s1", control.Bye)]
+
+
+def test_a_bye_that_was_lost_with_its_connection_is_said_on_the_next_one() -> None:
+    driver, kept = left_on_s1()
+    reconnect(driver)
+    assert byes(driver) == [TILE]
+    reconnect(driver)
+    assert byes(driver) == [], "the server has answered to what came after it"
+    assert driver.in_force(kept)
+
+
+def test_a_bye_that_the_server_has_seen_is_not_said_again() -> None:
+    driver, _ = left_on_s1()
+    driver.servers["s1"].mute = False
+    driver.advance(driver.limits.server_lease_s)
+    assert byes(driver) == [TILE]
+    reconnect(driver)
+    assert byes(driver) == []
+
+
+def test_a_ping_from_before_a_bye_proves_nothing() -> None:
+    driver = on_old()
+    driver.router.entry(SIGNER.entry(b"kept", OLD), driver.now)
+    left, _ = driver.subscribe(TILE), driver.subscribe(b"kept")
+    driver.advance(driver.limits.server_lease_s)
+    link = driver.link("s1")
+    link.send_ping(driver.now)
+    driver.router.unsubscribe(left, driver.now)
+    driver.feed("s1", b"PONG")
+    reconnect(driver)
+    assert byes(driver) == [TILE]
+
+
+def test_a_bye_is_not_said_again_by_who_has_come_back_meanwhile() -> None:
+    driver, _ = left_on_s1()
+    again = driver.subscribe(TILE)
+    reconnect(driver)
+    assert byes(driver) == []
+    assert sites(again) == {"s1": Site.IN_FORCE}
+    reconnect(driver)
+    assert byes(driver) == []
+
+
+def test_a_notice_from_a_server_where_nobody_subscribes_is_answered_by_a_bye_though_somebody_does_elsewhere() -> None:
+    driver = on_old()
+    sub = driver.subscribe(TILE)
+    driver.subscribe(b"ti*", pattern=True)
+    notice(driver, END, "s1")
+    driver.advance(driver.limits.linger_s * 3)
+    assert sites(sub) == {"s2": Site.IN_FORCE}
+    assert byes(driver) == [TILE]
+    notice(driver, END, "s1")
+    assert byes(driver) == [TILE]
+    notice(driver, END, "s2")
+    assert driver.heard("s2", control.Bye) == []
+
+
+def test_who_comes_back_after_a_lost_connection_confirms_again() -> None:
+    """The server may have restarted, and then its agent has forgotten who stood by what."""
+    driver = on_old()
+    sub = driver.subscribe(TILE)
+    notice(driver, WIDEN)
+    assert stood(driver, "s1") == stood(driver, "s2") == [11]
+    driver.servers["s2"].life += 1
+    driver.lose("s2")
+    driver.play()
+    assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.IN_FORCE}
+    assert stood(driver, "s2") == [11]
+    assert stood(driver, "s1") == [], "its agent knows"
+
+
+def test_who_lingers_when_the_connection_is_lost_says_bye_on_the_next_one() -> None:
+    driver = on_old()
+    driver.subscribe(b"ti*", pattern=True)
+    sub = driver.subscribe(TILE)
+    notice(driver, END)
+    assert sites(sub) == {"s1": Site.LINGERING, "s2": Site.IN_FORCE}
+    reconnect(driver)
+    assert sites(sub) == {"s2": Site.IN_FORCE}
+    assert byes(driver) == [TILE]
+
+
+def test_a_server_that_left_the_ring_and_came_back_hears_the_byes_that_it_missed() -> None:
+    driver = on_old()
+    driver.subscribe(b"ti*", pattern=True)
+    left = driver.subscribe(TILE)
+    assert sites(left) == {"s1": Site.IN_FORCE}
+    driver.servers["s1"].mute = True
+    driver.change_ring(("s2", "s3"), 2)
+    driver.lose("s1")
+    driver.router.unsubscribe(left, driver.now)
+    driver.play()
+    assert "s1" not in driver.router.context.links
+    driver.servers["s1"].mute = False
+    driver.change_ring(("s1", "s2", "s3"), 3)
+    assert byes(driver) == [TILE]

@@ -281,6 +281,28 @@ def test_a_beacon_waits_for_the_end_of_the_burst() -> None:
     assert beacons(driver.published("s1")) == [(10, 10, False)]
 
 
+def test_a_steady_stream_has_a_beacon_when_it_ends_and_not_one_for_each_message() -> None:
+    driver = RouterDriver()
+    pace = BEACON_S * 1.6
+    for number in range(10):
+        driver.publish(TILE, b"%d" % number)
+        driver.advance(pace)
+    said = beacons(driver.published("s1"))
+    assert [last for last, _, _ in said if last > 1] == [], "but for the announcement, and before it had a pace"
+    driver.advance(2 * pace)
+    assert beacons(driver.published("s1")) == [(10, 10, False)]
+
+
+def test_who_speaks_seldom_has_a_beacon_soon() -> None:
+    driver = RouterDriver()
+    for number in (1, 2, 3):
+        driver.advance(DEFAULT_LIMITS.beacon_delay_s_max)
+        driver.publish(TILE, b"now and then")
+        driver.published("s1")
+        driver.advance(BEACON_S * 1.1)
+        assert beacons(driver.published("s1"))[-1:] == [(number, number, False)]
+
+
 def test_a_beacon_waits_for_confirmation() -> None:
     driver = RouterDriver()
     driver.publish(TILE, b"1")

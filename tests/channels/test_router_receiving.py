@@ -10,7 +10,7 @@ import pytest
 from hiredis import PushNotification
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, blob
+from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, StandIn, blob
 
 from shoal.channels.subscription import Subscription
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -214,6 +214,56 @@ def test_a_large_hole_is_healed_page_by_page() -> None:
         driver.advance(0.001)
     assert pages == [(2, 5), (6, 9), (10, 10)]
     assert driver.payloads(sub) == [b"%d" % number for number in range(2, 12)]
+
+
+def test_an_answer_that_comes_again_leads_to_no_other_question() -> None:
+    """Else a question that was repeated once would go round for ever, and fill the links with what is known."""
+    driver, sub = subscribed(heal_page_messages=4)
+    arrive(driver, 11)
+    driver.advance(DELAY_S + 4 * RETRY_S)
+    repeated = asked(driver)
+    assert len(repeated) > 2
+    assert set(repeated) == {(2, 5)}
+    questions = []
+    for _ in repeated:
+        resend(driver, 2, 3, 4, 5)
+        driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 2))
+        driver.advance(0.001)
+        questions += asked(driver)
+    assert questions == [(6, 9)]
+    resend(driver, 6, 7, 8, 9)
+    assert driver.payloads(sub) == [b"%d" % number for number in range(2, 10)], "its answer is still awaited"
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 6))
+    driver.advance(0.001)
+    assert asked(driver) == [(10, 10)]
+
+
+def test_the_answer_to_another_subscription_of_the_client_leads_to_no_question() -> None:
+    driver, early = subscribed(heal_page_messages=4)
+    driver.servers["s1"].streams[TILE, STREAM] = 5
+    late = driver.subscribe(TILE)
+    arrive(driver, 11)
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver) == [(2, 5), (6, 9)]
+    resend(driver, 2, 3, 4, 5)
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 2))
+    driver.advance(0.001)
+    assert asked(driver) == [(6, 9)], "the early one goes on, the late one still waits for its answer"
+    resend(driver, 6, 7, 8, 9)
+    assert driver.payloads(early) == [b"%d" % number for number in range(2, 10)]
+    assert driver.payloads(late) == [b"%d" % number for number in range(6, 10)]
+
+
+def test_a_late_answer_still_says_how_far_the_stream_has_come() -> None:
+    driver, sub = subscribed(heal_page_messages=4)
+    arrive(driver, 8)
+    driver.advance(DELAY_S * 1.1)
+    resend(driver, 2, 3, 4, 5)
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 8, 2))
+    driver.advance(0.001)
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 9, 2))
+    resend(driver, 6, 7, 9)
+    assert driver.payloads(sub) == [b"%d" % number for number in range(2, 10)]
 
 
 def test_a_beacon_reveals_that_the_last_messages_are_missing() -> None:
@@ -480,6 +530,16 @@ def test_a_stream_that_had_ended_is_not_in_doubt() -> None:
     assert driver.items(sub) == []
 
 
+def test_a_subscription_that_comes_late_to_a_server_is_told_who_has_died_there() -> None:
+    """A publisher used a new server, both died, and the subscription had not heard of the ring with that server. Its
+    agent remembers how far the stream had come."""
+    driver, sub = subscribed(pattern=b"ti*")
+    driver.servers["s2"] = StandIn("s2", life=2, absent={(TILE, STREAM): 3})
+    driver.change_ring(("s1", "s2"))
+    driver.advance(TIMEOUT_S * 2)
+    assert [(gap.channel, gap.first, gap.last) for gap in driver.gaps(sub)] == [("tile", 2, 3)]
+
+
 def test_an_agent_that_was_not_there_cannot_name_everybody() -> None:
     """Publishers that this subscription never met may have died with the server: a gap without a publisher."""
     driver, sub = subscribed()
@@ -492,9 +552,45 @@ def test_a_lapsed_stream_that_speaks_again_goes_on_from_there() -> None:
     driver, sub = subscribed()
     restart_server(driver, absent={(TILE, STREAM): 1})
     driver.advance(TIMEOUT_S + 0.1)
-    assert len(driver.gaps(sub)) == 1
+    assert [(gap.first, gap.last) for gap in driver.gaps(sub)] == [(2, None)]
+    asked(driver)
     arrive(driver, 7, 8)
-    assert driver.payloads(sub) == [b"7", b"8"]
+    assert driver.payloads(sub) == [], "what came before may have been published after the gap was reported"
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver)[:1] == [(2, 6)]
+    resend(driver, 5, 6)
+    driver.tell("s1", control.Healed(TILE, STREAM, 5, 8, 2))
+    items = driver.items(sub)
+    assert [item.sequence for item in items if isinstance(item, Message)] == [5, 6, 7, 8]
+    assert [(item.first, item.last) for item in items if isinstance(item, Gap)] == [(2, 4)], "its publisher lost them"
+
+
+def test_an_agent_that_lists_a_lapsed_stream_brings_it_back() -> None:
+    """What was published after the open gap was reported, while the subscription was away, is not in the gap."""
+    driver, sub = subscribed()
+    restart_server(driver, absent={(TILE, STREAM): 1})
+    driver.advance(TIMEOUT_S + 0.1)
+    assert len(driver.gaps(sub)) == 1
+    asked(driver)
+    driver.servers["s1"].streams[TILE, STREAM] = 3
+    driver.lose("s1")
+    driver.play()
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver)[:1] == [(2, 3)]
+    resend(driver, 2, 3)
+    assert driver.payloads(sub) == [b"2", b"3"]
+
+
+def test_an_agent_that_lists_nothing_new_of_a_lapsed_stream_does_not_bring_it_back() -> None:
+    driver, sub = subscribed()
+    restart_server(driver, absent={(TILE, STREAM): 1})
+    driver.advance(TIMEOUT_S + 0.1)
+    assert len(driver.gaps(sub)) == 1
+    asked(driver)
+    restart_server(driver, absent={(TILE, STREAM): 1})
+    driver.advance(TIMEOUT_S * 2)
+    assert asked(driver) == []
+    assert driver.items(sub) == []
 
 
 def test_a_lapsed_stream_that_speaks_again_is_watched_as_before() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, StandIn, blob, channel_at
+from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, StandIn, blob, channel_at, ring
 
 from shoal.channels.states import Site
 from shoal.channels.subscription import Subscription
@@ -308,6 +308,54 @@ def test_a_pattern_stands_on_every_server_and_follows_the_ring() -> None:
     (hello,) = driver.heard("s3", control.Hello)
     assert hello.pattern
     assert not hello.fresh, "it has been in force elsewhere"
+
+
+def came_and_went(driver: RouterDriver, *rings: tuple[str, ...]) -> None:
+    """Rings follow each other, and the router hears only of the last."""
+    newest = driver.ring
+    for servers in rings:
+        newest = newest.next(ring(1, servers).servers)
+        for server in servers:
+            driver.servers.setdefault(server, StandIn(server))
+    driver.router.ring(SIGNER.ring(newest), driver.now)
+    driver.play()
+
+
+def unknown_gaps(sub: Subscription) -> list[str]:
+    return [item.reason for item in sub.inbox.items if isinstance(item, Gap) and item.publisher is None]
+
+
+def test_a_pattern_is_told_of_a_server_that_came_and_went_unseen() -> None:
+    """Whoever published there may have died with it: nobody else knows."""
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(b"ti*", pattern=True)
+    came_and_went(driver, ("s1", "s2", "s3"), ("s1", "s2"))
+    (reason,) = unknown_gaps(sub)
+    assert "s3" in reason
+
+
+def test_a_channel_is_told_of_a_home_that_came_and_went_unseen_and_of_no_other() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    wider = ring(2, ("s1", "s2", "s3"))
+    there, elsewhere = driver.subscribe(channel_at(wider, "s3")), driver.subscribe(channel_at(wider, "s1"))
+    came_and_went(driver, ("s1", "s2", "s3"), ("s1", "s2"))
+    assert len(unknown_gaps(there)) == 1
+    assert unknown_gaps(elsewhere) == []
+
+
+def test_rings_that_are_heard_of_one_by_one_are_no_gap() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(b"ti*", pattern=True)
+    came_and_went(driver, ("s1", "s2", "s3"))
+    came_and_went(driver, ("s1", "s2", "s3"), ("s1", "s2", "s3", "s4"))
+    assert unknown_gaps(sub) == []
+
+
+def test_after_more_rings_than_are_remembered_nobody_knows_who_came_and_went() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(b"ti*", pattern=True)
+    came_and_went(driver, *[("s1", "s2", f"s{number}") for number in range(3, 13)], ("s1", "s2"))
+    assert len(unknown_gaps(sub)) == 1
 
 
 def test_who_asked_in_the_wrong_place_learns_of_the_entry_before_it_relies_on_the_answer() -> None:

@@ -42,6 +42,17 @@ def test_round_trip(channels: int) -> None:
     assert again.channels.num_rows == channels
 
 
+def test_some_columns_can_be_read_without_the_others() -> None:
+    record = make_record(50)
+    data = telemetry.encode(record)
+    again = telemetry.decode(data, ("bytes_out", "channel"))
+    assert again.channels.equals(record.channels.select(["channel", "bytes_out"]))
+    assert again.server.equals(record.server)
+    for at in range(0, len(data), 97):
+        with pytest.raises(ProtocolError):
+            telemetry.decode(data[:at], ("channel",))
+
+
 def test_the_id_tells_duplicates_restarts_and_holes_apart() -> None:
     other = RecordId("redis://host:1/x", "f01", 1_700_000_000, 0)
     assert telemetry.decode(telemetry.encode(make_record(1))).id == ID

@@ -32,12 +32,13 @@ class Store:
         self.members = dict(MEMBERS)
         self.expiry: dict[str, float] = {}
         self.guests: frozenset[str] = frozenset()
+        self.outside: frozenset[str] = frozenset()
         self.ring = b""
         self.version = 0
 
     def snapshot(self) -> Snapshot:
         leases = {server: at - self.now for server, at in self.expiry.items() if at > self.now}
-        return Snapshot(True, self.members, leases, self.ring, self.version, self.guests)
+        return Snapshot(True, self.members, leases, self.ring, self.version, self.guests, self.outside)
 
     def look(self) -> PutRing | None:
         return self.keeper.observe(self.snapshot(), self.now)
@@ -108,10 +109,10 @@ def test_a_server_that_the_pool_names_joins_as_a_guest_and_may_become_a_home() -
     store.guests = frozenset({"s2"})
     assert store.step("s1 s2") == ["s1", "s2"]
     assert store.keeper.ring is not None
-    assert store.keeper.ring.homes == ("s1",)
+    assert [*store.keeper.ring.homes] == ["s1"]
     store.guests = frozenset()
     assert store.step("s1 s2") == ["s1", "s2"]
-    assert store.keeper.ring.homes == ("s1", "s2")
+    assert [*store.keeper.ring.homes] == ["s1", "s2"]
     assert store.keeper.ring.earlier[0] == Members(("s1", "s2"), ("s2",))
 
 
@@ -306,3 +307,22 @@ def test_in_any_history_no_trusted_server_leaves_and_versions_only_grow(
             dropped = {*before.ids} - {*ring.ids}
             assert all(store.now - renewed.get(server, 0.0) >= FULL_S for server in dropped)
         newest = ring.version
+
+
+def test_servers_that_are_sent_out_leave_after_the_full_wait_though_they_are_alive() -> None:
+    store = Store("s1 s2 s3")
+    store.step("s1 s2 s3")
+    store.outside = frozenset({"s2", "s3"})
+    ((after_s, ids),) = store.run("s1 s2 s3", 2 * FULL_S)
+    assert ids == ["s1"]  # and nobody takes it for a mass death
+    assert after_s == pytest.approx(FULL_S, abs=2 * LOOK_S)
+    store.outside = frozenset({"s3"})
+    assert store.step("s1 s2 s3") == ["s1", "s2"]
+
+
+def test_a_server_that_is_outside_does_not_enter() -> None:
+    store = Store("s1")
+    store.outside = frozenset({"s2"})
+    store.step("s1 s2")
+    assert store.ring_ids() == ["s1"]
+    assert store.run("s1 s2", 2 * FULL_S) == []

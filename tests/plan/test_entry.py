@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import ForgedEntryError
 from shoal.plan.entry import Entry, Phase, check_entry
-from shoal.plan.placement import Mode, Placement
+from shoal.plan.placement import Mode, Placement, at_home
 from shoal.plan.signing import Signer, Verifier
 
 OLD = Placement(5, Mode.SINGLE, ("s1",))
@@ -55,6 +55,7 @@ def test_an_entry_at_rest_stands_by_its_placement() -> None:
         ({"publish": 10}, "cannot use version 10"),
         ({"phase": Phase.SWITCH}, "cannot use version 5"),
         ({"revision": 9}, "older than its newest"),
+        ({"placement": at_home(10, "s2")}, "follows from the ring"),
     ],
 )
 def test_entries_that_cannot_be_are_refused_by_who_signs_and_by_who_reads(change: dict[str, object], why: str) -> None:

@@ -112,7 +112,9 @@ def test_a_move_whose_old_servers_left_begins_again_from_the_home() -> None:
     store.look()
     without(store, old)
     entry = store.look()
-    assert bare(entry) == Entry(CHANNEL, place(11, new), Phase.PREPARE, (at_home(4, home),), BY_THE_RING | 4, 11)
+    assert bare(entry) == Entry(
+        CHANNEL, place(11, new), Phase.PREPARE, (at_home(4, home),), BY_THE_RING | 4, 11, helped=(old,)
+    )
 
 
 def test_a_channel_whose_servers_all_left_moves_from_its_home() -> None:
@@ -122,7 +124,61 @@ def test_a_channel_whose_servers_all_left_moves_from_its_home() -> None:
     without(store, old)
     store.ask(new)
     entry = store.look()
-    assert bare(entry) == Entry(CHANNEL, place(10, new), Phase.PREPARE, (at_home(4, home),), BY_THE_RING | 4, 10)
+    assert bare(entry) == Entry(
+        CHANNEL, place(10, new), Phase.PREPARE, (at_home(4, home),), BY_THE_RING | 4, 10, helped=(old,)
+    )
+
+
+def test_a_channel_whose_servers_all_left_can_be_placed_at_its_home() -> None:
+    """It lives there already, but its entry names a server that may come back."""
+    store = Store()
+    old = store.others[0]
+    store.put(Entry(CHANNEL, place(9, old)))
+    without(store, old)
+    store.ask(store.home)
+    assert Phase.END in store.run()
+    assert store.entry().placement.servers == (store.home,)
+    store.ask(store.home)
+    assert store.look() is None
+    assert store.dropped == ["", ""]
+
+
+def test_subscribers_on_a_server_that_comes_back_are_helped_until_they_have_followed() -> None:
+    """They know an entry from before the server left, and by the new ring it sends them to that server again. The move
+    that began from the home meanwhile is given up; then nobody must believe that everybody is at home."""
+    store = Store()
+    old, new = store.others[:2]
+    store.put(Entry(CHANNEL, place(9, old)))
+    members = store.ring.servers
+    without(store, old)
+    store.ask(new)
+    store.look()
+    store.ring = store.ring.next(members)
+    store.say(" ".join(server for server in SERVERS if server != old))
+    assert store.look() is None
+    entry = store.look(PREPARE_S)
+    assert entry is not None
+    assert (entry.phase, entry.placement.servers, entry.helped) == (Phase.NARROW, (store.home,), (old,))
+    store.all_well()
+    store.say(old, behind=1, here=1)
+    assert store.look(WIDEN_S) is None, "whoever stands there is waited for"
+    store.all_well()
+    entry = store.look()
+    assert entry is not None
+    assert entry.phase is Phase.END
+
+
+def test_a_dead_placement_is_helped_when_a_later_move_is_given_up() -> None:
+    store = Store()
+    store.put(Entry(CHANNEL, place(9, "s1")))
+    store.ask("s2")
+    store.until(Phase.SWITCH)
+    store.ask("s3")
+    store.until(Phase.PREPARE)
+    without(store, "s1", "s3")
+    entry = store.look()
+    assert entry is not None
+    assert (entry.phase, entry.placement.servers, entry.helped) == (Phase.NARROW, ("s2",), ("s1",))
 
 
 def test_the_end_is_reached_when_the_new_servers_leave_at_last() -> None:
@@ -159,6 +215,7 @@ def check_step(store: Store, before: Entry | None, after: Entry) -> None:
     assert after.newness > (before.newness if before else store.ring.version)
     assert after.newness > store.ring.version
     assert after.publishing in after.standing, "publishers use what subscribers do not stand by"
+    assert after.follows_from <= after.newness, "everybody is behind, for nobody can confirm what is asked for"
     if before is None or before.phase in (Phase.NARROW, Phase.END):
         return
     if after.phase in (Phase.NARROW, Phase.END) and (before.phase, after.phase) in (

@@ -46,6 +46,12 @@ def test_homes_never_change() -> None:
     assert [ring.home(channel) for channel in GOLDEN_HOMES] == list(GOLDEN_HOMES.values())
 
 
+def test_many_channels_are_asked_about_at_once() -> None:
+    ring = ring_of("s1", "s2", "s3")
+    assert ring.homes_of(iter(CHANNELS)) == [ring.home(channel) for channel in CHANNELS]
+    assert ring.homes_of([]) == []
+
+
 def test_neither_order_nor_version_nor_address_matters() -> None:
     moved = Ring(9, tuple(ServerAddress(server, "10.9.9.9", 1) for server in ("s3", "s1", "s2")))
     assert homes(ring_of("s1", "s2", "s3")) == homes(moved)

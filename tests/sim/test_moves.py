@@ -12,7 +12,7 @@ from itertools import chain
 import pytest
 
 from shoal.channels.rules import Rules, broken
-from shoal.sim import channels
+from shoal.sim import balancer_corners, channels
 from shoal.sim.campaign import PROTOCOLS
 from shoal.sim.moves import MovesRun, run_seed
 from shoal.sim.moves_corners import BREAKS, CORNERS
@@ -20,6 +20,11 @@ from shoal.sim.scenario import Outcome
 
 SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
+
+ONCE_FAILED = (190, 1026, 1201, 1298, 1660, 1726)
+"""Seeds that showed a fault once: a Bye lost with a server that left the ring, a lapsed stream that went on too late, a
+plain subscriber that was owed what waited for a lease, a Stand that an agent forgot, subscribers on a server that came
+back in the middle of a move, a Bye that came before the answer to its Hello."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
     "forward_old_to_new": (5, 9),
@@ -66,7 +71,7 @@ def test_the_same_seed_gives_the_same_run_item_by_item(seed: int) -> None:
     assert everything(seed) == everything(seed)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [*range(24), *ONCE_FAILED])
 def test_a_seed_is_clean(seed: int) -> None:
     outcome = run_seed(seed)
     verdict = outcome.verdict
@@ -86,7 +91,7 @@ def test_a_broken_rule_is_caught(name: str) -> None:
 
 
 def test_every_rule_is_broken_by_some_scenario() -> None:
-    assert {*BREAKS, *channels.BREAKS} == {*Rules.__struct_fields__}
+    assert {*BREAKS, *channels.BREAKS, *balancer_corners.BREAKS} == {*Rules.__struct_fields__}
 
 
 def test_a_protocol_breaks_only_rules_that_there_are() -> None:

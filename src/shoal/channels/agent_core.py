@@ -17,11 +17,11 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from shoal.channels import states
+from shoal.channels.agent_counters import AgentCounters
+from shoal.channels.deferred import DeferredHellos
 from shoal.channels.dispatcher import Dispatcher
 from shoal.channels.lease import AgentLease
 from shoal.channels.link import Command
@@ -38,28 +38,7 @@ from shoal.plan.moving import Report
 from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, ENDED, RESERVED_PREFIX, WORD_CHANNEL, inbox_channel
 
-HELLOS_DEFERRED_MAX: Final = 100_000
-"""Hellos that wait for the end of a roll-call. Who does not fit asks again."""
-
 Handler = Callable[[Any, float], None]
-
-
-class AgentCounters(msgspec.Struct):
-    """What an agent has done so far."""
-
-    greetings: int = 0
-    hellos: int = 0
-    hellos_deferred: int = 0
-    words: int = 0
-    orphan_words: int = 0
-    roll_calls: int = 0
-    presents: int = 0
-    garbage: int = 0
-    forged: int = 0
-    forwarded: int = 0
-    forwarded_dropped: int = 0
-    notices: int = 0
-    handovers: int = 0
 
 
 class AgentCore:
@@ -91,7 +70,7 @@ class AgentCore:
         self._memory = StreamMemory(scanner, limits.publisher_idle_s)
         self._roll = RollCall()
         self._calls = 0
-        self._deferred: list[control.Hello] = []
+        self._deferred = DeferredHellos()
         self._heard = 0
         self._lives = 0
         self._now = 0.0
@@ -126,7 +105,7 @@ class AgentCore:
         """The connection to the server is gone."""
         if self.state is not states.Agent.AWAY:
             self._step("server lost")
-            self._deferred.clear()
+            self._deferred.take()
             for name in ("word", "call", "recall"):
                 self.timers.cancel(name)
 
@@ -172,6 +151,7 @@ class AgentCore:
             case control.Hello():
                 self._hello(message)
             case control.Bye():
+                self._deferred.withdraw(message)
                 self.register.remove(message.client, message.name, message.pattern)
                 self.dispatcher.confirmed(message.name, now)
             case control.Stand():
@@ -286,8 +266,7 @@ class AgentCore:
         self.dispatcher.serves(self._now)
 
     def _answer_deferred(self) -> None:
-        deferred, self._deferred = self._deferred, []
-        for hello in deferred:
+        for hello in self._deferred.take():
             self._hello(hello)
 
     # Hellos
@@ -295,8 +274,7 @@ class AgentCore:
     def _hello(self, hello: control.Hello) -> None:
         if self.state is not states.Agent.SERVING or self.book.ring is None:
             self.counters.hellos_deferred += 1
-            if len(self._deferred) < HELLOS_DEFERRED_MAX:
-                self._deferred.append(hello)
+            self._deferred.add(hello)
             return
         self.counters.hellos += 1
         streams: control.StreamList = []

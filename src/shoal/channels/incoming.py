@@ -17,7 +17,10 @@ LAPSED_MAX: Final = 1000
 
 
 class StreamIn:
-    """One stream on one channel, as one subscription sees it."""
+    """One stream on one channel, as one subscription sees it.
+
+    `asked` is the first number of the question to its publisher whose answer is awaited, 0 if none is.
+    """
 
     __slots__ = (
         "asked",
@@ -43,7 +46,7 @@ class StreamIn:
         self.held: dict[int, Message] = {}
         self.server = server
         self.hole_since: float | None = None
-        self.asked = False
+        self.asked = 0
         self.attempts = 0
         self.doubted_at: int | None = None
         self.final = False
@@ -82,8 +85,9 @@ class ChannelIn:
     """The streams of one channel within one subscription.
 
     `lapsed` are streams that were given up with an open gap, each with the number from which on nothing of it has been
-    delivered: if one speaks again, it goes on from there. `forgets` says
-    that there have been too many streams to remember: one that is not known may have been heard before.
+    delivered: if one speaks again, it goes on from there, for the gap stands only for what was published before it was
+    reported. `forgets` says that there have been too many streams to remember: one that is not known may have been
+    heard before.
     """
 
     __slots__ = ("forgets", "lapsed", "name", "streams", "text")
@@ -103,11 +107,11 @@ class ChannelIn:
             del self.lapsed[next(iter(self.lapsed))]
 
     def begins(self, stream: int, owed: int, heard: int) -> int:
-        """The first number that is owed of a stream that is not known: `owed`, unless it is known to have been heard of
-        before; then what it says now, `heard`, but nothing twice."""
-        delivered = self.lapsed.pop(stream, None)
-        if delivered is not None:
-            return max(delivered, heard)
+        """The first number that is owed of a stream that is not known: `owed`, unless it was given up before, then what
+        had not been delivered; or may have been forgotten, then what it says now, `heard`."""
+        undelivered = self.lapsed.pop(stream, None)
+        if undelivered is not None:
+            return undelivered
         return heard if self.forgets else owed
 
     def bound(self, streams_max: int) -> None:

@@ -79,8 +79,9 @@ class ServerLink:
         self.outbox: list[Command] = []
         self.inflight: deque[Lane | Ping | Listen | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
-        self.byes: dict[tuple[bool, bytes], None] = {}
-        """What was left while there was no connection: the agent still has to hear of it."""
+        self.byes: dict[tuple[bool, bytes], bool] = {}
+        """What was left, until it is certain that the agent could hear of it: a PONG has come back for a PING that was
+        sent after the Bye. True while such a PING is on its way."""
         self.lanes: dict[Lane, None] = {}
         self.sites: dict[Site, None] = {}
         self.dirty = False
@@ -119,15 +120,31 @@ class ServerLink:
         """Queues a control message to the server's agent."""
         self.publish(AGENT_CHANNEL, control.encode(message))
 
+    def say_bye(self, client: int, pattern: bool, name: bytes) -> None:
+        """Queues a Bye. Without a connection, or if this one is lost with it, it is said on the next one."""
+        self.byes[pattern, name] = False
+        if self.open:
+            self.tell_agent(control.Bye(client, name, pattern))
+
+    def repeat_byes(self, client: int) -> None:
+        """A new connection stands: says what may have been lost with the one before, unless it is wrong by now."""
+        for pattern, name in list(self.byes):
+            if (pattern, name) in self.listening:
+                del self.byes[pattern, name]
+            else:
+                self.say_bye(client, pattern, name)
+
     def send_ping(self, now: float) -> None:
         """Queues a PING, unless one is on its way."""
         if self.ping is None:
+            self.byes = dict.fromkeys(self.byes, True)
             self.ping = Ping(now)
             self.outbox.append((b"PING",))
             self.inflight.append(self.ping)
 
     def ponged(self, ping: Ping) -> None:
-        """A PING came back: what arrives from now on was said after it was sent."""
+        """A PING came back: what arrives from now on was said after it was sent, and what was sent before is done."""
+        self.byes = {key: False for key, before in self.byes.items() if not before}
         self.anchor = ping.sent_at
         self.ping = None
 

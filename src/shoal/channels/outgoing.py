@@ -39,6 +39,7 @@ class Outgoing:
     __slots__ = (
         "base",
         "beacon_armed",
+        "beacon_delay",
         "confirmed",
         "lanes",
         "name",
@@ -69,6 +70,7 @@ class Outgoing:
         self.waiters: deque[tuple[int, object]] = deque()
         self.published_at = now
         self.beacon_armed = False
+        self.beacon_delay = 0.0
         self.use(placement)
 
     def use(self, placement: Placement) -> None:

@@ -24,6 +24,9 @@ CHUNK_MESSAGES: Final = 64
 CHUNK_BYTES: Final = 1 << 18
 """What is sent at once when a lane has fallen behind."""
 
+PACES_QUIET: Final = 2.0
+"""A stream with a steady pace is quiet when it has said nothing for so many paces."""
+
 
 class Publishing:
     """All outgoing channels of one router. `pending_*` is what no server has confirmed yet."""
@@ -57,6 +60,8 @@ class Publishing:
         out.window.append(blob)
         out.sizes.append(size)
         out.resend_bytes += size
+        if not out.beacon_armed:
+            self._arm_beacon(out, now)
         out.published_at = now
         self.resend_bytes += size
         self.pending_messages += 1
@@ -74,9 +79,6 @@ class Publishing:
             for lane in out.lanes:
                 if lane.state is states.Lane.LIVE:
                     self._pump(lane, now)
-        if not out.beacon_armed:
-            out.beacon_armed = True
-            self._context.timers.set(("beacon", out), now + self._context.limits.beacon_delay_s)
         return out, seq
 
     def await_confirm(self, out: Outgoing, seq: int, token: object) -> bool:
@@ -286,9 +288,20 @@ class Publishing:
 
     # Beacons and the end of a stream
 
+    def _arm_beacon(self, out: Outgoing, now: float) -> None:
+        """A burst begins. In a stream that speaks at a steady pace the next message tells what a beacon would, so the
+        beacon waits longer than the pace: else each message would have one of its own."""
+        limits = self._context.limits
+        pause = now - out.published_at
+        steady = pause < limits.beacon_delay_s_max
+        patience = min(PACES_QUIET * pause, limits.beacon_delay_s_max) if steady else 0.0
+        out.beacon_delay = max(limits.beacon_delay_s, patience)
+        out.beacon_armed = True
+        self._context.timers.set(("beacon", out), now + out.beacon_delay)
+
     def beacon_due(self, out: Outgoing, now: float) -> None:
         """A burst is over: say how far the stream has come, in case its last message got lost on the way."""
-        delay = self._context.limits.beacon_delay_s
+        delay = out.beacon_delay
         quiet_at = out.published_at + delay
         if now < quiet_at or not out.settled or any(lane.state is not states.Lane.LIVE for lane in out.lanes):
             self._context.timers.set(("beacon", out), max(quiet_at, now + delay / 2))

@@ -212,7 +212,7 @@ class Receiving:
         chan = sub.channel(channel)
         stream = chan.streams.get(stream_id)
         if stream is None:
-            if stream_id in chan.lapsed:
+            if (last & ~ENDED) < chan.lapsed.get(stream_id, 0):
                 return
             first = chan.begins(stream_id, 1, (last & ~ENDED) + 1)
             stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
@@ -286,7 +286,7 @@ class Receiving:
         links.sort(key=lambda link: link.server != stream.server)
         link = links[stream.attempts % len(links)]
         self._context.counters.heals_asked += 1
-        stream.asked = True
+        stream.asked = stream.next
         room = max(1, sub.inbox.messages_max - len(sub.inbox.items))
         hole_end = stream.hole_end() if stream.has_hole() else stream.next
         last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
@@ -312,15 +312,22 @@ class Receiving:
             stream.attempts = 0
 
     def healed(self, sub: Subscription, message: control.Healed, now: float) -> None:
-        """The end of a page: what the publisher no longer has is a gap; what else is missing is asked for next."""
+        """The end of a page: what the publisher no longer has is a gap; what else is missing is asked for next.
+
+        Only the answer to the last question does that. Questions are repeated, and a client may have several
+        subscriptions to a channel, so answers come more than once; if each of them led to a question, and each question
+        to an answer, none of them would ever go away.
+        """
         chan = sub.channels.get(message.channel)
         stream = chan.streams.get(message.stream) if chan else None
         if chan is None or stream is None or not stream.asked:
             return
-        stream.asked = False
         stream.doubted_at = None
         stream.touched = now
         stream.knows(message.last)
+        if stream.has_hole() and message.first != stream.asked:
+            return
+        stream.asked = 0
         if not stream.has_hole():
             stream.attempts = 0
             return

@@ -15,6 +15,7 @@ subscribing and receiving are its three parts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from shoal.channels import states
 from shoal.channels.arrivals import Arrivals
@@ -34,6 +35,10 @@ from shoal.wire.envelope import (
     WORD_CHANNEL,
     inbox_channel,
 )
+
+SERVERS_OWED_MAX: Final = 64
+"""Servers that were let go and have not heard all byes, of which is remembered what they missed. Beyond it the agent of
+one that comes back believes that somebody is there until it tells them something."""
 
 
 class Router:
@@ -58,6 +63,7 @@ class Router:
             self.context, self.publishing, self.subscribing, self.receiving, self._internal
         ).received
         self._unused: set[bytes] = set()
+        self._byes_owed: dict[str, dict[tuple[bool, bytes], bool]] = {}
         self.context.lease_over = self._lease_due
         self._duties: dict[str, Callable[..., None]] = {
             "lease": self._lease_due,
@@ -109,6 +115,7 @@ class Router:
 
     def ring(self, data: bytes, now: float) -> None:
         """A ring, from wherever: taken if it is signed and newer."""
+        known = self.context.book.ring
         try:
             news = self.context.book.accept_ring(data)
         except PlanError as error:
@@ -117,6 +124,8 @@ class Router:
         if news:
             self.counters.ring_changes += 1
             self._replace(now)
+            if known is not None:
+                self.subscribing.report_missed(known)
 
     def entry(self, data: bytes, now: float) -> None:
         """A plan entry, from wherever: taken if it is signed and newer."""
@@ -144,7 +153,8 @@ class Router:
         for address in ring.servers:
             link = self.context.links.get(address.id)
             if link is None:
-                self.context.links[address.id] = ServerLink(address)
+                link = self.context.links[address.id] = ServerLink(address)
+                link.byes.update(self._byes_owed.pop(address.id, {}))
             elif link.address != address:
                 link.address = address
                 self.context.drop(link)
@@ -164,6 +174,14 @@ class Router:
             self.context.drop(link)
             if link.state is states.Link.DOWN:
                 del self.context.links[link.server]
+                self._owe(link)
+
+    def _owe(self, link: ServerLink) -> None:
+        """Keeps what the agent of a server that is let go has not heard, in case the server comes back."""
+        if link.byes:
+            self._byes_owed[link.server] = link.byes
+            if len(self._byes_owed) > SERVERS_OWED_MAX:
+                del self._byes_owed[next(iter(self._byes_owed))]
 
     def opened(self, server: str, now: float) -> None:
         """The adapter has a connection, authenticated and speaking RESP3."""
@@ -294,9 +312,9 @@ class Router:
 
     def _noticed(self, link: ServerLink, notice: control.Notice, now: float) -> None:
         """A channel has moved. An agent that says what is known has not heard that it is, so it is told again; one that
-        believes this client on a channel that it has left has not heard the bye."""
+        believes this client on a channel that it does not hear there has not heard the bye."""
         self.counters.notices += 1
-        if notice.name not in self.subscribing.by_channel:
+        if (False, notice.name) not in link.listening:
             link.tell_agent(control.Bye(self.context.client, notice.name, False))
             self.context.touch(link)
         known = notice.entry == self.context.book.signed_entry(notice.name)

@@ -46,6 +46,16 @@ class Rules(msgspec.Struct, frozen=True):
     """Publishers are told of a new placement after subscribers stand by it."""
     narrow_last: bool = True
     """Subscribers leave an old placement after its publishers."""
+    fence: bool = True
+    """What a leader writes counts only while it leads."""
+    drained: bool = True
+    """A server leaves when nobody has used it for a while, and nothing names it."""
+    one_at_a_time: bool = True
+    """A plan is made when the moves of the one before have ended."""
+    basis: bool = True
+    """A proposal is applied only to the plan that it was made from."""
+    settle: bool = True
+    """It is remembered when plans were made and channels placed, so that a policy leaves them alone for a while."""
 
 
 ALL_RULES = Rules()

@@ -7,6 +7,7 @@ Owns SUBSCRIBE, Hello and Bye. Judging what arrives is the business of `receivin
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from shoal.channels import states
 from shoal.channels.context import Context
@@ -16,7 +17,11 @@ from shoal.channels.receiving import Receiving
 from shoal.channels.subscription import Site, Subscription
 from shoal.channels.timers import patience
 from shoal.plan.entry import Phase
+from shoal.plan.ring import Members, Ring
 from shoal.wire import control
+
+UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
+"""The name of a server that may have been in a ring of which nothing is remembered."""
 
 
 class Subscribing:
@@ -197,12 +202,12 @@ class Subscribing:
             if count == 1:
                 del link.listening[key]
                 link.listen(b"PUNSUBSCRIBE" if sub.pattern else b"UNSUBSCRIBE", sub.name)
-                link.tell_agent(control.Bye(self._context.client, sub.name, sub.pattern))
+                link.say_bye(self._context.client, sub.pattern, sub.name)
                 self._context.touch(link)
             else:
                 link.listening[key] = count - 1
         elif not link.open:
-            link.byes[key] = None
+            link.say_bye(self._context.client, sub.pattern, sub.name)
         if not link.wanted and self._context.book.address(link.server) is None:
             self._context.drop(link)
 
@@ -278,11 +283,10 @@ class Subscribing:
                 sub.baseline[channel, stream] = max(known, last), site.server
             self._check_in_force(sub, now)
             return
-        reborn = site.life not in (0, answer.life)
+        another, reborn = site.life != answer.life, site.life not in (0, answer.life)
         site.life = answer.life
-        heard = set()
-        for channel, stream, last in answer.streams:
-            heard.add((channel, stream))
+        heard = {(channel, stream) for channel, stream, _ in answer.streams}
+        for channel, stream, last in (*answer.streams, *(answer.absent if another else ())):
             self._receiving.evidence(sub, channel, stream, last, site.server, now)
         if reborn:
             self._reborn(site, answer, heard, now)
@@ -295,8 +299,6 @@ class Subscribing:
         not been heard since are in doubt."""
         sub = site.sub
         self._context.counters.restarts_seen += 1
-        for channel, stream, last in answer.absent:
-            self._receiving.evidence(sub, channel, stream, last, site.server, now)
         for chan, stream_in in sub.all_streams():
             if stream_in.server == site.server and (chan.name, stream_in.stream) not in heard:
                 self._receiving.doubt(sub, chan, stream_in, now)
@@ -307,6 +309,30 @@ class Subscribing:
         """A server has left the ring with this subscription on it: all that it carried is in doubt."""
         self._doubt_streams(sub, server, now)
         self._receiving.report_unknown(sub, server)
+
+    def report_missed(self, known: Ring) -> None:
+        """A new ring has come. A server that joined and left again since the ring that was known before may have taken
+        messages that nobody else has: its publishers may be gone too, and this client never stood there."""
+        ring = self._context.book.ring
+        assert ring is not None
+        between = ring.since(known)
+        for sub in self:
+            if not sub.in_force:
+                continue
+            for server in self._passed(sub, between, {*known.ids, *ring.ids}):
+                self._receiving.report_unknown(sub, server)
+
+    def _passed(self, sub: Subscription, between: tuple[Members, ...] | None, stayed: set[str]) -> list[str]:
+        """The servers that came and went at which a subscription should have stood meanwhile."""
+        if not sub.pattern and self._context.book.entry(sub.name) is not None:
+            return []
+        if between is None:
+            return [UNKNOWN_SERVER]
+        if sub.pattern:
+            belonged = {server for members in between for server in members.ids}
+        else:
+            belonged = {members.home(sub.name) for members in between}
+        return sorted(belonged - stayed)
 
     def _doubt_streams(self, sub: Subscription, server: str, now: float) -> None:
         """Streams that were last heard on a server that is gone have to show that they went elsewhere."""
@@ -326,15 +352,14 @@ class Subscribing:
         for site in sorted(link.sites, key=lambda site: site.sub.id):
             if site.state is states.Site.WAITING:
                 self._ask(site, now)
-        for pattern, name in link.byes:
-            if (pattern, name) not in link.listening:
-                link.tell_agent(control.Bye(self._context.client, name, pattern))
-        link.byes.clear()
+        link.repeat_byes(self._context.client)
 
     def link_lost(self, link: ServerLink, now: float) -> None:
-        """A connection is gone: nothing is owed any less, so every site asks again when it is back."""
+        """A connection is gone: nothing is owed any less, so every site asks again when it is back. What the agent was
+        told may be lost with it, or with the server, so it is told again too."""
         for site in list(link.sites):
             self.asked.pop(site.nonce, None)
+            site.stood = 0
             if site.sub.in_force:
                 site.sub.whole = False
             if site.state is states.Site.IN_FORCE and link.life:
@@ -344,6 +369,7 @@ class Subscribing:
             if site.state is states.Site.LEFT:
                 site.sub.sites.pop(site.server, None)
                 link.sites.pop(site, None)
+                link.say_bye(self._context.client, site.sub.pattern, site.sub.name)
                 self._doubt_streams(site.sub, site.server, now)
 
     def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:

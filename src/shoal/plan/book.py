@@ -139,7 +139,7 @@ class PlanBook:
         entry = self._entries.get(channel)
         if entry is None or not all(map(ring.address, entry.servers)):
             return ring.earlier_homes(channel)
-        missed = any(server not in members.ids for members in ring.earlier for server in entry.servers)
+        missed = any(server not in members.ids for members in ring.lived_by for server in entry.servers)
         return ring.earlier_homes(channel) if missed else ()
 
     def address(self, server: str) -> ServerAddress | None:

@@ -98,6 +98,8 @@ def check_entry(entry: Entry) -> None:
         raise ValueError(f"an entry in phase {entry.phase.value} has no earlier placement")
     if entry.phase is Phase.END and (entry.earlier or entry.helped):
         raise ValueError("an entry whose move has ended has earlier placements, or servers that are helped")
+    if entry.phase is not Phase.END and entry.placement.version & BY_THE_RING:
+        raise ValueError("a channel moves to a placement of an entry, not to one that follows from the ring")
     if entry.publish and entry.publish not in versions:
         raise ValueError("an entry names a version to publish by that it does not have")
     publishes_new = entry.publishing is entry.placement

@@ -6,7 +6,8 @@ does the rest.
 
     outside --member and lease--> in the ring --lease absent, and the wait is over--> outside
 
-A member that the pool names (`shoal.plan.keys`, `pool/<server>`) is in the ring as a guest.
+A member that the pool names (`shoal.plan.keys`, `pool/<server>`) is in the ring as a guest, or not at all; one that is
+sent out leaves after the same wait as one whose lease has gone away before its time.
 
 The wait is what keeps a false death from splitting a channel. Clients trust a server's word for
 `server_lease_s`, so its channels may live elsewhere only when that has passed for sure:
@@ -53,6 +54,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The coordinator's version of the key that holds the ring; 0 if there is none."""
     guests: Set[str] = frozenset()
     """Servers that shall be nobody's home."""
+    outside: Set[str] = frozenset()
+    """Servers that shall not be in the ring. Their leases count as absent, but not as a sign that others are dead."""
 
 
 class PutRing(msgspec.Struct, frozen=True):
@@ -118,9 +121,10 @@ class Keeper:
         stored = self._verifier.ring(snapshot.ring) if snapshot.ring else None
         if stored is not None:
             self.written(stored)
-        self._note_leases(snapshot.leases, now)
-        self._note_quorum(snapshot.leases, now)
-        servers = self._next_servers(snapshot, now)
+        leases = {server: left_s for server, left_s in snapshot.leases.items() if server not in snapshot.outside}
+        self._note_leases(leases, now)
+        self._note_quorum(leases, snapshot.outside, now)
+        servers = self._next_servers(snapshot.members, leases, now)
         if not servers:
             return None
         guests = _guests(servers, snapshot.guests)
@@ -133,12 +137,13 @@ class Keeper:
             return None
         return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)
 
-    def _note_quorum(self, leases: Mapping[str, float], now: float) -> None:
+    def _note_quorum(self, leases: Mapping[str, float], outside: Set[str], now: float) -> None:
         """Half of the ring without a fresh lease is as good as no contact, for a while."""
         if self._ring is None:
             return
-        fresh = sum(leases.get(server, 0.0) > self._lease_s / 2 for server in self._ring.ids)
-        if 2 * fresh >= len(self._ring.ids):
+        wanted = [server for server in self._ring.ids if server not in outside]
+        fresh = sum(leases.get(server, 0.0) > self._lease_s / 2 for server in wanted)
+        if 2 * fresh >= len(wanted):
             self._quorum_lost_at = None
             return
         if self._quorum_lost_at is None:
@@ -160,11 +165,11 @@ class Keeper:
             lapsed = self._lapses_at.pop(server, now + self._lease_s) <= now
             self._leaves_at[server] = now + self._margin_s + (0.0 if lapsed else self._lease_s)
 
-    def _next_servers(self, snapshot: Snapshot, now: float) -> tuple[ServerAddress, ...]:
+    def _next_servers(
+        self, members: Mapping[str, ServerAddress], leases: Mapping[str, float], now: float
+    ) -> tuple[ServerAddress, ...]:
         """The servers that the ring should have; empty as long as there can be none."""
-        eligible = {
-            server: snapshot.members[server] for server in sorted(snapshot.leases) if server in snapshot.members
-        }
+        eligible = {server: members[server] for server in sorted(leases) if server in members}
         if self._ring is None:
             return self._first_servers(eligible, now)
         stay = [

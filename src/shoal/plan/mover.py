@@ -251,7 +251,8 @@ class Mover:
         if strangers := [server for server in request.servers if server not in ring.ids]:
             return None, f"the ring has no server {', '.join(strangers)}"
         placements, _ = steps.unended(channel, entry, ring)
-        if len(placements) == 1 and _is_target(placements[0], request):
+        dead = entry is not None and not any(steps.is_alive(placement, ring) for placement in entry.standing)
+        if len(placements) == 1 and _is_target(placements[0], request) and not dead:
             gone_back = entry is not None and entry.phase is Phase.PREPARE
             return (steps.give_up(entry, ring) if entry and gone_back else None), "the channel lives there already"
         return steps.begin(entry, ring, request, self._still_helped(case) if case else ()), None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -25,8 +26,12 @@ class ServerAddress(msgspec.Struct, frozen=True, array_like=True):
     port: int
 
 
-RINGS_REMEMBERED: Final = 3
-"""How many earlier memberships a ring carries: clients that have not heard of the last changes live by one of them."""
+RINGS_REMEMBERED: Final = 8
+"""How many earlier memberships a ring carries, so that a client that has missed some knows which servers came and went.
+"""
+
+RINGS_LIVED_BY: Final = 3
+"""How many of them publishers may still live by: those that have not heard of the last changes."""
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +44,10 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
     def homes(self) -> tuple[str, ...]:
         """The members at which channels live by default: all but the guests."""
         return tuple(member for member in self.ids if member not in self.guests)
+
+    def home(self, channel: bytes) -> str:
+        """The member at which the channel lived by default."""
+        return _home(self.homes, channel)
 
 
 class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
@@ -62,10 +71,25 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """The id of the server at which the channel lives by default."""
         return _home(self.homes, channel)
 
+    def homes_of(self, channels: Iterable[bytes]) -> list[str]:
+        """The home of each of many channels."""
+        points, owners = _points(self.homes)
+        return [owners[bisect_right(points, ring_hash(channel)) % len(points)] for channel in channels]
+
     def earlier_homes(self, channel: bytes) -> tuple[str, ...]:
         """Where the channel lived by the rings before, as far as those servers are still members."""
-        homes = (_home(members.homes, channel) for members in self.earlier)
+        homes = (members.home(channel) for members in self.lived_by)
         return tuple(dict.fromkeys(home for home in homes if home in self.ids))
+
+    @property
+    def lived_by(self) -> tuple[Members, ...]:
+        """The earlier memberships that somebody may still live by."""
+        return self.earlier[:RINGS_LIVED_BY]
+
+    def since(self, known: Ring) -> tuple[Members, ...] | None:
+        """The memberships between an older ring and this one; None if there were more than are remembered."""
+        between = self.version - known.version - 1
+        return self.earlier[:between] if between <= len(self.earlier) else None
 
     def address(self, server: str) -> ServerAddress | None:
         """Where a server listens; None if it is not a member."""
@@ -94,6 +118,7 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 def _home(homes: tuple[str, ...], channel: bytes) -> str:
+    """Where a channel lives if these servers are homes."""
     points, owners = _points(homes)
     return owners[bisect_right(points, ring_hash(channel)) % len(points)]
 

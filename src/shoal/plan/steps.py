@@ -3,8 +3,9 @@
 Owns the table of phases and events, and how each step changes an entry. When a step is due is decided in
 `shoal.plan.mover`.
 
-A placement none of whose servers is in the ring is of no use to anybody: it is left out when a new list of placements
-is made, and a channel that has no other one lives at its home.
+A placement none of whose servers is in the ring is of no use to publishers: it is left out when a new list of
+placements is made, and a channel that has no other one lives at its home. But its servers are helped from then on: if
+one comes back before the move is over, subscribers may stand there that know neither of that nor of any other place.
 """
 
 from __future__ import annotations
@@ -76,14 +77,19 @@ def unended(channel: bytes, entry: Entry | None, ring: Ring) -> tuple[tuple[Plac
     return standing, entry.publishing if entry.publishing in standing else standing[-1]
 
 
+def _left_out(entry: Entry, ring: Ring) -> set[str]:
+    """The servers of the placements that subscribers stood by and that the ring has nothing left of."""
+    return {s for placement in entry.standing if not is_alive(placement, ring) for s in placement.servers}
+
+
 def begin(entry: Entry | None, ring: Ring, request: MoveRequest, helped: Iterable[str] = ()) -> Entry:
     """The first entry of a move, whatever state the channel is in."""
     phase = step(entry.phase if entry else Phase.END, "asked")
     revision = next_revision(ring, entry)
     earlier, publishing = unended(request.channel, entry, ring)
     newest = Placement(revision, request.mode, request.servers)
-    publish = publishing.version
-    return Entry(request.channel, newest, phase, earlier, publish, revision, request.eager, _sorted(helped), revision)
+    helped = _sorted((*helped, *(_left_out(entry, ring) if entry else ())))
+    return Entry(request.channel, newest, phase, earlier, publishing.version, revision, request.eager, helped, revision)
 
 
 def begin_again(entry: Entry, ring: Ring, *, event: str = "asked", eager: bool | None = None) -> Entry:
@@ -98,6 +104,7 @@ def begin_again(entry: Entry, ring: Ring, *, event: str = "asked", eager: bool |
         publish=publishing.version,
         revision=revision,
         eager=entry.eager if eager is None else eager,
+        helped=_sorted((*entry.helped, *_left_out(entry, ring))),
         since=revision,
     )
 
@@ -152,6 +159,8 @@ def give_up(entry: Entry, ring: Ring) -> Entry:
     """
     left = tuple(placement for placement in entry.earlier if is_alive(placement, ring)) or entry.earlier[-1:]
     newest = left[-1]
+    others = {s for placement in entry.earlier if placement not in left for s in placement.servers}
+    entry = replace(entry, helped=_sorted((*entry.helped, *others)))
     if len(left) == 1 and not entry.helped:
         ended = _next(entry, ring, step(entry.phase, "given up"))
         return replace(ended, placement=newest, earlier=(), publish=0, eager=False)

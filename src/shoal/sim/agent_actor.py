@@ -12,6 +12,7 @@ from typing import Any, Final
 from shoal.channels import states
 from shoal.channels.agent_core import AgentCore
 from shoal.channels.link import Command
+from shoal.channels.monitor import Monitor
 from shoal.channels.rules import Rules
 from shoal.channels.scanner import Scanner
 from shoal.coordination.interface import Change, Lease
@@ -56,14 +57,15 @@ def resp_bytes(frame: Any) -> bytes:
 
 
 class AgentActor:
-    """The agent of one server, for as long as its process lives."""
+    """The agent of one server, for as long as its process lives. Without `peers` it has connections to the other
+    servers of the ring, as that changes."""
 
     def __init__(
         self,
         network: Network,
         node: Node,
         server: str,
-        peers: list[str],
+        peers: list[str] | None,
         coordinator: ModelCoordinator,
         instance: int,
         verifier: Verifier,
@@ -81,6 +83,8 @@ class AgentActor:
         self.limits = limits
         self.core = AgentCore(server, instance, Scanner(frame_bytes_max=1 << 24), PlanBook(verifier), limits, rules)
         self.end: Endpoint | None = None
+        self.monitor: Monitor | None = None
+        """Who counts what the server carries, if anybody does."""
         self._heard_at = -1e9
         self._dialled_at = -1e9
         self._lapsed_until = -1e9
@@ -93,8 +97,9 @@ class AgentActor:
         self._unwritten: Report | None = None
         self._writing = False
         coordinator.watch(node, PLAN_PREFIX, self._plan)
-        self.ears = [Ear(self, peer) for peer in peers]
-        self.wires = {peer: Wire(self, peer) for peer in peers}
+        self.follows = peers is None
+        self.ears = {peer: Ear(self, peer) for peer in peers or ()}
+        self.wires = {peer: Wire(self, peer) for peer in peers or ()}
         self._connect()
         self._renew()
         self._report()
@@ -135,6 +140,8 @@ class AgentActor:
             run_id = infos[0].split(b"run_id:")[1].split()[0].decode()
             items = items[items.index(infos[0]) + 1 :]
             self.core.opened(run_id, now)
+            if self.monitor is not None:
+                self.monitor.opened()
         if items:
             try:
                 self.core.received(b"".join(map(resp_bytes, items)), now)
@@ -172,14 +179,32 @@ class AgentActor:
         """Does not renew the lease for a while."""
         self._lapsed_until = self.node.clock() + duration_s
 
+    def release(self) -> None:
+        """Gives the lease up at once, as a process that is asked to end."""
+        if self._lease is not None:
+            self.coordinator.store.release(self._lease)
+
     def _plan(self, change: Change) -> None:
         if change.now is None:
             return
         if change.key == RING_KEY:
             self.core.ring(change.now.value)
+            self._follow()
         elif change.key.startswith(ENTRIES_PREFIX):
             self.core.entry(change.now.value)
         self.flush()
+
+    def _follow(self) -> None:
+        """Keeps connections to the servers of the ring, and to no others."""
+        ring = self.core.book.ring
+        if not self.follows or ring is None:
+            return
+        for peer in [peer for peer in self.wires if peer not in ring.ids]:
+            self.ears.pop(peer).close()
+            self.wires.pop(peer).close()
+        for peer in ring.ids:
+            if peer != self.server and peer not in self.wires:
+                self.ears[peer], self.wires[peer] = Ear(self, peer), Wire(self, peer)
 
     def _report(self) -> None:
         """Writes the newest report, one at a time, until the coordinator has it."""
@@ -222,10 +247,25 @@ class AgentActor:
             self.coordinator.request(self.node, operation, args, lambda result: self._renewed(operation, result, now))
 
     def _take(self, name: str, before: Any, asked_at: float) -> None:
-        """Takes the lease over, knowing who held it before."""
+        """Takes the lease over, knowing who held it before. As in `tenure`, a process that has just begun takes no
+        lease that has lapsed before it has read the plan."""
         self._heard_back(before)
         if isinstance(before, CoordinatorError):
             return
+        if before is None and self.core.book.ring is None:
+            self.coordinator.request(self.node, "get", (RING_KEY,), lambda ring: self._read(name, ring, asked_at))
+        else:
+            self._acquire(name, before, asked_at)
+
+    def _read(self, name: str, ring: Any, asked_at: float) -> None:
+        """The ring as the coordinator has it, or that there is none yet."""
+        if isinstance(ring, CoordinatorError):
+            return
+        if ring is not None:
+            self._plan(Change(RING_KEY, ring))
+        self._acquire(name, None, asked_at)
+
+    def _acquire(self, name: str, before: Any, asked_at: float) -> None:
         sent_at = self.node.clock()
         remaining_s = before.remaining_s if before is not None else 0.0
 

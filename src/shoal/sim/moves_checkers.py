@@ -13,7 +13,7 @@ from shoal.message import Gap
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import MOVES_PREFIX, move_channel
 from shoal.sim.checkers import FOREIGN, FOREIGN_PUBLISHER, Verdict
-from shoal.sim.history import SubscriberRecord
+from shoal.sim.history import Published, SubscriberRecord
 from shoal.sim.moves_watch import kind_of
 from shoal.sim.scenario import BEGIN_S
 
@@ -108,7 +108,8 @@ class MovesCheck:
             until = min(self.run.trouble_at, plain.cut_at) - BEFORE_TROUBLE_S
             who = f"{plain.node.name} on {plain.servers} of {plain.channel} (in force {plain.in_force_at:.3f})"
             for message in history.messages.values():
-                if message.channel != plain.channel or not plain.in_force_at < message.called_at < until:
+                on_time = plain.in_force_at < message.called_at and self._published_at(message) < until
+                if message.channel != plain.channel or not on_time:
                     continue
                 verdict.seen["owed to a plain subscriber"] += 1
                 if message.number not in plain.heard:
@@ -121,6 +122,13 @@ class MovesCheck:
                 if foreign.number not in plain.heard_foreign:
                     verdict.lost += 1
                     verdict.violate("lost", f"{who} never heard {foreign}")
+
+    def _published_at(self, message: Published) -> float:
+        """When a message was published, as far as trouble is concerned. Where leases lapse, no server may be used for
+        seconds before the ring shows it: what waits for one is published when a server has it, be it in trouble."""
+        if not self.run.shape.lapses:
+            return message.called_at
+        return float("inf") if message.confirmed_at is None else message.confirmed_at
 
     def _foreign(self, verdict: Verdict) -> None:
         """What a plain client publishes reaches whoever is in force and awake, at least once, if nothing is wrong."""

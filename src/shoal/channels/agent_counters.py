@@ -1,0 +1,26 @@
+"""What an agent counts.
+
+Owns the names. Who counts is `agent_core` and its parts; who shows the figures is `agent_metrics`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AgentCounters(msgspec.Struct):
+    """What an agent has done so far."""
+
+    greetings: int = 0
+    hellos: int = 0
+    hellos_deferred: int = 0
+    words: int = 0
+    orphan_words: int = 0
+    roll_calls: int = 0
+    presents: int = 0
+    garbage: int = 0
+    forged: int = 0
+    forwarded: int = 0
+    forwarded_dropped: int = 0
+    notices: int = 0
+    handovers: int = 0
