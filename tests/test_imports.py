@@ -14,6 +14,7 @@ HOUSE = [
     ["cli"],
     ["bench"],  # measures clusters and buses beside others; only commands start it
     ["soak"],  # runs clusters, buses and load, and judges them by the simulator's checkers; only commands start it
+    ["experiments"],  # the papers' experiments, simulated and on real clusters; soaks use their networks and meters
     ["dashboard"],
     ["demo"],
     ["cluster"],
@@ -21,12 +22,12 @@ HOUSE = [
     ["shoal"],  # the package itself: what `import shoal` offers
     ["redis"],
     ["bus"],
+    ["config"],  # knows the settings of every room below
     ["balance", "overlay", "engine", "queues", "channels", "places", "filters"],
     ["plan"],
     ["coordination"],
     ["wire"],
     ["message"],
-    ["config"],
     ["metrics"],
     ["logs"],
     ["limits"],
@@ -35,12 +36,16 @@ HOUSE = [
 ]
 """Top to bottom. A room imports from floors below its own; rooms of one floor do not import each other."""
 
-SIDEWAYS: dict[tuple[str, str], str] = {}
+SIDEWAYS: dict[tuple[str, str], str] = {
+    ("balance", "channels"): "load windows are folded from the analyzer's telemetry records",
+}
 """(importer, imported) of one floor that is allowed all the same: the reason."""
 
 MAY_IMPORT_SIM = {
     "cli": "its command runs campaigns",
     "soak": "real runs are judged by the same checkers as simulated ones",
+    "experiments": "they run at the papers' scale in the flow simulator",
+    "bench": "its loads come from the flow simulator's workloads",
 }
 """Who may import the simulator, and why. No core may."""
 

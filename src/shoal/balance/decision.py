@@ -1,0 +1,101 @@
+"""A decision: what a policy wants changed, still in columns.
+
+Owns the record, the reasons, and how a decision changes placements. `shoal.balance.proposal` puts names and words to
+it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal.balance.columns import Floats, Hosts32, Ints, Modes, Placements
+
+
+class Reason(enum.StrEnum):
+    """Why a channel moves, or servers come and go."""
+
+    OVERLOAD = "overload"
+    """Its server is above the high ratio."""
+    REPLICATE = "replicate"
+    """One server, or as many as now, cannot or should not carry it."""
+    MERGE = "merge"
+    """Fewer servers than now are enough for it."""
+    DRAIN = "drain"
+    """Its server is to be freed."""
+    LOST = "lost"
+    """Its server is dead."""
+    SPREAD = "spread"
+    """A better balance, though nobody is above the high ratio."""
+    HASH = "hash"
+    """The hash of its name says so (baselines)."""
+    GROW = "grow"
+    """The servers are too few for the load that is there or to come."""
+    SHRINK = "shrink"
+    """Fewer servers are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Channels to place anew, and servers to add, to drain, or to keep after all.
+
+    Rows of `moves` are channels of the situation, each at most once; `placements` has one row for each of them, with
+    servers that are hosts of the situation. `reasons` has one for each move, `figures` one row for each move under the
+    names in `figure_names`: the measurements behind it (load ratio of the server left and of the server chosen before
+    and after, the channel's own load ...).
+    """
+
+    moves: Ints
+    placements: Placements
+    reasons: tuple[Reason, ...]
+    figure_names: tuple[str, ...]
+    figures: Floats
+    add: int = 0
+    drain: Hosts32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Hosts to free: nothing is placed there any more, and their channels go elsewhere, now or over the next plans."""
+    keep: Hosts32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Hosts that were being drained and shall stay."""
+    server_reason: Reason | None = None
+    server_figures: dict[str, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.moves)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is to stay as it is."""
+        return not len(self.moves) and not self.add and not len(self.drain) and not len(self.keep)
+
+    @classmethod
+    def nothing(cls) -> Decision:
+        """Leave everything as it is."""
+        empty = Placements(np.zeros(0, np.int8), np.zeros(1, np.int64), np.zeros(0, np.int32))
+        return cls(np.zeros(0, np.int64), empty, (), (), np.zeros((0, 0)))
+
+
+def changed(placements: Placements, moves: Ints, new: Placements) -> Placements:
+    """The placements after some rows were placed anew."""
+    degree = placements.degree.copy()
+    degree[moves] = new.degree
+    offsets = np.zeros(len(placements) + 1, np.int64)
+    np.cumsum(degree, out=offsets[1:])
+    mode: Modes = placements.mode.copy()
+    mode[moves] = new.mode
+    servers = np.empty(offsets[-1], np.int32)
+    stays = np.ones(len(placements), np.bool_)
+    stays[moves] = False
+    servers[positions(offsets, np.flatnonzero(stays), degree)] = placements.servers[
+        positions(placements.offsets, np.flatnonzero(stays), degree)
+    ]
+    servers[positions(offsets, moves, degree)] = new.servers
+    return Placements(mode, offsets, servers)
+
+
+def positions(offsets: Ints, rows: Ints, degree: Ints) -> Ints:
+    """The positions of all servers of some rows, row by row."""
+    counts = degree[rows]
+    ends = np.cumsum(counts)
+    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return np.repeat(offsets[rows], counts) + within

@@ -1,0 +1,147 @@
+"""What the fold remembers between two batches, and its bytes.
+
+Owns the record and how it is copied, written and read: Spark keeps it as bytes between batches, and so does whoever
+wants to go on after a restart. What it means is decided in `fold`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from shoal.balance.clocks import Clock
+from shoal.balance.reports import LOAD_SCHEMA, Figures, Report
+from shoal.errors import ProtocolError
+
+STATE_VERSION: Final = 1
+
+NEVER_S: Final = -(2**62)
+"""Before every second."""
+
+RecordKey: TypeAlias = tuple[str, int, int]
+"""Instance, second and sequence: what makes a record unique among those of its host."""
+
+Rank: TypeAlias = tuple[bool, bool, int, str]
+"""Which of two records of one host speaks for a second: the larger rank (see `fold`)."""
+
+_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+
+
+class Piece(NamedTuple):
+    """The part of a record that falls into one second."""
+
+    rank: Rank
+    share: float
+    """How much of the record that is; a record that covers two seconds gives half of it to each."""
+    report: Report
+
+
+class HostMemory(msgspec.Struct, frozen=True, array_like=True):
+    """What is remembered of one host."""
+
+    clock: Clock = Clock()
+    recent: tuple[RecordKey, ...] = ()
+    """Records that were taken in, oldest first."""
+    reported_until: int = NEVER_S
+    """The end of the last second that it reported, by the reader's clock."""
+    present_until: int = NEVER_S
+    """The end of the last closed window that it is in, or would be in if others had waited for it."""
+    heard_at: float = 0.0
+    """When its last record arrived."""
+
+
+class FoldCounters(msgspec.Struct):
+    """What became of all records so far."""
+
+    taken: int = 0
+    garbage: int = 0
+    """Rows that are no record."""
+    duplicates: int = 0
+    late: int = 0
+    """Records of which every second was in a closed window already."""
+    early: int = 0
+    """Records about a time that had not come yet when they arrived: the host's clock is wrong."""
+    overlapping: int = 0
+    """Seconds for which two records of one host spoke, and one was chosen."""
+    refused: int = 0
+    """Records of hosts beyond `HOSTS_MAX`."""
+    windows: int = 0
+
+
+@dataclass(slots=True)
+class FoldState:
+    """All that the fold knows. A value: the fold copies it and never changes what it was handed."""
+
+    closed_until: int = NEVER_S
+    """Every second before this one is in a closed window, or too late for one."""
+    pending: dict[int, dict[str, Piece]] = field(default_factory=dict)
+    """By second, then by host: who speaks for it."""
+    hosts: dict[str, HostMemory] = field(default_factory=dict)
+    counters: FoldCounters = field(default_factory=FoldCounters)
+
+    def copy(self) -> FoldState:
+        """One that can be changed without changing this one."""
+        pending = {second: dict(pieces) for second, pieces in self.pending.items()}
+        return FoldState(self.closed_until, pending, dict(self.hosts), msgspec.structs.replace(self.counters))
+
+    def to_bytes(self) -> bytes:
+        """Everything, as bytes."""
+        reports: dict[int, tuple[int, Report]] = {}
+        pieces: list[tuple[int, str, Rank, float, int]] = []
+        for second, by_host in self.pending.items():
+            for host, piece in by_host.items():
+                index, _ = reports.setdefault(id(piece.report), (len(reports), piece.report))
+                pieces.append((second, host, piece.rank, piece.share, index))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, LOAD_SCHEMA, options=_OPTIONS) as writer:
+            for _, report in reports.values():
+                writer.write_batch(report.channels)
+        return msgspec.msgpack.encode(
+            _Saved(
+                STATE_VERSION,
+                self.closed_until,
+                self.hosts,
+                self.counters,
+                pieces,
+                [report.figures for _, report in reports.values()],
+                sink.getvalue().to_pybytes(),
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> FoldState:
+        """The state in some bytes; `ProtocolError` when they are none, or of another version."""
+        try:
+            saved = msgspec.msgpack.decode(data, type=_Saved)
+            if saved.version != STATE_VERSION:
+                raise ProtocolError(f"a fold state of version {saved.version}, this reader knows {STATE_VERSION}")
+            with pa.ipc.open_stream(pa.BufferReader(saved.channels)) as reader:
+                batches = list(reader)
+            reports = [Report(figures, batch) for figures, batch in zip(saved.figures, batches, strict=True)]
+            state = cls(saved.closed_until, {}, saved.hosts, saved.counters)
+            for second, host, rank, share, index in saved.pieces:
+                state.pending.setdefault(second, {})[host] = Piece(rank, share, reports[index])
+        except (msgspec.DecodeError, pa.ArrowException, OSError, ValueError, IndexError) as error:
+            raise ProtocolError(f"not the state of a fold: {error}") from error
+        return state
+
+    def __reduce__(self) -> tuple[Callable[[bytes], FoldState], tuple[Any, ...]]:
+        return FoldState.from_bytes, (self.to_bytes(),)
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    """The state as it is written."""
+
+    version: int
+    closed_until: int
+    hosts: dict[str, HostMemory]
+    counters: FoldCounters
+    pieces: list[tuple[int, str, Rank, float, int]]
+    """Second, host, rank, share, and which report it is of."""
+    figures: list[Figures]
+    channels: bytes
+    """The channels of each report, as batches of one Arrow stream."""

@@ -1,0 +1,168 @@
+"""Joining: a load window, the plan and the pool become one situation, whose rows belong together.
+
+Owns which channels and hosts a situation has, and in which order. Channels are all that the window or the plan names,
+sorted by name; hosts are the members of the ring, sorted by id. So the same inputs always give the same situation.
+
+A channel with an entry that did nothing is there with no load: it may have to leave a server that is drained. What a
+server did that is no member any more still counts for its channels, which go on elsewhere. A member that the window
+does not tell of takes no channels: nobody knows what it carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shoal.balance.columns import MODES, NEVER, Floats, Hosts, Ints, Placements
+from shoal.balance.decision import changed
+from shoal.balance.homes import Homes
+from shoal.balance.situation import Pool, Situation
+from shoal.balance.totals import channel_totals
+from shoal.balance.window import LoadWindow
+from shoal.errors import PlanError
+from shoal.plan.entry import Entry
+from shoal.plan.placement import Mode
+from shoal.plan.ring import Ring
+
+
+class Plan(Protocol):
+    """What of a plan is looked at; a `PlanBook` is one."""
+
+    @property
+    def ring(self) -> Ring | None:
+        """The members, and where channels without an entry live."""
+
+    @property
+    def entries(self) -> Mapping[bytes, Entry]:
+        """Where the others live."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What is known of servers beside their telemetry, by id. One that is not named is like a new one of the pool."""
+
+    pool: Pool
+    draining: frozenset[str] = frozenset()
+    capacities: Mapping[str, float] = field(default_factory=dict)
+    """Bytes a second, for servers whose telemetry does not say."""
+    cpu_capacities: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+    joined_at: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What was before: when channels were last placed, when the last plan was made, and what was sent since."""
+
+    moved_at: Mapping[bytes, float] = field(default_factory=dict)
+    planned_at: float = NEVER
+    past: Sequence[tuple[float, float]] = ()
+    """The ends of the last windows and all that was sent in them (bytes a second), oldest first, this one included."""
+
+
+def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, homes: Homes) -> Situation:
+    """The situation at the end of a window. `PlanError` if there is no ring yet."""
+    ring = plan.ring
+    if ring is None or not ring.homes:
+        raise PlanError("there is no ring yet, so no channel lives anywhere", do="wait until a server has joined")
+    ids = tuple(sorted(ring.ids))
+    units, of_hosts = window.units, window.hosts
+    names, rows, entry_rows = _names(units["unit"], plan.entries)
+    placements = _placements(names, entry_rows, plan.entries, ring, ids, homes)
+    host_places = pc.index_in(units["host"], of_hosts["host"].combine_chunks()).to_numpy()
+    host_cpu = of_hosts["cpu_share"].fill_null(0.0).to_numpy()
+    past = np.asarray(history.past, np.float64).reshape(-1, 2)
+    return Situation(
+        at_s=float(window.end_s),
+        channels=channel_totals(names, placements, units, rows, host_places, host_cpu),
+        placements=placements,
+        hosts=_hosts(ids, of_hosts, facts),
+        pool=facts.pool,
+        moved_at=_moved_at(names, history.moved_at),
+        planned_at=history.planned_at,
+        past_at=past[:, 0].copy(),
+        past_bytes_out=past[:, 1].copy(),
+    )
+
+
+def _names(units: pa.ChunkedArray, entries: Iterable[bytes]) -> tuple[pa.Array, Ints, Ints]:
+    """All names, sorted; the row of each unit of the window; the row of each entry, in their order."""
+    mentioned = pa.concat_arrays([units.combine_chunks(), pa.array(list(entries), pa.binary())]).dictionary_encode()
+    order = pc.sort_indices(mentioned.dictionary)
+    row_of = np.empty(len(order), np.int64)
+    row_of[order.to_numpy()] = np.arange(len(order))
+    rows: Ints = row_of[mentioned.indices.to_numpy()]
+    return mentioned.dictionary.take(order), rows[: len(units)], rows[len(units) :]
+
+
+def _placements(
+    names: pa.Array, entry_rows: Ints, entries: Mapping[bytes, Entry], ring: Ring, ids: tuple[str, ...], homes: Homes
+) -> Placements:
+    """Where each channel lives: by its entry, as far as that has living servers, else at home."""
+    place_of = {server: place for place, server in enumerate(ids)}
+    moved: list[int] = []
+    modes: list[int] = []
+    servers: list[tuple[int, ...]] = []
+    for row, entry in zip(entry_rows.tolist(), entries.values(), strict=True):
+        found = _living(entry, place_of)
+        if found is not None:
+            moved.append(row)
+            modes.append(MODES.index(found[0]))
+            servers.append(found[1])
+    column = np.zeros(len(names), np.int32)
+    at_home = np.ones(len(names), np.bool_)
+    at_home[moved] = False
+    places = np.array([place_of[server] for server in ring.homes], np.int32)
+    column[at_home] = places[homes.of(ring, names.filter(pa.array(at_home)).to_pylist())]
+    return changed(Placements.single(column), np.array(moved, np.int64), Placements.build(modes, servers))
+
+
+def _living(entry: Entry, place_of: Mapping[str, int]) -> tuple[Mode, tuple[int, ...]] | None:
+    """What the ring has left of an entry, by the rule of `PlanBook.placement`; None if that is nothing."""
+    for placement in (entry.publishing, *reversed(entry.standing)):
+        places = tuple(place_of[server] for server in placement.servers if server in place_of)
+        if places:
+            return placement.mode, places
+    return None
+
+
+def _hosts(ids: tuple[str, ...], rows: pa.Table, facts: PoolFacts) -> Hosts:
+    """The members, with what the window tells of them."""
+    measured = {row["host"]: row for row in rows.to_pylist()}
+    pool = facts.pool
+
+    def measure(server: str, name: str, otherwise: str = "") -> float:
+        row = measured.get(server, {})
+        value = row.get(name)
+        return float(row.get(otherwise, 0.0) if value is None else value)
+
+    def known(values: Mapping[str, float], otherwise: float) -> Floats:
+        return np.array([values.get(server, otherwise) for server in ids], np.float64)
+
+    told = np.array([measure(server, "capacity_bytes_per_s") for server in ids])
+    return Hosts(
+        ids=ids,
+        capacity=np.where(told > 0, told, known(facts.capacities, pool.new_capacity)),
+        cpu_capacity=known(facts.cpu_capacities, pool.new_cpu_capacity),
+        bytes_out=np.array([measure(server, "bandwidth_bytes_per_s", "bytes_out") for server in ids]),
+        cpu=np.array([measure(server, "cpu_share") for server in ids]),
+        cost=known(facts.costs, pool.new_cost),
+        takes=np.array([server in measured and server not in facts.draining for server in ids], np.bool_),
+        heard=np.array([server in measured for server in ids], np.bool_),
+        joined_at=known(facts.joined_at, NEVER),
+    )
+
+
+def _moved_at(names: pa.Array, moved_at: Mapping[bytes, float]) -> Floats:
+    """When each channel was last placed."""
+    times = np.full(len(names), NEVER)
+    if moved_at:
+        found = pc.index_in(names, pa.array(list(moved_at), pa.binary())).fill_null(-1).to_numpy()
+        known = found >= 0
+        times[known] = np.fromiter(moved_at.values(), np.float64, len(moved_at))[found[known]]
+    return times

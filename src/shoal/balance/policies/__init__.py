@@ -1,0 +1,35 @@
+"""Policies: pure functions from a situation and settings to a decision.
+
+Owns the shape of a policy and the table of all of them by name. The same situation and settings always give the same
+decision.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from shoal.balance.decision import Decision
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.situation import Situation
+from shoal.errors import ConfigError
+
+Policy: TypeAlias = Callable[[Situation, BalanceSettings], Decision]
+
+POLICIES: Final = {
+    "shoal": "shoal.balance.policies.shoal",
+    "dynamoth": "shoal.balance.policies.dynamoth",
+    "consistent-hashing": "shoal.balance.policies.hashing",
+    "bounded-load": "shoal.balance.policies.bounded",
+    "slots": "shoal.balance.policies.slots",
+}
+"""By name: the module whose function `decide` it is."""
+
+
+def policy(name: str) -> Policy:
+    """The policy of that name."""
+    if name not in POLICIES:
+        raise ConfigError(f"there is no policy {name!r}", do=f"name one of {', '.join(POLICIES)}")
+    decide: Policy = importlib.import_module(POLICIES[name]).decide
+    return decide

@@ -1,0 +1,91 @@
+"""How many servers a channel should have, and in which mode, from what it costs and what servers can carry.
+
+Owns the arithmetic of replication for the `shoal` policy; no ratio of publications to subscribers is set by hand.
+
+What one of `k` servers carries, at the busiest of them:
+
+    all_subscribers    the publications and deliveries of its part of the publishers
+    all_publishers     all publications, and the deliveries of its part of the subscribers
+
+Clients keep to one server each, by a number that is random to us: of `n` clients on `k` servers the busiest server has
+about `n/k + sqrt(2 n/k ln k)`. So one publisher cannot be spread by all_subscribers, nor one subscriber by
+all_publishers, and few of them not evenly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, SINGLE, Channels, Floats, Ints, Modes
+
+SUBSCRIPTION_PER_S: Final = 0.1
+"""What a server has from holding a subscription more, as publications a second: beacons and answers. It decides
+between the modes where their loads do not: more subscriptions (all_subscribers) or more publications."""
+NEAR: Final = 1.03
+"""A degree that is within this factor of the best that can be had is as good, if none is good enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """A mode and a number of servers for each of some channels."""
+
+    mode: Modes
+    degree: Ints
+
+
+def busiest_part(clients: Ints, degree: int) -> Floats:
+    """The part of a channel's clients that the busiest of its servers has."""
+    clients = np.maximum(clients, 1)
+    mean = clients / degree
+    busiest = np.maximum(np.ceil(mean), mean + np.sqrt(2.0 * mean * np.log(degree)))
+    return np.asarray(np.minimum(1.0, busiest / clients), np.float64)
+
+
+def size_of_share(channels: Channels, rows: Ints, mode: int, degree: int, capacity: float, cpu: float) -> Floats:
+    """What the busiest server of each channel carries for it, as a ratio of such a server."""
+    bytes_out, cpu_in, cpu_out = channels.bytes_out[rows], channels.cpu_in[rows], channels.cpu_out[rows]
+    if mode == SINGLE or degree == 1:
+        return np.maximum(bytes_out / capacity, (cpu_in + cpu_out) / cpu)
+    clients = channels.publishers[rows] if mode == ALL_SUBSCRIBERS else channels.subscribers[rows]
+    part = busiest_part(clients, degree)
+    received = cpu_in * part if mode == ALL_SUBSCRIBERS else cpu_in
+    return np.maximum(bytes_out * part / capacity, (received + cpu_out * part) / cpu)
+
+
+def degrees(channels: Channels, rows: Ints, limit: float, degree_max: int, capacity: float, cpu: float) -> Degrees:
+    """The least number of servers of this capacity of which none carries more than the limit (a ratio) of a channel.
+
+    If no number is enough, the least that is about as good as any. Of two modes that need the same number, the one
+    that makes less extra work.
+    """
+    sizes = np.stack(
+        [
+            [size_of_share(channels, rows, mode, degree, capacity, cpu) for degree in range(1, degree_max + 1)]
+            for mode in (ALL_SUBSCRIBERS, ALL_PUBLISHERS)
+        ]
+    )
+    enough = np.maximum(limit, NEAR * sizes.min(axis=(0, 1)))
+    fits = sizes <= enough
+    least = np.where(fits.any(axis=1), fits.argmax(axis=1) + 1, degree_max + 1)
+    copies, subscriptions = channels.publications[rows], SUBSCRIPTION_PER_S * channels.subscribers[rows]
+    publishers_win = (least[1] < least[0]) | ((least[1] == least[0]) & (copies < subscriptions))
+    degree = np.minimum(least[0], least[1]).astype(np.int64)
+    mode = np.where(publishers_win, ALL_PUBLISHERS, ALL_SUBSCRIBERS)
+    return Degrees(np.where(degree == 1, SINGLE, mode).astype(np.int8), degree)
+
+
+def spread_evenly(channels: Channels, rows: Ints, parts: Floats, degree_max: int) -> Degrees:
+    """So many servers that each has one part of a channel, as far as there are clients to divide: two for a server.
+
+    The mode is the one with more clients to divide, or the one that makes less extra work.
+    """
+    publishers, subscribers = channels.publishers[rows], channels.subscribers[rows]
+    fewer_copies = channels.publications[rows] < SUBSCRIPTION_PER_S * subscribers
+    publishers_win = (subscribers > publishers) | ((subscribers == publishers) & fewer_copies)
+    clients = np.maximum(publishers, subscribers)
+    degree = np.minimum(np.ceil(parts), np.minimum(clients // 2, degree_max)).astype(np.int64).clip(min=1)
+    mode = np.where(publishers_win, ALL_PUBLISHERS, ALL_SUBSCRIBERS)
+    return Degrees(np.where(degree == 1, SINGLE, mode).astype(np.int8), degree)

@@ -1,0 +1,196 @@
+"""Policy `dynamoth`: the load balancer of the Dynamoth paper (III.B), with its gaps closed.
+
+First channels, then servers. A channel is replicated when the ratio of its publications to its subscribers, or the
+reverse, is large (Algorithm 1). Then, on the loads that are to be expected: the busiest channels leave a server above
+the high ratio for the least loaded ones (Algorithm 2), and servers are added when that is not enough; or, when the
+average is low, the least loaded server gives its channels away, slowly, and is freed; interrupted when load rises. A
+plan is made when the last one is `wait_s` ago; only the channels of a dead server are placed at once.
+
+Owns the order of the steps and the decisions about servers. docs/policies.md lists what the paper leaves open, and what
+is done about it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from shoal.balance.columns import SINGLE, Bools, Floats, Ints, Placements
+from shoal.balance.decision import Decision, Reason
+from shoal.balance.policies.deciding import (
+    AS_THEY_ARE,
+    REASONS,
+    Reasons,
+    Servers,
+    all_for,
+    decide_for,
+    differing,
+    on_silent,
+)
+from shoal.balance.policies.dynamoth_channels import BAND, REPLICATION_WAIT_S, replace_lost, replicate, wanted
+from shoal.balance.policies.dynamoth_loops import GAIN_MIN
+from shoal.balance.policies.dynamoth_servers import Parts, empty_out, level, relieve
+from shoal.balance.policies.reckoning import (
+    addable,
+    average_ratio,
+    dead,
+    draining,
+    estimated_loads,
+    highest_ratio,
+    is_due,
+    known_capacity,
+    ratios,
+    silent,
+    targets,
+)
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.situation import Situation
+
+FREED_SHARE: Final = 0.1
+"""Load that one plan takes off a server that is to be freed, of its capacity: the paper's "slowly"."""
+
+
+def decide(situation: Situation, settings: BalanceSettings) -> Decision:
+    """The next plan."""
+    hosts = situation.hosts
+    if not hosts.takes.any():
+        return Decision.nothing()
+    reasons = all_for(Reason.OVERLOAD, len(situation.channels))
+    placements = _without_dead(situation, reasons)
+    if not is_due(situation, settings):
+        return decide_for(situation, placements, reasons)
+    placements = _channel_level(situation, settings, placements, reasons)
+    loads = estimated_loads(situation, placements)
+    parts = Parts.of(situation.channels, placements, len(hosts))
+    parts.moved[on_silent(situation)] = True
+    if highest_ratio(loads, known_capacity(situation)) > settings.high_ratio:
+        servers = _high_load(situation, settings, parts, loads)
+    else:
+        calm = not len(differing(situation.placements, placements)) and not silent(situation).any()
+        servers = _low_load(situation, settings, parts, loads, calm)
+        reasons[parts.rows[parts.host != placements.servers]] = REASONS.index(Reason.DRAIN)
+    return decide_for(situation, Placements(placements.mode, placements.offsets, parts.host), reasons, servers)
+
+
+def _without_dead(situation: Situation, reasons: Reasons) -> Placements:
+    """The placements after the channels of dead servers were placed elsewhere."""
+    hosts, placements = situation.hosts, situation.placements
+    rows = np.unique(placements.rows[dead(hosts)[placements.servers]])
+    if not len(rows):
+        return placements
+    reasons[rows] = REASONS.index(Reason.LOST)
+    loads = estimated_loads(situation, placements)
+    return replace_lost(situation.channels, placements, rows, loads, hosts.capacity, targets(hosts))
+
+
+def _channel_level(
+    situation: Situation, settings: BalanceSettings, placements: Placements, reasons: Reasons
+) -> Placements:
+    """Algorithm 1 for all channels; one that is replicated already must have been so for a while."""
+    hosts, channels = situation.hosts, situation.channels
+    may_take = targets(hosts)
+    want = wanted(channels, placements, settings, min(int(may_take.sum()), settings.replicas_max))
+    differs = (want.mode != placements.mode) | (want.servers != placements.degree)
+    differs &= ~on_silent(situation)
+    differs &= (placements.mode == SINGLE) | (situation.at_s - situation.moved_at >= REPLICATION_WAIT_S)
+    rows: Ints = np.flatnonzero(differs)
+    if not len(rows):
+        return placements
+    fewer = want.servers[rows] < placements.degree[rows]
+    reasons[rows] = REASONS.index(Reason.REPLICATE)
+    reasons[rows[fewer]] = REASONS.index(Reason.MERGE)
+    loads = estimated_loads(situation, placements)
+    return replicate(channels, placements, want, rows, loads, hosts.capacity, may_take, settings.safe_ratio)
+
+
+def _high_load(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats) -> Servers:
+    """Algorithm 2. Servers are added if the present ones are too few; if there are none, load is levelled."""
+    hosts, pool = situation.hosts, situation.pool
+    may_take = targets(hosts)
+    figures = _server_figures(situation, loads)
+    average = figures["average_ratio"]
+    capacity = known_capacity(situation)
+    relieve(parts, loads, capacity, may_take, settings.high_ratio, settings.safe_ratio)
+    missing = _missing_servers(situation, settings, parts, loads)
+    more = addable(situation) + pool.adding + int(draining(situation).sum())
+    if not missing or not more or average <= settings.grow_ratio:
+        level(parts, loads, capacity, may_take, settings.high_ratio)
+        missing = _missing_servers(situation, settings, parts, loads) or _one_lowers(situation, settings, parts, loads)
+    being = np.flatnonzero(draining(situation)).astype(np.int32)
+    keep = being if missing or average > settings.low_ratio * (1 + BAND) else being[:0]
+    add = min(max(0, missing - len(keep)), addable(situation)) if not pool.adding else 0
+    if not add and not len(keep):
+        return AS_THEY_ARE
+    return Servers(add=add, keep=keep, reason=Reason.GROW, figures=figures)
+
+
+def _missing_servers(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats) -> int:
+    """How many new servers would take what servers above the high ratio have above the safe one.
+
+    What no new server could carry, because the channel is too large or is no channel's load at all, does not count.
+    """
+    capacity = known_capacity(situation)
+    room = settings.safe_ratio * situation.pool.new_capacity
+    stuck: Bools = (capacity > 0) & (loads > settings.high_ratio * capacity)
+    if not stuck.any() or room <= 0:
+        return 0
+    movable = stuck[parts.host] & (parts.bytes_out <= room)
+    carried = np.bincount(parts.host[movable], parts.bytes_out[movable], len(capacity))
+    excess = np.minimum(loads - settings.safe_ratio * capacity, carried)[stuck]
+    return math.ceil(float(excess.sum()) / room)
+
+
+def _one_lowers(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats) -> int:
+    """1 if a new server would end lower than one that is above the high ratio by taking a channel from it; else 0."""
+    capacity = known_capacity(situation)
+    ratio = np.where(capacity > 0, ratios(loads, capacity), 0.0)
+    if situation.pool.new_capacity <= 0:
+        return 0
+    lower = parts.bytes_out / situation.pool.new_capacity <= ratio[parts.host] - GAIN_MIN
+    lower &= (ratio[parts.host] > settings.high_ratio) & (parts.bytes_out > 0)
+    return int(lower.any())
+
+
+def _low_load(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats, calm: bool) -> Servers:
+    """Frees the least loaded server while the average is low, if the others can carry its channels; or stops that.
+
+    Begins with a server only when it is `calm`: when the plan has nothing else to do, and all servers report.
+    """
+    hosts = situation.hosts
+    figures = _server_figures(situation, loads)
+    average = figures["average_ratio"]
+    being = np.flatnonzero(draining(situation)).astype(np.int32)
+    if average > settings.low_ratio * (1 + BAND):
+        return Servers(keep=being, reason=Reason.GROW, figures=figures) if len(being) else AS_THEY_ARE
+    if len(being):
+        stuck = [host for host in being.tolist() if not _give_away(situation, settings, parts, loads, host)]
+        keep = np.array(stuck, np.int32)
+        return Servers(keep=keep, reason=Reason.GROW, figures=figures) if stuck else AS_THEY_ARE
+    may_take = targets(hosts)
+    enough = max(situation.pool.servers_min, 1)
+    calm = calm and not situation.pool.adding and average < settings.low_ratio
+    if not calm or int(hosts.takes.sum()) <= enough:
+        return AS_THEY_ARE
+    least = int(np.argmin(np.where(may_take, ratios(loads, hosts.capacity), np.inf)))
+    if not _give_away(situation, settings, parts, loads, least):
+        return AS_THEY_ARE
+    return Servers(drain=np.array([least], np.int32), reason=Reason.SHRINK, figures=figures)
+
+
+def _give_away(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats, host: int) -> bool:
+    """Moves some channels of a server to others that stay below the ratio for growth; False if they have no room."""
+    others = targets(situation.hosts)
+    others[host] = False
+    capacity = situation.hosts.capacity
+    limit = min(settings.grow_ratio, settings.safe_ratio)
+    step = FREED_SHARE * float(capacity[host])
+    if not others.any():
+        return False
+    return empty_out(parts, host, loads, capacity, others, limit, step, settings.moves_max) >= 0
+
+
+def _server_figures(situation: Situation, loads: Floats) -> dict[str, float]:
+    capacity = known_capacity(situation)
+    return {"max_ratio": highest_ratio(loads, capacity), "average_ratio": average_ratio(loads, capacity)}

@@ -1,0 +1,215 @@
+"""Replication in a draft of the `shoal` policy: channels that get more servers, or fewer.
+
+Owns which channels those are, and which servers. Knows how, not when.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from shoal.balance.columns import ALL_PUBLISHERS, Ints
+from shoal.balance.decision import Reason
+from shoal.balance.policies import packing
+from shoal.balance.policies.degrees import Degrees, degrees, spread_evenly
+from shoal.balance.policies.draft import MARGIN, Draft
+
+STAY: Final = 0.05
+"""What a server may be busier than another, as a load ratio, and still keep its share when a channel is replicated."""
+MOVING: Final = 0.25
+"""What a share costs the server that it comes to beside itself, while it does."""
+DIFFUSED: Final = 1.2
+"""How many times as many servers a channel must get for its share to be made smaller without need."""
+NARROWED: Final = 2
+"""Servers that a replicated channel keeps when others are taken from it."""
+MERGED: Final = 0.5
+"""The part of the limit for one share that a share may be after channels were merged: room for the way back."""
+MERGE_ROOM: Final = 0.9
+"""The part of the safe ratio up to which servers are filled by merging."""
+REFUSED_MAX: Final = 50
+"""Channels for which there is no room now, after which `diffuse` leaves it at that."""
+
+
+def replicate(draft: Draft, limit: float, above: float, level: float) -> None:
+    """Gives more servers to channels of which one carries more than `above`, until none carries more than `limit`.
+
+    Both are ratios of a server of middle size. Only servers above the level are looked at. New servers are those
+    that are least loaded afterwards; a server keeps its share unless another is clearly better.
+    """
+    rows, wanted = _too_large(draft, limit, above, level)
+    placements, load = draft.before, draft.load
+    for row, mode, degree in zip(rows.tolist(), wanted.mode.tolist(), wanted.degree.tolist(), strict=True):
+        if not draft.budget:
+            return
+        old = placements.of(row)
+        if degree == 1 or (mode == placements.mode[row] and degree <= len(old)):
+            continue
+        before = draft.lift(row)
+        servers, worst = _spots(draft, row, mode, degree, old)
+        while worst > level and len(servers) < _degree_useful(draft, row, mode):
+            more, lower = _spots(draft, row, mode, len(servers) + 1, old)
+            if lower >= worst:
+                break
+            servers, worst = more, lower
+        if worst >= before:
+            draft.put(row, int(placements.mode[row]), old)
+            continue
+        draft.put(row, mode, servers)
+        load.arrivals[[server for server in servers if server not in old]] += 1
+        draft.settle(row, mode, servers, Reason.REPLICATE)
+
+
+def _too_large(draft: Draft, limit: float, above: float, level: float) -> tuple[Ints, Degrees]:
+    """Channels with a server above the level that carries too much of them, and what each should have.
+
+    Those of the busiest servers come first, so that a budget goes where it is needed most.
+    """
+    channels, load, host = draft.situation.channels, draft.estimate, draft.shares.host
+    capacity, cpu = draft.middle
+    here = np.maximum(load.bytes_out / load.capacity[host], load.cpu / load.cpu_capacity[host])
+    alike = np.maximum(load.bytes_out / capacity, load.cpu / cpu)
+    ratio = load.ratio[host]
+    large = np.flatnonzero((np.minimum(here, alike) > above) & (ratio > level) & draft.shares.free)
+    if not len(large) or draft.degree_max < 2:
+        return np.zeros(0, np.int64), Degrees(np.zeros(0, np.int8), np.zeros(0, np.int64))
+    large = large[np.lexsort((large, -alike[large], -ratio[large]))]
+    rows = draft.shares.row[large]
+    rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
+    return rows, degrees(channels, rows, limit / load.growth, draft.degree_max, capacity, cpu)
+
+
+def _degree_useful(draft: Draft, row: int, mode: int) -> int:
+    """The most servers that a channel has clients for, two for each of them."""
+    channels = draft.situation.channels
+    clients = channels.subscribers[row] if mode == ALL_PUBLISHERS else channels.publishers[row]
+    return min(draft.degree_max, int(clients) // 2)
+
+
+def diffuse(draft: Draft, part: float, highest: float) -> None:
+    """Gives channels so many servers that none has more than `part`, wherever they are: ups and downs even out.
+
+    As far as channels have clients to divide, and if that is clearly more than they have. Nothing else is the
+    matter with them, so only as many are taken as servers can bear to move at a time: none comes above `highest`.
+    """
+    size = draft.sizes()
+    large = np.flatnonzero((size > part) & draft.shares.free)
+    rows = draft.shares.row[large[np.argsort(-size[large], kind="stable")]]
+    rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
+    wanted = _diffused(draft, rows, part)
+    moving = np.zeros(len(draft.load.capacity))
+    refused = 0
+    for row, mode, degree in zip(rows.tolist(), wanted.mode.tolist(), wanted.degree.tolist(), strict=True):
+        old = draft.before.of(row)
+        if not draft.budget or refused > REFUSED_MAX:
+            return
+        if degree < DIFFUSED * len(old):
+            continue
+        draft.lift(row)
+        servers, _ = _spots(draft, row, mode, degree, old)
+        new = [server for server in servers if server not in old]
+        draft.put(row, mode, servers)
+        extra = MOVING * size[draft.shares.first[row]] * len(old) / degree
+        moving[new] += extra
+        if float((draft.ratio + moving)[new].max()) > highest * draft.estimate.growth:
+            moving[new] -= extra
+            draft.put(row, mode, servers, -1.0)
+            draft.put(row, int(draft.before.mode[row]), old)
+            refused += 1
+            continue
+        draft.load.arrivals[new] += 1
+        draft.settle(row, mode, servers, Reason.REPLICATE)
+
+
+def narrow(draft: Draft, goal: float, level: float, part: float) -> None:
+    """Takes servers that are above the goal from channels that have others, until they are at the level.
+
+    The others take over the share. A channel is left with so many servers that `diffuse` would not add to them.
+    """
+    placements, load = draft.before, draft.load
+    rows = np.flatnonzero(placements.degree > NARROWED)
+    rows = np.setdiff1d(
+        rows[DIFFUSED * (placements.degree[rows] - 1) > _diffused(draft, rows, part).degree], draft.moved
+    )
+    may = np.zeros(len(placements), np.bool_)
+    may[rows] = True
+    mine = np.flatnonzero(may[draft.shares.row] & draft.shares.free)
+    for server in np.argsort(-draft.ratio, kind="stable").tolist():
+        here = mine[placements.servers[mine] == server]
+        relief = draft.shares.bytes_out[here] / load.capacity[server]
+        if load.cpu[server] / load.cpu_capacity[server] > load.bytes_out[server] / load.capacity[server]:
+            relief = draft.shares.cpu[here] / load.cpu_capacity[server]
+        order = np.argsort(-relief, kind="stable")
+        for share, size in zip(here[order].tolist(), relief[order].tolist(), strict=True):
+            ratio = float(draft.ratio[server])
+            if ratio <= goal or not draft.budget:
+                break
+            if size <= packing.COVER * (ratio - level):
+                _leave(draft, int(draft.shares.row[share]), server)
+
+
+def _leave(draft: Draft, row: int, server: int) -> None:
+    """Takes a server from a channel, unless that makes another one as busy, or the channel is done with."""
+    if row in draft.replaced:
+        return
+    mode, old = int(draft.before.mode[row]), draft.before.of(row)
+    rest = tuple(other for other in old if other != server)
+    before = float(draft.ratio[server])
+    draft.lift(row)
+    draft.put(row, mode, rest)
+    if float(draft.ratio[list(rest)].max()) > before - MARGIN:
+        draft.put(row, mode, rest, -1.0)
+        draft.put(row, mode, old)
+    else:
+        draft.settle(row, mode, rest, Reason.OVERLOAD)
+
+
+def _diffused(draft: Draft, rows: Ints, part: float) -> Degrees:
+    """What channels would have if no server had more than this part of them, as a ratio."""
+    whole = draft.sizes()[draft.shares.first[rows]] * draft.before.degree[rows]
+    return spread_evenly(draft.situation.channels, rows, whole / part, draft.degree_max)
+
+
+def _spots(draft: Draft, row: int, mode: int, degree: int, old: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+    """The servers that would be least loaded with a share of the channel, and the highest ratio among them."""
+    bytes_out, cpu = draft.cost(row, mode, degree)
+    after = np.maximum(
+        (draft.load.bytes_out[draft.takers] + bytes_out) / draft.load.capacity[draft.takers],
+        (draft.load.cpu[draft.takers] + cpu) / draft.load.cpu_capacity[draft.takers],
+    )
+    best = np.argsort(after - STAY * np.isin(draft.takers, old), kind="stable")[:degree]
+    return tuple(draft.takers[best].tolist()), float(after[best].max())
+
+
+def merge(draft: Draft, limit: float) -> None:
+    """Takes servers from channels for which fewer are plenty; the busiest are freed first."""
+    placements, load = draft.before, draft.load
+    several = placements.degree[draft.shares.row] > 1
+    rows = np.unique(draft.shares.row[several & draft.may_leave])
+    if not len(rows):
+        return
+    capacity, cpu = draft.middle
+    wanted = degrees(
+        draft.situation.channels, rows, MERGED * limit / draft.estimate.growth, draft.degree_max, capacity, cpu
+    )
+    level = MERGE_ROOM * draft.settings.safe_ratio
+    for row, mode, degree in zip(rows.tolist(), wanted.mode.tolist(), wanted.degree.tolist(), strict=True):
+        old = placements.of(row)
+        if degree >= len(old) or not draft.budget:
+            continue
+        staying = [server for server in old if server in draft.takers]
+        if len(staying) < degree:
+            continue
+        draft.lift(row)
+        bytes_out, cores = draft.cost(row, mode, degree)
+        after = np.maximum(
+            (load.bytes_out[staying] + bytes_out) / load.capacity[staying],
+            (load.cpu[staying] + cores) / load.cpu_capacity[staying],
+        )
+        best = np.argsort(after, kind="stable")[:degree]
+        if float(after[best].max()) > level:
+            draft.put(row, int(placements.mode[row]), old)
+            continue
+        servers = tuple(staying[index] for index in sorted(best.tolist()))
+        draft.put(row, mode, servers)
+        draft.settle(row, mode, servers, Reason.MERGE)

@@ -1,0 +1,75 @@
+"""Policy `slots`: Redis Cluster's 16384 fixed slots, shared out by count.
+
+A channel's slot is the CRC16 of its name (of what stands in its `{}`, if anything does), a slot belongs to one server,
+and slots move whole. Redis Cluster's own `--cluster rebalance` shares slots out by number, or by weights that the
+operator gives, never by load: so does this policy, with capacities as weights. When a server is overloaded it adds one,
+and the slots are shared out again; with no server left to add, there is nothing that it can do about a hot slot.
+
+Which slots a server gets is decided by a hash of the slot and the server, highest first, as far as its share goes. So
+the table follows from the servers alone, and hardly more slots move than the new shares ask for. It never shrinks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.balance.columns import Bools, Floats, Hosts, Hosts32, Ints, Placements
+from shoal.balance.decision import Decision, Reason
+from shoal.balance.policies.deciding import decide_for, hash_reasons
+from shoal.balance.policies.hashing import growth
+from shoal.balance.policies.naming import SLOTS, Hashes, key_slots
+from shoal.balance.policies.reckoning import silent, targets
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.situation import Situation
+from shoal.channels.rawbytes import kernel
+from shoal.plan.ring import ring_hash
+
+
+def decide(situation: Situation, settings: BalanceSettings) -> Decision:
+    """Every channel to the server of its slot, and a new server if one is overloaded."""
+    if not situation.hosts.takes.any():
+        return Decision.nothing()
+    hosts, unheard = situation.hosts, silent(situation)
+    slots = key_slots(situation.channels.names)
+    servers = slot_table(hosts, targets(hosts) | unheard)[slots]
+    if unheard.any():  # nothing can be given to them now
+        servers = np.where(unheard[servers], slot_table(hosts, targets(hosts))[slots], servers)
+    reasons = hash_reasons(situation, Reason.HASH)
+    return decide_for(situation, Placements.single(servers), reasons, growth(situation, settings))
+
+
+def slot_table(hosts: Hosts, members: Bools) -> Hosts32:
+    """The host of each slot when these have them all."""
+    rows = np.flatnonzero(members)
+    seeds = np.array([ring_hash(hosts.ids[row].encode()) for row in rows.tolist()], np.uint64)
+    table = np.empty(SLOTS, np.int64)
+    _share_out(seeds, slot_shares(hosts.capacity[rows]), table)
+    return rows[table].astype(np.int32)
+
+
+def slot_shares(capacity: Floats) -> Ints:
+    """How many slots each server gets: in proportion to its capacity, the largest remainders rounded up."""
+    weights = capacity if capacity.sum() > 0 else np.ones(len(capacity))
+    exact = SLOTS * (weights / weights.sum())
+    shares: Ints = np.floor(exact).astype(np.int64)
+    missing = SLOTS - int(shares.sum())
+    shares[np.argsort(shares - exact, kind="stable")[:missing]] += 1
+    return shares
+
+
+@kernel
+def _share_out(seeds: Hashes, shares: Ints, table: Ints) -> None:
+    """Each slot to the server with the highest hash of the two among those that have not got their share yet."""
+    room = shares.copy()
+    for slot in range(len(table)):
+        best, highest = -1, np.uint64(0)
+        for server in range(len(seeds)):
+            if room[server] > 0:
+                mixed = seeds[server] + np.uint64(slot + 1) * np.uint64(0x9E3779B97F4A7C15)
+                mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+                mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+                mixed ^= mixed >> np.uint64(31)
+                if best < 0 or mixed > highest:
+                    best, highest = server, mixed
+        room[best] -= 1
+        table[slot] = best

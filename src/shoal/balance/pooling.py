@@ -1,0 +1,214 @@
+"""The pool: how servers come to stand where they do, from guest to home, and from home to gone.
+
+Owns the steps of a server's mark (`shoal.plan.keys.Mark`) and when each is due. Whether a server is to be drained at
+all is decided by a policy; from then on the steps follow from what is there, so a balancer that takes over goes on.
+
+    home --drain decided--> freeing --no channel left--> drain --empty for a while--> out --not in the ring--> removed
+    guest --drain decided--> drain        freeing, drain --to be kept--> home, guest
+    guest --too few homes--> home         home, guest, freeing --dead--> lost --no entry names it--> guest
+                                          drain --dead--> out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Final, NamedTuple
+
+import pyarrow.compute as pc
+
+from shoal.balance.effects import PutMark, RemoveServer, View
+from shoal.balance.window import LoadWindow
+from shoal.plan.keys import Mark
+from shoal.plan.ring import Ring
+
+TAKES: Final = (None, Mark.GUEST)
+"""The marks of servers at which channels may be placed."""
+_ASKED_OF: Final = {Mark.LOST, Mark.FREEING, Mark.DRAIN}
+"""The marks whose next step depends on who names the server."""
+
+
+FORGET_S: Final = 15.0
+"""How long after its end a server is kept out of the ring: by then no lease of its agent can be left."""
+
+
+class Quiet(NamedTuple):
+    """Since when a server is known to have had no publications, and no subscribers either, without a break."""
+
+    published_s: int | None
+    used_s: int | None
+
+
+class Quietness:
+    """Watches how long each server has been quiet, window by window. A server that is not in a window, or of which a
+    second is missing in it, is not known to be quiet."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, Quiet] = {}
+        self._until_s = 0
+
+    @property
+    def until_s(self) -> int:
+        """The end of the last window."""
+        return self._until_s
+
+    def learn(self, window: LoadWindow) -> None:
+        """Takes one window in; windows come in order."""
+        hosts, units = window.hosts, window.units
+        complete = {
+            host for host, whole in zip(hosts["host"].to_pylist(), hosts["complete"].to_pylist(), strict=True) if whole
+        }
+        published = _hosts_with(units, pc.greater(pc.add(units["publications"], units["forwarded"]), 0))
+        used = published | _hosts_with(units, pc.greater(units["subscribers"], 0))
+        joined = window.start_s == self._until_s
+        before = self._servers if joined else {}
+        self._servers = {
+            host: Quiet(
+                None if host in published else before.get(host, Quiet(None, None)).published_s or window.start_s,
+                None if host in used else before.get(host, Quiet(None, None)).used_s or window.start_s,
+            )
+            for host in complete
+        }
+        self._until_s = window.end_s
+
+    def unpublished_s(self, server: str) -> float:
+        """For how long nothing was published at a server."""
+        since = self._servers.get(server, Quiet(None, None)).published_s
+        return 0.0 if since is None else float(self._until_s - since)
+
+    def unused_s(self, server: str, after_s: float) -> float:
+        """For how long nobody subscribed or published at a server, counted from `after_s` at the earliest."""
+        since = self._servers.get(server, Quiet(None, None)).used_s
+        return 0.0 if since is None else max(0.0, self._until_s - max(since, after_s))
+
+
+def _hosts_with(units: object, condition: object) -> set[str]:
+    return set(units.filter(condition)["host"].unique().to_pylist())  # type: ignore[attr-defined]
+
+
+class PoolKeeper:
+    """Decides the next marks. It remembers who was in the ring, and since when it has seen a server drained."""
+
+    def __init__(self, empty_s: float, retry_s: float, *, is_confirmed: bool = True) -> None:
+        self._empty_s = empty_s
+        self._is_confirmed = is_confirmed
+        self._retry_s = retry_s
+        self._members: frozenset[str] = frozenset()
+        self._drained_at: dict[str, float] = {}
+        self._removing: dict[str, float] = {}
+        self._gone_at: dict[str, float] = {}
+
+    def steps(
+        self, view: View, ring: Ring, quiet: Quietness, removed: Set[str], now_s: float
+    ) -> Iterator[PutMark | RemoveServer]:
+        """What is due now."""
+        named = named_servers(view) if _ASKED_OF & {*view.marks.values()} else {}
+        yield from self._note_deaths(view, ring, removed)
+        for server, mark in sorted(view.marks.items()):
+            yield from self._next(server, mark, view, ring, named, quiet, now_s)
+            if mark is Mark.OUT and server in removed and server not in view.provider.servers:
+                yield from self._forget(server, now_s)
+        for server in [server for server in self._drained_at if view.marks.get(server) is not Mark.DRAIN]:
+            del self._drained_at[server]
+
+    def _note_deaths(self, view: View, ring: Ring, removed: Set[str]) -> Iterator[PutMark]:
+        """Whoever was in the ring and is not, without being sent away, has died."""
+        before = self._members.union(*(members.ids for members in ring.earlier))
+        self._members = frozenset(ring.ids)
+        for server in sorted(before - self._members - removed):
+            mark = view.marks.get(server)
+            if mark is Mark.DRAIN:
+                yield PutMark(server, Mark.OUT, "it died while it was drained")
+            elif mark is None or mark is Mark.FREEING:
+                yield PutMark(server, Mark.LOST, "it died")
+
+    def _next(
+        self,
+        server: str,
+        mark: Mark,
+        view: View,
+        ring: Ring,
+        named: Mapping[str, int],
+        quiet: Quietness,
+        now_s: float,
+    ) -> Iterator[PutMark | RemoveServer]:
+        here = server in ring.ids
+        if mark is Mark.LOST and server not in named:
+            yield PutMark(server, Mark.GUEST, "nothing names it any more: it may come back empty")
+        elif mark is Mark.FREEING and here and server not in named and quiet.unpublished_s(server) > 0:
+            yield PutMark(server, Mark.DRAIN, "its channels have moved")
+        elif mark is Mark.DRAIN and here:
+            since = self._drained_at.setdefault(server, max(now_s, float(quiet.until_s)))
+            empty = server not in named and server not in ring.homes
+            if not self._is_confirmed or (empty and quiet.unused_s(server, since) >= self._empty_s):
+                yield PutMark(server, Mark.OUT, f"nobody used it for {self._empty_s:g} s")
+        elif mark is Mark.OUT and not here and server in view.provider.servers and self._may_remove(server, now_s):
+            self._removing[server] = now_s
+            yield RemoveServer(server)
+
+    def _forget(self, server: str, now_s: float) -> Iterator[PutMark]:
+        """Takes the mark from a server that is gone, but not before its lease: else it would be taken for a new one."""
+        if now_s - self._gone_at.setdefault(server, now_s) >= FORGET_S:
+            del self._gone_at[server]
+            yield PutMark(server, None, "it is gone")
+
+    def _may_remove(self, server: str, now_s: float) -> bool:
+        """Whether the provider has not been asked just now."""
+        asked_at = self._removing.get(server)
+        return asked_at is None or now_s - asked_at >= self._retry_s
+
+
+def named_servers(view: View) -> dict[str, int]:
+    """How many entries and requests name each server in a placement that has not ended, or as one to be helped."""
+    counts: dict[str, int] = {}
+    for entry in view.entries.values():
+        for server in {*entry.servers, *entry.helped}:
+            counts[server] = counts.get(server, 0) + 1
+    for request in view.requests.values():
+        for server in request.servers:
+            counts[server] = counts.get(server, 0) + 1
+    return counts
+
+
+REHOMED_RATIO_MAX: Final = 0.05
+"""What guests that become homes may take with them, of what a server can send: channels without an entry move with the
+ring, and not by a plan."""
+
+
+def promotions(view: View, ring: Ring, window: LoadWindow) -> Iterator[PutMark]:
+    """Guests that become homes, when fewer than half of the servers that take channels are homes, and next to no load
+    would move with the ring."""
+    takers = [server for server in ring.ids if view.marks.get(server) in TAKES]
+    homes = [server for server in takers if server in ring.homes]
+    wanted = (len(takers) + 1) // 2 - len(homes)
+    guests = [server for server in takers if server not in ring.homes and view.marks.get(server) is Mark.GUEST]
+    risen = guests[: max(wanted, 0)]
+    if not risen or _rehomed_ratio(view, ring, risen, window) > REHOMED_RATIO_MAX:
+        return
+    for server in risen:
+        yield PutMark(server, None, f"{len(homes)} of {len(takers)} servers are homes")
+
+
+def _rehomed_ratio(view: View, ring: Ring, risen: Sequence[str], window: LoadWindow) -> float:
+    """What channels that would have another home if these guests were homes send now, of what one server can send."""
+    units, hosts = window.units, window.hosts
+    free = [channel not in view.entries for channel in units["unit"].to_pylist()]
+    names = [channel for channel, is_free in zip(units["unit"].to_pylist(), free, strict=True) if is_free]
+    sent = [rate for rate, is_free in zip(units["bytes_out"].to_pylist(), free, strict=True) if is_free]
+    after = ring.next(ring.servers, tuple(guest for guest in ring.guests if guest not in risen))
+    moved = sum(
+        rate
+        for rate, home, other in zip(sent, ring.homes_of(names), after.homes_of(names), strict=True)
+        if home != other
+    )
+    capacity = pc.mean(hosts["capacity_bytes_per_s"]).as_py() or 0.0
+    return moved / capacity if capacity > 0 else 0.0
+
+
+def drain_mark(server: str, view: View, ring: Ring) -> Mark:
+    """The mark with which a server begins to be drained."""
+    return Mark.FREEING if server in ring.homes else Mark.DRAIN
+
+
+def keep_mark(mark: Mark | None) -> Mark | None:
+    """The mark of a server that was being drained and shall stay."""
+    return None if mark is None or mark is Mark.FREEING else Mark.GUEST

@@ -1,0 +1,209 @@
+"""A proposal: a decision with names and words, in bytes that are the same wherever they are made.
+
+Owns the record, its canonical bytes and its digest, and the check that the plan is still the one it was made from. A
+proposal is what is shown, kept and applied: whoever applies a digest applies exactly the bytes that have it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+
+from shoal.balance.columns import MODES, Floats, Placements, host_loads
+from shoal.balance.decision import Decision, Reason, changed
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.situation import Situation
+from shoal.errors import PlanError
+from shoal.plan.placement import Mode, check_servers
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a channel is, or shall be."""
+
+    mode: Mode
+    servers: tuple[str, ...]
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A channel to place anew. `revision` is that of the entry it is moved from, 0 if the ring decides."""
+
+    channel: bytes
+    revision: int
+    before: Place
+    after: Place
+    reason: str
+    figures: dict[str, float]
+
+
+class ServerChange(msgspec.Struct, frozen=True):
+    """Servers to add (`count` of them), or one to drain, or to keep after all."""
+
+    what: Literal["add", "drain", "keep"]
+    server: str
+    count: int
+    reason: str
+    figures: dict[str, float]
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """What a policy wants changed, and what it was decided from.
+
+    `settings` is the digest of the settings, `basis` that of the plan: the ring's version and the revisions of the
+    channels concerned. The ratios are those of the busiest server, by the load model, before and after.
+    """
+
+    policy: str
+    settings: str
+    window_end_s: float
+    ring_version: int
+    basis: str
+    moves: tuple[Move, ...]
+    servers: tuple[ServerChange, ...]
+    max_ratio_before: float
+    max_ratio_after: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is to stay as it is."""
+        return not self.moves and not self.servers
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        return _encoder.encode(self)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the canonical bytes: the proposal's name."""
+        return digest_of(self.encode())
+
+
+_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_decoder: Final = msgspec.msgpack.Decoder(Proposal)
+
+
+def digest_of(data: bytes) -> str:
+    """The digest of bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def settings_digest(settings: BalanceSettings) -> str:
+    """The digest of settings."""
+    return digest_of(_encoder.encode(settings))
+
+
+def decode_proposal(data: bytes) -> Proposal:
+    """The proposal in `data`; PlanError if it is none, or not in its canonical form."""
+    try:
+        proposal = _decoder.decode(data)
+        for move in proposal.moves:
+            check_servers(move.after.mode, move.after.servers)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise PlanError(f"that is no proposal: {error}") from error
+    if proposal.encode() != data:
+        raise PlanError("the bytes of the proposal are not in their canonical form", do="propose again")
+    return proposal
+
+
+def basis_of(ring_version: int, revisions: Iterable[tuple[bytes, int]]) -> str:
+    """The digest of the part of the plan that a proposal was made from."""
+    return digest_of(_encoder.encode((ring_version, sorted(revisions))))
+
+
+def make_proposal(
+    situation: Situation,
+    decision: Decision,
+    *,
+    policy: str,
+    settings: BalanceSettings,
+    ring_version: int,
+    revision_of: Callable[[bytes], int],
+) -> Proposal:
+    """Puts names to a decision. `revision_of` tells how new the entry of a channel is, 0 if it has none."""
+    moves = tuple(_moves(situation, decision, revision_of))
+    before, after = expected_ratios(situation, decision)
+    return Proposal(
+        policy=policy,
+        settings=settings_digest(settings),
+        window_end_s=situation.at_s,
+        ring_version=ring_version,
+        basis=basis_of(ring_version, ((move.channel, move.revision) for move in moves)),
+        moves=moves,
+        servers=tuple(_server_changes(situation, decision)),
+        max_ratio_before=before,
+        max_ratio_after=after,
+    )
+
+
+def why_stale(proposal: Proposal, ring_version: int, revision_of: Callable[[bytes], int]) -> str | None:
+    """Why a proposal may not be applied to the plan any more; None if the plan is the one that it was made from."""
+    if ring_version != proposal.ring_version:
+        return (
+            f"the plan has changed since: the ring was version {proposal.ring_version}, and is version {ring_version}"
+        )
+    moved = [move.channel for move in proposal.moves if revision_of(move.channel) != move.revision]
+    if moved:
+        names = ", ".join(channel.decode("utf-8", "backslashreplace") for channel in moved[:3])
+        more = f" and {len(moved) - 3} more" if len(moved) > 3 else ""
+        return f"the plan has changed since: {names}{more} moved meanwhile"
+    revisions = ((move.channel, revision_of(move.channel)) for move in proposal.moves)
+    if basis_of(ring_version, revisions) != proposal.basis:
+        return "the proposal does not say truly what it was made from"
+    return None
+
+
+def expected_ratios(situation: Situation, decision: Decision) -> tuple[float, float]:
+    """The load ratio of the busiest server by the load model, before and after."""
+    after = changed(situation.placements, decision.moves, decision.placements)
+    residual = situation.residual()
+    return _max_ratio(situation, situation.placements, residual), _max_ratio(situation, after, residual)
+
+
+def _max_ratio(situation: Situation, placements: Placements, residual: tuple[Floats, Floats]) -> float:
+    hosts = situation.hosts
+    bytes_out, cpu = host_loads(situation.channels, placements, len(hosts))
+    ratios = np.maximum(_ratio(bytes_out + residual[0], hosts.capacity), _ratio(cpu + residual[1], hosts.cpu_capacity))
+    return float(ratios.max(initial=0.0))
+
+
+def _ratio(load: Floats, capacity: Floats) -> Floats:
+    """Load by capacity; a server that can carry nothing, as a dead one, counts for nothing."""
+    return np.divide(load, capacity, out=np.zeros_like(load), where=capacity > 0)
+
+
+def _moves(situation: Situation, decision: Decision, revision_of: Callable[[bytes], int]) -> Iterable[Move]:
+    ids = situation.hosts.ids
+    for index, row in enumerate(decision.moves.tolist()):
+        channel = situation.channels.name(row)
+        yield Move(
+            channel,
+            revision_of(channel),
+            _place(situation.placements, row, ids),
+            _place(decision.placements, index, ids),
+            decision.reasons[index].value,
+            {
+                name: value
+                for name, value in zip(decision.figure_names, decision.figures[index].tolist(), strict=True)
+                if math.isfinite(value)
+            },
+        )
+
+
+def _place(placements: Placements, row: int, ids: tuple[str, ...]) -> Place:
+    return Place(MODES[int(placements.mode[row])], tuple(ids[host] for host in placements.of(row)))
+
+
+def _server_changes(situation: Situation, decision: Decision) -> Iterable[ServerChange]:
+    ids = situation.hosts.ids
+    reason = (decision.server_reason or Reason.SPREAD).value
+    figures = {name: float(value) for name, value in decision.server_figures.items() if math.isfinite(value)}
+    if decision.add:
+        yield ServerChange("add", "", int(decision.add), reason, figures)
+    for host in decision.drain.tolist():
+        yield ServerChange("drain", ids[host], 1, reason, figures)
+    for host in decision.keep.tolist():
+        yield ServerChange("keep", ids[host], 1, reason, figures)

@@ -1,0 +1,218 @@
+"""Decisions on record: everything that a decision was made from, in bytes, and the same decision made again from them.
+
+Owns the form of a record and the replay. Where records are kept is in `shoal.cluster.audit_log`. A record holds the
+situation itself (the load window joined with plan and pool: what the policy saw, to the last bit) beside the window
+that it was made from, so that a replay needs nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from shoal.balance.columns import Channels, Hosts, Placements
+from shoal.balance.lost import with_lost
+from shoal.balance.policies import policy
+from shoal.balance.proposal import Proposal, decode_proposal, digest_of, make_proposal
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.situation import Pool, Situation
+from shoal.balance.window import LoadWindow
+from shoal.errors import PlanError
+
+RECORD_VERSION: Final = 1
+
+_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_CHANNEL_COLUMNS: Final = tuple(field.name for field in fields(Channels) if field.name != "names")
+_HOST_COLUMNS: Final = tuple(field.name for field in fields(Hosts) if field.name != "ids")
+
+
+class SituationRecord(msgspec.Struct, frozen=True):
+    """A situation in bytes: its tables as Arrow IPC."""
+
+    at_s: float
+    planned_at: float
+    channels: bytes
+    hosts: bytes
+    past: bytes
+    pool: dict[str, float]
+
+
+class DecisionRecord(msgspec.Struct, frozen=True):
+    """One decision: what it was made from, and the proposal that came of it.
+
+    `window` is the load window as Arrow IPC, `revisions` how new the entries of the channels were that are to move,
+    `lost` the channels whose entries name dead servers.
+    """
+
+    version: int
+    at_s: float
+    asked: bool
+    policy: str
+    settings: BalanceSettings
+    window: bytes
+    situation: SituationRecord
+    ring_version: int
+    revisions: tuple[tuple[bytes, int], ...]
+    lost: tuple[bytes, ...]
+    proposal: bytes
+
+    @property
+    def digest(self) -> str:
+        """The name of the proposal."""
+        return digest_of(self.proposal)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a proposal. `state` is proposed, applied, ended, or refused; `facts` say more."""
+
+    at_s: float
+    digest: str
+    state: str
+    facts: dict[str, str | int | float] = {}
+
+
+_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_decoder: Final = msgspec.msgpack.Decoder(DecisionRecord)
+
+
+def encode_record(record: DecisionRecord) -> bytes:
+    """The bytes of a record."""
+    return _encoder.encode(record)
+
+
+def decode_record(data: bytes) -> DecisionRecord:
+    """The record in some bytes; PlanError if they are none, or of another version."""
+    try:
+        record = _decoder.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise PlanError(f"that is no record of a decision: {error}") from error
+    if record.version != RECORD_VERSION:
+        raise PlanError(f"the record has version {record.version}, this program knows {RECORD_VERSION}")
+    return record
+
+
+def make_record(
+    situation: Situation,
+    proposal: Proposal,
+    settings: BalanceSettings,
+    window: LoadWindow,
+    lost: tuple[bytes, ...],
+    *,
+    at_s: float,
+    asked: bool,
+) -> DecisionRecord:
+    """The record of a decision."""
+    return DecisionRecord(
+        version=RECORD_VERSION,
+        at_s=at_s,
+        asked=asked,
+        policy=proposal.policy,
+        settings=settings,
+        window=window.to_bytes(),
+        situation=record_situation(situation),
+        ring_version=proposal.ring_version,
+        revisions=tuple((move.channel, move.revision) for move in proposal.moves),
+        lost=lost,
+        proposal=proposal.encode(),
+    )
+
+
+def replay(record: DecisionRecord) -> Proposal:
+    """Makes the decision of a record again. The same decision has the same digest as the record."""
+    situation = restore_situation(record.situation)
+    revisions = dict(record.revisions)
+    decision = with_lost(situation, policy(record.policy)(situation, record.settings), record.lost)
+    return make_proposal(
+        situation,
+        decision,
+        policy=record.policy,
+        settings=record.settings,
+        ring_version=record.ring_version,
+        revision_of=lambda channel: revisions.get(channel, 0),
+    )
+
+
+def proposal_of(record: DecisionRecord) -> Proposal:
+    """The proposal of a record."""
+    return decode_proposal(record.proposal)
+
+
+# -- situations ----------------------------------------------------------------------------------------------
+
+
+def record_situation(situation: Situation) -> SituationRecord:
+    """A situation in bytes."""
+    channels, placements, hosts = situation.channels, situation.placements, situation.hosts
+    rows = {
+        "name": channels.names,
+        **{name: getattr(channels, name) for name in _CHANNEL_COLUMNS},
+        "mode": placements.mode,
+        "servers": pa.LargeListArray.from_arrays(placements.offsets, placements.servers),
+        "moved_at": situation.moved_at,
+    }
+    pool = situation.pool
+    return SituationRecord(
+        at_s=situation.at_s,
+        planned_at=situation.planned_at,
+        channels=_table_bytes(pa.table(rows)),
+        hosts=_table_bytes(pa.table({"id": list(hosts.ids), **{name: getattr(hosts, name) for name in _HOST_COLUMNS}})),
+        past=_table_bytes(pa.table({"at": situation.past_at, "bytes_out": situation.past_bytes_out})),
+        pool={field.name: getattr(pool, field.name) for field in fields(Pool)},
+    )
+
+
+def restore_situation(record: SituationRecord) -> Situation:
+    """A situation as it was; PlanError if it cannot be read."""
+    try:
+        rows, hosts, past = (_read_table(data) for data in (record.channels, record.hosts, record.past))
+        servers = rows.column("servers").combine_chunks()
+        return Situation(
+            at_s=record.at_s,
+            channels=Channels(
+                rows.column("name").combine_chunks(), **{name: _column(rows, name) for name in _CHANNEL_COLUMNS}
+            ),
+            placements=Placements(
+                _column(rows, "mode"),
+                np.array(servers.offsets, np.int64),
+                np.array(servers.values, np.int32),
+            ),
+            hosts=Hosts(
+                tuple(hosts.column("id").to_pylist()), **{name: _column(hosts, name) for name in _HOST_COLUMNS}
+            ),
+            pool=Pool(**_pool(record.pool)),
+            moved_at=_column(rows, "moved_at"),
+            planned_at=record.planned_at,
+            past_at=_column(past, "at"),
+            past_bytes_out=_column(past, "bytes_out"),
+        )
+    except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
+        raise PlanError(f"the situation of a record cannot be read: {error}") from error
+
+
+def _pool(values: dict[str, float]) -> dict[str, Any]:
+    whole = ("servers_min", "servers_max", "adding")
+    return {name: int(value) if name in whole else float(value) for name, value in values.items()}
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    """A column as a NumPy array of its own."""
+    return table.column(name).combine_chunks().to_numpy(zero_copy_only=False).copy()
+
+
+def _table_bytes(table: pa.Table) -> bytes:
+    """A table as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
+        writer.write_table(table.combine_chunks())
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _read_table(data: bytes) -> pa.Table:
+    """The table in an Arrow IPC stream."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()

@@ -1,0 +1,86 @@
+"""Totals: what each channel did, whatever servers it did it on, from what each server saw of it.
+
+Owns how figures of several servers become one, which depends on the mode: every server of an `all_publishers`
+placement sees every publication, every server of an `all_subscribers` placement every subscriber. Owns also how the
+processor time of a server is laid on its channels.
+
+    mode               publications  publishers  subscribers  deliveries, bytes
+    single             sum           largest     largest      sum
+    all_subscribers    sum           sum         largest      sum
+    all_publishers     largest       largest     sum          sum
+
+A channel with the mode `single` is on two servers while it moves. Then each publication is on one of them and each
+client on both, so that the largest count is the nearest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, Channels, Floats, Ints, Placements
+
+PUBLICATION_WORK: Final = 4.0
+DELIVERY_WORK: Final = 1.0
+"""What a server does for one publication that it receives, and for one delivery. Only the ratio counts. An observer
+adds a third to what a publication costs that nobody else receives: so one delivery is a third of a publication, and a
+publication with the agent's own copy is four such thirds."""
+
+
+def channel_totals(
+    names: pa.Array, placements: Placements, units: pa.Table, rows: Ints, host_places: Ints, host_cpu: Floats
+) -> Channels:
+    """The channels of a situation.
+
+    `units` are rows of a load window, `rows` says which channel each of them is of, `host_places` which host;
+    `host_cpu` is what each host used, in cores.
+    """
+    columns = {name: units[name].to_numpy() for name in _FIGURES}
+    count = len(names)
+    shared_publishers = placements.mode == ALL_PUBLISHERS
+    shared_subscribers = placements.mode == ALL_SUBSCRIBERS
+    publishers, subscribers = columns["publishers"], columns["subscribers"]
+    work_in = PUBLICATION_WORK * (columns["publications"] + columns["forwarded"])
+    work_out = DELIVERY_WORK * columns["messages_sent"]
+    cores = _cores_of_work(host_places, work_in + work_out, host_cpu)
+    times_received = np.where(shared_publishers, placements.degree, 1)
+    return Channels(
+        names=names,
+        publications=np.where(
+            shared_publishers,
+            _largest(rows, columns["publications"], count),
+            _sum(rows, columns["publications"], count),
+        ),
+        publishers=np.where(
+            shared_subscribers, _sum(rows, publishers, count).astype(np.int64), _largest(rows, publishers, count)
+        ),
+        subscribers=np.where(
+            shared_publishers, _sum(rows, subscribers, count).astype(np.int64), _largest(rows, subscribers, count)
+        ),
+        messages_out=_sum(rows, columns["messages_sent"], count),
+        bytes_out=_sum(rows, columns["bytes_out"], count),
+        cpu_in=_sum(rows, work_in * cores, count) / times_received,
+        cpu_out=_sum(rows, work_out * cores, count),
+    )
+
+
+_FIGURES: Final = ("publications", "forwarded", "messages_sent", "bytes_out", "publishers", "subscribers")
+
+
+def _cores_of_work(host_places: Ints, work: Floats, host_cpu: Floats) -> Floats:
+    """What one piece of work took in cores, for each row: all that a host used was for what it did."""
+    done = np.bincount(host_places, work, len(host_cpu))
+    return np.divide(host_cpu, done, out=np.zeros(len(host_cpu)), where=done > 0)[host_places]
+
+
+def _sum(rows: Ints, values: npt.NDArray[Any], count: int) -> Floats:
+    return np.bincount(rows, values, count).astype(np.float64, copy=False)
+
+
+def _largest(rows: Ints, values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    largest = np.zeros(count, values.dtype)
+    np.maximum.at(largest, rows, values)
+    return largest

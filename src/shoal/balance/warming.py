@@ -1,0 +1,55 @@
+"""Makes the first decision before it counts: the import of a policy and its compiled loops take a second or two.
+
+Owns one small situation, in which a server is overloaded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.balance.columns import NEVER, Channels, Hosts, Placements
+from shoal.balance.policies import policy
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.situation import Pool, Situation
+
+
+def warm_up(name: str, settings: BalanceSettings) -> None:
+    """Has a policy decide once, about nothing that matters."""
+    policy(name)(overloaded(), settings)
+
+
+def overloaded() -> Situation:
+    """Two servers, of which one has four channels that are too much for it, and another that could take two."""
+    count = 4
+    ones = np.ones(count)
+    return Situation(
+        at_s=10.0,
+        channels=Channels(
+            names=pa.array([b"channel.%d" % number for number in range(count)], pa.binary()),
+            publications=10.0 * ones,
+            publishers=ones.astype(np.int64),
+            subscribers=10 * ones.astype(np.int64),
+            messages_out=100.0 * ones,
+            bytes_out=300.0 * ones,
+            cpu_in=0.01 * ones,
+            cpu_out=0.02 * ones,
+        ),
+        placements=Placements.single(np.zeros(count, np.int32)),
+        hosts=Hosts(
+            ids=("s1", "s2"),
+            capacity=np.array([1000.0, 1000.0]),
+            cpu_capacity=np.ones(2),
+            bytes_out=np.array([1200.0, 0.0]),
+            cpu=np.array([0.12, 0.0]),
+            cost=np.ones(2),
+            takes=np.ones(2, np.bool_),
+            heard=np.ones(2, np.bool_),
+            joined_at=np.full(2, NEVER),
+        ),
+        pool=Pool(servers_min=1, servers_max=4, adding=0, new_capacity=1000.0, new_cpu_capacity=1.0, new_cost=1.0),
+        moved_at=np.full(count, NEVER),
+        planned_at=NEVER,
+        past_at=np.array([8.0, 10.0]),
+        past_bytes_out=np.array([1200.0, 1200.0]),
+    )

@@ -1,0 +1,210 @@
+"""A balancer's core with the coordinator and the provider that it believes in: for tests of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+from tests.balance import tiny_policy
+from tests.balance.tiny_policy import Wish
+
+from shoal.balance.balancer import Balancer
+from shoal.balance.effects import (
+    AddServers,
+    Effect,
+    ProposalReady,
+    ProviderState,
+    PutMark,
+    PutState,
+    RemoveServer,
+    Reply,
+    View,
+    WriteMove,
+)
+from shoal.balance.options import BalancerOptions
+from shoal.balance.policies import POLICIES
+from shoal.balance.records import Answer, Ask, BalancerState, Why
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.window import WINDOW_SCHEMA, LoadWindow
+from shoal.plan.entry import Entry, Phase
+from shoal.plan.keys import Mark
+from shoal.plan.moving import MoveRequest
+from shoal.plan.placement import Mode, Placement
+from shoal.plan.ring import Ring, ServerAddress
+
+T = 1_000_000
+TINY = "tiny"
+SETTINGS = BalanceSettings()
+OPTIONS = BalancerOptions(policy=TINY, auto=True, empty_s=5.0, move_timeout_s=20.0, join_timeout_s=30.0, retry_s=5.0)
+
+E = TypeVar("E")
+
+
+def ring_of(*ids: str, version: int = 1, guests: tuple[str, ...] = (), before: Ring | None = None) -> Ring:
+    servers = tuple(ServerAddress(server, "localhost", 1) for server in ids)
+    return before.next(servers, guests) if before else Ring(version, servers, (), guests)
+
+
+def window_of(
+    start_s: int,
+    hosts: Sequence[str],
+    load: Mapping[tuple[str, bytes], Mapping[str, Any]] | None = None,
+    *,
+    capacity: float = 1000.0,
+    incomplete: Sequence[str] = (),
+) -> LoadWindow:
+    """A window of two seconds; `load` says what channels did at hosts."""
+    rates = dict.fromkeys(("publications", "forwarded", "messages_sent", "bytes_in", "bytes_out"), 0.0)
+    load = load or {}
+    rows = []
+    for host in hosts:
+        units = [{**rates, "publishers": 1, "subscribers": 1, **facts} for (at, _), facts in load.items() if at == host]
+        sent = sum(unit["bytes_out"] for unit in units)
+        rows.append(
+            {
+                **rates,
+                "host": host,
+                "unit": None,
+                "bytes_out": sent,
+                "capacity_bytes_per_s": capacity,
+                "bandwidth_bytes_per_s": sent,
+                "cpu_share": 0.1,
+                "connections": 3,
+                "complete": host not in incomplete,
+            }
+        )
+    for (host, channel), facts in load.items():
+        rows.append(
+            {
+                **rates,
+                "publishers": 1,
+                "subscribers": 1,
+                **facts,
+                "host": host,
+                "unit": channel,
+                "complete": True,
+            }
+        )
+    table = pa.Table.from_pylist([{**dict.fromkeys(WINDOW_SCHEMA.names), "seconds": 2, **row} for row in rows])
+    return LoadWindow(start_s, start_s + 2, table.select(WINDOW_SCHEMA.names).cast(WINDOW_SCHEMA))
+
+
+BUSY = {("s1", b"hot"): {"publications": 10.0, "bytes_out": 900.0, "messages_sent": 90.0}}
+
+
+class Scene:
+    """Time, a coordinator and a provider, and what the core wanted of them."""
+
+    def __init__(self, *servers: str, options: BalancerOptions = OPTIONS) -> None:
+        self.ring = ring_of(*servers)
+        self.options = options
+        self.now = float(T)
+        self.entries: dict[bytes, Entry] = {}
+        self.requests: dict[bytes, MoveRequest] = {}
+        self.whys: dict[bytes, Why] = {}
+        self.marks: dict[str, Mark] = {}
+        self.provider = ProviderState(servers_min=1, servers_max=9)
+        self.asks: dict[str, Ask] = {}
+        self.answers: dict[str, Answer] = {}
+        self.proposals: dict[str, bytes] = {}
+        self.state = BalancerState()
+        self.effects: list[Effect] = []
+        self.load: Mapping[tuple[str, bytes], Mapping[str, Any]] = BUSY
+        self.window_at = T
+        self.core = Balancer(SETTINGS, options)
+
+    def take_over(self) -> None:
+        """Another balancer goes on from what the coordinator holds."""
+        moved_at = {channel: why.at_s for channel, why in self.whys.items()}
+        self.core = Balancer(SETTINGS, self.options, self.state, moved_at)
+
+    def look(self, seconds: float = 0.25, *windows: LoadWindow) -> list[Effect]:
+        """Lets time pass, and carries out what the core wants."""
+        self.now += seconds
+        view = View(
+            self.ring, self.entries, self.requests, self.marks, self.provider, dict(self.asks), dict(self.proposals)
+        )
+        found = self.core.observe(windows, view, self.now)
+        for effect in found:
+            self._carry_out(effect)
+        self.effects += found
+        return found
+
+    def window(self, **facts: Any) -> list[Effect]:
+        """Two seconds pass, and their window is closed."""
+        window = window_of(self.window_at, self.ring.ids, self.load, **facts)
+        self.window_at += 2
+        self.now = max(self.now, self.window_at + 0.5)
+        return self.look(0.0, window)
+
+    def windows(self, count: int) -> list[Effect]:
+        return [effect for _ in range(count) for effect in self.window()]
+
+    def end_moves(self, *, moved: bool = True) -> None:
+        """The mover has done with all requests."""
+        for channel, request in self.requests.items():
+            if moved:
+                version = self.entries[channel].newness + 1 if channel in self.entries else self.ring.version + 1
+                self.entries[channel] = Entry(channel, Placement(version, request.mode, request.servers))
+        self.requests.clear()
+
+    def drop(self, server: str) -> None:
+        """The keeper takes a server out of the ring."""
+        left = tuple(other for other in self.ring.ids if other != server)
+        self.ring = ring_of(*left, before=self.ring, guests=tuple(s for s in self.ring.guests if s != server))
+
+    def join(self, *servers: str) -> None:
+        """Servers join the ring, as guests if the pool says so; and those that are there are what the pool says."""
+        ids = tuple(dict.fromkeys((*self.ring.ids, *servers)))
+        guests = tuple(server for server in ids if server in self.marks and self.marks[server].is_guest)
+        self.ring = ring_of(*ids, before=self.ring, guests=guests)
+
+    def took(self, kind: type[E]) -> list[E]:
+        """The effects of a kind since the last call."""
+        found: list[E] = [effect for effect in self.effects if isinstance(effect, kind)]
+        self.effects = [effect for effect in self.effects if not isinstance(effect, kind)]
+        return found
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case WriteMove():
+                self.requests[effect.request.channel] = effect.request
+                self.whys[effect.request.channel] = effect.why
+            case PutMark(mark=None):
+                self.marks.pop(effect.server, None)
+            case PutMark(mark=mark):
+                assert mark is not None
+                self.marks[effect.server] = mark
+            case PutState():
+                self.state = effect.state
+            case ProposalReady():
+                self.proposals[effect.digest] = effect.data
+            case Reply():
+                del self.asks[effect.id]
+                self.answers[effect.id] = effect.answer
+            case AddServers() | RemoveServer() | _:
+                pass
+
+
+def single(*servers: str) -> tuple[Mode, tuple[str, ...]]:
+    return Mode.SINGLE, servers
+
+
+def resting(channel: bytes, *servers: str, version: int = 2, mode: Mode = Mode.SINGLE) -> Entry:
+    return Entry(channel, Placement(version, mode, servers))
+
+
+def moving(channel: bytes, old: str, new: str) -> Entry:
+    before, after = Placement(2, Mode.SINGLE, (old,)), Placement(3, Mode.SINGLE, (new,))
+    return replace(resting(channel, new), placement=after, phase=Phase.NARROW, earlier=(before,), revision=6, since=6)
+
+
+@pytest.fixture
+def wish(monkeypatch: pytest.MonkeyPatch) -> Wish:
+    """What the policy `tiny` wants; nothing at first."""
+    monkeypatch.setitem(POLICIES, TINY, tiny_policy.__name__)
+    monkeypatch.setattr(tiny_policy, "wish", Wish())
+    return tiny_policy.wish

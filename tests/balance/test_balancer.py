@@ -1,0 +1,564 @@
+"""The balancer's core: when it decides, what it does about it, how it waits, and how another goes on."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.balance.balancing import OPTIONS, TINY, Scene, moving, resting, ring_of, single, window_of, wish
+from tests.balance.tiny_policy import Wish
+
+from shoal.balance import balancer, pooling
+from shoal.balance.balancer import MISSING_WINDOWS_MAX
+from shoal.balance.decision import Reason
+from shoal.balance.effects import (
+    AddServers,
+    ProviderState,
+    PutMark,
+    RecordDecision,
+    RecordOutcome,
+    RemoveServer,
+    WriteMove,
+)
+from shoal.balance.proposal import decode_proposal
+from shoal.balance.records import Ask
+from shoal.plan.keys import Mark
+from shoal.plan.moving import MoveRequest
+from shoal.plan.placement import Mode
+
+__all__ = ["wish"]
+
+BY_HAND = replace(OPTIONS, auto=False)
+
+
+def outcomes(scene: Scene) -> list[str]:
+    return [effect.outcome.state for effect in scene.took(RecordOutcome)]
+
+
+class TestAuto:
+    def test_what_the_policy_wants_is_recorded_and_done(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        wish.moves, wish.add = {b"hot": single("s2")}, 1
+        found = scene.window()
+        kinds = [type(effect) for effect in found]
+        assert kinds.index(RecordDecision) < kinds.index(WriteMove)
+        (move,) = scene.took(WriteMove)
+        assert (move.request.channel, move.request.servers, move.request.mode) == (b"hot", ("s2",), Mode.SINGLE)
+        assert (move.why.reason, move.why.figures) == ("overload", {"bytes_out": 900.0})
+        assert move.why.before.servers == (scene.ring.home(b"hot"),)
+        assert scene.took(AddServers) == [AddServers(1)]
+        assert scene.state.planned_at == scene.now
+        assert move.why.digest == scene.state.digest
+
+    def test_the_policy_is_asked_once_for_each_window(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        scene.window()
+        scene.look()
+        scene.look()
+        assert len(wish.seen) == 1
+        scene.window()
+        assert len(wish.seen) == 2
+
+    def test_a_decision_to_change_nothing_is_recorded_and_nothing_is_done(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        scene.window()
+        (recorded,) = scene.took(RecordDecision)
+        assert recorded.is_empty
+        assert scene.effects == []
+
+    def test_a_server_that_joined_too_late_for_a_window_does_not_hold_the_decision_up(self, wish: Wish) -> None:
+        scene = Scene("s1")
+        scene.window()
+        scene.join("s2")
+        scene.look(0.25, window_of(scene.window_at, ("s1",), scene.load))
+        assert len(wish.seen) == 2
+        assert wish.seen[-1].hosts.heard.tolist() == [True, False]
+
+    def test_the_situation_tells_of_marks_servers_and_history(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.marks = {"s2": Mark.FREEING, "s3": Mark.GUEST}
+        scene.load = {**scene.load, ("s2", b"warm"): {"publications": 1.0}}
+        scene.provider = ProviderState(servers_min=2, servers_max=7, new_capacity=5.0)
+        scene.core.added(["s4"], scene.now)
+        wish.moves = {b"hot": single("s3")}
+        scene.window()
+        scene.end_moves()
+        wish.moves = {}
+        scene.window()
+        seen = wish.seen[-1]
+        assert seen.hosts.takes.tolist() == [True, False, True]
+        assert (seen.pool.servers_min, seen.pool.servers_max, seen.pool.adding) == (2, 7, 1)
+        assert seen.pool.new_capacity == 5.0
+        assert seen.planned_at == seen.moved_at[0] == scene.state.planned_at
+        assert seen.past_bytes_out.tolist() == [900.0, 900.0]
+
+    def test_where_nobody_adds_servers_none_can_come_or_go(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        scene.provider = ProviderState(servers_min=1, servers_max=9, spare=0, is_fixed=True)
+        scene.window()
+        assert (wish.seen[-1].pool.servers_min, wish.seen[-1].pool.servers_max) == (2, 2)
+
+    def test_a_member_without_telemetry_is_waited_for_but_not_for_ever(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        for number in range(MISSING_WINDOWS_MAX):
+            window = window_of(scene.window_at + 2 * number, ["s1"])
+            scene.look(2.0, window)
+        assert wish.seen == []
+        scene.look(2.0, window_of(scene.window_at + 2 * MISSING_WINDOWS_MAX, ["s1"]))
+        assert len(wish.seen) == 1
+
+    def test_a_policy_that_fails_stops_nothing_else(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.window()
+        wish.fails = True
+        scene.drop("s3")
+        scene.window()
+        assert scene.marks == {"s3": Mark.LOST}
+        scene.windows(2)
+        assert scene.marks == {"s3": Mark.GUEST}
+        scene.windows(2)
+        assert outcomes(scene) == ["failed"]  # said once
+
+    def test_clients_are_told_at_once_when_a_server_is_to_become_empty(self, wish: Wish) -> None:
+        for reason, eager in ((Reason.OVERLOAD, False), (Reason.DRAIN, True)):
+            scene = Scene("s1", "s2")
+            wish.moves, wish.reason = {b"hot": single("s2")}, reason
+            scene.window()
+            assert scene.took(WriteMove)[0].request.eager is eager
+
+
+class TestOneAtATime:
+    def test_the_next_decision_waits_for_the_moves_of_the_last(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        wish.moves = {b"hot": single("s2")}
+        scene.window()
+        scene.windows(3)
+        assert len(wish.seen) == 1
+        assert scene.core.waiting == 1
+        scene.end_moves()
+        wish.moves = {}
+        scene.window()
+        assert len(wish.seen) == 2
+        ended = [effect.outcome for effect in scene.took(RecordOutcome) if effect.outcome.state == "ended"]
+        assert [(outcome.facts["moved"], outcome.facts["late"]) for outcome in ended] == [(1, 0)]
+        assert scene.state.digest == ""
+
+    def test_a_move_that_was_given_up_has_ended(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        wish.moves = {b"hot": single("s2")}
+        scene.window()
+        scene.look()
+        scene.end_moves(moved=False)
+        scene.look()
+        ended = scene.took(RecordOutcome)[-1].outcome
+        assert (ended.state, ended.facts["moved"], ended.facts["given_up"]) == ("ended", 0, 1)
+
+    def test_after_the_time_the_rest_is_waited_for_no_longer(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        wish.moves = {b"hot": single("s2")}
+        scene.window()
+        scene.look(OPTIONS.move_timeout_s - 1)
+        assert scene.core.waiting == 1
+        scene.look(1.0)
+        ended = scene.took(RecordOutcome)[-1].outcome
+        assert (ended.state, ended.facts["late"]) == ("ended", 1)
+
+    def test_a_request_that_has_not_been_seen_yet_has_not_ended(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        wish.moves = {b"hot": single("s2")}
+        scene.window()
+        written = dict(scene.requests)
+        scene.requests.clear()
+        scene.look(0.1)
+        assert scene.core.waiting == 1
+        scene.requests = written
+        scene.look(5.0)
+        assert scene.core.waiting == 1
+
+    def test_another_balancer_waits_for_them_too(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        wish.moves = {b"hot": single("s2")}
+        scene.window()
+        scene.requests[b"other"] = MoveRequest(b"other", ("s1",), Mode.SINGLE, False, "by hand")
+        scene.take_over()
+        scene.windows(2)
+        assert (len(wish.seen), scene.core.waiting) == (1, 1)
+        del scene.requests[b"hot"]
+        scene.entries[b"hot"] = resting(b"hot", "s2")
+        wish.moves = {}
+        scene.windows(2)
+        assert scene.core.waiting == 0
+        assert len(wish.seen) > 1
+        assert wish.seen[-1].planned_at == scene.state.planned_at  # and knows when it was
+        assert wish.seen[-1].moved_at.tolist() == [scene.state.planned_at]
+
+
+class TestAsked:
+    def test_without_auto_nothing_is_done_that_nobody_asked_for(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=BY_HAND)
+        wish.moves = {b"hot": single("s2")}
+        scene.windows(3)
+        assert (wish.seen, scene.effects) == ([], [])
+
+    def test_a_proposal_waits_for_the_first_window(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=BY_HAND)
+        scene.asks["a"] = Ask("propose")
+        scene.look()
+        assert scene.answers == {}
+        scene.window()
+        assert scene.answers["a"].error == ""
+
+    def test_what_was_proposed_is_applied_byte_for_byte(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=BY_HAND)
+        wish.moves = {b"hot": single("s2")}
+        scene.asks["a"] = Ask("propose")
+        scene.window()
+        digest = scene.answers["a"].digest
+        assert scene.took(WriteMove) == []
+        wish.moves = {}  # whatever the policy wants now
+        scene.windows(2)
+        scene.asks["b"] = Ask("apply", digest=digest)
+        scene.look()
+        assert (scene.answers["b"].error, scene.answers["b"].moves) == ("", 1)
+        assert [move.request.servers for move in scene.took(WriteMove)] == [("s2",)]
+        assert outcomes(scene) == ["applied"]
+
+    def test_a_plan_that_has_changed_is_refused(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=BY_HAND)
+        wish.moves = {b"hot": single("s2")}
+        scene.asks["a"] = Ask("propose")
+        scene.window()
+        digest = scene.answers["a"].digest
+        scene.entries[b"hot"] = resting(b"hot", "s1", version=9)
+        scene.asks["b"] = Ask("apply", digest=digest)
+        scene.look()
+        assert "hot moved meanwhile" in scene.answers["b"].error
+        assert scene.took(WriteMove) == []
+        assert outcomes(scene) == ["refused"]
+
+    def test_a_plan_under_way_is_waited_for(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=BY_HAND)
+        wish.moves = {b"hot": single("s2")}
+        scene.asks["a"] = Ask("propose")
+        scene.window()
+        digest = scene.answers["a"].digest
+        for id in ("b", "c"):
+            scene.asks[id] = Ask("apply", digest=digest)
+            scene.look()
+        assert scene.answers["b"].error == ""
+        assert "still under way" in scene.answers["c"].error
+
+    @pytest.mark.parametrize("digest", ["", "0" * 64])
+    def test_what_was_never_proposed_cannot_be_applied(self, digest: str, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=BY_HAND)
+        scene.asks["a"] = Ask("apply", digest=digest)
+        scene.look()
+        assert "there is no proposal" in scene.answers["a"].error
+
+    def test_bytes_that_are_no_proposal_are_refused(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=BY_HAND)
+        scene.proposals["d"] = b"garbage"
+        scene.asks["a"] = Ask("apply", digest="d")
+        scene.look()
+        assert "no proposal" in scene.answers["a"].error
+
+    def test_another_policy_can_be_asked(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=replace(BY_HAND, policy="shoal"))
+        scene.asks["a"] = Ask("propose", policy=TINY)
+        scene.asks["b"] = Ask("propose", policy="unheard of")
+        scene.window()
+        assert decode_proposal(scene.answers["a"].proposal).policy == TINY
+        assert "there is no policy 'unheard of'" in scene.answers["b"].error
+
+    def test_a_policy_that_fails_is_an_answer(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=BY_HAND)
+        wish.fails = True
+        scene.asks["a"] = Ask("propose")
+        scene.window()
+        assert "no idea" in scene.answers["a"].error
+
+
+class TestServersComing:
+    def test_no_more_are_asked_for_than_there_may_be(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        scene.provider = ProviderState(servers_min=1, servers_max=5)
+        wish.add = 9
+        scene.window()
+        assert scene.took(AddServers) == [AddServers(3)]
+        scene.core.added(["s3", "s4", "s5"], scene.now)
+        scene.window()
+        assert scene.took(AddServers) == []
+
+    def test_no_more_than_there_are_to_spare(self, wish: Wish) -> None:
+        scene = Scene("s1")
+        scene.provider = ProviderState(servers_min=1, servers_max=9, spare=1)
+        wish.add = 3
+        scene.window()
+        assert scene.took(AddServers) == [AddServers(1)]
+        assert wish.seen[-1].pool.servers_max == 2
+
+    def test_who_has_joined_is_not_waited_for(self, wish: Wish) -> None:
+        scene = Scene("s1")
+        scene.core.added(["s2"], scene.now)
+        scene.look()
+        assert scene.state.adding == {"s2": scene.now - 0.25}
+        scene.join("s2")
+        scene.window()
+        assert scene.state.adding == {}
+        assert wish.seen[-1].hosts.joined_at.tolist() == [float("-inf"), scene.now]
+
+    def test_who_does_not_come_is_given_up_and_may_be_asked_for_again(self, wish: Wish) -> None:
+        scene = Scene("s1")
+        scene.core.added(["s2"], scene.now)
+        scene.look()
+        scene.take_over()  # another balancer knows of it too
+        scene.look(OPTIONS.join_timeout_s)
+        assert scene.state.adding == {}
+        assert scene.marks == {"s2": Mark.OUT}
+        scene.provider = replace(scene.provider, servers=("s1", "s2"))
+        scene.look()
+        assert scene.took(RemoveServer) == [RemoveServer("s2")]
+        wish.add = 1
+        scene.window()
+        assert scene.took(AddServers) == [AddServers(1)]
+
+    def test_after_a_refusal_the_provider_is_left_alone_for_a_while(self, wish: Wish) -> None:
+        scene = Scene("s1")
+        scene.provider = ProviderState(servers_min=1, servers_max=2)
+        wish.add = 1
+        scene.window()
+        scene.core.refused(scene.now)
+        scene.took(AddServers)
+        scene.window()
+        assert scene.took(AddServers) == []
+        scene.windows(3)
+        assert scene.took(AddServers) == [AddServers(1)]  # and not twice, though it has not answered yet
+        assert wish.seen[-1].pool.adding == 1
+
+
+class TestServersGoing:
+    def drained(self, wish: Wish) -> Scene:
+        """Three homes, of which s3 is to be drained; its channel `cold` has moved."""
+        scene = Scene("s1", "s2", "s3")
+        scene.load = {**scene.load, ("s3", b"cold"): {"publications": 1.0, "bytes_out": 1.0}}
+        scene.entries[b"cold"] = resting(b"cold", "s3")
+        wish.drain, wish.moves = ("s3",), {b"cold": single("s1")}
+        scene.window()
+        wish.drain, wish.moves = (), {}
+        return scene
+
+    def test_a_home_is_freed_then_drained_then_sent_out_then_removed(self, wish: Wish) -> None:
+        scene = self.drained(wish)
+        assert scene.marks == {"s3": Mark.FREEING}
+        scene.windows(2)
+        assert scene.marks == {"s3": Mark.FREEING}  # an entry names it
+        scene.end_moves()
+        scene.window()
+        assert scene.marks == {"s3": Mark.FREEING}  # somebody publishes there still
+        scene.load = {("s3", b"cold"): {"publications": 0.0, "bytes_out": 0.0}}
+        scene.window()
+        assert scene.marks == {"s3": Mark.DRAIN}
+        scene.windows(5)
+        assert scene.marks == {"s3": Mark.DRAIN}  # somebody is subscribed there, and the ring has it as a home
+        scene.load = {}
+        scene.join()
+        scene.windows(2)
+        assert scene.marks == {"s3": Mark.DRAIN}  # empty, but not for long
+        scene.window()
+        assert scene.marks == {"s3": Mark.OUT}
+        scene.provider = replace(scene.provider, servers=("s1", "s2", "s3"))
+        scene.look()
+        assert scene.took(RemoveServer) == []  # it is in the ring
+        scene.drop("s3")
+        scene.look()
+        assert scene.took(RemoveServer) == [RemoveServer("s3")]
+        scene.core.removed("s3")
+        del scene.marks["s3"]
+        scene.provider = replace(scene.provider, servers=("s1", "s2"))
+        scene.windows(2)
+        assert scene.marks == {}  # it is no dead server
+        assert scene.state.removed == ("s3",)
+        scene.take_over()
+        scene.look()
+        assert scene.marks == {}
+
+    def test_every_step_is_taken_by_whoever_leads(self, wish: Wish) -> None:
+        scene = self.drained(wish)
+        scene.end_moves()
+        scene.load = {}
+        scene.take_over()
+        scene.window()
+        scene.join()
+        assert scene.marks == {"s3": Mark.DRAIN}
+        scene.take_over()
+        scene.windows(4)
+        assert scene.marks == {"s3": Mark.OUT}
+
+    def test_a_window_with_a_hole_proves_nothing(self, wish: Wish) -> None:
+        scene = self.drained(wish)
+        scene.end_moves()
+        scene.load = {}
+        for _ in range(6):
+            scene.window(incomplete=["s3"])
+        assert scene.marks == {"s3": Mark.FREEING}
+
+    def test_a_move_that_has_not_ended_keeps_its_old_server(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.load = {}
+        scene.marks["s3"] = Mark.DRAIN
+        scene.join()
+        scene.entries[b"cold"] = moving(b"cold", "s3", "s1")
+        scene.windows(8)
+        assert scene.marks == {"s3": Mark.DRAIN}
+        scene.entries[b"cold"] = resting(b"cold", "s1", version=9)
+        scene.window()
+        assert scene.marks == {"s3": Mark.OUT}
+
+    def test_a_guest_is_drained_at_once(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.marks["s3"] = Mark.GUEST
+        scene.join()
+        wish.drain = ("s3",)
+        scene.window()
+        assert scene.marks == {"s3": Mark.DRAIN}
+
+    def test_a_server_may_be_kept_after_all(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3", "s4")
+        scene.load = {("s3", b"a"): {"publications": 1.0}, ("s4", b"b"): {"publications": 1.0}}
+        scene.marks = {"s3": Mark.FREEING, "s4": Mark.DRAIN}
+        scene.join()
+        wish.keep = ("s3", "s4")
+        scene.window()
+        assert scene.marks == {"s4": Mark.GUEST}
+
+    def test_the_mark_of_a_server_that_is_gone_outlives_its_lease(self, wish: Wish) -> None:
+        scene = Scene("s1")
+        scene.marks["s2"] = Mark.OUT
+        scene.provider = replace(scene.provider, servers=("s1", "s2"))
+        scene.look()
+        scene.core.removed("s2")
+        scene.provider = replace(scene.provider, servers=("s1",))
+        scene.look()
+        scene.look(pooling.FORGET_S - 1)
+        assert scene.marks == {"s2": Mark.OUT}
+        scene.look(1.0)
+        assert scene.marks == {}
+
+    def test_a_removal_that_failed_is_asked_for_again(self, wish: Wish) -> None:
+        scene = Scene("s1")
+        scene.marks["s2"] = Mark.OUT
+        scene.provider = replace(scene.provider, servers=("s1", "s2"))
+        scene.look()
+        scene.look(1.0)
+        assert scene.took(RemoveServer) == [RemoveServer("s2")]
+        scene.look(OPTIONS.retry_s)
+        assert scene.took(RemoveServer) == [RemoveServer("s2")]
+
+
+class TestDeaths:
+    def test_a_dead_server_is_lost_until_no_entry_names_it_and_comes_back_a_guest(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.entries = {
+            b"alone": resting(b"alone", "s3"),
+            b"shared": resting(b"shared", "s1", "s3", mode=Mode.ALL_SUBSCRIBERS),
+            b"hot": resting(b"hot", "s1"),
+        }
+        scene.window()
+        scene.took(WriteMove)
+        scene.drop("s3")
+        scene.look()
+        assert scene.marks == {"s3": Mark.LOST}
+        scene.window()
+        moves = {move.request.channel: move for move in scene.took(WriteMove)}
+        assert moves.keys() == {b"alone", b"shared"}
+        assert moves[b"alone"].request.servers == (scene.ring.home(b"alone"),)
+        assert (moves[b"shared"].request.mode, moves[b"shared"].request.servers) == (Mode.ALL_SUBSCRIBERS, ("s1",))
+        assert {move.why.reason for move in moves.values()} == {"lost"}
+        assert all(move.request.eager for move in moves.values())
+        scene.look()
+        assert scene.marks == {"s3": Mark.LOST}
+        scene.end_moves()
+        scene.look()
+        assert scene.marks == {"s3": Mark.GUEST}
+
+    def test_a_death_before_this_balancer_led_is_noticed(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.drop("s3")
+        scene.look()
+        assert scene.marks == {"s3": Mark.LOST}
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [(Mark.GUEST, Mark.GUEST), (Mark.FREEING, Mark.LOST), (Mark.DRAIN, Mark.OUT), (Mark.OUT, Mark.OUT)],
+    )
+    def test_what_a_server_was_when_it_died(self, before: Mark, after: Mark, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.marks["s3"] = before
+        scene.drop("s3")
+        scene.entries[b"hot"] = resting(b"hot", "s3")
+        scene.look()
+        assert scene.marks == {"s3": after}
+
+
+class TestHomes:
+    def test_guests_become_homes_when_these_are_fewer_than_half(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        scene.marks = dict.fromkeys(("s3", "s4", "s5"), Mark.GUEST)
+        scene.join("s3", "s4", "s5")
+        scene.load = {}
+        scene.window()
+        assert [put.server for put in scene.took(PutMark)] == ["s3"]
+        assert wish.seen == []  # the policy sees the ring that comes of it
+        scene.join()
+        scene.window()
+        assert len(wish.seen) == 1
+
+    def test_half_is_enough_and_who_is_drained_does_not_count(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        scene.marks = {"s3": Mark.GUEST, "s4": Mark.GUEST, "s5": Mark.DRAIN}
+        scene.join("s3", "s4", "s5")
+        scene.load = {("s5", b"x"): {"publications": 1.0}}
+        scene.window()
+        assert scene.took(PutMark) == []
+
+    def test_nobody_is_promoted_while_that_would_move_load_without_a_plan(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        scene.marks = dict.fromkeys(("s3", "s4", "s5"), Mark.GUEST)
+        scene.join("s3", "s4", "s5")
+        scene.load = {("s1", b"busy %d" % number): {"publications": 1.0, "bytes_out": 9.0} for number in range(90)}
+        scene.window()
+        assert scene.took(PutMark) == []
+        scene.entries.update({channel: resting(channel, "s1") for _, channel in scene.load})
+        scene.window()
+        assert [put.server for put in scene.took(PutMark)] == ["s3"]
+
+    def test_without_auto_nobody_is_promoted(self, wish: Wish) -> None:
+        scene = Scene("s1", options=BY_HAND)
+        scene.marks = dict.fromkeys(("s3", "s4"), Mark.GUEST)
+        scene.join("s3", "s4")
+        scene.windows(2)
+        assert scene.took(PutMark) == []
+
+
+def test_without_a_ring_nothing_happens(wish: Wish) -> None:
+    scene = Scene("s1")
+    view_ring, scene.ring = scene.ring, None  # type: ignore[assignment]
+    assert scene.look(0.25, window_of(scene.window_at, view_ring.ids)) == []
+    scene.ring = ring_of("s1")
+    scene.window()
+    assert len(wish.seen) == 1
+
+
+def test_quiet_decisions_about_many_channels_are_recorded_now_and_then(
+    wish: Wish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(balancer, "QUIET_CHANNELS_MAX", 0)
+    scene = Scene("s1", "s2")
+    scene.windows(10)
+    assert len(wish.seen) == 10
+    assert len(scene.took(RecordDecision)) == 1
+    scene.look(balancer.QUIET_INTERVAL_S)
+    scene.window()
+    assert len(scene.took(RecordDecision)) == 1
+    wish.moves = {b"hot": single("s2")}
+    scene.window()
+    assert len(scene.took(RecordDecision)) == 1  # what changes something always is

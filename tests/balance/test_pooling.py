@@ -1,0 +1,36 @@
+"""When a drained server is known to be empty, whatever clocks say."""
+
+from __future__ import annotations
+
+import pytest
+from tests.balance.balancing import T, ring_of, window_of
+
+from shoal.balance.effects import ProviderState, PutMark, RemoveServer, View
+from shoal.balance.pooling import PoolKeeper, Quietness
+from shoal.plan.keys import Mark
+
+EMPTY_S = 5.0
+RING = ring_of("s1", "s2", guests=("s2",))
+
+
+def steps(pool: PoolKeeper, quiet: Quietness, now_s: float) -> list[PutMark | RemoveServer]:
+    view = View(RING, {}, {}, {"s2": Mark.DRAIN}, ProviderState(1, 9, ("s1", "s2")))
+    return list(pool.steps(view, RING, quiet, set(), now_s))
+
+
+@pytest.mark.parametrize("ahead_s", [0, 2])
+def test_a_server_is_empty_for_the_whole_time_though_its_clock_is_ahead(ahead_s: int) -> None:
+    """Where a clock is ahead, windows end before their time: what they tell was before the server was drained."""
+    pool, quiet = PoolKeeper(EMPTY_S, retry_s=1.0), Quietness()
+    left_at = None
+    for now_s in range(T, T + 20, 2):
+        quiet.learn(window_of(now_s + ahead_s - 2, ["s1", "s2"]))
+        if steps(pool, quiet, float(now_s)) and left_at is None:
+            left_at = now_s
+    assert left_at is not None
+    assert left_at - T >= EMPTY_S
+
+
+def test_without_the_rule_a_server_leaves_at_once() -> None:
+    pool = PoolKeeper(EMPTY_S, retry_s=1.0, is_confirmed=False)
+    assert [step.mark for step in steps(pool, Quietness(), float(T)) if isinstance(step, PutMark)] == [Mark.OUT]
