@@ -120,3 +120,30 @@ def test_without_a_home_state_goes_to_a_directory_per_user() -> None:
 
 def test_a_state_directory_that_was_set_is_used() -> None:
     assert config.Settings(state_dir="/somewhere").state_path == Path("/somewhere")
+
+
+def test_the_balancer_is_set_in_tables_of_its_own() -> None:
+    write("[balance]\nhigh_ratio = 0.9\n[balancer]\nservers_max = 4\n")
+    environ = {"SHOAL_BALANCE_WAIT_S": "3", "SHOAL_BALANCER_AUTO": "true", "SHOAL_BALANCER_SERVERS_MAX": "5"}
+    loaded = config.load(environ=environ, flags={"balancer.policy": "slots"})
+    assert (loaded.settings.balance.high_ratio, loaded.settings.balance.wait_s) == (0.9, 3.0)
+    options = loaded.settings.balancer
+    assert (options.policy, options.auto, options.servers_max) == ("slots", True, 5)
+    assert loaded.sources["balancer.servers_max"] == "environment SHOAL_BALANCER_SERVERS_MAX"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[balance]\nlow_ratio = 0.9\n", r"low_ratio \(0.9\) is not below .*\(balance.low_ratio from file"),
+        ("[balancer]\nservers_min = 20\n", "servers_min is 20 and balancer.servers_max 8"),
+        ('[balancer]\npool = "a@h:1,b"\n', "balancer.pool has 'b'"),
+        ('[balancer]\npool = "a@h:1,a@h:2"\n', "names a server twice"),
+        ("[balancer]\nempty_s = 0\n", "balancer.empty_s is 0"),
+        ("balance = 3", "balance in shoal.toml is not a table"),
+    ],
+)
+def test_a_balancer_that_cannot_be_is_refused(text: str, says: str) -> None:
+    write(text)
+    with pytest.raises(ConfigError, match=says):
+        config.load(environ={})

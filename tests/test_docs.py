@@ -188,5 +188,5 @@ def test_every_break_is_described(protocol: str, page: str) -> None:
 def test_the_operations_page_lists_every_setting() -> None:
     section = read(ROOT / "docs" / "operations.md").split("| key | environment |")[1].split("\n\n")[0]
     keys = re.findall(r"^\| `([\w.]+)` \| `(\w+)`", section, re.MULTILINE)
-    plain = [(key, config.env_name(key)) for key in config.setting_keys() if not key.startswith("limits.")]
-    assert keys == [*plain, ("limits.NAME", "SHOAL_LIMITS_NAME")]
+    plain = [key for key in config.setting_keys() if "." not in key]
+    assert keys == [(key, config.env_name(key)) for key in (*plain, *(f"{table}.NAME" for table in config.TABLES))]

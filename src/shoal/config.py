@@ -6,6 +6,9 @@ One precedence, everywhere: flags, then environment (`SHOAL_*`), then the file (
     environment   SHOAL_STATE_DIR=DIR             SHOAL_LIMITS_INBOX_MESSAGES_MAX=1000
     file          state_dir = "DIR"               [limits] inbox_messages_max = 1000
 
+A setting that is a record of its own is a table of the file, and its name is a prefix of keys and variables: `limits`,
+`balance` (the policies') and `balancer`.
+
 Owns: the record `Settings`, reading the three sources, and the words that say what is wrong with a value.
 Never touches: what the settings are used for, and the command line's parser (it hands its flags over as a
 mapping). A key that no setting has is an error in every source, so that a typing mistake is never silently a
@@ -24,14 +27,21 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from shoal.balance.options import BalancerOptions
+from shoal.balance.settings import BalanceSettings
 from shoal.errors import ConfigError
 from shoal.limits import Limits
 
 ENV_PREFIX: Final = "SHOAL_"
-LIMITS_PREFIX: Final = "limits."
+TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "limits": Limits,
+    "balance": BalanceSettings,
+    "balancer": BalancerOptions,
+}
+"""Settings that are records of their own."""
 
-NOT_SETTINGS: Final = frozenset({"SHOAL_CONFIG", "SHOAL_NO_INSTALL", "SHOAL_URL"})
-"""Variables with our prefix that are read elsewhere: the file to read (here), and the front door's."""
+NOT_SETTINGS: Final = frozenset({"SHOAL_CONFIG", "SHOAL_NO_INSTALL", "SHOAL_URL", "SHOAL_READER"})
+"""Variables with our prefix that are read elsewhere: the file to read (here), the front door's, and log-ins."""
 
 DEFAULT_FILE: Final = "shoal.toml"
 """Read from the current directory when no file is named."""
@@ -61,6 +71,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limits: Limits = Limits()
     """Sizes and times, see `shoal.limits`."""
 
+    balance: BalanceSettings = BalanceSettings()
+    """Thresholds, waits and bounds of policies, see `shoal.balance.settings`."""
+
+    balancer: BalancerOptions = BalancerOptions()
+    """The balancer's own, see `shoal.balance.options`."""
+
     def validate(self) -> None:
         """Raise ConfigError if a value cannot be."""
         if self.coordinator and not self.coordinator.startswith("shoal://"):
@@ -70,6 +86,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not 0 <= self.metrics_port <= 65535:
             raise ConfigError(f"metrics_port is {self.metrics_port}", do="give a port, or 0 for none")
         self.limits.validate()
+        self.balance.validate()
+        self.balancer.validate()
 
     @property
     def state_path(self) -> Path:
@@ -97,14 +115,24 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def setting_keys() -> tuple[str, ...]:
-    """Every key that can be set, those of limits with their prefix."""
-    plain = [name for name in Settings.__struct_fields__ if name != "limits"]
-    return (*plain, *(LIMITS_PREFIX + name for name in Limits.__struct_fields__))
+    """Every key that can be set, those of tables with their prefix."""
+    plain = [name for name in Settings.__struct_fields__ if name not in TABLES]
+    return (*plain, *(f"{table}.{name}" for table, record in TABLES.items() for name in record.__struct_fields__))
 
 
 def env_name(key: str) -> str:
     """The variable of a key: `limits.linger_s` is SHOAL_LIMITS_LINGER_S."""
     return ENV_PREFIX + key.replace(".", "_").upper()
+
+
+def environment_of(**tables: msgspec.Struct) -> dict[str, str]:
+    """The variables that give a process these tables (`balance=...`): those settings that differ from the defaults."""
+    return {
+        env_name(f"{table}.{name}"): str(getattr(record, name))
+        for table, record in tables.items()
+        for name in record.__struct_fields__
+        if getattr(record, name) != getattr(TABLES[table](), name)
+    }
 
 
 def load(
@@ -140,11 +168,13 @@ def load(
 
 def _build(values: Mapping[str, object], sources: Mapping[str, str]) -> Settings:
     """Put the values together and check them; an error names the sources that were not defaults."""
-    plain: dict[str, Any] = {key: value for key, value in values.items() if not key.startswith(LIMITS_PREFIX)}
-    limits: dict[str, Any] = {
-        key.removeprefix(LIMITS_PREFIX): value for key, value in values.items() if key.startswith(LIMITS_PREFIX)
-    }
-    settings = Settings(**plain, limits=Limits(**limits))
+    plain: dict[str, Any] = {}
+    records: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    for key, value in values.items():
+        table, _, name = key.rpartition(".")
+        (records[table] if table else plain)[name] = value
+    plain |= {table: TABLES[table](**given) for table, given in records.items()}
+    settings = Settings(**plain)
     try:
         settings.validate()
     except ConfigError as error:
@@ -156,7 +186,7 @@ def _build(values: Mapping[str, object], sources: Mapping[str, str]) -> Settings
 
 
 def _read_file(path: Path) -> dict[str, object]:
-    """The keys of a TOML file, with `[limits]` flattened into `limits.<name>`."""
+    """The keys of a TOML file, with `[limits]` flattened into `limits.<name>`, and so all tables."""
     try:
         with path.open("rb") as stream:
             table = tomllib.load(stream)
@@ -165,10 +195,13 @@ def _read_file(path: Path) -> dict[str, object]:
         raise ConfigError(f"cannot read the configuration file {path}: {reason}", do="name another one") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration file {path} is not TOML: {error}") from None
-    limits = table.pop("limits", {})
-    if not isinstance(limits, dict):
-        raise ConfigError(f"limits in {path} is not a table", do="write [limits] and one limit a line below it")
-    flat: dict[str, object] = {**table, **{LIMITS_PREFIX + name: value for name, value in limits.items()}}
+    flat: dict[str, object] = {}
+    for name in TABLES:
+        given = table.pop(name, {})
+        if not isinstance(given, dict):
+            raise ConfigError(f"{name} in {path} is not a table", do=f"write [{name}] and one setting a line below it")
+        flat |= {f"{name}.{key}": value for key, value in given.items()}
+    flat |= table
     for key in flat:
         _require_known(key, setting_keys(), f"file {path}")
     return flat
@@ -188,7 +221,7 @@ def _read_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _require_known(key: str, known: Iterable[str], source: str) -> None:
     """Raise ConfigError with the nearest known key if this one is not known."""
-    names = sorted(known)
+    names = sorted(known, key=lambda name: ("." in name, name))
     if key in names:
         return
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
@@ -199,8 +232,9 @@ def _require_known(key: str, known: Iterable[str], source: str) -> None:
 def _convert(key: str, value: object, source: str, *, strict: bool) -> object:
     """The value as the type of its field. A file must have the right type; text from elsewhere is read as
     it."""
-    owner, _, name = key.rpartition(".")
-    wanted = {field.name: field.type for field in msgspec.structs.fields(Limits if owner else Settings)}[name]
+    table, _, name = key.rpartition(".")
+    owner = TABLES[table] if table else Settings
+    wanted = {field.name: field.type for field in msgspec.structs.fields(owner)}[name]
     try:
         return msgspec.convert(value, wanted, strict=strict)
     except msgspec.ValidationError as error:

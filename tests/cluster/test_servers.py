@@ -137,3 +137,9 @@ def test_a_port_that_is_spoken_for_is_avoided(monkeypatch: pytest.MonkeyPatch) -
 def test_a_clash_is_read_from_the_log() -> None:
     assert port_was_taken("# Warning: Could not create server TCP listening socket 127.0.0.1:1: bind: Address")
     assert not port_was_taken("Fatal error, can't open config file")
+
+
+def test_a_server_listens_where_its_site_is(tmp_path: Path) -> None:
+    program = ServerProgram("/x/redis-server", "redis", (7, 0, 15), None, True, "")
+    write_setup(ServerSetup(tmp_path, 7001, "", False, "10.1.2.3"), program)
+    assert "bind 10.1.2.3" in (tmp_path / "server.conf").read_text().splitlines()

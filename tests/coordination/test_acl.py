@@ -17,6 +17,7 @@ from shoal.errors import AuthenticationError, ConfigError, CoordinatorError
 
 USERS: dict[str, list[str]] = {
     "client": acl_rules("client"),
+    "reader": acl_rules("reader"),
     "agent": acl_rules("agent"),
     "agent-7": acl_rules("agent", server_id="7"),
     "agent-7-on-6.2": acl_rules("agent", server_id="7", server_version=(6, 2)),
@@ -71,7 +72,7 @@ async def admin(server: RedisServer) -> AsyncIterator[Coordinator]:
 
 
 class TestWhatARoleCanDo:
-    @pytest.mark.parametrize("user", ["client", "agent", *AGENTS_OF_SERVER_7, "admin"])
+    @pytest.mark.parametrize("user", ["client", "reader", "agent", *AGENTS_OF_SERVER_7, "admin"])
     async def test_everybody_reads_and_watches_the_plan(
         self, server: RedisServer, admin: Coordinator, user: str
     ) -> None:
@@ -113,6 +114,20 @@ class TestWhatARoleCanDo:
             await coordinator.delete("reports/7")
         assert await admin.list("reports/") == {}
 
+    @pytest.mark.parametrize("key", ["balance/why/x", "pool/s1"])
+    async def test_a_reader_sees_what_the_balancer_does(
+        self, server: RedisServer, admin: Coordinator, key: str
+    ) -> None:
+        version = await admin.put(key, b"1")
+        area = key.split("/")[0] + "/"
+        async with await connect(server, "reader") as coordinator:
+            assert await coordinator.list(area) == {key: Versioned(b"1", version)}
+            with pytest.raises(CoordinatorError, match="no right"):
+                await coordinator.put(key, b"forged")
+        async with await connect(server, "client") as coordinator:
+            with pytest.raises(CoordinatorError, match="no right"):
+                await coordinator.get(key)
+
     async def test_an_admin_does_everything(self, admin: Coordinator) -> None:
         lease = await held(admin.acquire("plan/keeper", "me", 60.0))
         version = await admin.put("plan/ring", b"1", expect=0, fence=lease)
@@ -132,7 +147,7 @@ class TestWhatARoleCanDo:
 
 
 class TestWhatARoleCannotDo:
-    @pytest.mark.parametrize("user", ["client", "agent", "agent-7"])
+    @pytest.mark.parametrize("user", ["client", "reader", "agent", "agent-7"])
     async def test_only_the_admin_writes_the_plan(self, server: RedisServer, admin: Coordinator, user: str) -> None:
         version = await admin.put("plan/key", b"public")
         async with await connect(server, user) as coordinator:
@@ -144,7 +159,7 @@ class TestWhatARoleCannotDo:
                 await coordinator.write_all([KeyWrite("plan/key", b"forged"), KeyWrite("plan/ring", b"forged")])
         assert await admin.get("plan/key") == Versioned(b"public", version)
 
-    @pytest.mark.parametrize("user", ["client", "agent", *AGENTS_OF_SERVER_7])
+    @pytest.mark.parametrize("user", ["client", "reader", "agent", *AGENTS_OF_SERVER_7])
     async def test_only_the_admin_asks_for_moves(self, server: RedisServer, admin: Coordinator, user: str) -> None:
         await admin.put("moves/x", b"1")
         async with await connect(server, user) as coordinator:
@@ -183,7 +198,7 @@ class TestWhatARoleCannotDo:
                 await coordinator.join("servers", "8", b"forged", 60.0)
         assert await admin.renew(lease)
 
-    @pytest.mark.parametrize("user", ["client", "agent", *AGENTS_OF_SERVER_7])
+    @pytest.mark.parametrize("user", ["client", "reader", "agent", *AGENTS_OF_SERVER_7])
     async def test_nobody_else_takes_other_leases_groups_or_keys(self, server: RedisServer, user: str) -> None:
         async with await connect(server, user) as coordinator:
             for attempt in (
@@ -250,7 +265,7 @@ class TestRules:
 
     def test_an_unknown_role_is_refused(self) -> None:
         role: Any = "root"
-        with pytest.raises(ConfigError, match="client, agent, admin"):
+        with pytest.raises(ConfigError, match="client, reader, agent, admin"):
             acl_rules(role)
 
     @pytest.mark.parametrize("server_id", ["", "*", "a b", "7/8", "x" * 65, "[0-9]"])

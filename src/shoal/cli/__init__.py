@@ -26,15 +26,16 @@ from shoal.errors import ShoalError
 from shoal.version import __version__
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "demo": ("demo", "a cluster and a growing crowd on channels, on this machine, live"),
+    "demo": ("demo", "a cluster, a balancer and a crowd on channels, on this machine, live"),
     "up": ("cluster", "start a local cluster in the background"),
     "down": ("cluster", "stop the local cluster and leave nothing behind"),
     "status": ("cluster", "what runs, where, how loaded"),
     "doctor": ("cluster", "what this machine has and lacks, and what to do about it"),
     "pub": ("channels", "publish the lines of standard input on a channel"),
     "sub": ("channels", "print the messages of channels"),
-    "top": ("top", "live load by server and channel"),
+    "top": ("top", "live load by server and channel, and what the balancer does"),
     "agent": ("agent", "run the agent of one server"),
+    "balancer": ("balancer", "run a balancer: it keeps the ring, moves channels, and adds and removes servers"),
     "plan": ("plan", "the plan, and why each channel is where it is"),
     "sim": ("sim", "a simulation campaign of a protocol, by seed"),
     "soak": ("soak", "the same checks against real processes, with faults on request"),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _LOAD_INTERVAL_S: Final = 0.5
 _ASK_TIMEOUT_S: Final = 5.0
 _SERVERS_MAX: Final = 1000
+_BALANCERS: Final = 2
+_BALANCERS_MAX: Final = 5
 _COLOURS: Final = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
 
 
@@ -35,10 +37,27 @@ def register(subparsers: Subparsers) -> None:
         run_up,
         "start a local cluster in the background",
         example="shoal up\nshoal up --servers 5 --state-dir /tmp/my-cluster",
-        description="Start a coordinator, servers and agents on the loopback interface, on free ports, with "
-        "passwords of their own. Returns when channels can be used.",
+        description="Start a coordinator, servers, agents and balancers on the loopback interface, on free ports, "
+        "with passwords of their own. Returns when channels can be used.",
     )
     parser.add_argument("--servers", type=int, metavar="N", help="how many servers (default 3)")
+    parser.add_argument(
+        "--balancers",
+        type=int,
+        default=_BALANCERS,
+        metavar="N",
+        help=f"how many balancers: one leads, the others stand by (default {_BALANCERS}); 0: nobody balances",
+    )
+    parser.add_argument("--policy", metavar="NAME", help="the policy that they go by (default shoal)")
+    parser.add_argument("--no-auto", action="store_true", help="only propose, and apply what is asked for")
+    parser.add_argument("--servers-min", type=int, metavar="N", help="drain none below so many (default: --servers)")
+    parser.add_argument("--servers-max", type=int, metavar="N", help="add none beyond so many (default 8)")
+    parser.add_argument(
+        "--max-out-bytes-per-s",
+        type=float,
+        metavar="N",
+        help="outgoing bandwidth of each server, by which its load is judged (default 1.25e8: 1 Gbit/s)",
+    )
     add_command(
         subparsers,
         "down",
@@ -63,12 +82,13 @@ def run_up(args: argparse.Namespace) -> int:
     servers = args.settings.servers if args.servers is None else args.servers
     if not 1 <= servers <= _SERVERS_MAX:
         raise ConfigError(f"--servers is {servers}", do=f"give a number from 1 to {_SERVERS_MAX}")
+    flags = _balancer_flags(args, servers)
     if args.config:
         os.environ["SHOAL_CONFIG"] = str(Path(args.config).absolute())
     directory = _directory(args)
     note(f"starting {_many(servers, 'server')} ...")
     began = time.monotonic()
-    status = up(directory, servers)
+    status = up(directory, servers, flags=flags)
     took_s = time.monotonic() - began
     facts = {**_facts(status), "seconds": round(took_s, 3)}
     text = (
@@ -77,6 +97,30 @@ def run_up(args: argparse.Namespace) -> int:
     )
     result(args, facts, text)
     return 0
+
+
+def _balancer_flags(args: argparse.Namespace, servers: int) -> list[str]:
+    """What the supervisor must know of balancers and of the servers' capacity."""
+    from shoal.cli.balancer import checked_policy
+
+    policy = checked_policy(args.policy or args.settings.balancer.policy)
+    if not 0 <= args.balancers <= _BALANCERS_MAX:
+        raise ConfigError(f"--balancers is {args.balancers}", do=f"give a number from 0 to {_BALANCERS_MAX}")
+    flags = ["--balancers", str(args.balancers), "--policy", policy]
+    flags += ["--no-auto"] if args.no_auto else []
+    least = servers if args.servers_min is None else args.servers_min
+    most = max(servers, args.settings.balancer.servers_max) if args.servers_max is None else args.servers_max
+    if not 1 <= least <= most <= _SERVERS_MAX:
+        raise ConfigError(
+            f"--servers-min is {least} and --servers-max {most}", do=f"give 1 <= min <= max <= {_SERVERS_MAX}"
+        )
+    flags += ["--servers-min", str(least), "--servers-max", str(most)]
+    capacity = args.max_out_bytes_per_s
+    if capacity is not None:
+        if not 0 < capacity < float("inf"):
+            raise ConfigError(f"--max-out-bytes-per-s is {capacity}", do="give a number of bytes above 0")
+        flags += ["--max-out-bytes-per-s", repr(capacity)]
+    return flags
 
 
 def run_down(args: argparse.Namespace) -> int:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.plan_audit import register_audit
 from shoal.cli.plan_move import register_move
 from shoal.cli.plan_moves import MoveView, describe_moves, read_moves
+from shoal.cli.plan_propose import register_propose
 from shoal.errors import CoordinatorError, PlanError
 
 if TYPE_CHECKING:
@@ -26,13 +28,14 @@ _EXAMPLE: Final = "shoal plan show\nshoal plan show tile.3.4 --json\nshoal plan 
 
 
 class ServerView(msgspec.Struct, frozen=True):
-    """A server of the ring. `lease` is held, none, or unknown to who may not read leases."""
+    """A server of the ring. `lease` is held, none, or unknown to who may not read leases. A guest is no home."""
 
     id: str
     host: str
     port: int
     lease: str
     lease_remaining_s: float | None
+    home: bool = True
 
 
 class PlacementView(msgspec.Struct, frozen=True):
@@ -84,6 +87,8 @@ def register(subparsers: Subparsers) -> None:
     show.add_argument("channels", nargs="*", metavar="CHANNEL", help="say where this channel lives")
     show.add_argument("--moves", action="store_true", help="show the channels that move, and who is waited for")
     register_move(group)
+    register_propose(group)
+    register_audit(group)
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -137,7 +142,8 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
         ring.version,
         True,
         tuple(
-            ServerView(server.id, server.host, server.port, *_lease_words(leases, server.id)) for server in ring.servers
+            ServerView(server.id, server.host, server.port, *_lease_words(leases, server.id), server.id in ring.homes)
+            for server in ring.servers
         ),
         tuple(_placement(book, channel, signed) for channel in signed),
         tuple(_placement(book, channel, signed) for channel in channels),
@@ -201,7 +207,8 @@ def describe(view: PlanView, channels_only: bool) -> str:
         lines.append(f"ring version {view.ring_version}, {len(view.servers)} servers, signature ok")
         for server in view.servers:
             remaining = f" for {server.lease_remaining_s:.1f} s" if server.lease_remaining_s is not None else ""
-            lines.append(f"  {server.id}  {server.host}:{server.port}  lease {server.lease}{remaining}")
+            guest = "" if server.home else "  guest"
+            lines.append(f"  {server.id}  {server.host}:{server.port}  lease {server.lease}{remaining}{guest}")
         lines.append(f"{len(view.entries)} entries; every other channel lives where the ring says")
         lines += [f"  {_line(placement)}" for placement in view.entries]
     return "\n".join(lines)

@@ -87,8 +87,7 @@ def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str
 
 
 def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
-    """The ACL file of the coordinator: the same users; a reader may there what a client may, to find the
-    servers."""
-    here: dict[str, Role] = {CLIENT: "client", AGENT: "agent", READER: "client", ADMIN: "admin"}
+    """The ACL file of the coordinator: the same users."""
+    here: dict[str, Role] = {CLIENT: "client", AGENT: "agent", READER: "reader", ADMIN: "admin"}
     rules = {role: " ".join(acl_rules(there, server_version=version)) for role, there in here.items()}
     return acl_file(_REPLAY, rules, passwords)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -37,8 +38,9 @@ class Ended(msgspec.Struct, frozen=True):
     """Processes of the cluster that had to be killed one by one."""
 
 
-def up(directory: StateDir, servers: int, agent: str = "") -> ClusterStatus:
-    """Starts a background cluster and returns when it is ready; `agent` is the command of another agent."""
+def up(directory: StateDir, servers: int, agent: str = "", flags: Sequence[str] = ()) -> ClusterStatus:
+    """Starts a background cluster and returns when it is ready; `agent` is the command of another agent, `flags` are
+    more of the supervisor's."""
     if directory.owner() is not None:
         raise AlreadyRunningError(
             f"a cluster runs in {directory.root} already", do="use it, or stop it by `shoal down` first"
@@ -48,7 +50,7 @@ def up(directory: StateDir, servers: int, agent: str = "") -> ClusterStatus:
     directory.prepare()
     log = directory.log("supervisor")
     command = [sys.executable, "-m", "shoal.cluster.supervisor"]
-    command += ["--state-dir", str(directory.root), "--servers", str(servers), "--agent", agent]
+    command += ["--state-dir", str(directory.root), "--servers", str(servers), "--agent", agent, *flags]
     supervisor = process.start_detached(command, log)
     try:
         ready = wait_until(lambda: directory.socket_file.exists() or supervisor.poll() is not None, _START_TIMEOUT_S)

@@ -7,6 +7,7 @@ does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Final
 
@@ -18,13 +19,14 @@ from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError
 from shoal.logs import get_log
 from shoal.plan.keeper import Keeper, Snapshot
-from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, PUBLIC_KEY, RING_KEY, pool_server
+from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, PUBLIC_KEY, RING_KEY, pool_server, read_mark
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 
 SERVERS: Final = "servers"
 """The group of the servers' agents; the data of a member is its `ServerAddress` as MessagePack."""
 LEASES: Final = "servers/"
+STANDBY: Final = "another keeper holds the lease"
 
 _FIRST_POLL_S: Final = 0.1
 _log: Final = get_log(__name__)
@@ -79,10 +81,17 @@ class Keeping:
                 again = False
             await asyncio.sleep(0 if again else self._pause_s())
 
+    async def release(self) -> None:
+        """Gives the lease up, so that nobody has to wait for its end. Call it when `run` has ended."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with contextlib.suppress(CoordinatorError):
+                await self._coordinator.release(lease)
+
     async def _look(self) -> bool:
         """One look at the coordinator; says whether to look again at once."""
         if not await self._lead():
-            self._lose("another keeper holds the lease")
+            self._lose(STANDBY)
             return False
         snapshot = await self._snapshot()
         put = self._keeper.observe(snapshot, time.monotonic())
@@ -115,11 +124,13 @@ class Keeping:
         leases = await self._coordinator.leases(LEASES)
         members = await self._coordinator.members(SERVERS)
         pool = await self._coordinator.list(POOL_PREFIX)
+        marks = {pool_server(key): read_mark(stored.value) for key, stored in pool.items()}
         return Snapshot(
             contact=True,
             members={member: address for member, data in members.items() if (address := _read_address(member, data))},
             leases={name.removeprefix(LEASES): lease.remaining_s for name, lease in leases.items()},
-            guests=frozenset(map(pool_server, pool)),
+            guests=frozenset(server for server, mark in marks.items() if mark.is_guest),
+            outside=frozenset(server for server, mark in marks.items() if mark.is_outside),
             ring=ring.value if ring else b"",
             ring_key_version=ring.version if ring else 0,
         )
@@ -128,7 +139,8 @@ class Keeping:
         """No contact, or not ours to decide: the core starts its waits anew when it is."""
         self._keeper.observe(Snapshot(contact=False), time.monotonic())
         if self._view.trouble != trouble:
-            _log.warning("the ring is not kept", why=trouble)
+            report = _log.info if trouble == STANDBY else _log.warning
+            report("the ring is not kept", why=trouble)
         self._view = KeeperView(False, False, (), self._keeper.ring, trouble)
 
     def _pause_s(self) -> float:

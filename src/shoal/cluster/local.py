@@ -1,5 +1,5 @@
-"""A cluster of local processes that belongs to this process: coordinator, servers, agents, and the keeper of
-the ring.
+"""A cluster of local processes that belongs to this process: coordinator, servers, agents, and who leads: the
+keeper of the ring and the mover in this process, or balancers in processes of their own.
 
 Owns the order in which they start and stop, and that none of them is left behind: children die with this
 process whatever happens to it. The background cluster of `shoal up` is one of these in a process of its own;
@@ -19,73 +19,46 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import msgspec
-
-from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES, coordinator_acl_file, data_acl_file
-from shoal.cluster.child import Child, ChildStatus
-from shoal.cluster.keeping import KeeperView, Keeping
-from shoal.cluster.moving import Moving
-from shoal.cluster.parts import (
-    AgentCommand,
-    ServerPart,
-    ServerPlan,
-    agent_name,
-    make_agent,
-    shoal_agent,
-    start_server,
-)
+from shoal.balance.options import DEFAULT_OPTIONS
+from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES
+from shoal.cluster.fleet import COORDINATOR as COORDINATOR
+from shoal.cluster.fleet import Fleet
+from shoal.cluster.keeping import KeeperView
+from shoal.cluster.leading import Leader
+from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent
 from shoal.cluster.process import ProcessId, log_tail, start_ticks
-from shoal.cluster.servers import ServerProgram, choose_program
-from shoal.cluster.state import AgentState, ClusterState, Endpoint, Lock, StateDir, write_private
+from shoal.cluster.requests import taking_requests
+from shoal.cluster.servers import choose_program
+from shoal.cluster.state import ClusterState, Lock, StateDir, write_private
+from shoal.cluster.status import ClusterStatus as ClusterStatus
+from shoal.cluster.status import ServerStatus
 from shoal.cluster.timing import DEFAULT_TIMING, Timing
+from shoal.cluster.watching import Watching
+from shoal.coordination.interface import Coordinator
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError, NotRunningError
 from shoal.limits import DEFAULT_LIMITS, Limits
-from shoal.plan.keeper import Keeper
-from shoal.plan.mover import Mover
+from shoal.plan.keys import Mark, pool_key
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Signer
 
-COORDINATOR: Final = "coordinator"
 _READY_POLL_S: Final = 0.02
 _NO_VIEW: Final = KeeperView(False, False, (), None, "the keeper does not run")
-
-
-class ServerStatus(msgspec.Struct, frozen=True):
-    """One server: where it is, and whether it takes channels."""
-
-    id: str
-    host: str
-    port: int
-    lease: bool
-    in_ring: bool
-
-
-class ClusterStatus(msgspec.Struct, frozen=True):
-    """How the cluster is."""
-
-    cluster: str
-    state_dir: str
-    started_at: float
-    ready: bool
-    coordinator: str
-    contact: bool
-    ring_version: int
-    servers: tuple[ServerStatus, ...]
-    processes: tuple[ChildStatus, ...]
-    trouble: str | None
 
 
 class LocalCluster:
     """An async context manager; entering returns when all servers hold their lease and the ring is written.
 
     `state_dir` None means a temporary directory. Without `agents` nobody holds leases, so there is no ring
-    either, and entering returns when the servers answer.
+    either, and entering returns when the servers answer. With `balancers` these lead, by `policy`, and do what it wants
+    if `auto`, with `servers_min` (default: as many as there are at first) to `servers_max` servers; without them the
+    ring is kept and channels are moved from within this process. `balancer_environment` has settings of the balancers
+    (`shoal.config.environment_of`); `max_out_bytes_per_s` is what each server may send, as far as its load is judged.
     """
 
     def __init__(
@@ -97,28 +70,46 @@ class LocalCluster:
         limits: Limits = DEFAULT_LIMITS,
         timing: Timing = DEFAULT_TIMING,
         agent_command: AgentCommand = shoal_agent,
+        balancers: int = 0,
+        policy: str = "shoal",
+        auto: bool = True,
+        servers_min: int | None = None,
+        servers_max: int | None = None,
+        max_out_bytes_per_s: float | None = None,
+        balancer_environment: Mapping[str, str] | None = None,
+        sites: Sites = loopback,
     ) -> None:
         if servers < 1:
             raise ClusterError(f"a cluster of {servers} servers cannot be", do="ask for at least one")
-        self._ids = [f"s{number}" for number in range(1, servers + 1)]
+        self._first_servers = servers
         self._named_dir = None if state_dir is None else Path(state_dir).absolute()
         self._with_agents = agents
         self._limits = limits
         self._timing = timing
-        self._agent_command = agent_command
+        self._agent_command = limited(agent_command, max_out_bytes_per_s)
+        self._balancers = balancers
+        least = servers if servers_min is None else servers_min
+        most = max(servers, DEFAULT_OPTIONS.servers_max) if servers_max is None else servers_max
+        self._balancer_flags = (
+            *("--policy", policy, "--auto" if auto else "--no-auto"),
+            *("--servers-min", str(least), "--servers-max", str(most)),
+        )
+        self._balancer_environment = balancer_environment or {}
+        self._max_out_bytes_per_s = max_out_bytes_per_s
+        self._sites = sites
         self._id = secrets.token_hex(4)
         self._started_at = time.time()
         self._passwords: dict[str, str] = {}
         self._signer = Signer(Signer.generate())
-        self._taken_ports: set[int] = set()
-        self._children: dict[str, Child] = {}
-        self._servers: dict[str, ServerPart] = {}
-        self._coordinator: ServerPart | None = None
-        self._keeping: Keeping | None = None
+        self._fleet: Fleet | None = None
+        self._leader: Leader | Watching | None = None
+        self._coordinator: Coordinator | None = None
         self._directory: StateDir | None = None
         self._lock: Lock | None = None
         self._started = False
         self._stack = contextlib.AsyncExitStack()
+        self.ended = asyncio.Event()
+        """Set when somebody has asked for the end of the cluster."""
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -134,7 +125,7 @@ class LocalCluster:
     @property
     def servers(self) -> tuple[ServerAddress, ...]:
         """The servers and where they listen."""
-        return tuple(self._servers[server].address for server in self._ids)
+        return self._running.servers
 
     @property
     def directory(self) -> StateDir:
@@ -146,17 +137,21 @@ class LocalCluster:
     @property
     def state(self) -> ClusterState:
         """What is written down about the cluster."""
-        if self._coordinator is None:
+        fleet = self._running
+        coordinator = fleet.coordinator
+        if coordinator is None:
             raise NotRunningError("the cluster has not been started, or has ended", do="enter its context first")
         return ClusterState(
             cluster=self._id,
             started_at=self._started_at,
             supervisor=ProcessId(os.getpid(), start_ticks(os.getpid()) or 0),
-            coordinator=_endpoint(self._coordinator),
-            servers=tuple(_endpoint(self._servers[server]) for server in self._ids),
-            agents=tuple(AgentState(server, _process_id(child)) for server, child in self._agents()),
+            coordinator=coordinator,
+            servers=fleet.endpoints(),
+            agents=fleet.agent_states(),
             passwords=self._passwords,
             public_key=self._signer.public.hex(),
+            balancers=fleet.balancer_processes(),
+            max_out_bytes_per_s=self._max_out_bytes_per_s,
         )
 
     def status(self) -> ClusterStatus:
@@ -176,41 +171,78 @@ class LocalCluster:
                 ServerStatus(server.id, server.host, server.port, server.id in view.leases, server.id in ring_ids)
                 for server in self.servers
             ),
-            processes=tuple(self._children[name].status() for name in self._names() if name in self._children),
+            processes=self._running.statuses(),
             trouble=view.trouble,
         )
 
     # -- what can be done to it ------------------------------------------------------------------------------
 
     async def kill(self, name: str) -> None:
-        """Crashes a process (`s1`, `agent-s1`, `coordinator`); it is mended unless it is held."""
-        await self._child(name).kill()
+        """Crashes a process (`s1`, `agent-s1`, `coordinator`, `balancer-1`); it is mended unless it is held."""
+        await self._running.child(name).kill()
 
     async def restart(self, name: str) -> None:
         """Ends a process if it runs, and starts it now, held or not; returns when it answers."""
-        await self._child(name).restart()
+        await self._running.child(name).restart()
 
     def hold(self, name: str) -> None:
         """Keeps a process down once it has ended, until `release`."""
-        self._child(name).hold()
+        self._running.child(name).hold()
 
     def release(self, name: str) -> None:
         """Ends `hold`."""
-        self._child(name).release()
+        self._running.child(name).release()
 
     def pause(self, name: str) -> None:
         """Freezes a process."""
-        self._child(name).pause()
+        self._running.child(name).pause()
 
     def resume(self, name: str) -> None:
         """Lets a frozen process go on."""
-        self._child(name).resume()
+        self._running.child(name).resume()
 
-    def _child(self, name: str) -> Child:
-        child = self._children.get(name)
-        if child is None:
-            raise ClusterError(f"there is no process {name!r}", do=f"name one of {', '.join(self._names())}")
-        return child
+    async def add_server(self) -> ServerAddress:
+        """Starts one more server with its agent; it will join the ring as a guest."""
+        (server,) = await self.add_servers(1)
+        return next(address for address in self.servers if address.id == server)
+
+    async def add_servers(self, count: int) -> tuple[str, ...]:
+        """Starts more servers with their agents, under ids that were never used; they will join the ring as guests."""
+        if not self._with_agents or self._coordinator is None:
+            raise ClusterError("a cluster without agents has no ring to join", do="start it with agents")
+        fleet = self._running
+        ids = fleet.new_ids(count)
+        try:
+            for server in ids:  # before an agent can take the lease
+                await self._coordinator.put(pool_key(server), Mark.GUEST.value.encode(), 0)
+            await fleet.start_servers(ids)
+            self._write_state()
+            await fleet.start_agents(ids, self.url_for(AGENT))
+        except BaseException:
+            for server in {*ids} & {*fleet.ids}:
+                await fleet.remove(server)
+            for server in ids:
+                await self._coordinator.delete(pool_key(server))
+            raise
+        return tuple(ids)
+
+    async def remove_server(self, name: str) -> None:
+        """Ends a server and its agent for good, whatever it holds: drain it before."""
+        await self._running.remove(name)
+
+    async def wait_until_ready(self) -> None:
+        """Until the ring holds all servers; an error with the log of whoever is in the way."""
+        deadline = time.monotonic() + self._timing.start_timeout_s
+        while not self._is_ready():
+            for _, child in self._running.agents:
+                if child.status().crashing:
+                    raise ClusterError(
+                        f"{child.name} crashes again and again ({child.status().last_exit})",
+                        do=f"see the end of its log\n{log_tail(child.log)}",
+                    )
+            if time.monotonic() > deadline:
+                raise self._not_ready()
+            await asyncio.sleep(_READY_POLL_S)
 
     # -- starting and stopping -------------------------------------------------------------------------------
 
@@ -235,88 +267,41 @@ class LocalCluster:
         program = choose_program()
         self._passwords = {role: secrets.token_urlsafe(24) for role in ROLES}
         self._signer = self._new_key()
-        self._coordinator = await self._start_server(COORDINATOR, program)
-        await self._start_servers(program)
+        self._fleet = fleet = Fleet(
+            directory, program, self._passwords, self._timing, self._agent_command, self._sites, self._write_state
+        )
+        await fleet.start_coordinator()
+        await fleet.start_servers(fleet.new_ids(self._first_servers))
         self._started = True
         self._write_state()
         if self._with_agents:
-            await self._start_keeper()
-            await self._start_agents()
-            await self._wait_until_ready()
+            await self._start_leader(fleet)
+            await fleet.start_agents(fleet.ids, self.url_for(AGENT))
+            await self.wait_until_ready()
+        await self._stack.enter_async_context(taking_requests(self, self.ended.set))
 
     def _new_key(self) -> Signer:
         private = Signer.generate()
         write_private(self.directory.key_file, private)
         return Signer(private)
 
-    async def _start_servers(self, program: ServerProgram) -> None:
-        """All servers at once; when one fails the others are waited for, so that the clean-up knows
-        them all."""
-        results = await asyncio.gather(
-            *(self._start_server(server, program) for server in self._ids), return_exceptions=True
-        )
-        for server, result in zip(self._ids, results, strict=True):
-            if isinstance(result, BaseException):
-                raise result
-            self._servers[server] = result
-
-    async def _start_server(self, name: str, program: ServerProgram) -> ServerPart:
-        coordinator = name == COORDINATOR
-        root = self.directory.root
-        acl = coordinator_acl_file if coordinator else data_acl_file
-        plan = ServerPlan(
-            id=name,
-            kind="coordinator" if coordinator else "server",
-            directory=root / "coordinator" if coordinator else root / "servers" / name,
-            log=self.directory.log(name),
-            acl=acl(self._passwords, program.version),
-            durable=coordinator,
-            admin_password=self._passwords[ADMIN],
-        )
-        part = await start_server(plan, program, self._timing, self._write_state, self._taken_ports)
-        self._children[name] = part.child
-        return part
-
-    async def _start_keeper(self) -> None:
+    async def _start_leader(self, fleet: Fleet) -> None:
         coordinator = await RedisCoordinator.connect(self.url_for(ADMIN), timeout_s=self._limits.server_lease_s / 2)
+        self._coordinator = coordinator
         self._stack.push_async_callback(coordinator.close)
-        keeper = Keeper(self._signer, self._limits, self._ids, self._timing.first_ring_wait_s)
-        self._keeping = Keeping(coordinator, self._signer, keeper, self._timing, f"{self._id}-{os.getpid()}")
-        keeping = self._keeping
-        moving = Moving(
-            coordinator,
-            lambda: Mover(self._signer, self._limits),
-            lambda: keeping.leading,
-            self._timing.keeper_poll_s,
-        )
-        for name, work in (("keeper", keeping.run()), ("mover", moving.run())):
-            self._stack.push_async_callback(_cancel, asyncio.create_task(work, name=name))
-
-    async def _start_agents(self) -> None:
-        url = self.url_for(AGENT)
-        for server in self.servers:
-            log = self.directory.log(agent_name(server.id))
-            child = make_agent(server, self._agent_command, url, log, self._timing, self._write_state)
-            self._children[child.name] = child
-            await child.start()
-
-    async def _wait_until_ready(self) -> None:
-        """Until the ring holds all servers; an error with the log of whoever is in the way."""
-        deadline = time.monotonic() + self._timing.start_timeout_s
-        while not self._is_ready():
-            for _, child in self._agents():
-                if child.status().crashing:
-                    raise ClusterError(
-                        f"{child.name} crashes again and again ({child.status().last_exit})",
-                        do=f"see the end of its log\n{log_tail(child.log)}",
-                    )
-            if time.monotonic() > deadline:
-                raise self._not_ready()
-            await asyncio.sleep(_READY_POLL_S)
+        leader: Leader | Watching
+        if self._balancers:
+            await fleet.start_balancers(self._balancers, self._balancer_flags, self._balancer_environment)
+            leader = Watching(coordinator, self._signer.public, self._timing.keeper_poll_s)
+        else:
+            holder = f"{self._id}-{os.getpid()}"
+            leader = Leader(coordinator, self._signer, self._limits, self._timing, fleet.ids, holder)
+        self._leader = leader
+        self._stack.push_async_callback(_cancel, asyncio.create_task(leader.run(), name="leader"))
 
     def _not_ready(self) -> ClusterError:
         view = self._view
-        missing = [server for server in self._ids if server not in view.leases]
+        missing = [server for server in self._running.ids if server not in view.leases]
         what = f"the cluster was not ready after {self._timing.start_timeout_s:g} s"
         if view.trouble:
             return ClusterError(f"{what}: {view.trouble}")
@@ -327,16 +312,16 @@ class LocalCluster:
         )
 
     async def _stop(self) -> None:
-        """Ends everything in the order that upsets nobody: keeper, agents, servers, coordinator. Then the
+        """Ends everything in the order that upsets nobody: leader, agents, servers, coordinator. Then the
         files."""
         self._started = False
         try:
             await self._stack.aclose()
-            for kind in ("agent", "server", "coordinator"):
-                await asyncio.gather(*(child.stop() for child in self._children.values() if child.kind == kind))
+            if self._fleet is not None:
+                await self._fleet.stop()
         finally:
-            for child in self._children.values():
-                child.stop_now()
+            if self._fleet is not None:
+                self._fleet.stop_now()
             self._clear()
 
     def _clear(self) -> None:
@@ -346,42 +331,31 @@ class LocalCluster:
             self._lock.close()
         if self._named_dir is None and self._directory is not None:
             shutil.rmtree(self._directory.root, ignore_errors=True)
-        self._directory = self._lock = self._coordinator = self._keeping = None
+        self._directory = self._lock = self._fleet = self._leader = self._coordinator = None
 
     # -- small things ----------------------------------------------------------------------------------------
 
     @property
+    def _running(self) -> Fleet:
+        if self._fleet is None:
+            raise NotRunningError("the cluster has not been started, or has ended", do="enter its context first")
+        return self._fleet
+
+    @property
     def _view(self) -> KeeperView:
-        return self._keeping.view if self._keeping else _NO_VIEW
-
-    def _names(self) -> list[str]:
-        """The names of all processes, in the order in which people expect them."""
-        return [COORDINATOR, *self._ids, *map(agent_name, self._ids)]
-
-    def _agents(self) -> Iterator[tuple[str, Child]]:
-        for server in self._ids:
-            if child := self._children.get(agent_name(server)):
-                yield server, child
+        return self._leader.view if self._leader else _NO_VIEW
 
     def _is_ready(self) -> bool:
         if not self._with_agents:
             return self._started
         view = self._view
-        return view.ring is not None and set(self._ids) <= {*view.ring.ids} & {*view.leases}
+        return view.ring is not None and set(self._running.ids) <= {*view.ring.ids} & {*view.leases}
 
     def _write_state(self) -> None:
         """Keeps the file in step with the processes; before all servers are there, nothing is worth
         writing."""
         if self._started:
             self.directory.write(self.state)
-
-
-def _endpoint(part: ServerPart) -> Endpoint:
-    return Endpoint(part.address.id, part.address.host, part.address.port, _process_id(part.child))
-
-
-def _process_id(child: Child) -> ProcessId | None:
-    return child.process.id if child.process is not None and child.process.exit_code is None else None
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

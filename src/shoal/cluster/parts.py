@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -19,6 +19,7 @@ from shoal.cluster.acl import ADMIN
 from shoal.cluster.child import Child
 from shoal.cluster.process import Process
 from shoal.cluster.servers import HOST, ServerProgram, ServerSetup, free_port, port_was_taken, write_setup
+from shoal.cluster.state import StateDir
 from shoal.cluster.timing import Timing
 from shoal.errors import ClusterError, PortInUseError
 from shoal.plan.ring import ServerAddress
@@ -28,6 +29,23 @@ AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
 
 URL_VARIABLE: Final = "SHOAL_URL"
 _ANSWER_TIMEOUT_S: Final = 1.0
+
+
+class Site(msgspec.Struct, frozen=True):
+    """Where a server runs: the address that it listens on, and the words in front of its command that take it there
+    (into a network namespace, for example)."""
+
+    host: str = HOST
+    prefix: tuple[str, ...] = ()
+
+
+Sites: TypeAlias = Callable[[str], Site]
+"""From the name of a server, or of the coordinator, to its site."""
+
+
+def loopback(_: str) -> Site:
+    """The site of every server, unless somebody says otherwise."""
+    return Site()
 
 
 class ServerPlan(msgspec.Struct, frozen=True):
@@ -40,6 +58,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
     acl: str
     durable: bool
     admin_password: str
+    site: Site = Site()
 
 
 class ServerPart(msgspec.Struct, frozen=True):
@@ -55,6 +74,13 @@ def shoal_agent(server: ServerAddress) -> Sequence[str]:
     return [sys.executable, "-m", "shoal.cli", "agent", "--server", server.id, "--address", address]
 
 
+def limited(command: AgentCommand, max_out_bytes_per_s: float | None) -> AgentCommand:
+    """The command of an agent whose server may send so much; None leaves it at the agent's own default."""
+    if max_out_bytes_per_s is None:
+        return command
+    return lambda server: [*command(server), "--max-out-bytes-per-s", repr(max_out_bytes_per_s)]
+
+
 async def start_server(
     plan: ServerPlan, program: ServerProgram, timing: Timing, changed: Callable[[], None], taken: set[int]
 ) -> ServerPart:
@@ -62,14 +88,15 @@ async def start_server(
     for _ in range(timing.port_tries_max):
         port = free_port(timing.port_tries_max, taken)
         taken.add(port)
-        command = write_setup(ServerSetup(plan.directory, port, plan.acl, plan.durable), program)
+        setup = ServerSetup(plan.directory, port, plan.acl, plan.durable, plan.site.host)
+        command = [*plan.site.prefix, *write_setup(setup, program)]
         child = Child(
             plan.id,
             plan.kind,
             plan.log,
             timing,
             launch=_launcher(command, plan.log),
-            ready=_answer_check(port, plan.admin_password),
+            ready=_answer_check(plan.site.host, port, plan.admin_password),
             changed=changed,
         )
         try:
@@ -81,7 +108,7 @@ async def start_server(
         except BaseException:
             child.stop_now()
             raise
-        return ServerPart(child, ServerAddress(plan.id, HOST, port))
+        return ServerPart(child, ServerAddress(plan.id, plan.site.host, port))
     raise PortInUseError(
         f"{plan.id} found {timing.port_tries_max} ports taken one after the other",
         do="try again when less goes on",
@@ -110,16 +137,38 @@ def make_agent(
     )
 
 
+def make_balancer(
+    name: str,
+    directory: StateDir,
+    flags: Sequence[str],
+    environment: Mapping[str, str],
+    timing: Timing,
+    changed: Callable[[], None],
+) -> Child:
+    """A balancer of a local cluster, not yet started; it reads where everything is from the state directory."""
+    words = [sys.executable, "-m", "shoal.cli", "balancer", "--state-dir", str(directory.root), *flags]
+    log = directory.log(name)
+    return Child(
+        name,
+        "balancer",
+        log,
+        timing,
+        launch=lambda: process.start(words, log, environment),
+        ready=_at_once,
+        changed=changed,
+    )
+
+
 def agent_name(server: str) -> str:
     """The name of a server's agent among the children."""
     return f"agent-{server}"
 
 
-async def answers(port: int, user: str, password: str) -> bool:
+async def answers(host: str, port: int, user: str, password: str) -> bool:
     """Whether a server of ours answers on the port: one that knows the user, and that has read its data."""
     try:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(HOST, port)
+            reader, writer = await asyncio.open_connection(host, port)
             try:
                 writer.write(encode_commands([(b"AUTH", user.encode(), password.encode()), (b"PING",)]))
                 return [await reader.readline(), await reader.readline()] == [b"+OK\r\n", b"+PONG\r\n"]
@@ -133,8 +182,8 @@ def _launcher(command: Sequence[str], log: Path) -> Callable[[], Process]:
     return lambda: process.start(command, log)
 
 
-def _answer_check(port: int, password: str) -> Callable[[], Awaitable[bool]]:
-    return lambda: answers(port, ADMIN, password)
+def _answer_check(host: str, port: int, password: str) -> Callable[[], Awaitable[bool]]:
+    return lambda: answers(host, port, ADMIN, password)
 
 
 async def _at_once() -> bool:

@@ -5,6 +5,8 @@ the owner of the state directory can reach it. What a request does is the cluste
 
     {"do": "status"} or {"do": "down"}
     {"do": "kill", "name": "s1"}, and so restart, hold, release, pause, resume
+    {"do": "add", "count": 2}, answered with the servers' ids when their processes run
+    {"do": "remove", "name": "s1"}, a server and its agent
 """
 
 from __future__ import annotations
@@ -15,34 +17,42 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from shoal.cluster.local import ClusterStatus, LocalCluster
 from shoal.cluster.state import StateDir
+from shoal.cluster.status import ClusterStatus
 from shoal.errors import ClusterError, NotRunningError, ShoalError
+
+if TYPE_CHECKING:
+    from shoal.cluster.local import LocalCluster
 
 REQUEST_BYTES_MAX: Final = 65536
 ANSWER_TIMEOUT_S: Final = 40.0
 """How long an answer may take: a restart waits until the process is ready."""
 
-Deed = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume"]
+ADD_MAX: Final = 100
+"""Servers that can be added by one request."""
+
+Deed = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove"]
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked of the supervisor; `name` is the process that is meant."""
+    """What is asked of the supervisor; `name` is the process or server that is meant, `count` how many to add."""
 
     do: Deed
     name: str = ""
+    count: int = 1
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of it."""
+    """What became of it; `servers` are those that were added."""
 
     ok: bool
     error: str = ""
     status: ClusterStatus | None = None
+    servers: tuple[str, ...] = ()
 
 
 _requests: Final = msgspec.json.Decoder(Request)
@@ -93,6 +103,12 @@ async def _answer(cluster: LocalCluster, line: bytes) -> Answer:
                 cluster.pause(request.name)
             case "resume":
                 cluster.resume(request.name)
+            case "add":
+                if not 1 <= request.count <= ADD_MAX:
+                    raise ClusterError(f"{request.count} servers cannot be added", do=f"ask for 1 to {ADD_MAX}")
+                return Answer(True, servers=await cluster.add_servers(request.count))
+            case "remove":
+                await cluster.remove_server(request.name)
             case "down":
                 pass
     except msgspec.DecodeError as error:
@@ -102,14 +118,16 @@ async def _answer(cluster: LocalCluster, line: bytes) -> Answer:
     return Answer(True)
 
 
-def request(directory: StateDir, do: Deed, name: str = "", *, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
+def request(
+    directory: StateDir, do: Deed, name: str = "", *, count: int = 1, timeout_s: float = ANSWER_TIMEOUT_S
+) -> Answer:
     """Asks the supervisor of a state directory; blocks. NotRunningError if nobody answers, ClusterError if it
     refuses."""
     try:
         with socket.socket(socket.AF_UNIX) as connection, _short_path(directory.socket_file) as path:
             connection.settimeout(timeout_s)
             connection.connect(path)
-            connection.sendall(msgspec.json.encode(Request(do, name)) + b"\n")
+            connection.sendall(msgspec.json.encode(Request(do, name, count)) + b"\n")
             data = b"".join(iter(lambda: connection.recv(REQUEST_BYTES_MAX), b""))
         answer = _answers.decode(data)
     except (OSError, msgspec.DecodeError) as error:

@@ -76,6 +76,7 @@ class ServerSetup(msgspec.Struct, frozen=True):
     port: int
     acl: str
     durable: bool
+    host: str = HOST
 
 
 def find_programs() -> list[ServerProgram]:
@@ -181,7 +182,7 @@ def port_was_taken(log: str) -> bool:
 
 
 def _configuration(setup: ServerSetup, acl: Path, program: ServerProgram) -> Iterator[str]:
-    yield f"bind {HOST}"
+    yield f"bind {setup.host}"
     yield f"port {setup.port}"
     yield "protected-mode yes"
     yield "daemonize no"

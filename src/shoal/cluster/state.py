@@ -9,6 +9,7 @@ readable by its owner only: it holds the passwords and the key that signs the pl
     control.sock   where the supervisor takes requests
     failure        why the last start failed, until somebody has read it
     logs/          one file for each process
+    audit/         the balancer's decisions
     coordinator/, servers/   what the servers themselves need
 """
 
@@ -30,7 +31,7 @@ from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError
 
 STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
 _FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "failure", "lock")
-_DIRECTORIES: Final = ("logs", "coordinator", "servers")
+_DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit")
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -60,6 +61,9 @@ class ClusterState(msgspec.Struct, frozen=True):
     agents: tuple[AgentState, ...]
     passwords: dict[str, str]
     public_key: str
+    balancers: tuple[ProcessId, ...] = ()
+    max_out_bytes_per_s: float | None = None
+    """What a server may send; None is the agent's own default."""
 
     def url_for(self, role: str) -> str:
         """The address of the cluster for a role; user and password hold for the coordinator and for all
@@ -73,7 +77,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     def processes(self) -> Iterator[ProcessId]:
         """All processes of the cluster but the supervisor."""
         endpoints = (self.coordinator, *self.servers)
-        known = [*(endpoint.process for endpoint in endpoints), *(agent.process for agent in self.agents)]
+        agents = (agent.process for agent in self.agents)
+        known = [*(endpoint.process for endpoint in endpoints), *agents, *self.balancers]
         yield from (process for process in known if process is not None)
 
 
@@ -88,6 +93,7 @@ class StateDir:
         self.socket_file = root / "control.sock"
         self.failure_file = root / "failure"
         self.logs = root / "logs"
+        self.audit = root / "audit"
 
     def log(self, name: str) -> Path:
         """The log of one process."""

@@ -18,10 +18,8 @@ from collections.abc import Sequence
 from shoal import config, logs
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.parts import AgentCommand, shoal_agent
-from shoal.cluster.requests import taking_requests
 from shoal.cluster.state import StateDir, state_dir_at, write_private
 from shoal.errors import ShoalError
-from shoal.limits import Limits
 from shoal.plan.ring import ServerAddress
 
 
@@ -31,12 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--state-dir", required=True)
     parser.add_argument("--servers", type=int, required=True)
     parser.add_argument("--agent", default="", help="command of another agent, {server} and {address} filled in")
+    parser.add_argument("--balancers", type=int, default=0)
+    parser.add_argument("--policy", default="shoal")
+    parser.add_argument("--no-auto", dest="auto", action="store_false")
+    parser.add_argument("--servers-min", type=int)
+    parser.add_argument("--servers-max", type=int)
+    parser.add_argument("--max-out-bytes-per-s", type=float)
     args = parser.parse_args(argv)
     logs.configure(level="info")
     directory = state_dir_at(args.state_dir)
-    agent = _agent_from(args.agent) if args.agent else shoal_agent
     try:
-        asyncio.run(_supervise(directory, args.servers, agent, config.load().settings.limits))
+        asyncio.run(_supervise(directory, args))
     except ShoalError as error:
         print(error, file=sys.stderr)
         _leave_word(directory, str(error))
@@ -44,21 +47,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _supervise(directory: StateDir, servers: int, agent: AgentCommand, limits: Limits) -> None:
+async def _supervise(directory: StateDir, args: argparse.Namespace) -> None:
     """Until SIGTERM, SIGINT or a request to end; a signal during the start ends the start."""
+    wanted = LocalCluster(
+        args.servers,
+        directory.root,
+        limits=config.load().settings.limits,
+        agent_command=_agent_from(args.agent) if args.agent else shoal_agent,
+        balancers=args.balancers,
+        policy=args.policy,
+        auto=args.auto,
+        servers_min=args.servers_min,
+        servers_max=args.servers_max,
+        max_out_bytes_per_s=args.max_out_bytes_per_s,
+    )
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, task.cancel)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
-    ended = asyncio.Event()
     with contextlib.suppress(asyncio.CancelledError):
-        async with (
-            LocalCluster(servers, directory.root, limits=limits, agent_command=agent) as cluster,
-            taking_requests(cluster, ended.set),
-        ):
-            await ended.wait()
+        async with wanted as cluster:
+            await cluster.ended.wait()
 
 
 def _agent_from(template: str) -> AgentCommand:

@@ -5,6 +5,7 @@ It never touches a connection and knows no passwords: whoever makes the users ad
 replicate, change the configuration or see a key outside `shoal:`.
 
     client    reads the plan, hears notifications; writes nothing
+    reader    a client that also reads what the balancer has written down, and how servers stand in the pool
     agent     reads the plan; takes leases and memberships of servers and writes reports, its own only if `server_id`
               says which
     admin     everything under `shoal:`, and INFO, which says whether the append-only file is well
@@ -23,10 +24,12 @@ from typing import Final, Literal, TypeAlias, get_args
 from shoal.coordination.layout import CHANNEL, LEASE, MEMBER, PREFIX, counter_key, index_key
 from shoal.errors import ConfigError
 
-Role: TypeAlias = Literal["client", "agent", "admin"]
+Role: TypeAlias = Literal["client", "reader", "agent", "admin"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 PLAN_AREA: Final = "plan/"
+BALANCE_AREA: Final = "balance/"
+POOL_AREA: Final = "pool/"
 SERVERS: Final = "servers"
 """The group of the servers' memberships, and the area of their leases."""
 REPORTS_AREA: Final = "reports/"
@@ -76,6 +79,9 @@ def acl_rules(
     """
     if role == "client":
         return [*_NOTHING, *_plan("~"), *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS]
+    if role == "reader":
+        areas = [*_plan("~"), *_area("~", BALANCE_AREA), *_area("~", POOL_AREA)]
+        return [*_NOTHING, *areas, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS]
     if role == "agent":
         read = "%R~" if server_version >= READ_ONLY_KEYS_SINCE else "~"
         keys = [*_plan(read), *_grants(read, server_id), *_reports(server_id)]
@@ -87,7 +93,12 @@ def acl_rules(
 
 def _plan(read: str) -> list[str]:
     """What reading and watching the plan needs."""
-    return [f"{read}{PREFIX}{PLAN_AREA}*", read + index_key(PLAN_AREA), read + counter_key(PLAN_AREA)]
+    return _area(read, PLAN_AREA)
+
+
+def _area(read: str, area: str) -> list[str]:
+    """The keys of one area, with its index and its counter."""
+    return [f"{read}{PREFIX}{area}*", read + index_key(area), read + counter_key(area)]
 
 
 def _grants(read: str, server_id: str | None) -> list[str]:

@@ -1,0 +1,223 @@
+"""`shoal plan explain`, `audit` and `replay`: why channels are where they are, and whether the reasons hold.
+
+Owns the words. Explanations come from the coordinator, beside the plan; decisions and what they were made from are in
+the audit log, a directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from shoal.cli.output import Subparsers, add_command, result
+from shoal.errors import PlanError
+
+if TYPE_CHECKING:
+    from shoal.balance.records import Why
+    from shoal.cluster.audit_log import AuditLog
+
+_TIMEOUT_S: Final = 5.0
+_SHOWN: Final = 50
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Why a channel is where it is. `source` is policy, hand or ring; the rest is None unless a policy placed it."""
+
+    channel: str
+    mode: str
+    servers: tuple[str, ...]
+    home: str
+    source: str
+    reason: str
+    figures: dict[str, float]
+    policy: str | None = None
+    digest: str | None = None
+    window_end_s: float | None = None
+    placed_at: float | None = None
+    before: tuple[str, ...] | None = None
+
+
+def register_audit(group: Subparsers) -> None:
+    """Add the commands to `shoal plan`."""
+    explain = add_command(
+        group,
+        "explain",
+        run_explain,
+        "say why channels are where they are, with the measurement behind it",
+        example="shoal plan explain tile.3.4\nshoal plan explain --json",
+    )
+    explain.add_argument("channels", nargs="*", metavar="CHANNEL", help="explain this one (default: all with an entry)")
+    audit = add_command(
+        group,
+        "audit",
+        run_audit,
+        "list the balancer's decisions",
+        example="shoal plan audit\nshoal plan audit --all --json",
+    )
+    audit.add_argument("--all", action="store_true", help="also decisions to change nothing")
+    replay = add_command(
+        group,
+        "replay",
+        run_replay,
+        "make a decision again from its record, and compare",
+        example="shoal plan replay 3f9a1c\nshoal plan replay audit/000001763215200123-3f9a1c0b12345678.decision",
+    )
+    replay.add_argument("record", metavar="DIGEST|FILE", help="the proposal's digest, or its beginning, or a record")
+    for parser in (audit, replay):
+        parser.add_argument("--audit", metavar="DIR", help="the audit log (default: in the state directory)")
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    """Explain placements."""
+    from shoal.cli.plan import coordinator_of
+    from shoal.wire.envelope import check_channel_name
+
+    channels = [check_channel_name(name, args.settings.limits) for name in args.channels]
+    url, key = coordinator_of(args)
+    found = asyncio.run(_explain(url, key, channels))
+    text = "\n".join(map(_explanation_text, found[:_SHOWN])) or "no channel has an entry: all live where the ring says"
+    result(args, {"channels": msgspec.to_builtins(found)}, text)
+    return 0
+
+
+async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[Explanation]:
+    from shoal.balance import records
+    from shoal.coordination.redis import RedisCoordinator
+    from shoal.plan import keys
+    from shoal.plan.book import PlanBook
+    from shoal.plan.signing import Verifier
+
+    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+        stored = {name: kept.value for name, kept in (await coordinator.list(keys.PLAN_PREFIX)).items()}
+        kept = await coordinator.list(records.WHY_PREFIX)
+    key = key or stored.get(keys.PUBLIC_KEY)
+    if key is None or keys.RING_KEY not in stored:
+        raise PlanError("the coordinator holds no plan yet", do="start the servers' agents and their keeper")
+    book = PlanBook(Verifier(key))
+    book.accept_ring(stored[keys.RING_KEY])
+    for name, data in stored.items():
+        if keys.entry_channel(name) is not None:
+            book.accept_entry(data)
+    whys = {channel: value for name, value in kept.items() if (channel := records.why_channel(name)) is not None}
+    return [
+        _explanation(book, channel, records.decode(whys[channel].value, records.Why) if channel in whys else None)
+        for channel in channels or sorted(book.entries)
+    ]
+
+
+def _explanation(book: Any, channel: bytes, why: Why | None) -> Explanation:
+    placement = book.placement(channel)
+    entry = book.entry(channel)
+    place = {
+        "channel": channel.decode("utf-8", "backslashreplace"),
+        "mode": placement.mode.value,
+        "servers": placement.servers,
+        "home": book.ring.home(channel),
+    }
+    if entry is None:
+        return Explanation(**place, source="ring", reason="hash of its name", figures={})
+    newest = entry.placement
+    if why is None or (why.after.mode, {*why.after.servers}) != (newest.mode, {*newest.servers}):
+        return Explanation(**place, source="hand", reason="asked for by hand", figures={})
+    return Explanation(
+        **place,
+        source="policy",
+        reason=why.reason,
+        figures=why.figures,
+        policy=why.policy,
+        digest=why.digest,
+        window_end_s=why.window_end_s,
+        placed_at=why.at_s,
+        before=why.before.servers,
+    )
+
+
+def _explanation_text(found: Explanation) -> str:
+    from shoal.cli.plan_propose import figures_text, printable
+
+    where = f"{printable(found.channel.encode())}: {found.mode} on {', '.join(found.servers)}"
+    if found.source == "ring":
+        return f"{where}: the ring says so, by the hash of its name"
+    if found.source == "hand":
+        return f"{where}: somebody asked for it by hand"
+    assert found.window_end_s is not None
+    assert found.before is not None
+    assert found.digest is not None
+    return (
+        f"{where}: {found.reason}{figures_text(found.figures)}; from {', '.join(found.before)} "
+        f"by policy {found.policy}, window until {_time_text(found.window_end_s)}, plan {found.digest[:12]}"
+    )
+
+
+def run_audit(args: argparse.Namespace) -> int:
+    """List decisions."""
+    from shoal.balance.recording import proposal_of
+
+    log = _log(args)
+    outcomes: dict[str, list[Any]] = {}
+    for outcome in log.outcomes():
+        outcomes.setdefault(outcome.digest, []).append(outcome)
+    decisions = []
+    for file in log.files("decision", *(["quiet"] if args.all else [])):
+        record = log.read(file.path)
+        proposal = proposal_of(record)
+        decisions.append(
+            {
+                "at": record.at_s,
+                "digest": record.digest,
+                "policy": record.policy,
+                "asked": record.asked,
+                "moves": len(proposal.moves),
+                "servers": [f"{change.what} {change.server or change.count}" for change in proposal.servers],
+                "max_ratio_before": proposal.max_ratio_before,
+                "max_ratio_after": proposal.max_ratio_after,
+                "outcomes": [
+                    {"at": outcome.at_s, "state": outcome.state, **outcome.facts}
+                    for outcome in outcomes.get(record.digest, [])
+                ],
+                "file": str(file.path),
+            }
+        )
+    text = "\n".join(map(_decision_text, decisions[-_SHOWN:])) or f"no decisions in {log.directory}"
+    result(args, {"directory": str(log.directory), "decisions": decisions}, text)
+    return 0
+
+
+def _decision_text(decision: dict[str, Any]) -> str:
+    states = ", ".join(outcome["state"] for outcome in decision["outcomes"]) or "proposed"
+    wanted = [f"{decision['moves']} moves", *decision["servers"]]
+    return (
+        f"{_time_text(decision['at'])}  {decision['digest'][:12]}  {decision['policy']}: {', '.join(wanted)}; busiest "
+        f"{decision['max_ratio_before']:.0%} -> {decision['max_ratio_after']:.0%}; {states}"
+    )
+
+
+def run_replay(args: argparse.Namespace) -> int:
+    """Make a decision again; exit status 0 only if it is the same."""
+    from shoal.balance.recording import replay
+
+    path = Path(args.record)
+    log = _log(args)
+    record = log.read(path) if path.is_file() else log.find(args.record)
+    again = replay(record).digest
+    same = again == record.digest
+    facts = {"digest": record.digest, "replayed": again, "same": same, "policy": record.policy, "at": record.at_s}
+    word = "the same decision" if same else f"another decision: {again[:12]}"
+    result(args, facts, f"{record.digest[:12]} of policy {record.policy}: {word}")
+    return 0 if same else 1
+
+
+def _log(args: argparse.Namespace) -> AuditLog:
+    from shoal.cluster.audit_log import AuditLog
+    from shoal.cluster.state import state_dir_at
+
+    return AuditLog(Path(args.audit) if args.audit else state_dir_at(args.settings.state_path).audit)
+
+
+def _time_text(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,200 @@
+"""`shoal plan propose` and `shoal plan apply`: what the policy would do, and to do exactly that.
+
+Owns the asking and the words. The balancer that leads decides and applies; what is applied is named by its digest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from shoal.cli.output import Subparsers, add_command, result
+from shoal.errors import ConfigError, PlanError
+
+if TYPE_CHECKING:
+    from shoal.balance.proposal import Proposal
+    from shoal.balance.records import Answer, Ask
+    from shoal.coordination.interface import Coordinator
+
+_TIMEOUT_S: Final = 5.0
+_WAIT_S: Final = 20.0
+_POLL_S: Final = 0.05
+_SHOWN: Final = 20
+"""Moves that are shown to people; --json has all."""
+
+
+def register_propose(group: Subparsers) -> None:
+    """Add the commands to `shoal plan`."""
+    propose = add_command(
+        group,
+        "propose",
+        run_propose,
+        "show what the policy would do now",
+        example="shoal plan propose\nshoal plan propose --policy dynamoth --json\nshoal plan propose --out next.plan",
+        description="Ask the balancer what its policy, or another one, would do with the load of the last window. "
+        "Nothing is changed. The digest names the proposal for shoal plan apply.",
+    )
+    propose.add_argument("--policy", default="", metavar="NAME", help="another policy than the balancer's own")
+    propose.add_argument("--out", metavar="FILE", help="write the proposal's bytes there")
+    _add_timeout(propose)
+    apply = add_command(
+        group,
+        "apply",
+        run_apply,
+        "do exactly what was proposed",
+        example="shoal plan apply 3f9a1c\nshoal plan apply next.plan",
+        description="Have a proposal carried out, byte for byte as it was proposed. It is refused when the plan has "
+        "changed since.",
+    )
+    apply.add_argument("proposal", metavar="DIGEST|FILE", help="the digest, or its beginning, or the file of --out")
+    _add_timeout(apply)
+
+
+def _add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", type=float, default=_WAIT_S, metavar="S", help=f"seconds to wait ({_WAIT_S:g})")
+
+
+def run_propose(args: argparse.Namespace) -> int:
+    """Ask for a proposal."""
+    from shoal.balance.proposal import decode_proposal, digest_of
+    from shoal.balance.records import Ask
+    from shoal.cli.balancer import checked_policy
+
+    if args.policy:
+        checked_policy(args.policy)
+    answer = _asked(args, Ask("propose", policy=args.policy))
+    proposal = decode_proposal(answer.proposal)
+    if digest_of(answer.proposal) != answer.digest:
+        raise PlanError("the digest of the proposal is not that of its bytes")
+    if args.out:
+        Path(args.out).write_bytes(answer.proposal)
+    result(args, facts_of(proposal), words_of(proposal))
+    return 0
+
+
+def run_apply(args: argparse.Namespace) -> int:
+    """Have a proposal carried out."""
+    from shoal.balance.records import Ask
+
+    digest = _digest_of_file(Path(args.proposal))
+    answer = _asked(args, Ask("apply", digest=digest or args.proposal), resolve=digest is None)
+    facts = {"digest": answer.digest, "applied": True, "moves": answer.moves}
+    result(args, facts, f"{answer.digest[:12]} is applied, {answer.moves} moves; see shoal plan show --moves")
+    return 0
+
+
+def _digest_of_file(path: Path) -> str | None:
+    """The digest of the proposal in a file; None if there is no such file."""
+    from shoal.balance.proposal import decode_proposal
+
+    if not path.is_file():
+        return None
+    return decode_proposal(path.read_bytes()).digest
+
+
+def _asked(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> Answer:
+    from shoal.cli.plan import coordinator_of
+
+    if not 0 < args.timeout < math.inf:
+        raise ConfigError(f"--timeout is {args.timeout:g}", do="give a number of seconds above 0")
+    url, _ = coordinator_of(args)
+    return asyncio.run(_ask(url, ask, args.timeout, resolve))
+
+
+async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> Answer:
+    """Asks the balancer, and waits for its answer; PlanError if it refuses, or if nobody answers."""
+    from shoal.balance import records
+    from shoal.coordination.redis import RedisCoordinator
+
+    id = secrets.token_hex(8)
+    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+        if resolve:
+            ask = msgspec.structs.replace(ask, digest=await _whole_digest(coordinator, ask.digest))
+        await coordinator.put(records.ask_key(id), records.encode(ask))
+        try:
+            answer = await _answer(coordinator, records.answer_key(id), wait_s)
+        finally:
+            await coordinator.delete(records.ask_key(id))
+            await coordinator.delete(records.answer_key(id))
+    if answer.error:
+        raise PlanError(answer.error)
+    return answer
+
+
+async def _answer(coordinator: Coordinator, key: str, wait_s: float) -> Answer:
+    from shoal.balance import records
+
+    until = time.monotonic() + wait_s
+    while (stored := await coordinator.get(key)) is None:
+        if time.monotonic() >= until:
+            raise PlanError(
+                f"no balancer has answered within {wait_s:g} s", do="start one (shoal balancer), or see its log"
+            )
+        await asyncio.sleep(_POLL_S)
+    return records.decode(stored.value, records.Answer)
+
+
+async def _whole_digest(coordinator: Coordinator, beginning: str) -> str:
+    """The digest of the one proposal that begins so."""
+    from shoal.balance.records import PROPOSALS_PREFIX
+
+    known = [key.removeprefix(PROPOSALS_PREFIX) for key in await coordinator.list(PROPOSALS_PREFIX)]
+    found = [digest for digest in known if digest.startswith(beginning)]
+    if not beginning or not found:
+        raise PlanError(f"there is no proposal {beginning!r}", do="ask for one by shoal plan propose")
+    if len(found) > 1:
+        raise PlanError(f"{len(found)} proposals begin with {beginning}", do="give more of the digest")
+    return found[0]
+
+
+def facts_of(proposal: Proposal) -> dict[str, Any]:
+    """A proposal for JSON."""
+    facts: dict[str, Any] = {"digest": proposal.digest, **msgspec.to_builtins(proposal, builtin_types=(bytes,))}
+    for move in facts["moves"]:
+        move["channel"] = move["channel"].decode("utf-8", "backslashreplace")
+    return facts
+
+
+def words_of(proposal: Proposal) -> str:
+    """A proposal for people."""
+    lines = [
+        f"proposal {proposal.digest[:12]} of policy {proposal.policy}: {len(proposal.moves)} moves, "
+        f"busiest server {proposal.max_ratio_before:.0%} now, {proposal.max_ratio_after:.0%} then"
+    ]
+    for change in proposal.servers:
+        what = f"add {change.count} servers" if change.what == "add" else f"{change.what} {change.server}"
+        lines.append(f"  {what}: {change.reason}{figures_text(change.figures)}")
+    for move in proposal.moves[:_SHOWN]:
+        lines.append(
+            f"  {printable(move.channel)}: {place_text(move.before)} -> {place_text(move.after)}: "
+            f"{move.reason}{figures_text(move.figures)}"
+        )
+    if len(proposal.moves) > _SHOWN:
+        lines.append(f"  and {len(proposal.moves) - _SHOWN} more")
+    if proposal.is_empty:
+        lines.append("  everything stays as it is")
+    return "\n".join(lines)
+
+
+def printable(channel: bytes) -> str:
+    """A channel's name that cannot upset a terminal."""
+    text = channel.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def place_text(place: Any) -> str:
+    """A placement in words."""
+    servers = ", ".join(place.servers)
+    return servers if place.mode == "single" else f"{place.mode} on {servers}"
+
+
+def figures_text(figures: dict[str, float]) -> str:
+    """The measurements behind something, in words."""
+    return f" ({', '.join(f'{name} {value:.4g}' for name, value in figures.items())})" if figures else ""

@@ -1,0 +1,98 @@
+"""The process of `shoal balancer`: leader or standby, from start to SIGTERM.
+
+Owns how its parts are put together. What they do is in `shoal.cluster.leading` and `shoal.cluster.balancing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from pathlib import Path
+
+import msgspec
+
+from shoal.balance.options import BalancerOptions
+from shoal.balance.settings import BalanceSettings
+from shoal.cluster.audit_log import AuditLog
+from shoal.cluster.balancing import Balancing
+from shoal.cluster.balancing_store import BalancingStore
+from shoal.cluster.leading import Leader
+from shoal.cluster.providers import FixedPool, LocalProcesses, Nobody, Provider
+from shoal.cluster.state import StateDir
+from shoal.cluster.telemetry_reader import TelemetryReader
+from shoal.cluster.timing import DEFAULT_TIMING, Timing
+from shoal.coordination.redis import RedisCoordinator
+from shoal.limits import Limits
+from shoal.metrics import MetricsPage
+from shoal.plan.signing import Signer
+
+
+class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a balancer must know to begin. `url` is the coordinator's, for an admin; `reader` the log-in for telemetry
+    at the servers; `key` the private key of the plan. `directory` is that of a local cluster, whose supervisor adds and
+    removes servers; `expected` are the servers that the first ring waits for."""
+
+    url: str
+    reader: tuple[str | None, str | None]
+    key: bytes
+    audit: Path
+    limits: Limits
+    settings: BalanceSettings
+    options: BalancerOptions
+    directory: Path | None = None
+    expected: tuple[str, ...] = ()
+    metrics_port: int = 0
+    timing: Timing = DEFAULT_TIMING
+
+
+async def balance(setup: BalancerSetup) -> None:
+    """Leads or stands by until it is cancelled."""
+    limits, options = setup.limits, setup.options
+    signer = Signer(setup.key)
+    changed = asyncio.Event()
+    async with await RedisCoordinator.connect(setup.url, timeout_s=limits.server_lease_s / 2) as coordinator:
+        holder = f"balancer-{os.getpid()}-{secrets.token_hex(4)}"
+        leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder)
+        store = BalancingStore(coordinator, signer.public, changed)
+        balancing = Balancing(
+            store,
+            TelemetryReader(*setup.reader, limits, changed),
+            _provider(setup, store),
+            AuditLog(setup.audit),
+            lambda: leader.leading,
+            setup.settings,
+            options,
+            changed,
+            setup.timing.keeper_poll_s,
+        )
+        await leader.run(balancing.run())
+
+
+def run_balancer(setup: BalancerSetup) -> None:
+    """Runs a balancer on uvloop until SIGTERM or SIGINT."""
+    import uvloop
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as stack:
+            if setup.metrics_port:
+                stack.enter_context(MetricsPage(setup.metrics_port))
+            await balance(setup)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def _provider(setup: BalancerSetup, store: BalancingStore) -> Provider:
+    if setup.options.pool:
+        return FixedPool(setup.options, lambda: store.marks)
+    if setup.directory is not None:
+        return LocalProcesses(StateDir(setup.directory), setup.options)
+    return Nobody(setup.options)

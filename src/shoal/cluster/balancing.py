@@ -1,0 +1,289 @@
+"""The balancer at work: reads telemetry, folds it, hands all there is to the core, carries out what the core decides.
+
+Owns the balancer's turns, its calls to the provider and its audit log. It works while this process holds the lease of
+the plan; each time in the lead begins with a new core, from what the coordinator holds. The core's turns, which take
+long where channels are many, run in a thread, so that the lease is kept meanwhile. Decides nothing:
+`shoal.balance.balancer` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import pyarrow as pa
+
+from shoal.balance.balancer import Balancer
+from shoal.balance.effects import (
+    AddServers,
+    Effect,
+    ProposalReady,
+    PutMark,
+    PutState,
+    RecordDecision,
+    RecordOutcome,
+    RemoveServer,
+    Reply,
+    View,
+    WriteMove,
+)
+from shoal.balance.fold import fold
+from shoal.balance.fold_state import FoldState
+from shoal.balance.options import BalancerOptions
+from shoal.balance.recording import proposal_of
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.warming import warm_up
+from shoal.balance.window import LoadWindow
+from shoal.cluster import balancing_metrics as metrics
+from shoal.cluster.audit_log import AuditLog
+from shoal.cluster.balancing_store import BalancingStore
+from shoal.cluster.moving import Leading
+from shoal.cluster.providers import Provider
+from shoal.cluster.telemetry_reader import TelemetryReader
+from shoal.coordination.interface import Lease
+from shoal.errors import ShoalError
+from shoal.logs import get_log
+from shoal.plan.keys import Mark
+
+_GATHER_S: Final = 0.02
+"""How long news may gather before a look."""
+_RETRY_S: Final = 1.0
+"""Pause after trouble, before everything is read anew."""
+_log: Final = get_log(__name__)
+
+
+class Balancing:
+    """Runs a balancer. `leading` says by which right, or None while another process leads. `poll_s` is how often it
+    looks without news."""
+
+    def __init__(
+        self,
+        store: BalancingStore,
+        reader: TelemetryReader,
+        provider: Provider,
+        audit: AuditLog,
+        leading: Callable[[], Leading | None],
+        settings: BalanceSettings,
+        options: BalancerOptions,
+        changed: asyncio.Event,
+        poll_s: float,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._provider = provider
+        self._audit = audit
+        self._leading = leading
+        self._settings = settings
+        self._options = options
+        self._changed = changed
+        self._poll_s = poll_s
+        self._core: Balancer | None = None
+        self._token = 0
+        self._fold = FoldState()
+        self._news: list[Callable[[Balancer], None]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Balances until it is cancelled; trouble is reported and waited out."""
+        follow = asyncio.create_task(self._store.follow(), name="balancer-watch")
+        self._start(self._warm_up())
+        try:
+            while True:
+                await self._turn()
+                await self._wait()
+        finally:
+            for task in (follow, *self._calls):
+                task.cancel()
+            await asyncio.gather(follow, *self._calls, return_exceptions=True)
+            await self._reader.close()
+
+    async def _turn(self) -> None:
+        self._changed.clear()
+        leading = self._leading()
+        metrics.LEADING.set(leading is not None)
+        if leading is None:
+            self._core = None
+            self._reader.follow(())
+            return
+        try:
+            await self._look(leading)
+            self._complain("")
+        except ShoalError as error:
+            self._core = None
+            self._complain(str(error))
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            if not self._trouble:
+                _log.exception("the balancer failed; it tries again")
+            self._core = None
+            self._trouble = "the balancer failed"
+            await asyncio.sleep(_RETRY_S)
+
+    async def _look(self, leading: Leading) -> None:
+        lease = leading.lease
+        if self._core is None or lease.token != self._token:
+            state, moved_at = await self._store.load()
+            await self._store.sweep(lease)
+            self._core = Balancer(self._settings, self._options, state, moved_at)
+            self._fold = FoldState()
+            self._token = lease.token
+            _log.info("balances", policy=self._options.policy, auto=self._options.auto, moved_before=len(moved_at))
+        core = self._core
+        self._reader.follow(leading.ring.servers if leading.ring else ())
+        for news in self._news:
+            news(core)
+        self._news.clear()
+        view = View(
+            leading.ring,
+            self._store.entries,
+            self._store.requests,
+            self._store.marks,
+            self._provider.state(),
+            self._store.asks,
+            self._store.proposals,
+        )
+        effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, time.time())
+        metrics.MOVES_WAITING.set(core.waiting)
+        await self._carry_out(effects, lease, core)
+
+    def _think(self, core: Balancer, read: pa.Table, view: View, now_s: float) -> list[Effect]:
+        """Folds what was read, and asks the core; in a thread."""
+        windows: list[LoadWindow]
+        windows, self._fold = fold(self._fold, read, now_s, self._settings)
+        metrics.WINDOWS.inc(len(windows))
+        return core.observe(windows, view, now_s)
+
+    async def _warm_up(self) -> None:
+        """Loads the policy while there is nothing to decide; what is wrong with it shows when it is asked."""
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(warm_up, self._options.policy, self._settings)
+
+    # -- doing -----------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, effects: list[Effect], lease: Lease, core: Balancer) -> None:
+        """Puts decisions on record, then does them, then says what came of them. The state is written first, so that
+        the next leader knows what it may find, and that a deposed one gets no further."""
+        for effect in effects:
+            if isinstance(effect, RecordDecision):
+                await self._record(effect)
+        calls = [effect for effect in effects if isinstance(effect, (AddServers, RemoveServer))]
+        if calls or any(isinstance(effect, PutState) for effect in effects):
+            await self._store.put_state(PutState(core.state), lease)
+        moves = [effect for effect in effects if isinstance(effect, WriteMove)]
+        if moves:
+            await self._store.write_moves(moves, lease)
+            metrics.MOVES.inc(len(moves))
+        for effect in effects:
+            match effect:
+                case RecordOutcome():
+                    await self._record(effect)
+                case PutMark():
+                    await self._store.put_mark(effect, lease)
+                    _log.info(
+                        "a server stands otherwise in the pool",
+                        server=effect.server,
+                        mark=effect.mark.value if effect.mark else "home",
+                        why=effect.why,
+                    )
+                case ProposalReady():
+                    await self._store.put_proposal(effect, lease)
+                case Reply():
+                    await self._store.reply(effect, lease)
+                    if effect.answer.error:
+                        metrics.REFUSALS.inc()
+                        _log.warning("what was asked for was refused", why=effect.answer.error)
+        for call in calls:
+            self._start(self._add(call.count, lease) if isinstance(call, AddServers) else self._remove(call, lease))
+
+    async def _record(self, effect: RecordDecision | RecordOutcome) -> None:
+        """Writes to the audit log; what cannot be written is reported, and decided all the same."""
+        try:
+            if isinstance(effect, RecordDecision):
+                self._report_decision(effect)
+                await asyncio.to_thread(self._audit.write_decision, effect.record, quiet=effect.is_empty)
+            else:
+                self._report_outcome(effect)
+                await asyncio.to_thread(self._audit.write_outcome, effect.outcome)
+        except OSError as error:
+            _log.error("the audit log cannot be written", why=str(error))
+
+    def _report_decision(self, effect: RecordDecision) -> None:
+        proposal = proposal_of(effect.record)
+        metrics.DECISIONS.labels("nothing" if effect.is_empty else "changes").inc()
+        metrics.MAX_RATIO.set(proposal.max_ratio_before)
+        if not effect.is_empty:
+            _log.info(
+                "decided",
+                digest=effect.record.digest[:12],
+                policy=proposal.policy,
+                moves=len(proposal.moves),
+                servers=",".join(f"{change.what} {change.server or change.count}" for change in proposal.servers),
+                max_ratio=round(proposal.max_ratio_before, 3),
+                expected=round(proposal.max_ratio_after, 3),
+            )
+
+    def _report_outcome(self, effect: RecordOutcome) -> None:
+        outcome = effect.outcome
+        for how in ("moved", "given_up", "late"):
+            count = outcome.facts.get(how, 0)
+            if isinstance(count, int) and count:
+                metrics.MOVES_ENDED.labels(how).inc(count)
+        _log.info("a plan goes on", digest=outcome.digest[:12], state=outcome.state, **outcome.facts)
+
+    # -- the provider ----------------------------------------------------------------------------------------
+
+    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+        """Begins work that no turn waits for, as a call to the provider, of which the core is told before its next
+        look."""
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _add(self, count: int, lease: Lease) -> None:
+        try:
+            servers = await self._provider.add(count)
+            for server in servers:
+                if self._store.marks.get(server) is not Mark.GUEST:
+                    await self._store.put_mark(PutMark(server, Mark.GUEST, "it is added"), lease)
+        except (ShoalError, OSError) as error:
+            metrics.REFUSALS.inc()
+            _log.warning("no server was added", wanted=count, why=str(error))
+            self._tell(lambda core: core.refused(time.time()))
+            return
+        metrics.SERVERS_ADDED.inc(len(servers))
+        _log.info("servers are added", servers=",".join(servers))
+        self._tell(lambda core: core.added(servers, time.time()))
+
+    async def _remove(self, remove: RemoveServer, lease: Lease) -> None:
+        try:
+            await self._provider.remove(remove.server)
+            self._tell(lambda core: core.removed(remove.server))
+        except (ShoalError, OSError) as error:
+            metrics.REFUSALS.inc()
+            _log.warning("a server was not removed", server=remove.server, why=str(error))
+            return
+        metrics.SERVERS_REMOVED.inc()
+        _log.info("a server is removed", server=remove.server)
+
+    def _tell(self, news: Callable[[Balancer], None]) -> None:
+        self._news.append(news)
+        self._changed.set()
+
+    # -- small things ----------------------------------------------------------------------------------------
+
+    def _complain(self, trouble: str) -> None:
+        """Says what is in the way, once."""
+        if trouble and trouble != self._trouble:
+            _log.warning("load is not balanced", why=trouble)
+        self._trouble = trouble
+
+    async def _wait(self) -> None:
+        """Until there is news, or it is time; news that come together are looked at together."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._poll_s):
+                await self._changed.wait()
+        await asyncio.sleep(_GATHER_S)

@@ -1,0 +1,79 @@
+"""What agents report of their servers, second by second: the same telemetry that the balancer sees.
+
+Owns the reading of it for those who show or judge what servers do. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from shoal.balance.reports import arrivals, read_report
+from shoal.cluster.acl import READER
+from shoal.cluster.local import LocalCluster
+from shoal.cluster.telemetry_reader import TelemetryReader
+from shoal.errors import ProtocolError
+from shoal.limits import DEFAULT_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSecond:
+    """What one server did in one second. `load_ratio` is of the capacity that its agent was told (the paper's
+    equation 1), `cpu_share` of one core."""
+
+    server: str
+    second: int
+    load_ratio: float
+    bytes_out_per_s: float
+    messages_sent: int
+    cpu_share: float
+    connections: int
+
+
+class ServerMeter:
+    """Follows the telemetry of a cluster's servers. An async context manager."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._reader = TelemetryReader(READER, cluster.state.passwords[READER], DEFAULT_LIMITS, asyncio.Event())
+
+    async def __aenter__(self) -> Self:
+        self.follow()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._reader.close()
+
+    def follow(self) -> None:
+        """Reads the servers that are in the ring now."""
+        members = {server.id for server in self._cluster.status().servers if server.in_ring}
+        self._reader.follow([server for server in self._cluster.servers if server.id in members])
+
+    def take(self) -> list[ServerSecond]:
+        """What was reported since the last call."""
+        rows, _ = arrivals(self._reader.take(), float("inf"))
+        found = []
+        for row in rows:
+            try:
+                report = read_report(row)
+            except ProtocolError:
+                continue
+            figures = report.figures
+            if figures.measured:
+                sent = report.channels["messages_sent"].to_pylist()
+                found.append(
+                    ServerSecond(
+                        server=row.id.server,
+                        second=row.id.second,
+                        load_ratio=figures.bandwidth_bytes_per_s / figures.capacity_bytes_per_s,
+                        bytes_out_per_s=figures.bandwidth_bytes_per_s,
+                        messages_sent=sum(sent),
+                        cpu_share=figures.cpu_share,
+                        connections=figures.connections,
+                    )
+                )
+        return found

@@ -1,0 +1,295 @@
+"""Balancers on a real cluster: servers come with the load and go with it, nothing is lost, whoever leads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import shoal
+from shoal import cli
+from shoal.balance.window import LoadWindow
+from shoal.cluster.acl import ADMIN
+from shoal.cluster.audit_log import AuditLog
+from shoal.cluster.local import LocalCluster
+from shoal.cluster.requests import request
+from shoal.coordination.redis import RedisCoordinator
+from shoal.errors import ClusterError
+from shoal.limits import Limits
+from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, RING_KEY, entry_key
+from shoal.plan.ring import Ring
+from shoal.plan.signing import Verifier
+
+CHANNELS = [f"tile.{number}" for number in range(8)]
+PAYLOAD = b"x" * 400
+WAIT_S = 45.0
+
+LIMITS = Limits(linger_s=0.5, server_lease_s=1.5, word_interval_s=0.25)
+QUICK = {
+    "SHOAL_LIMITS_SERVER_LEASE_S": "1.5",
+    "SHOAL_LIMITS_WORD_INTERVAL_S": "0.25",
+    "SHOAL_BALANCE_WINDOW_S": "1",
+    "SHOAL_BALANCE_WAIT_S": "1",
+    "SHOAL_BALANCE_SETTLE_S": "2",
+    "SHOAL_BALANCE_HORIZON_S": "2",
+    "SHOAL_BALANCER_EMPTY_S": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in QUICK.items():
+        monkeypatch.setenv(name, value)
+
+
+class Watch:
+    """What the coordinator of a cluster holds."""
+
+    def __init__(self, cluster: LocalCluster, coordinator: RedisCoordinator) -> None:
+        self.cluster = cluster
+        self.coordinator = coordinator
+        self.verifier = Verifier(bytes.fromhex(cluster.state.public_key))
+
+    async def ring(self) -> Ring:
+        stored = await self.coordinator.get(RING_KEY)
+        assert stored is not None
+        return self.verifier.ring(stored.value)
+
+    async def leader(self) -> str | None:
+        """The name of the process that leads."""
+        lease = await self.coordinator.lease_of(KEEPER_LEASE)
+        pids = {child.pid: child.name for child in self.cluster.status().processes if child.kind == "balancer"}
+        return pids.get(int(lease.holder.split("-")[1])) if lease else None
+
+    async def marks(self) -> dict[str, str]:
+        stored = await self.coordinator.list(POOL_PREFIX)
+        return {key.removeprefix(POOL_PREFIX): kept.value.decode() for key, kept in stored.items()}
+
+    async def servers_of(self, channel: str) -> tuple[str, ...]:
+        stored = await self.coordinator.get(entry_key(channel.encode()))
+        return self.verifier.entry(stored.value).placement.servers if stored else ()
+
+
+@contextlib.asynccontextmanager
+async def watching(cluster: LocalCluster) -> AsyncIterator[Watch]:
+    async with await RedisCoordinator.connect(cluster.url_for(ADMIN)) as coordinator:
+        yield Watch(cluster, coordinator)
+
+
+async def until(condition: Any) -> Any:
+    """The first true value of an awaitable condition."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if value := await condition():
+                return value
+            await asyncio.sleep(0.1)
+
+
+class Crowd:
+    """Publishes on all channels, and counts what arrives."""
+
+    def __init__(self, publisher: shoal.Bus, subscriber: shoal.Bus) -> None:
+        self._publisher = publisher
+        self._subscriber = subscriber
+        self.sent: Counter[str] = Counter()
+        self.heard: dict[str, list[bytes]] = {channel: [] for channel in CHANNELS}
+        self.gaps = 0
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def start_talking(self, rate: float) -> asyncio.Task[None]:
+        task = asyncio.create_task(self.talk(rate))
+        self.tasks.append(task)
+        return task
+
+    async def listen(self, channel: str, ready: asyncio.Event) -> None:
+        async with self._subscriber.subscribe(channel) as messages:
+            ready.set()
+            async for message in messages:
+                if isinstance(message, shoal.Gap):
+                    self.gaps += 1
+                else:
+                    self.heard[channel].append(message.payload)
+
+    async def talk(self, rate: float) -> None:
+        while True:
+            for channel in CHANNELS:
+                await self._publisher.publish(channel, b"%d " % self.sent[channel] + PAYLOAD)
+                self.sent[channel] += 1
+            await asyncio.sleep(1 / rate)
+
+    async def complete(self) -> bool:
+        return all(len(self.heard[channel]) >= self.sent[channel] for channel in CHANNELS)
+
+
+@contextlib.asynccontextmanager
+async def crowd(cluster: LocalCluster) -> AsyncIterator[Crowd]:
+    async with (
+        shoal.connect(cluster.url, limits=LIMITS) as publisher,
+        shoal.connect(cluster.url, limits=LIMITS) as subscriber,
+    ):
+        made = Crowd(publisher, subscriber)
+        ready = [asyncio.Event() for _ in CHANNELS]
+        tasks = [asyncio.create_task(made.listen(*pair)) for pair in zip(CHANNELS, ready, strict=True)]
+        await asyncio.gather(*(event.wait() for event in ready))
+        made.tasks = tasks
+        try:
+            yield made
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
+    """Load comes, servers are added and channels move; the leader dies; load goes, and servers go with it."""
+    async with (
+        LocalCluster(2, limits=LIMITS, balancers=2, max_out_bytes_per_s=80_000.0, servers_max=4) as cluster,
+        watching(cluster) as watch,
+        crowd(cluster) as people,
+    ):
+        talking = people.start_talking(50.0)
+
+        seen: set[str] = set()
+
+        async def grown() -> bool:
+            seen.update((await watch.ring()).ids)
+            return len(seen) > 2
+
+        async def moved() -> bool:
+            placed = [await watch.servers_of(channel) for channel in CHANNELS]
+            return any({*servers} - {"s1", "s2"} for servers in placed)
+
+        await until(grown)
+        first = await until(watch.leader)
+        cluster.hold(first)
+        await cluster.kill(first)
+        await until(moved)
+        second = await until(watch.leader)
+        assert {first, second} == {"balancer-1", "balancer-2"}
+        cluster.release(first)
+        talking.cancel()
+
+        async def shrunk() -> bool:
+            left = {server.id for server in cluster.servers}
+            seen.update(left)
+            return len(left) == 2 and left == {*(await watch.ring()).ids}
+
+        await until(shrunk)
+        assert (await cluster.add_server()).id not in seen
+        await until(people.complete)
+        for channel in CHANNELS:
+            heard = [int(payload.split()[0]) for payload in people.heard[channel]]
+            assert heard == list(range(people.sent[channel]))
+        assert people.gaps == 0
+
+
+async def shell(cluster: LocalCluster, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
+    """A command with --json: its exit status, and what it says."""
+    capsys.readouterr()
+    where = ("--state-dir", str(cluster.directory.root))
+    status = await asyncio.to_thread(cli.main, (*words, "--json", *where))
+    said = capsys.readouterr()
+    return status, json.loads(said.out) if said.out else said.err
+
+
+async def test_propose_apply_explain_and_replay(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    async with (
+        LocalCluster(2, limits=LIMITS, balancers=1, auto=False, max_out_bytes_per_s=60_000.0) as cluster,
+        watching(cluster) as watch,
+        crowd(cluster) as people,
+    ):
+        people.start_talking(30.0)
+        wanted = tmp_path / "next.plan"
+
+        async def proposed() -> Any:
+            status, facts = await shell(cluster, capsys, "plan", "propose", "--out", str(wanted))
+            assert status == 0
+            return facts if facts["moves"] or facts["servers"] else None
+
+        facts = await until(proposed)
+        assert len((await watch.ring()).ids) == 2
+        status, applied = await shell(cluster, capsys, "plan", "apply", str(wanted))
+        assert (status, applied["digest"]) == (0, facts["digest"])
+        for move in facts["moves"]:
+
+            async def there(move: Any = move) -> bool:
+                return bool([*await watch.servers_of(move["channel"])] == move["after"]["servers"])
+
+            await until(there)
+        await cluster.restart("balancer-1")  # what is explained outlives who decided it
+        status, explained = await shell(cluster, capsys, "plan", "explain")
+        assert {view["channel"] for view in explained["channels"]} == {move["channel"] for move in facts["moves"]}
+        for view in explained["channels"]:
+            assert (view["source"], view["digest"]) == ("policy", facts["digest"])
+            assert view["figures"]
+        status, explained = await shell(cluster, capsys, "plan", "explain", "unheard.of")
+        assert explained["channels"][0]["source"] == "ring"
+        status, again = await shell(cluster, capsys, "plan", "apply", facts["digest"][:12])
+        assert status == 1
+        assert "the plan has changed since" in again
+        status, audit = await shell(cluster, capsys, "plan", "audit")
+        decision = next(one for one in audit["decisions"] if one["digest"] == facts["digest"])
+        assert "applied" in {outcome["state"] for outcome in decision["outcomes"]}
+        for record in (facts["digest"], decision["file"]):
+            status, replayed = await shell(cluster, capsys, "plan", "replay", record)
+            assert (status, replayed["same"], replayed["replayed"]) == (0, True, facts["digest"])
+        recorded = AuditLog(cluster.directory.audit).find(facts["digest"])
+        assert LoadWindow.from_bytes(recorded.window).end_s == facts["window_end_s"]
+
+
+async def test_a_dead_server_is_noticed_and_comes_back_empty() -> None:
+    async with (
+        LocalCluster(3, limits=LIMITS, balancers=1, servers_max=3) as cluster,
+        watching(cluster) as watch,
+        crowd(cluster) as people,
+    ):
+        people.start_talking(10.0)
+        ring = await watch.ring()
+        channel = next(name for name in CHANNELS if ring.home(name.encode()) != "s3")
+        where = ("--state-dir", str(cluster.directory.root))
+        assert await asyncio.to_thread(cli.main, ("plan", "move", channel, "--to", "s3", *where)) == 0
+        for name in ("agent-s3", "s3"):
+            cluster.hold(name)
+            await cluster.kill(name)
+
+        async def elsewhere() -> bool:
+            return "s3" not in await watch.servers_of(channel)
+
+        async def back() -> bool:
+            ring = await watch.ring()
+            return "s3" in ring.ids and "s3" not in ring.homes
+
+        await until(elsewhere)
+        assert "s3" not in (await watch.ring()).ids
+        for name in ("s3", "agent-s3"):
+            cluster.release(name)
+        await until(back)
+        assert await watch.marks() == {"s3": "guest"}
+
+
+async def test_servers_are_added_and_removed_by_request_and_no_id_comes_twice() -> None:
+    async with LocalCluster(1, limits=LIMITS) as cluster, watching(cluster) as watch:
+
+        async def ask(do: Any, name: str = "", count: int = 1) -> tuple[str, ...]:
+            return (await asyncio.to_thread(request, cluster.directory, do, name, count=count)).servers
+
+        assert await ask("add", count=2) == ("s2", "s3")
+        await cluster.wait_until_ready()
+        ring = await watch.ring()
+        assert ({*ring.ids}, ring.homes) == ({"s1", "s2", "s3"}, ("s1",))
+        await ask("remove", "s3")
+        assert [server.id for server in cluster.servers] == ["s1", "s2"]
+        assert [child.name for child in cluster.status().processes if child.name.endswith("s3")] == []
+        assert not (cluster.directory.root / "servers" / "s3").exists()
+        assert await ask("add") == ("s4",)
+        for do, name, count, says in (
+            ("add", "", 0, "0 servers cannot be added"),
+            ("remove", "s3", 1, "no server 's3'"),
+        ):
+            with pytest.raises(ClusterError, match=says):
+                await ask(do, name, count)
