@@ -1,4 +1,4 @@
-"""Side-by-side measurements on a real cluster: what `shoal bench` runs.
+"""Side-by-side measurements: what `shoal bench` runs.
 
 Owns the workloads, the contenders and the arithmetic of the ratios. A ratio is a fact, not a test: nothing
 here decides whether it is good enough.
@@ -8,4 +8,6 @@ here decides whether it is good enough.
     worker.py      one such process: publishes or receives when it is told to
     contender.py   what a contender must be able to do; `of_redis_py`, `of_raw` and `of_shoal` are the three
     agent_cost.py  what the agent of a server costs
+    plan.py        the policies, one decision each about the same load, which `plan_load.py` makes
+    machine.py     what machine it was
 """

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import msgspec
 
 from shoal.bench import agent_cost
 from shoal.bench.contender import CONTENDERS, RAW, REDIS_PY, SHOAL, Target
+from shoal.bench.machine import machine
 from shoal.bench.worker import Order
 from shoal.bench.workers import Worker
 from shoal.cluster.acl import CLIENT
@@ -100,7 +100,7 @@ async def measure(options: Options, note: Callable[[str], None]) -> dict[str, An
     return {
         "name": "channels",
         "workload": describe(options),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": _cpu_name()},
+        "machine": machine(),
         "rows": [*rows, agent],
         "ratios": ratios({(row["workload"], row["contender"]): row for row in rows}),
     }
@@ -257,10 +257,3 @@ def describe(options: Options) -> dict[str, str]:
             "agent kept up if its telemetry tells of every message; then the same with the agent killed"
         ),
     }
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"

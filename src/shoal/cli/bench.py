@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
-from shoal.bench import channels
+from shoal.bench import channels, plan
 from shoal.cli.output import Subparsers, add_command, console, note, result
+
+Facts: TypeAlias = dict[str, Any]
 
 
 def register(subparsers: Subparsers) -> None:
@@ -20,18 +23,23 @@ def register(subparsers: Subparsers) -> None:
         "bench",
         run_bench,
         "a side-by-side measurement",
-        example="shoal bench channels\nshoal bench channels --rounds 3 --json",
-        description="Measure the bus beside other clients, on a cluster of its own, on this machine.",
+        example="shoal bench channels\nshoal bench plan --channels 1000000 --servers 1000 --json",
+        description="channels: the bus beside other clients, on a cluster of its own, on this machine.\n"
+        "plan: one decision of every policy about the same channels and servers.",
     )
-    defaults = channels.Options()
-    parser.add_argument("name", choices=("channels",), metavar="NAME", help="channels")
+    parser.add_argument("name", choices=tuple(RUNS), metavar="NAME", help=" or ".join(RUNS))
     parser.add_argument(
         "--rounds",
         type=_positive_int,
-        default=defaults.rounds,
         metavar="N",
-        help=f"how often each contender runs each workload (default {defaults.rounds})",
+        help=f"how often each contender runs (default {channels.Options().rounds}, plan: {plan.Options().rounds})",
     )
+    _add_channels(parser.add_argument_group("channels"))
+    _add_plan(parser.add_argument_group("plan"))
+
+
+def _add_channels(parser: argparse._ArgumentGroup) -> None:
+    defaults = channels.Options()
     parser.add_argument(
         "--run-seconds",
         type=_positive,
@@ -62,6 +70,27 @@ def register(subparsers: Subparsers) -> None:
     )
 
 
+def _add_plan(parser: argparse._ArgumentGroup) -> None:
+    defaults = plan.Options()
+    parser.add_argument(
+        "--channels",
+        type=_positive_int,
+        default=defaults.channels,
+        metavar="N",
+        help=f"how many channels there are (default {defaults.channels})",
+    )
+    parser.add_argument(
+        "--servers",
+        type=_positive_int,
+        default=defaults.servers,
+        metavar="N",
+        help=f"how many servers there are (default {defaults.servers})",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=defaults.seed, metavar="N", help=f"which loads (default {defaults.seed})"
+    )
+
+
 def _positive(text: str) -> float:
     number = float(text)
     if not number > 0:
@@ -78,21 +107,54 @@ def _positive_int(text: str) -> int:
 
 def run_bench(args: argparse.Namespace) -> int:
     """Measure, and show the figures."""
+    measure, show = RUNS[args.name]
+    facts = measure(args)
+    if not args.json:
+        show(args, facts)
+    result(args, facts, "")
+    return 0
+
+
+def _measure_channels(args: argparse.Namespace) -> Facts:
     options = channels.Options(
-        rounds=args.rounds,
+        rounds=args.rounds or channels.Options().rounds,
         run_s=args.run_seconds,
         payload_bytes=args.payload_bytes,
         tasks=args.tasks,
         connections=args.connections,
     )
-    facts = asyncio.run(channels.measure(options, note))
-    if not args.json:
-        _show(args, facts)
-    result(args, facts, "")
-    return 0
+    return asyncio.run(channels.measure(options, note))
 
 
-def _show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
+def _measure_plan(args: argparse.Namespace) -> Facts:
+    options = plan.Options(
+        channels=args.channels,
+        servers=args.servers,
+        rounds=args.rounds or plan.Options().rounds,
+        seed=args.seed,
+    )
+    return plan.measure(options, note)
+
+
+def _show_plan(args: argparse.Namespace, facts: Facts) -> None:
+    from rich.table import Table
+
+    screen = console(args)
+    machine = facts["machine"]
+    table = Table(title=f"plan, {machine['cores']} cores, {machine['cpu']}")
+    table.add_column("policy", no_wrap=True)
+    for heading in ("s", "CPU s", "moves", "highest ratio", "of bound"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in facts["rows"]:
+        share = facts["ratios"][f"max_load_of_{row['contender']}_vs_bound"]
+        cells = (f"{row['seconds']:.2f}", f"{row['cpu_seconds']:.2f}", f"{row['moves']:,.0f}")
+        table.add_row(row["contender"], *cells, f"{row['max_load_ratio']:.3f}", f"{share:.2f}")
+    screen.print(table)
+    screen.print(facts["workload"]["all"])
+    screen.print(f"Before: {facts['max_load_ratio_before']:.2f}. No placement could be below {facts['bound']:.3f}.")
+
+
+def _show_channels(args: argparse.Namespace, facts: Facts) -> None:
     from rich.table import Table
 
     screen = console(args)
@@ -126,3 +188,10 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+
+
+RUNS: Final[dict[str, tuple[Callable[[argparse.Namespace], Facts], Callable[[argparse.Namespace, Facts], None]]]] = {
+    "channels": (_measure_channels, _show_channels),
+    "plan": (_measure_plan, _show_plan),
+}
+"""By name: what measures, and what shows the figures."""
