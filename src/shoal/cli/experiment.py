@@ -1,0 +1,101 @@
+"""`shoal experiment`: an experiment of a paper from the command line.
+
+Owns its flags, where its files go, and how its table looks. What is done is decided in `shoal.experiments`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from shoal.cli.output import Subparsers, add_command, console, note, result
+from shoal.errors import ConfigError
+from shoal.experiments import SEEDS, Options, experiments, modes
+from shoal.experiments.result import Result
+
+OUT = Path("experiments-out")
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    names = sorted({name for mode in modes() for name in experiments(mode)})
+    parser = add_command(
+        subparsers,
+        "experiment",
+        run_experiment,
+        "an experiment of a paper: table, figure, JSON",
+        example="shoal experiment dynamoth-2 --seeds 20 --json\nshoal experiment dynamoth-3 --out figures",
+        description="Repeat an experiment of a paper, and compare. Figures (SVG and PNG) and the result as JSON go to "
+        "a directory. Exits with 1 if something that must hold does not.",
+    )
+    parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument(
+        "--mode",
+        choices=modes(),
+        help="sim: in the flow simulator, at the paper's scale; real: with real servers, scaled to this machine "
+        f"(default: {modes()[0]}, if it runs there)",
+    )
+    parser.add_argument(
+        "--seeds", type=_positive_int, default=SEEDS, metavar="N", help="how many seeds (default %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"where figures and JSON go (default: {OUT}/NAME or {OUT}/NAME-real)"
+    )
+    parser.add_argument(
+        "--latencies",
+        type=Path,
+        metavar="PATH",
+        help="a matrix of round trips in milliseconds (CSV, a row and a column for each city); "
+        "default: a built-in distance model",
+    )
+
+
+def run_experiment(args: argparse.Namespace) -> int:
+    """Run it, write its files, and show what came out."""
+    mode = args.mode or next(mode for mode in modes() if args.name in experiments(mode))
+    table = experiments(mode)
+    if args.name not in table:
+        raise ConfigError(f"{args.name} does not run in mode {mode}", do=f"choose of {', '.join(table)}")
+    found = table[args.name](Options(seeds=args.seeds, latencies=args.latencies, note=note))
+    out: Path = args.out or OUT / (args.name if mode == modes()[0] else f"{args.name}-{mode}")
+    for path in _write(found, out):
+        note(f"wrote {path}")
+    if not args.json:
+        _show(args, found)
+    for claim, holds in found.claims.items():
+        if not holds:
+            note(f"does not hold: {claim}")
+    result(args, found.facts(), "")
+    return 0 if found.holds else 1
+
+
+def _write(found: Result, out: Path) -> list[Path]:
+    import json
+
+    from shoal.experiments.figures import draw
+
+    paths = draw(found.drawings, out)
+    path = out / f"{found.name}.json"
+    path.write_text(json.dumps(found.facts(), indent=1) + "\n", encoding="utf-8")
+    return [*paths, path]
+
+
+def _show(args: argparse.Namespace, found: Result) -> None:
+    from rich.table import Table
+
+    screen = console(args)
+    for rows in found.tables:
+        table = Table(title=rows.title)
+        for index, heading in enumerate(rows.headings):
+            table.add_column(heading, justify="right" if index else "left")
+        for row in rows.rows:
+            table.add_row(*row)
+        screen.print(table)
+    screen.print(found.paragraph)
+
+
+def _positive_int(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("give a number above 0")
+    return number

@@ -1,0 +1,207 @@
+"""Experiment 2 of the Dynamoth paper (V.D, figures 5 and 6) on real servers: how many players each policy supports.
+
+Owns the ramp of players, a tenth of the paper's, the rule by which a policy has reached its end, and the comparison.
+One game for each policy, one after the other, all with the same seed: players walk the same ways.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from shoal.experiments import Options
+from shoal.experiments.real.game import GameSetup, Played, play
+from shoal.experiments.real.network import Network, run_on_network
+from shoal.experiments.real.rig import FAIL_RATIO, MACHINE_SHARE_MAX
+from shoal.experiments.result import Drawing, Line, Panel, Result, Table
+from shoal.experiments.sim.judging import RESPONSE_LIMIT_MS
+from shoal.experiments.sim.parameters import PAPER, latencies_of
+from shoal.sim.flow import Latencies
+from shoal.sim.flow.workloads.curves import Curve
+
+SCALE: Final = 0.1
+POLICIES: Final = ("consistent-hashing", "dynamoth", "shoal")
+CURVE: Final = Curve(((0.0, 35.0), (72.0, 120.0), (76.0, 120.0)))
+SERVERS_MAX: Final = 5
+BROKEN_S: Final = 6
+"""A policy has reached its end when averages have been beyond a limit for so many seconds in a row: a short spike while
+channels move is none."""
+WORSE_MAX: Final = 0.9
+"""Share of another policy's players that counts as equal: one game on a machine with little to spare is no more exact
+than that."""
+ORDERED: Final = "The processors had time to spare in all games."
+NOT_ORDERED: Final = (
+    "The machine's processors were busy all the time (see cpu_share), so the order of the policies is not judged here."
+)
+
+
+def run(options: Options) -> Result:
+    """One game for each policy."""
+    latencies = latencies_of(options)
+    games: dict[str, Played] = {}
+    for policy in POLICIES:
+        setup = GameSetup(CURVE, SERVERS_MAX, policy)
+        options.note(f"dynamoth-2: {policy}")
+        games[policy] = _game(setup, latencies, options)
+    limited = setup.link.limit is not None
+    return _result(games, limited, setup.facts(latencies))
+
+
+def _game(setup: GameSetup, latencies: Latencies, options: Options) -> Played:
+    limit = setup.link.limit
+
+    async def work(network: Network) -> Played:
+        return await play(network, setup, latencies, options.note, lambda played: is_over(played, limit is not None))
+
+    return run_on_network(limit, work)
+
+
+def is_over(played: Played, limited: bool) -> bool:
+    """Whether the limits have been passed for so long that more players make no sense."""
+    return all(_beyond(played, limited)[-BROKEN_S:]) and len(played.seconds) >= BROKEN_S
+
+
+def supported(played: Played, limited: bool) -> int:
+    """The most players before the limits were passed for good; all, if they never were."""
+    beyond = _beyond(played, limited)
+    end = len(beyond)
+    for at in range(len(beyond) - BROKEN_S + 1):
+        if all(beyond[at : at + BROKEN_S]):
+            end = at
+            break
+    return max((second.players for second in played.seconds[:end]), default=0)
+
+
+def _beyond(played: Played, limited: bool) -> list[bool]:
+    """For each second whether averages are beyond a limit. Where links are not limited, load ratios stand for what they
+    would do."""
+    slow = [value >= RESPONSE_LIMIT_MS for value in played.averaged("response_ms")]
+    if limited:
+        return slow
+    return [one or ratio > FAIL_RATIO for one, ratio in zip(slow, played.averaged("ratio_max"), strict=True)]
+
+
+def _result(games: dict[str, Played], limited: bool, parameters: dict[str, Any]) -> Result:
+    players = {policy: supported(played, limited) for policy, played in games.items()}
+    hashing, dynamoth, shoal = (max(players[policy], 1) for policy in POLICIES)
+    counts = ("lost", "duplicated", "reordered", "gaps_reported")
+    tallies = {policy: {name: getattr(played.tally, name) for name in counts} for policy, played in games.items()}
+    return Result(
+        name="dynamoth-2",
+        paper=PAPER,
+        parameters={"scale": SCALE, "response_limit_ms": RESPONSE_LIMIT_MS, "broken_s": BROKEN_S, **parameters},
+        series={policy: played.facts() for policy, played in games.items()},
+        headline={
+            "players_supported": players,
+            "ratio_dynamoth_vs_hashing": dynamoth / hashing,
+            "ratio_shoal_vs_hashing": shoal / hashing,
+            "server_hours": {policy: played.server_hours for policy, played in games.items()},
+            "moves": {policy: played.moves for policy, played in games.items()},
+            "counts": tallies,
+            "cpu_share": {policy: played.cpu_share() for policy, played in games.items()},
+        },
+        tables=[_table(games, players)],
+        drawings=[_figure_5(games), _figure_6(games)],
+        paragraph=(
+            "The paper (figure 5): almost 1,000 players with Dynamoth, 625 with consistent hashing (1.6 times as "
+            f"many). Here, with {SCALE:g} times the players, {SERVERS_MAX} small servers and a ramp that is ten times "
+            f"as steep: {hashing} with consistent hashing, {dynamoth} with dynamoth ({dynamoth / hashing:.2f} times), "
+            f"{shoal} with shoal ({shoal / hashing:.2f} times). {ORDERED if is_judged(games) else NOT_ORDERED}"
+        ),
+        claims=_claims(games, players),
+    )
+
+
+def is_judged(games: dict[str, Played]) -> bool:
+    """Whether the machine had processors to spare in every game, so that the order of policies says something."""
+    return all(played.cpu_share()["machine_mean"] < MACHINE_SHARE_MAX for played in games.values())
+
+
+def _claims(games: dict[str, Played], players: dict[str, int]) -> dict[str, bool]:
+    claims = {
+        f"nothing is lost, doubled or out of order with {policy}": played.is_whole for policy, played in games.items()
+    }
+    if is_judged(games):
+        least = WORSE_MAX * players["consistent-hashing"]
+        for policy in ("dynamoth", "shoal"):
+            claims[f"{policy} supports no fewer players than consistent hashing"] = players[policy] >= least
+    return claims
+
+
+def _table(games: dict[str, Played], players: dict[str, int]) -> Table:
+    rows: list[tuple[str, ...]] = [
+        (
+            policy,
+            str(players[policy]),
+            f"{max(played.column('servers'), default=0):.0f}",
+            f"{played.server_hours * 60:.1f}",
+            str(len(played.rebalanced_at)),
+            str(played.moves),
+            f"{played.tally.lost} / {played.tally.duplicated} / {played.tally.reordered}",
+            f"{played.cpu_share()['server_max']:.2f} / {played.cpu_share()['machine_mean']:.2f}",
+        )
+        for policy, played in games.items()
+    ]
+    headings = (
+        "policy", "players", "servers", "server min", "plans", "moves", "lost/doubled/disordered", "CPU server/machine"
+    )  # fmt: skip
+    return Table("dynamoth-2 on real servers", headings, rows)
+
+
+def _figure_5(games: dict[str, Played]) -> Drawing:
+    marks = [(f"rebalancing, {policy}", played.rebalanced_at) for policy, played in games.items()]
+
+    def lines(name: str, steps: bool = False, right: bool = False) -> list[Line]:
+        return [
+            Line(
+                f"{name.split('_')[0]}, {policy}",
+                played.column("at_s"),
+                played.column(name),
+                steps=steps,
+                right=right,
+                dashed=right,
+            )
+            for policy, played in games.items()
+        ]
+
+    return Drawing(
+        "figure-5-real",
+        [
+            Panel("Players", "time (s)", "players", lines("players")),
+            Panel(
+                "Outgoing messages and servers",
+                "time (s)",
+                "messages a second",
+                [*lines("messages_out_per_s"), *lines("servers", steps=True, right=True)],
+                right_label="servers",
+            ),
+            Panel(
+                "Average response time",
+                "time (s)",
+                "response time (ms)",
+                lines("response_ms"),
+                marks=marks,
+                y_max=500.0,
+                level=RESPONSE_LIMIT_MS,
+            ),
+        ],
+    )
+
+
+def _figure_6(games: dict[str, Played]) -> Drawing:
+    panels = [
+        Panel(
+            f"Load of servers, {policy}",
+            "time (s)",
+            "load ratio",
+            [
+                Line("average", played.column("at_s"), played.column("ratio_mean")),
+                Line("busiest", played.column("at_s"), played.column("ratio_max")),
+                Line("servers", played.column("at_s"), played.column("servers"), steps=True, right=True),
+            ],
+            marks=[("rebalancing", played.rebalanced_at)],
+            right_label="servers",
+            level=1.0,
+        )
+        for policy, played in games.items()
+    ]
+    return Drawing("figure-6-real", panels)

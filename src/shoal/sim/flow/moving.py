@@ -1,0 +1,122 @@
+"""Moving: from the plan that was decided to where channels really are, with what the way costs.
+
+Owns both placements (decided, and in force), the moves between them, and the extra load of channels that move. Rows of
+servers are those of the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from shoal.balance.columns import Bools, Floats, Hosts32, Ints, Placements
+from shoal.balance.decision import changed
+from shoal.sim.flow.model import MoveModel, ServerModel
+from shoal.sim.flow.traffic import Traffic
+
+SERVER_BITS: Final = 32
+SIDES: Final = 2
+"""Where control messages go out: half at the servers old, half at the new."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """Channels that will be at new servers, or have just come there."""
+
+    at_s: int
+    rows: Ints
+    placements: Placements
+
+
+@dataclass(frozen=True, slots=True)
+class _Forwarding:
+    """Extra load until a moment: channels, and the servers that they leave or come to."""
+
+    until_s: int
+    rows: Ints
+    servers: Hosts32
+    part: Floats
+    """What each server has of its channel, before or after."""
+
+
+class Moving:
+    """Channels between servers."""
+
+    def __init__(self, model: MoveModel, placements: Placements) -> None:
+        self._model = model
+        self._under_way: list[_UnderWay] = []
+        self._forwarding: list[_Forwarding] = []
+        self.decided = placements
+        """What the plan says."""
+        self.in_force = placements
+        """Where channels are."""
+
+    def decide(self, rows: Ints, placements: Placements, now_s: int) -> None:
+        """Channels are to be placed anew."""
+        self.decided = changed(self.decided, rows, placements)
+        self._under_way.append(_UnderWay(now_s + self._model.delay_s, rows, placements))
+
+    def advance(self, now_s: int) -> int:
+        """Lets those arrive whose time has come; returns how many channels did."""
+        self._forwarding = [forwarding for forwarding in self._forwarding if forwarding.until_s > now_s]
+        due = [move for move in self._under_way if move.at_s <= now_s]
+        self._under_way = [move for move in self._under_way if move.at_s > now_s]
+        for move in due:
+            before = self.in_force
+            self.in_force = changed(before, move.rows, move.placements)
+            self._forward(move.rows, before, self.in_force, now_s)
+        return sum(len(move.rows) for move in due)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a plan is being carried out: nobody decides anew before it has ended."""
+        return bool(self._under_way or self._forwarding)
+
+    def extra(self, traffic: Traffic, server: ServerModel, servers: int) -> tuple[Floats, Floats] | None:
+        """What moves add to each server: bytes a second, and cores; None for nothing.
+
+        A share of the channels' own load is forwarded, and their clients are told where to go.
+        """
+        if not self._forwarding:
+            return None
+        rows = np.concatenate([forwarding.rows for forwarding in self._forwarding])
+        at = np.concatenate([forwarding.servers for forwarding in self._forwarding])
+        part = np.concatenate([forwarding.part for forwarding in self._forwarding])
+        clients = np.maximum(traffic.publishers[rows], traffic.subscribers[rows])
+        each = self._model.control_messages_per_client / SIDES / self._model.forward_s
+        publications = traffic.publications[rows] * self._model.forward_share
+        messages = (publications * traffic.subscribers[rows] + clients * each) * part
+        cores = messages * server.delivery_cpu_s + publications * part * server.publication_cpu_s
+        return (
+            np.bincount(at, messages * traffic.message_bytes, servers).astype(np.float64, copy=False),
+            np.bincount(at, cores, servers).astype(np.float64, copy=False),
+        )
+
+    def used(self, servers: int) -> Bools:
+        """Which servers carry, or will carry, something."""
+        used = np.zeros(servers, np.bool_)
+        used[self.decided.servers] = True
+        used[self.in_force.servers] = True
+        for forwarding in self._forwarding:
+            used[forwarding.servers] = True
+        return used
+
+    def _forward(self, rows: Ints, before: Placements, after: Placements, now_s: int) -> None:
+        """Notes the servers that the channels leave or come to: those that stay have nothing to do with it."""
+        if not self._model.forward_s:
+            return
+        places = [_elements(placements, rows) for placements in (before, after)]
+        keys = [element_rows << SERVER_BITS | servers for element_rows, servers, _ in places]
+        for index, (element_rows, servers, part) in enumerate(places):
+            changes = ~np.isin(keys[index], keys[1 - index])
+            until_s = now_s + self._model.forward_s
+            self._forwarding.append(_Forwarding(until_s, element_rows[changes], servers[changes], part[changes]))
+
+
+def _elements(placements: Placements, rows: Ints) -> tuple[Ints, Hosts32, Floats]:
+    """Row, server and part for each server of some channels."""
+    degree = placements.degree[rows]
+    at = np.repeat(placements.offsets[rows] - np.cumsum(degree) + degree, degree) + np.arange(degree.sum())
+    return np.repeat(rows, degree), placements.servers[at], np.repeat(1.0 / degree, degree)

@@ -1,0 +1,134 @@
+"""Queueing: what a load does to servers in one step, as columns over servers and elements.
+
+Owns the model of a server: two queues in a row, the core that handles messages and the link that sends them. Each has
+the mean wait of a queue with random arrivals (Pollaczek and Khinchine; a publication is one piece of work, as large as
+its fan-out; a publisher by itself is regular and waits for others only) and, when it is given more than it can do, a
+backlog that stays until there is room again. A server whose output buffers overflow fails, and delivers nothing until
+it has recovered and could carry its load. A connection that is given more than it can take fills its own buffer; what
+does not fit is undelivered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.balance.columns import Bools, Floats
+from shoal.sim.flow.model import ServerModel
+from shoal.sim.flow.spreading import Elements
+from shoal.sim.flow.traffic import Traffic
+
+MS_PER_S = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What came of one step, by server; delays by element."""
+
+    bytes_out: Floats
+    """Given to send, a second."""
+    cpu: Floats
+    """Cores asked for."""
+    delay_s: Floats
+    """By element: from a publication to its delivery, without the network."""
+    failed: Bools
+    undelivered: float
+    """Messages a second that were not delivered."""
+
+
+class Queues:
+    """The servers' queues between steps."""
+
+    def __init__(self, model: ServerModel, servers: int) -> None:
+        self.model = model
+        self._backlog_bytes = np.zeros(servers)
+        self._backlog_cores = np.zeros(servers)
+        self._recovers_at = np.full(servers, -np.inf)
+        self._waiting = np.zeros(0)
+
+    def grow(self, servers: int) -> None:
+        """There is room for this many servers from now on."""
+        more = servers - len(self._backlog_bytes)
+        self._backlog_bytes = np.append(self._backlog_bytes, np.zeros(more))
+        self._backlog_cores = np.append(self._backlog_cores, np.zeros(more))
+        self._recovers_at = np.append(self._recovers_at, np.full(more, -np.inf))
+
+    def moved(self) -> None:
+        """Elements changed: connections start anew, with empty buffers."""
+        self._waiting = np.zeros(0)
+
+    def step(
+        self, now_s: float, step_s: float, traffic: Traffic, elements: Elements, more: tuple[Floats, Floats] | None
+    ) -> Step:
+        """One step. `more` is what moves add to each server: bytes a second, and cores."""
+        model, servers = self.model, len(self._backlog_bytes)
+        received = traffic.publications[elements.rows] * elements.receives
+        fan = traffic.subscribers[elements.rows] * elements.fans
+        sent = received * fan
+        fan_bytes = fan * traffic.message_bytes
+        link_s = fan_bytes / model.limit_bytes_per_s
+        core_s = (model.publication_cpu_s + fan * model.delivery_cpu_s) / model.cpu_capacity
+        bytes_out = elements.loads(received * fan_bytes, servers)
+        cores = elements.loads(received * core_s, servers) * model.cpu_capacity
+        if more is not None:
+            bytes_out, cores = bytes_out + more[0], cores + more[1]
+        publishers = elements.loads(traffic.publishers[elements.rows] * elements.receives, servers)
+        received_of_others = received * (1 - 1 / np.maximum(publishers, 1.0))[elements.servers]
+        link_wait = self._wait(
+            elements.loads(received_of_others * link_s * link_s, servers), bytes_out / model.limit_bytes_per_s
+        )
+        core_wait = self._wait(
+            elements.loads(received_of_others * core_s * core_s, servers), cores / model.cpu_capacity
+        )
+        link_wait += self._carry(self._backlog_bytes, bytes_out, model.limit_bytes_per_s, step_s)
+        core_wait += self._carry(self._backlog_cores, cores, model.cpu_capacity, step_s)
+        failed = self._fail(now_s, bytes_out, cores)
+        # On average a subscriber is in the middle of the fan-out.
+        delay = (link_wait + core_wait)[elements.servers] + (link_s + core_s) / 2
+        cut = 0.0
+        if received.size and received.max() > model.connection_messages_per_s:
+            waits, cut = self._connections(received, fan, traffic.message_bytes, step_s)
+            delay += waits
+        lost = float(sent[failed[elements.servers]].sum()) + cut if failed.any() else cut
+        return Step(bytes_out, cores, delay, failed, lost)
+
+    def _wait(self, second_moment: Floats, utilisation: Floats) -> Floats:
+        """Mean wait in a queue with random arrivals."""
+        wait: Floats = second_moment / (2 * (1 - np.minimum(utilisation, self.model.utilisation_max)))
+        return wait
+
+    @staticmethod
+    def _carry(backlog: Floats, given: Floats, limit: float, step_s: float) -> Floats:
+        """Adds to a backlog what the step leaves, and returns the mean wait that it makes."""
+        before = backlog.copy()
+        backlog += (given - limit) * step_s
+        np.maximum(backlog, 0.0, out=backlog)
+        wait: Floats = (before + backlog) / (2 * limit)
+        return wait
+
+    def _fail(self, now_s: float, bytes_out: Floats, cores: Floats) -> Bools:
+        """Who delivers nothing in this step: whose buffers overflowed, or who has not recovered."""
+        model = self.model
+        # What waits for the core arrives in the buffers at the rate that the link could send it.
+        waiting = self._backlog_bytes + self._backlog_cores / model.cpu_capacity * model.limit_bytes_per_s
+        overflow = waiting > model.output_buffer_bytes
+        too_much = (bytes_out > model.limit_bytes_per_s) | (cores > model.cpu_capacity)
+        still = (now_s < self._recovers_at) | (np.isfinite(self._recovers_at) & too_much)
+        failed: Bools = overflow | still
+        self._recovers_at[overflow] = now_s + model.recovery_s
+        self._recovers_at[~failed] = -np.inf
+        self._backlog_bytes[failed] = self._backlog_cores[failed] = 0.0
+        return failed
+
+    def _connections(self, received: Floats, fan: Floats, message_bytes: float, step_s: float) -> tuple[Floats, float]:
+        """Connections that are given more than they can take: how long messages wait, and how many are cut off."""
+        limit = self.model.connection_messages_per_s
+        if len(self._waiting) != len(received):
+            self._waiting = np.zeros(len(received))
+        before = self._waiting
+        after = np.maximum(before + (received - limit) * step_s, 0.0)
+        room = self.model.connection_buffer_bytes / message_bytes
+        cut = float(((after - room).clip(min=0.0) * fan).sum()) / step_s
+        self._waiting = np.minimum(after, room)
+        return (before + self._waiting) / (2 * limit), cut

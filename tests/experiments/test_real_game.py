@@ -1,0 +1,86 @@
+"""RGame on real servers: a small game with players who come and go, and how games are judged."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from shoal.balance.settings import BalanceSettings
+from shoal.experiments.real.elasticity import extremes
+from shoal.experiments.real.game import AVERAGE_S, GameSecond, GameSetup, Played, play
+from shoal.experiments.real.network import Network, run_on_network
+from shoal.experiments.real.scalability import BROKEN_S, is_judged, is_over, supported
+from shoal.sim.flow import distance_model
+from shoal.sim.flow.workloads.curves import Curve
+
+
+def second(
+    at_s: float, players: int = 10, servers: int = 1, response_ms: float = 80.0, ratio_max: float = 0.5
+) -> GameSecond:
+    return GameSecond(at_s, players, servers, response_ms, 100.0, ratio_max / 2, ratio_max, 0.1, 0.5)
+
+
+def game(seconds: list[GameSecond]) -> Played:
+    return Played(seconds=seconds)
+
+
+def test_figures_are_averaged_with_the_seconds_before() -> None:
+    played = game([second(at, response_ms=float(10 * at)) for at in range(10)])
+    averaged = played.averaged("response_ms")
+    assert averaged[0] == 0.0
+    assert averaged[9] == pytest.approx(sum(10 * at for at in range(10 - AVERAGE_S, 10)) / AVERAGE_S)
+
+
+def test_players_are_supported_until_response_times_stay_beyond_the_limit() -> None:
+    good = [second(at, players=10 + at) for at in range(20)]
+    bad = [second(20 + at, players=30 + at, response_ms=10_000.0) for at in range(BROKEN_S)]
+    assert supported(game(good), limited=True) == 29
+    assert not is_over(game(good), limited=True)
+    assert supported(game(good + bad), limited=True) == 29
+    assert is_over(game(good + bad), limited=True)
+
+
+def test_a_short_spike_ends_nothing() -> None:
+    seconds = [second(at, players=10 + at) for at in range(30)]
+    seconds[15] = second(15, players=25, response_ms=300.0)
+    assert supported(game(seconds), limited=True) == 39
+
+
+def test_without_limited_links_load_ratios_are_judged_too() -> None:
+    seconds = [second(at, players=10 + at, ratio_max=0.5 if at < 10 else 9.0) for at in range(30)]
+    assert supported(game(seconds), limited=False) == 19
+    assert supported(game(seconds), limited=True) == 39
+
+
+def test_a_run_without_an_answer_for_a_second_counts_it_as_infinite() -> None:
+    seconds = [second(at, response_ms=float("inf")) for at in range(BROKEN_S)]
+    assert is_over(game(seconds), limited=True)
+
+
+def test_policies_are_not_compared_on_a_machine_without_time_to_spare() -> None:
+    idle, busy = game([second(0.0)]), game([second(0.0)])
+    busy.seconds[0].machine_cpu_share = 0.99
+    assert is_judged({"a": idle, "b": idle})
+    assert not is_judged({"a": idle, "b": busy})
+
+
+def test_servers_come_go_and_come_again() -> None:
+    counts = [(0, 1), (50, 5), (65, 5), (90, 2), (100, 1), (110, 2), (120, 3)]
+    assert extremes(game([second(float(at), servers=servers) for at, servers in counts])) == (5, 1, 3)
+
+
+def test_players_come_and_go_on_real_servers_and_nothing_is_lost() -> None:
+    settings = BalanceSettings(window_s=1, wait_s=2.0)
+    setup = GameSetup(Curve(((0.0, 4.0), (3.0, 12.0), (5.0, 3.0), (6.0, 3.0))), 2, "shoal", tiles=2, settings=settings)
+
+    async def work(network: Network) -> Played:
+        return await play(network, setup, distance_model(), lambda _: None)
+
+    environment = dict(os.environ)
+    played = run_on_network(None, work)
+    players = played.column("players")
+    assert max(players) > players[-1] == 3.0
+    assert played.is_whole, (played.tally, played.troubles)
+    assert played.tally.deliveries > played.tally.messages > 0
+    assert dict(os.environ) == environment, "settings of the cluster stayed in the environment"
