@@ -1,4 +1,4 @@
-"""The world, the walk through it, and the growth of the crowd."""
+"""The world, and the walk through it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.demo.game import SPEED_TILES_PER_S, Update, Walker, World, crowd_size, tiles_for
+from shoal.demo.game import SPEED_TILES_PER_S, Update, Walker, World, tiles_for
 
 
 def test_a_tile_is_a_channel_and_the_edge_belongs_to_the_last_tile() -> None:
@@ -51,12 +51,22 @@ def test_an_update_survives_its_payload() -> None:
         Update.decode(b"north")
 
 
-def test_the_crowd_grows_from_a_tenth_to_everybody() -> None:
-    sizes = [crowd_size(200, second, 60) for second in range(61)]
-    assert sizes[0] == 20
-    assert sizes == sorted(sizes)
-    assert set(sizes[45:]) == {200}
-    assert crowd_size(1, 0, 60) == crowd_size(1, 60, 60) == 1
+def test_who_is_called_to_the_town_comes_soon_and_stays_until_it_is_let_go() -> None:
+    world = World(6)
+    town = world.channel(*world.town)
+    walkers = [Walker(world, Random(seed), 0.0) for seed in range(20)]
+    for walker in walkers:
+        walker.call(True, 5.0)
+    for second in range(5, 60):
+        for walker in walkers:
+            walker.call(True, float(second))
+            walker.move(float(second))
+        if second >= 20:
+            assert {walker.channel for walker in walkers} == {town}
+    for walker in walkers:
+        walker.call(False, 60.0)
+        walker.move(90.0)
+    assert sum(walker.channel == town for walker in walkers) < 5
 
 
 def test_the_world_grows_with_the_crowd() -> None:

@@ -1,11 +1,11 @@
-"""The plot: what befalls whom when, and what is told of it."""
+"""The script: who is killed when, and what is told of the servers."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
 
 from shoal.cluster.child import ChildStatus
-from shoal.cluster.local import ClusterStatus, ServerStatus
+from shoal.cluster.status import ClusterStatus, ServerStatus
 from shoal.demo.script import Script
 
 SERVERS = ["s1", "s2", "s3"]
@@ -16,7 +16,7 @@ def process(name: str, state: str = "running", uptime_s: float = 100.0) -> Child
     return ChildStatus(name, "server", state, pid, uptime_s, 0, False, False, "killed by SIGKILL")
 
 
-def status(*, down: str = "", reborn: str = "", left: str = "", ring_version: int = 1) -> ClusterStatus:
+def status(servers: Sequence[str] = SERVERS, *, down: str = "", reborn: str = "", out: str = "") -> ClusterStatus:
     return ClusterStatus(
         cluster="c",
         state_dir="",
@@ -24,38 +24,45 @@ def status(*, down: str = "", reborn: str = "", left: str = "", ring_version: in
         ready=True,
         coordinator="",
         contact=True,
-        ring_version=ring_version,
-        servers=tuple(ServerStatus(name, "h", 1, name != left, name != left) for name in SERVERS),
+        ring_version=7,
+        servers=tuple(ServerStatus(name, "h", 1, name != out, name != out) for name in servers),
         processes=tuple(
             process(name, "waiting" if name == down else "running", 0.1 if name == reborn else 100.0)
-            for name in SERVERS
+            for name in servers
         ),
         trouble=None,
     )
+
+
+def a_script(kill_at: float = 4.0, servers: Sequence[str] = SERVERS) -> Script:
+    return Script([*servers], kill_at, 0.0)
 
 
 def texts(script: Script) -> list[str]:
     return [event.text for event in script.events]
 
 
-def test_a_short_demo_has_one_kill_and_a_long_one_two() -> None:
-    short = Script(SERVERS, 8.0, 0.0)
-    assert short.due(3.0) == []
-    assert short.due(3.3) == [("kill", "s2")]
-    assert short.due(8.0) == []
-    long = Script(SERVERS, 60.0, 0.0)
-    assert long.due(24.0) == [("kill", "s2")]
-    assert long.due(36.0) == [("hold", "s3")]
-    assert long.kills == 2
-    few = Script(SERVERS[:1], 60.0, 0.0)
-    assert few.due(60.0) == [("kill", "s1")]
+def test_one_server_is_killed_once() -> None:
+    script = a_script()
+    assert script.due(3.9) == []
+    assert script.due(4.0) == ["s2"]
+    assert script.due(9.0) == []
+    assert script.kills == 1
+    assert a_script(servers=["s1"]).due(4.0) == ["s1"]
+
+
+def test_nobody_is_killed_after_the_end() -> None:
+    script = a_script()
+    script.finish()
+    assert script.due(9.0) == []
+    assert script.kills == 0
 
 
 def test_a_kill_is_noticed_mended_and_healed() -> None:
-    script = Script(SERVERS, 10.0, 0.0)
+    script = a_script()
     script.look(status(), 3.9, 3.9)
-    assert script.due(4.0) == [("kill", "s2")]
-    script.look(msgspec.structs.replace(status(), processes=tuple(map(process, SERVERS))), 3.9, 4.01)
+    assert script.due(4.0) == ["s2"]
+    script.look(status(), 3.9, 4.01)
     script.look(status(down="s2"), 3.9, 4.1)
     script.look(status(reborn="s2"), 3.9, 4.5)
     script.look(status(reborn="s2"), 4.9, 5.0)
@@ -69,24 +76,30 @@ def test_a_kill_is_noticed_mended_and_healed() -> None:
     ]
 
 
-def test_a_server_that_is_held_down_is_released_when_the_ring_has_left_it() -> None:
-    script = Script(SERVERS, 20.0, 0.0)
-    script.look(status(), 0.0, 0.0)
-    assert script.due(12.0) == [("kill", "s2"), ("hold", "s3")]
-    script.look(status(down="s3", left="s3", ring_version=2), 12.0, 15.5)
-    assert script.due(17.4) == []
-    assert script.due(17.5) == [("release", "s3")]
-    script.look(status(ring_version=3), 12.0, 18.5)
-    assert "ring 2: without s3" in texts(script)
-    assert texts(script)[-2:] == ["s3 holds its lease again", "ring 3: with s3 again"]
+def test_a_killed_server_that_the_ring_has_left_is_no_wound_any_more() -> None:
+    script = a_script()
+    script.look(status(), 4.0, 4.0)
+    script.due(4.0)
+    script.look(status(down="s2", out="s2"), 4.0, 8.0)
+    script.look(status(down="s2", out="s2"), 8.6, 8.7)
+    assert "s2's lease has run out: players use it no more" in texts(script)
+    assert texts(script)[-2:] == ["ring 7: without s2", "healed: every update is back, 4.7 s after s2's end"]
 
 
-def test_the_end_releases_who_is_held_down_and_calls_the_rest_off() -> None:
-    script = Script(SERVERS, 20.0, 0.0)
+def test_servers_that_come_and_go_are_told_and_counted() -> None:
+    script = a_script()
     script.look(status(), 0.0, 0.0)
-    script.due(12.0)
-    script.look(status(down="s3"), 11.0, 12.2)
-    assert script.finish(12.5) == [("release", "s3")]
-    early = Script(SERVERS, 20.0, 0.0)
-    assert early.finish(1.0) == []
-    assert early.due(20.0) == []
+    script.look(status([*SERVERS, "s4"], out="s4"), 0.0, 1.0)
+    assert script.servers_added == 0
+    script.look(status([*SERVERS, "s4"]), 0.0, 2.0)
+    assert (script.servers_added, script.servers_max) == (1, 4)
+    script.look(status([*SERVERS, "s4"], out="s1"), 0.0, 3.0)
+    script.look(status(["s2", "s3", "s4"]), 0.0, 4.0)
+    assert texts(script) == ["s4 starts", "ring 7: with s4", "ring 7: without s1", "s1 is empty and removed"]
+    assert (script.servers_added, script.servers_removed, script.servers_max) == (1, 1, 4)
+
+
+def test_a_server_that_is_not_there_any_more_is_not_killed() -> None:
+    script = a_script()
+    script.look(status(["s1", "s3"]), 0.0, 0.0)
+    assert script.due(4.0) == []

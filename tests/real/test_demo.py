@@ -1,4 +1,4 @@
-"""`shoal demo` as a user runs it: it plays, a server dies and comes back, nothing is lost, nothing stays."""
+"""`shoal demo` as a user runs it: it plays, a balancer decides, a server dies, nothing is lost or stays."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 SRC = Path(__file__).parent.parent.parent / "src"
+PLAYERS = 60
 
 
 def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
     """A demo whose temporary files are all below `tmp_path`, so that what it leaves there can be seen."""
     environment = {**os.environ, "PYTHONPATH": str(SRC), "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "shoal.cli", "demo", "--players", "30", *words],
+        [sys.executable, "-m", "shoal.cli", "demo", "--players", str(PLAYERS), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -38,29 +39,29 @@ def left_behind(tmp_path: Path) -> list[str]:
     return [*processes, *(path.name for path in tmp_path.iterdir())]
 
 
-def test_a_headless_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    demo = start(tmp_path, "--headless", "--seconds", "8", "--json")
+def test_a_headless_demo_follows_the_crowd_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    demo = start(tmp_path, "--headless", "--seconds", "12", "--json")
     out, err = demo.communicate(timeout=90)
     assert demo.returncode == 0, err
     (last,) = out.splitlines()
     facts: dict[str, Any] = json.loads(last)
     assert (facts["lost"], facts["duplicated"], facts["reordered"]) == (0, 0, 0)
-    assert facts["players"] == 30
-    assert facts["servers"] == 3
+    assert facts["players"] == PLAYERS
     assert facts["server_kills"] == 1
-    assert facts["moves"] >= 4
+    assert facts["proposals"] >= 1
     assert facts["moves_asked"] >= facts["moves"]
+    assert 2 <= facts["servers"] <= facts["servers_most"] <= 6
     assert facts["messages"] > 100
     assert facts["deliveries"] > facts["messages"]
     assert 0 < facts["response_ms"]["p50"] <= facts["response_ms"]["p99"]
-    assert facts["seconds"] >= 8
+    assert facts["seconds"] >= 12
     assert facts["troubles"] == []
     events = " ".join(event["text"] for event in facts["events"])
-    words = ("s2 killed", "noticed: s2", "mended: s2", "healed", "(all_subscribers)", "(all_publishers)", "moved: tile")
-    for word in words:
+    for word in ("s2 killed", "noticed: s2", "mended: s2", "healed", "busiest server"):
         assert word in events
+    assert "to add (grow)" in events or "to move" in events
     lines = [text for text in err.splitlines() if "deliveries/s" in text]
-    assert len(lines) >= 8
+    assert len(lines) >= 12
     assert left_behind(tmp_path) == []
 
 

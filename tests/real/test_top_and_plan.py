@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from tests.support.agent_site import Site, agent_site, plain_subscriber, until
 
 from shoal import cli
-from shoal.plan.keys import RING_KEY, entry_key
+from shoal.balance.proposal import Place
+from shoal.balance.records import STATE_KEY, BalancerState, Why, encode, why_key
+from shoal.plan.keys import RING_KEY, entry_key, pool_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring
 from shoal.plan.signing import Signer
@@ -62,6 +65,35 @@ async def test_top_shows_servers_and_busiest_channels(site: Site, capsys: pytest
     assert status == 0
     assert "s1" in text
     assert "busiest channels" in text
+
+
+async def test_top_shows_what_the_balancer_did_and_why(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    await site.coordinator.put(pool_key("s9"), b"drain")
+    status, facts = await shoal_json(capsys, "top")
+    assert (status, facts["balance"]["plans"], facts["balance"]["standing"]) == (1, [], {"s1": "home", "s9": "drain"})
+    single, spread = Place(Mode.SINGLE, ("s1",)), Place(Mode.ALL_SUBSCRIBERS, ("s1", "s9"))
+    why = Why(time.time(), "shoal", "abc" * 20, 1.0, single, spread, "replicate", {"left_before": 0.91})
+    await site.coordinator.put(why_key(b"tile"), encode(why))
+    await site.coordinator.put(STATE_KEY, encode(BalancerState(why.at_s, "", {"s10": why.at_s}, ("s8",))))
+    _, facts = await shoal_json(capsys, "top")
+    balance = facts["balance"]
+    assert balance["ring_version"] == 1
+    assert (balance["placed"], balance["replicated"]) == (1, 1)
+    assert (balance["adding"], balance["removed"]) == (["s10"], ["s8"])
+    (plan,), (move,) = balance["plans"], balance["moves"]
+    assert (plan["policy"], plan["moves"], plan["reasons"]) == ("shoal", 1, {"replicate": 1})
+    assert (move["channel"], move["before"], move["servers"], move["reason"]) == (
+        *("tile", ["s1"], ["s1", "s9"], "replicate"),
+    )
+    _, text = await shoal(capsys, "top", "--once")
+    for words in (
+        "being drained s9",
+        "being added s10",
+        "removed s8",
+        "91 %",
+        "abcabcabcabc by",
+    ):
+        assert words in text
 
 
 async def test_top_runs_for_the_seconds_it_is_given(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

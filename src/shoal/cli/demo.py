@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 SECONDS: Final = 60.0
 PLAYERS: Final = 200
 PLAYERS_MAX: Final = 2000
-SERVERS: Final = 3
+SERVERS: Final = 2
+SERVERS_MOST: Final = 6
 SERVERS_MAX: Final = 16
 REFRESH_S: Final = 0.2
 
@@ -34,18 +35,24 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "demo",
         run,
-        "a cluster and a growing crowd on channels, on this machine, live",
-        description="A cluster of servers with their agents, a growing crowd of game players on its channels,\n"
-        "busy channels that are moved and replicated, and servers that are killed on the way. The players\n"
-        "count what is lost. Nothing stays behind.",
+        "a cluster, a balancer and a crowd on channels, on this machine, live",
+        description="A cluster with a balancer, and a crowd of game players on its channels. Players join until\n"
+        "servers fill, channels move, one becomes hot and is replicated, servers are added; players leave, and\n"
+        "servers are drained and removed. A server is killed on the way. The players count what is lost.\n"
+        "Nothing stays behind. A demo shorter than 40 s ends before the players leave.",
         example="shoal demo\nshoal demo --seconds 20 --headless --json",
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="N", help=f"how long (default {SECONDS:g})")
     parser.add_argument("--headless", action="store_true", help="a line a second instead of the live view")
     parser.add_argument(
-        "--players", type=int, default=PLAYERS, metavar="N", help=f"players at the end (default {PLAYERS})"
+        "--players", type=int, default=PLAYERS, metavar="N", help=f"players when it is full (default {PLAYERS})"
     )
-    parser.add_argument("--servers", type=int, default=SERVERS, metavar="N", help=f"servers (default {SERVERS})")
+    parser.add_argument(
+        "--servers", type=int, default=SERVERS, metavar="N", help=f"servers at the start (default {SERVERS})"
+    )
+    parser.add_argument(
+        "--servers-max", type=int, default=SERVERS_MOST, metavar="N", help=f"servers at most (default {SERVERS_MOST})"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +63,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.setting_sources["log_level"] == "default":  # the events tell what warnings would
         logs.configure(level="error", format=args.settings.log_format)
-    options = Options(seconds=args.seconds, players=args.players, servers=args.servers, limits=args.settings.limits)
+    options = Options(
+        seconds=args.seconds,
+        players=args.players,
+        servers=args.servers,
+        servers_max=max(args.servers, args.servers_max),
+        limits=args.settings.limits,
+    )
     screen = console(args)
     try:
         with _headless() if args.headless or not screen.is_terminal else _live(args) as show:
@@ -74,8 +87,9 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--seconds is {args.seconds:g}", do="give a number of at least 1")
     if not 1 <= args.players <= PLAYERS_MAX:
         raise ConfigError(f"--players is {args.players}", do=f"give a number from 1 to {PLAYERS_MAX}")
-    if not 1 <= args.servers <= SERVERS_MAX:
-        raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 1 to {SERVERS_MAX}")
+    for name, value in (("--servers", args.servers), ("--servers-max", args.servers_max)):
+        if not 1 <= value <= SERVERS_MAX:
+            raise ConfigError(f"{name} is {value}", do=f"give a number from 1 to {SERVERS_MAX}")
 
 
 def facts(summary: Summary) -> dict[str, object]:
@@ -91,6 +105,11 @@ def facts(summary: Summary) -> dict[str, object]:
         "server_kills": summary.server_kills,
         "moves": summary.moves_ended,
         "moves_asked": summary.moves_asked,
+        "proposals": summary.proposals,
+        "replicated": summary.replicated,
+        "servers_added": summary.servers_added,
+        "servers_removed": summary.servers_removed,
+        "servers_most": summary.servers_most,
         "response_ms": {"p50": summary.p50_ms, "p99": summary.p99_ms},
         "seconds": summary.seconds,
         "servers": summary.servers,

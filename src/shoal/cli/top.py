@@ -1,15 +1,16 @@
-"""`shoal top`: load by server and the busiest channels, live, from the telemetry that agents write.
+"""`shoal top`: load by server, the busiest channels, and what the balancer does about them, live.
 
-Owns the view for people. Reads the last record of each server's telemetry stream once a second; measures
-nothing.
+Owns the view for people. Reads the last record of each server's telemetry stream once a second, and what the
+coordinator holds (`top_balance`); measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,13 +18,16 @@ import hiredis
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, console, result
-from shoal.errors import ClusterNotFoundError, ConfigError, ShoalError
+from shoal.cli.top_balance import BalanceReader, BalanceView, render_balance
+from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError, ShoalError
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from shoal.channels.telemetry import Record
-    from shoal.plan.ring import ServerAddress
+    from shoal.coordination.interface import Coordinator
+    from shoal.plan.ring import Ring, ServerAddress
+    from shoal.plan.signing import Verifier
 
 REFRESH_S: Final = 1.0
 CHANNELS: Final = 20
@@ -66,19 +70,47 @@ class ChannelLoad(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Everything at one moment, busiest channels first."""
+    """Everything at one moment, busiest channels first. Without a ring nothing is known of a balancer."""
 
     at: float
+    load_mean: float | None
+    """Load ratio of the servers on average, of those that report."""
+    load_max: float | None
+    """Load ratio of the busiest."""
     servers: tuple[ServerLoad, ...]
     channels: tuple[ChannelLoad, ...]
+    balance: BalanceView | None
 
 
-class Source(msgspec.Struct, frozen=True):
-    """Where telemetry is, and as whom to read it."""
+class Source:
+    """Where telemetry is, as whom to read it, and the coordinator that says so, if it can be reached."""
 
-    servers: tuple[ServerAddress, ...]
-    username: str | None
-    password: str | None
+    def __init__(
+        self,
+        servers: tuple[ServerAddress, ...],
+        login: tuple[str | None, str | None],
+        coordinator: Coordinator | None,
+        verifier: Verifier,
+    ) -> None:
+        self.servers = servers
+        self.login = login
+        self._coordinator = coordinator
+        self._verifier = verifier
+        self._balance = BalanceReader(coordinator) if coordinator else None
+
+    async def look(self) -> BalanceView | None:
+        """What the coordinator holds now; the servers are those of its ring from now on."""
+        from shoal.plan.keys import RING_KEY
+
+        if self._coordinator is None or self._balance is None:
+            return None
+        with contextlib.suppress(CoordinatorError):
+            stored = await self._coordinator.get(RING_KEY)
+            if stored is not None:
+                ring: Ring = self._verifier.ring(stored.value)
+                self.servers = ring.servers
+                return await self._balance.look(ring)
+        return None
 
 
 def register(subparsers: Subparsers) -> None:
@@ -87,9 +119,10 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "top",
         run_top,
-        "live load by server and channel",
+        "live load by server and channel, and what the balancer does",
         example="shoal top\nshoal top --once --json",
-        description="Load by server and the busiest channels, every second, from the agents' telemetry.",
+        description="Load by server and the busiest channels, every second, from the agents' telemetry; the last\n"
+        "plans and moves of the balancer with their reasons, and servers that come and go, from the coordinator.",
     )
     parser.add_argument("--once", action="store_true", help="show one snapshot and end (so does --json alone)")
     parser.add_argument("--seconds", type=float, metavar="N", help="end after N seconds (default: at Ctrl-C)")
@@ -104,18 +137,22 @@ def run_top(args: argparse.Namespace) -> int:
         raise ConfigError(f"--seconds is {args.seconds}", do="give a number above 0")
     if args.channels < 0:
         raise ConfigError(f"--channels is {args.channels}", do="give 0 or more")
-    source = find_source(args)
-    snapshot = look(source, args.channels)
-    if args.once or (args.json and args.seconds is None):
-        if not args.json:
-            console(args).print(render(snapshot))
-    else:
-        snapshot = _watch(args, source, snapshot)
+    snapshot = asyncio.run(_show(args))
     result(args, msgspec.to_builtins(snapshot), "")
     return 0 if any(server.second is not None for server in snapshot.servers) else 1
 
 
-def _watch(args: argparse.Namespace, source: Source, snapshot: Snapshot) -> Snapshot:
+async def _show(args: argparse.Namespace) -> Snapshot:
+    async with _opened(args) as source:
+        snapshot = await look(source, args.channels)
+        if not args.once and not (args.json and args.seconds is None):
+            return await _watch(args, source, snapshot)
+        if not args.json:
+            console(args).print(render(snapshot))
+        return snapshot
+
+
+async def _watch(args: argparse.Namespace, source: Source, snapshot: Snapshot) -> Snapshot:
     """Show one snapshot after the other until the time is over or the user ends it."""
     from rich.live import Live
 
@@ -124,43 +161,70 @@ def _watch(args: argparse.Namespace, source: Source, snapshot: Snapshot) -> Snap
         with Live(render(snapshot), console=console(args), auto_refresh=False) as live:
             while ends_at is None or time.monotonic() < ends_at:
                 left_s = REFRESH_S if ends_at is None else min(REFRESH_S, ends_at - time.monotonic())
-                time.sleep(max(left_s, 0))
-                snapshot = look(source, args.channels)
+                await asyncio.sleep(max(left_s, 0))
+                snapshot = await look(source, args.channels)
                 live.update(render(snapshot), refresh=True)
-    except KeyboardInterrupt:
-        pass  # how people end it
+    except asyncio.CancelledError:
+        pass  # Ctrl-C is how people end it
     return snapshot
 
 
-def find_source(args: argparse.Namespace) -> Source:
-    """The servers of the ring that the settings name, or of the local cluster."""
-    if args.settings.coordinator:
-        return asyncio.run(_ring_source(args.settings.coordinator))
+@contextlib.asynccontextmanager
+async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
+    """The servers of the ring that the settings name, or of the local cluster, and their coordinator."""
     from shoal.cluster.acl import READER
     from shoal.cluster.state import find_cluster
+    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.ring import ServerAddress
+    from shoal.plan.signing import Verifier
 
-    state = find_cluster(args.settings.state_path)
-    servers = tuple(ServerAddress(server.id, server.host, server.port) for server in state.servers)
-    return Source(servers, READER, state.passwords[READER])
+    async with contextlib.AsyncExitStack() as stack:
+        if args.settings.coordinator:
+            yield await _named_source(args.settings.coordinator, stack)
+            return
+        state = find_cluster(args.settings.state_path)
+        servers = tuple(ServerAddress(server.id, server.host, server.port) for server in state.servers)
+        coordinator: Coordinator | None = None
+        with contextlib.suppress(CoordinatorError):  # telemetry can be read without it
+            url = state.url_for(READER)
+            opened = await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S)
+            coordinator = await stack.enter_async_context(opened)
+        login = READER, state.passwords[READER]
+        yield Source(servers, login, coordinator, Verifier(bytes.fromhex(state.public_key)))
 
 
-async def _ring_source(url: str) -> Source:
+async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
     from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
     from shoal.plan.signing import Verifier
 
-    login = parse_address(url, None, None)
-    async with await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S) as coordinator:
-        key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
+    address = parse_address(url, None, None)
+    coordinator = await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S)
+    await stack.enter_async_context(coordinator)
+    key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
     if key is None or ring is None:
         raise ClusterNotFoundError("the coordinator holds no ring yet", do="start the servers' agents")
-    return Source(Verifier(key.value).ring(ring.value).servers, login.username, login.password)
+    verifier = Verifier(key.value)
+    return Source(verifier.ring(ring.value).servers, (address.username, address.password), coordinator, verifier)
 
 
-def look(source: Source, channels_max: int) -> Snapshot:
-    """Asks all servers at once for their last record."""
+async def look(source: Source, channels_max: int) -> Snapshot:
+    """Asks the coordinator for the plan, and all servers at once for their last record."""
+    balance = await source.look()
+    servers, channels = await asyncio.to_thread(_loads, source, channels_max)
+    ratios = [load.load_ratio for load in servers if load.load_ratio is not None and load.trouble is None]
+    return Snapshot(
+        at=time.time(),
+        load_mean=sum(ratios) / len(ratios) if ratios else None,
+        load_max=max(ratios, default=None),
+        servers=tuple(servers),
+        channels=tuple(channels),
+        balance=balance,
+    )
+
+
+def _loads(source: Source, channels_max: int) -> tuple[list[ServerLoad], list[ChannelLoad]]:
     with ThreadPoolExecutor(max_workers=min(len(source.servers), 32)) as pool:
         found = list(pool.map(lambda server: _last_record(source, server), source.servers))
     now = time.time()
@@ -174,7 +238,7 @@ def look(source: Source, channels_max: int) -> Snapshot:
             if now - written_at < STALE_S:
                 channels += busiest(server.id, record, channels_max)
     channels.sort(key=lambda load: (-load.bytes_out_per_s, -load.publications_per_s, load.channel))
-    return Snapshot(now, tuple(servers), tuple(channels[:channels_max]))
+    return servers, channels[:channels_max]
 
 
 def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record | None, str | None]:
@@ -183,9 +247,10 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
     from shoal.wire.ask import ask
     from shoal.wire.envelope import TELEMETRY_KEY
 
-    login = source.username, source.password
     try:
-        reply: Any = ask(server.host, server.port, *login, "XINFO", "STREAM", TELEMETRY_KEY, timeout_s=_ASK_TIMEOUT_S)
+        reply: Any = ask(
+            server.host, server.port, *source.login, "XINFO", "STREAM", TELEMETRY_KEY, timeout_s=_ASK_TIMEOUT_S
+        )
         entry, fields = reply[b"last-entry"]
         values = dict(zip(fields[::2], fields[1::2], strict=True))
         return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD]), None
@@ -243,21 +308,24 @@ def busiest(server: str, record: Record, channels_max: int) -> Iterable[ChannelL
 
 
 def render(snapshot: Snapshot) -> Group:
-    """Two tables: servers, channels."""
+    """Tables: servers, channels, and the balancer's last moves."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    servers = Table(title="servers", title_justify="left")
-    for heading in ("server", "address"):
+    loads = f"load average {_share(snapshot.load_mean)}, busiest {_share(snapshot.load_max)}"
+    servers = Table(title=f"{len(snapshot.servers)} servers, {loads}", title_justify="left")
+    for heading in ("server", "address", "stands as"):
         servers.add_column(heading)
     for heading in ("publ./s", "sent/s", "out", "load", "CPU", "connections", "channels"):
         servers.add_column(heading, justify="right")
     servers.add_column("note")
+    standing = snapshot.balance.standing if snapshot.balance else {}
     for load in snapshot.servers:
         servers.add_row(
             load.id,
             load.address,
+            standing.get(load.id, "-"),
             *(_count(load.publications_per_s), _count(load.sent_per_s), _bytes(load.bytes_out_per_s)),
             *(_share(load.load_ratio), _share(load.cpu_share)),
             *(_count(load.connections), _count(load.channels)),
@@ -279,7 +347,7 @@ def render(snapshot: Snapshot) -> Group:
             ),
             *(str(channel.publishers), str(channel.subscribers), str(channel.pattern_subscribers)),
         )
-    return Group(servers, channels)
+    return Group(servers, channels, *(render_balance(snapshot.balance) if snapshot.balance else ()))
 
 
 def _count(value: float | None) -> str:

@@ -1,2 +1,2 @@
-"""The main job on one machine: a cluster, a growing crowd of game players on its channels, channels that move, and a
-server that dies."""
+"""The main job on one machine: a cluster, a crowd of game players on its channels that comes and goes, a balancer that
+follows it, and a server that dies."""

@@ -17,7 +17,7 @@ from shoal.bus import Bus, connect
 from shoal.demo.audit import Publications, Receipt
 from shoal.demo.game import Walker, World
 from shoal.demo.player import Notes, Player
-from shoal.demo.talk import Account, Accounts, Answer, Begin, Grow, Rest, Rested, Tick, frame, read_order
+from shoal.demo.talk import Account, Accounts, Answer, Begin, Gather, Grow, Rest, Rested, Tick, frame, read_order
 
 TICK_S: Final = 0.2
 GROW_S: Final = 0.01
@@ -34,28 +34,53 @@ class Crowd:
         self._out = out
         self._notes = Notes()
         self._players: list[Player] = []
+        self._gone: list[Player] = []
+        self._leaving: set[asyncio.Task[None]] = set()
         self._wanted = 0
+        self._in_town = 0
         self._more = asyncio.Event()
 
     def grow(self, players: int) -> None:
-        """Wants so many players in all crowds; every crowd takes its turn."""
-        self._wanted = len(range(self._begin.crowd, players, self._begin.crowds))
+        """Wants so many players in all crowds, more or fewer than there are; every crowd takes its turn."""
+        self._wanted = self._share(players)
         self._more.set()
 
+    def gather(self, players: int) -> None:
+        """Wants so many players of all crowds in the town."""
+        self._in_town = self._share(players)
+        for place, player in enumerate(self._players):
+            player.call(place < self._in_town)
+
+    def _share(self, players: int) -> int:
+        """How many of all these are players of this crowd."""
+        return len(range(self._begin.crowd, players, self._begin.crowds))
+
     async def join(self) -> None:
-        """Lets players join, one after the other, whenever more are wanted."""
+        """Lets players join, or the newest leave, one after the other, until there are as many as are wanted."""
         while True:
             await self._more.wait()
             self._more.clear()
-            while len(self._players) < self._wanted:
-                await self._add()
+            while len(self._players) != self._wanted:
+                if len(self._players) < self._wanted:
+                    await self._add()
+                else:
+                    self._let_go()
                 await asyncio.sleep(GROW_S)
 
+    def _let_go(self) -> None:
+        """The newest player leaves; what it published and received is still accounted for."""
+        player = self._players.pop()
+        self._gone.append(player)
+        task = asyncio.create_task(player.leave())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
     async def _add(self) -> None:
-        id = self._begin.crowd + len(self._players) * self._begin.crowds
+        id = self._begin.crowd + (len(self._players) + len(self._gone)) * self._begin.crowds
         bus = await self._door.sibling().open()
         walker = Walker(self._world, Random(f"{self._begin.seed} {id}"), time.monotonic())
-        player = Player(id, bus, walker, self._notes)
+        player = Player(id, bus, walker, self._notes, self._begin.update_bytes)
+        player.call(len(self._players) < self._in_town)
         self._players.append(player)
         player.start()
 
@@ -81,8 +106,8 @@ class Crowd:
 
     async def rest(self) -> None:
         """All players stop publishing."""
-        self._wanted = 0
-        await asyncio.gather(*(player.stop() for player in self._players))
+        self._wanted = len(self._players)
+        await asyncio.gather(*(player.stop() for player in self._players), *self._leaving)
         self.say(Rested())
 
     def account(self) -> None:
@@ -90,7 +115,7 @@ class Crowd:
         self.say(self._now())
         publications: Publications = {}
         receipts: list[Receipt] = []
-        for player in self._players:
+        for player in (*self._players, *self._gone):
             receipts += player.receipts
             for channel, times in player.published.items():
                 publications.setdefault(channel, {})[player.id] = times
@@ -118,6 +143,8 @@ async def run() -> None:
         while (order := await read_order(orders)) is not None:
             if isinstance(order, Grow):
                 crowd.grow(order.players)
+            elif isinstance(order, Gather):
+                crowd.gather(order.players)
             elif isinstance(order, Rest):
                 tasks.create_task(crowd.rest())
             elif isinstance(order, Account):

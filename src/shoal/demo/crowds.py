@@ -10,7 +10,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self, TypeVar
@@ -19,7 +19,7 @@ import msgspec
 
 from shoal.cluster.process import log_tail
 from shoal.demo.audit import Publications, Receipt, Tally, audit
-from shoal.demo.talk import Account, Accounts, Begin, Grow, Order, Rest, Rested, Tick, frame, read_answer
+from shoal.demo.talk import Account, Accounts, Begin, Gather, Grow, Order, Rest, Rested, Tick, frame, read_answer
 from shoal.errors import ClusterError
 
 CROWDS: Final = 2
@@ -61,14 +61,17 @@ class _Crowd:
 
 
 class Crowds:
-    """All crowd processes together. An async context manager; leaving it ends them."""
+    """All crowd processes together. An async context manager; leaving it ends them. `prefix` stands in front of their
+    command."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, prefix: Sequence[str] = ()) -> None:
         self._log = log
+        self._prefix = prefix
         self._crowds: list[_Crowd] = []
         self._listeners: list[asyncio.Task[None]] = []
         self._responses_ms: list[float] = []
         self._wanted = 0
+        self._gathered = 0
         self._ended = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -88,7 +91,7 @@ class Crowds:
     async def _start(self) -> None:
         with _append_to(self._log) as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "shoal.demo.crowd"),
+                *(*self._prefix, sys.executable, "-m", "shoal.demo.crowd"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -133,6 +136,13 @@ class Crowds:
             self._wanted = players
             for crowd in self._crowds:
                 crowd.tell(Grow(players))
+
+    def gather(self, players: int) -> None:
+        """So many players should be in the town now."""
+        if players != self._gathered:
+            self._gathered = players
+            for crowd in self._crowds:
+                crowd.tell(Gather(players))
 
     async def rest(self) -> None:
         """Everybody stops publishing; returns when servers have everything."""

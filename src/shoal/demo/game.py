@@ -1,7 +1,8 @@
 """The game of the Dynamoth paper (RGame, section V.A): a square world of square tiles, players who walk.
 
 Owns where players are and which channel that is. A player picks a random point, walks there, rests a little
-and picks the next one. Knows nothing of buses: time is an argument, chance is a seeded generator.
+and picks the next one; one that is called to the town runs there, and stays until it is let go. Knows nothing of
+buses: time is an argument, chance is a seeded generator.
 """
 
 from __future__ import annotations
@@ -17,8 +18,18 @@ UPDATES_PER_S: Final = 3.0
 SPEED_TILES_PER_S: Final = (0.08, 0.25)
 """Slowest and fastest walk. A tile is crossed in some 4 to 12 s, so subscriptions come and go all the time."""
 
+RUN_TILES_PER_S: Final = (0.8, 1.6)
+"""Slowest and fastest way to the town."""
+
 REST_S: Final = (0.5, 2.0)
 """Shortest and longest rest at a waypoint."""
+
+
+TOWN: Final = (0.2, 0.8)
+"""The part of its tile, in both directions, that is the town."""
+
+NEIGHBOURS: Final = 8.5
+"""Players, itself included, that a player's update goes to on average while all walk about."""
 
 
 class World(NamedTuple):
@@ -32,17 +43,9 @@ class World(NamedTuple):
         return f"tile.{min(int(x), last)}.{min(int(y), last)}"
 
     @property
-    def channels(self) -> list[str]:
-        """The channels of all tiles."""
-        return [f"tile.{x}.{y}" for x in range(self.tiles) for y in range(self.tiles)]
-
-    @property
-    def busiest(self) -> list[str]:
-        """The channels of all tiles, those in the middle first: ways between random points cross there."""
-        middle = (self.tiles - 1) / 2
-        places = [(x, y) for x in range(self.tiles) for y in range(self.tiles)]
-        places.sort(key=lambda place: math.dist(place, (middle, middle)))
-        return [f"tile.{x}.{y}" for x, y in places]
+    def town(self) -> tuple[float, float]:
+        """The corner of the tile where players gather. It is at the edge of the world, where few come by chance."""
+        return 0.0, float(self.tiles // 2)
 
 
 class Walker:
@@ -51,6 +54,7 @@ class Walker:
     def __init__(self, world: World, random: Random, now: float) -> None:
         self._world = world
         self._random = random
+        self._in_town = False
         self.x, self.y = self._point()
         self._walk_from(now)
 
@@ -68,15 +72,27 @@ class Walker:
         (x, y), (to_x, to_y) = self._origin, self._target
         self.x, self.y = x + (to_x - x) * share, y + (to_y - y) * share
 
+    def call(self, in_town: bool, now: float) -> None:
+        """Calls the player to the town, or lets it go; it sets out at once."""
+        if in_town != self._in_town:
+            self._in_town = in_town
+            self.move(now)
+            self._walk_from(now)
+
     def _walk_from(self, now: float) -> None:
         """Chooses the next waypoint, the pace and the rest there."""
         self._left_at = now
         self._origin = self.x, self.y
         self._target = self._point()
-        self._walk_s = math.dist(self._origin, self._target) / self._random.uniform(*SPEED_TILES_PER_S)
+        runs = self._in_town and self.channel != self._world.channel(*self._target)
+        speed = self._random.uniform(*(RUN_TILES_PER_S if runs else SPEED_TILES_PER_S))
+        self._walk_s = math.dist(self._origin, self._target) / speed
         self._rested_at = now + self._walk_s + self._random.uniform(*REST_S)
 
     def _point(self) -> tuple[float, float]:
+        if self._in_town:
+            (x, y), (low, high) = self._world.town, TOWN
+            return x + self._random.uniform(low, high), y + self._random.uniform(low, high)
         side = float(self._world.tiles)
         return self._random.uniform(0.0, side), self._random.uniform(0.0, side)
 
@@ -101,22 +117,11 @@ class Update(NamedTuple):
 
     @classmethod
     def decode(cls, payload: bytes) -> Update:
-        """The update in a payload; struct.error if it is none."""
-        return cls(*_UPDATE.unpack(payload))
+        """The update that a payload begins with; struct.error if it is none."""
+        return cls(*_UPDATE.unpack_from(payload))
 
 
 _UPDATE: Final = struct.Struct("<IIddff")
-
-
-def crowd_size(players: int, elapsed_s: float, seconds: float) -> int:
-    """How many players take part: a tenth at the start, all of them after `GROWN_SHARE` of the time."""
-    first = max(1, players // 10)
-    grown = min(1.0, elapsed_s / max(seconds * GROWN_SHARE, 1e-9))
-    return first + round((players - first) * max(grown, 0.0))
-
-
-GROWN_SHARE: Final = 0.75
-"""The crowd grows for this share of the time and then stays."""
 
 
 def tiles_for(players: int) -> int:

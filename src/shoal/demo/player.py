@@ -43,6 +43,7 @@ class Visit:
         """Publisher to its player, and by how much that one's number is ahead of the sequence."""
         self._home = asyncio.Event()
         self.channel = subscription.name
+        self.leaving = False
         self.waiting: dict[int, float] = {}
         """Number of an own update to when it was published, in order."""
         self.reading = Reading(self.channel, time.monotonic(), player.notes.tally)
@@ -99,9 +100,10 @@ class Visit:
 class Player:
     """One player; what it counts goes to the shared notes of its crowd."""
 
-    def __init__(self, id: int, bus: Bus, walker: Walker, notes: Notes) -> None:
+    def __init__(self, id: int, bus: Bus, walker: Walker, notes: Notes, update_bytes: int = 0) -> None:
         self.id = id
         self.notes = notes
+        self._update_bytes = update_bytes
         self.published: dict[str, list[float]] = {}
         """Channel to the times of the updates there."""
         self._bus = bus
@@ -134,6 +136,10 @@ class Player:
         """Begins to play."""
         self._task = asyncio.create_task(self._play(), name=f"player {self.id}")
 
+    def call(self, in_town: bool) -> None:
+        """Calls the player to the town, or lets it go."""
+        self._walker.call(in_town, time.monotonic())
+
     async def stop(self) -> None:
         """Publishes no more and waits until servers have all that it published; it goes on to read."""
         self._stopping.set()
@@ -141,6 +147,17 @@ class Player:
             await self._task
         try:
             await self._bus.drain()
+        except Exception as error:
+            self.trouble(error)
+
+    async def leave(self) -> None:
+        """Ends the game for this player: publishes no more, waits for its own updates, and goes."""
+        await self.stop()
+        try:
+            for visit in list(self._visits):
+                self._leave(visit)
+            await asyncio.gather(*self._leaving)
+            await self._bus.aclose()
         except Exception as error:
             self.trouble(error)
 
@@ -171,6 +188,9 @@ class Player:
         return visit
 
     def _leave(self, visit: Visit) -> None:
+        if visit.leaving:
+            return
+        visit.leaving = True
         task = asyncio.create_task(self._leave_visit(visit), name=f"leave {visit.channel}")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
@@ -189,4 +209,4 @@ class Player:
         times.append(now)
         visit.waiting[number] = now
         self.notes.tally.messages += 1
-        await self._bus.publish(visit.channel, update.encode())
+        await self._bus.publish(visit.channel, update.encode().ljust(self._update_bytes, b"\0"))

@@ -1,7 +1,7 @@
 """The demo from its start to its summary.
 
-Owns the order of things: cluster, crowds, faults, the end, and the account. What is shown, and where, is the
-caller's: it is handed frames.
+Owns the order of things: cluster, crowds, the fault, the end, and the account. Where channels live and how many servers
+there are is decided by a balancer of the cluster. What is shown, and where, is the caller's: it is handed frames.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Final
 
 import msgspec
 
-from shoal.cluster.acl import ADMIN
-from shoal.cluster.load import ServerLoad, measure_load
 from shoal.cluster.local import LocalCluster
-from shoal.coordination.redis import RedisCoordinator
+from shoal.cluster.server_meter import ServerMeter, ServerSecond
+from shoal.config import environment_of
 from shoal.demo.audit import Tally
+from shoal.demo.chronicle import AuditFollower, Chronicle
 from shoal.demo.crowds import CROWDS, Crowds
-from shoal.demo.game import World, crowd_size, tiles_for
-from shoal.demo.moves import TILES, Plot, carry_out
-from shoal.demo.sampling import Frame, Sampler, percentile, rows
-from shoal.demo.script import Deed, Event, Script
+from shoal.demo.game import tiles_for
+from shoal.demo.sampling import Frame, Row, Sampler, percentile, rows
+from shoal.demo.script import Event, Script
+from shoal.demo.story import OPTIONS, SETTINGS, Story
 from shoal.demo.talk import Begin
 from shoal.limits import Limits
-from shoal.plan.signing import Verifier
 
 STEP_S: Final = 0.1
 SAMPLE_S: Final = 1.0
-LOAD_TIMEOUT_S: Final = 1.0
+FOLLOW_S: Final = 0.3
+"""How often agents' reports and the balancer's decisions are looked at."""
 
 SETTLE_S_MAX: Final = 20.0
 """How long after the last update everything may take to arrive; longer than the longest wait for a hole."""
@@ -44,6 +44,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     players: int
     servers: int
+    """At the start, and the fewest that there may be."""
+    servers_max: int
     limits: Limits
     seed: int = 1
 
@@ -56,10 +58,16 @@ class Summary(msgspec.Struct, frozen=True):
     server_kills: int
     moves_asked: int
     moves_ended: int
+    proposals: int
+    replicated: int
+    servers_added: int
+    servers_removed: int
+    servers_most: int
     p50_ms: float | None
     p99_ms: float | None
     seconds: float
     servers: int
+    """In the ring at the end."""
     ring_version: int
     cpu_share_mean: float
     cpu_share_max: float
@@ -82,17 +90,26 @@ async def run_demo(options: Options, show: Show, say: Callable[[str], None]) -> 
     """Runs the demo. `show` gets a frame ten times a second, `say` what goes on before the first one."""
     stop = asyncio.Event()
     with _interrupts(stop):
-        say(f"starting a cluster of {options.servers} servers with their agents ...")
+        say(f"starting a cluster of {options.servers} servers with their agents, and a balancer ...")
+        story = Story(options.seconds, options.players)
         async with (
-            LocalCluster(options.servers, limits=options.limits) as cluster,
+            LocalCluster(
+                options.servers,
+                limits=options.limits,
+                balancers=1,
+                servers_max=options.servers_max,
+                max_out_bytes_per_s=story.capacity_bytes_per_s,
+                balancer_environment=environment_of(balance=SETTINGS, balancer=OPTIONS),
+            ) as cluster,
             Crowds(cluster.directory.log("players")) as crowds,
         ):
             say("starting the processes of the players ...")
-            tiles = tiles_for(options.players)
+            tiles, seed = tiles_for(options.players), options.seed
+            limits = options.limits
             await crowds.begin(
-                [Begin(cluster.url, options.limits, tiles, crowd, CROWDS, options.seed) for crowd in range(CROWDS)]
+                [Begin(cluster.url, limits, tiles, crowd, CROWDS, seed, story.update_bytes) for crowd in range(CROWDS)]
             )
-            return await Demo(options, tiles, cluster, crowds, show, stop).run()
+            return await Demo(options, story, cluster, crowds, show, stop).run()
 
 
 class Demo:
@@ -101,7 +118,7 @@ class Demo:
     def __init__(
         self,
         options: Options,
-        tiles: int,
+        story: Story,
         cluster: LocalCluster,
         crowds: Crowds,
         show: Show,
@@ -112,24 +129,27 @@ class Demo:
         self._crowds = crowds
         self._show = show
         self._stop = stop
-        self._tiles = tiles
+        self._story = story
         self._start = self._sample_at = time.monotonic()
-        self._script = Script([server.id for server in cluster.servers], options.seconds, self._start)
-        busiest = World(tiles).busiest[:TILES]
-        self._plot = Plot(busiest, options.seconds, self._start, self._script.tell)
+        self._script = Script([server.id for server in cluster.servers], self._start + story.kill_at_s, self._start)
+        self._chronicle = Chronicle(self._script.tell)
+        self._audit = AuditFollower(cluster.directory.audit)
         self._sampler = Sampler(self._start)
-        self._loads: dict[str, ServerLoad | None] = {}
+        self._loads: dict[str, ServerSecond] = {}
         self._players_max = 0
-        self._phase = "the crowd grows"
+        self._phase = story.phase(0.0)
 
     async def run(self) -> Summary:
         """Plays for the time that was asked for, or until somebody interrupts; then counts."""
         self._script.tell(self._start, "plan", f"{len(self._cluster.servers)} servers run; players come")
-        async with _background(self._measure()), _background(self._move()):
+        async with _background(self._measure()), _background(self._follow()):
             while not self._stop.is_set() and time.monotonic() < self._start + self._options.seconds:
                 elapsed_s = time.monotonic() - self._start
-                self._crowds.grow(crowd_size(self._options.players, elapsed_s, self._options.seconds))
-                await self._do(self._script.due(time.monotonic()))
+                self._phase = self._story.phase(elapsed_s)
+                self._crowds.grow(self._story.crowd(elapsed_s))
+                self._crowds.gather(self._story.gathered(elapsed_s))
+                for server in self._script.due(time.monotonic()):
+                    await self._cluster.kill(server)
                 await self._step()
             played_s = time.monotonic() - self._start
             lost = await self._settle()
@@ -139,7 +159,7 @@ class Demo:
         """Lets players stop and everything arrive; returns how many deliveries are missing in the end."""
         self._phase = "the last updates arrive"
         deadline = time.monotonic() + SETTLE_S_MAX
-        await self._do(self._script.finish(time.monotonic()))
+        self._script.finish()
         resting = asyncio.create_task(self._crowds.rest())
         while not resting.done():
             await self._step()
@@ -150,15 +170,6 @@ class Demo:
             lost = await self._crowds.audit()
         await self._step()
         return lost
-
-    async def _do(self, deeds: list[Deed]) -> None:
-        for deed, server in deeds:
-            if deed == "release":
-                self._cluster.release(server)
-                continue
-            if deed == "hold":
-                self._cluster.hold(server)
-            await self._cluster.kill(server)
 
     async def _step(self) -> None:
         """A tenth of a second: look, show, wait."""
@@ -171,46 +182,48 @@ class Demo:
             pids = [os.getpid(), *self._crowds.pids]
             pids += [process.pid for process in self._cluster.state.processes()]
             responses_ms = self._crowds.take_responses_ms()
-            self._sampler.sample(now, self._crowds.players, self._crowds.tally, responses_ms, pids)
+            ratios = [row.load.load_ratio for row in self._rows() if row.load is not None]
+            self._sampler.sample(now, self._crowds.players, self._crowds.tally, responses_ms, pids, ratios)
         self._show(self._frame(now))
         await asyncio.sleep(STEP_S)
 
     def _frame(self, now: float) -> Frame:
-        status = self._cluster.status()
         return Frame(
             phase=self._phase,
             elapsed_s=now - self._start,
             seconds=self._options.seconds,
             players_max=self._options.players,
-            tiles=self._tiles,
+            tiles=tiles_for(self._options.players),
             history=self._sampler.history,
             tally=self._crowds.tally,
             waiting_s=max(0.0, now - self._crowds.back_until),
-            ring_version=status.ring_version,
-            moves_ended=self._plot.ended,
-            moves_under_way=self._plot.under_way,
-            servers=rows(status, self._loads),
+            ring_version=self._cluster.status().ring_version,
+            moves_ended=self._chronicle.moves_ended,
+            moves_under_way=self._chronicle.moves_under_way,
+            proposals=self._chronicle.proposals,
+            replicated=len(self._chronicle.replicated),
+            servers_added=self._script.servers_added,
+            servers_removed=self._script.servers_removed,
+            servers=self._rows(),
             events=self._script.events,
         )
 
+    def _rows(self) -> list[Row]:
+        return rows(self._cluster.status(), self._loads, self._chronicle.draining, time.time())
+
     async def _measure(self) -> None:
-        """Asks the servers for their load, again and again."""
+        """Reads what agents report of the servers."""
+        async with ServerMeter(self._cluster) as meter:
+            while True:
+                meter.follow()
+                self._loads |= {second.server: second for second in meter.take()}
+                await asyncio.sleep(FOLLOW_S)
+
+    async def _follow(self) -> None:
+        """Reads what the balancer decides."""
         while True:
-            state = self._cluster.state
-            self._loads = await asyncio.to_thread(measure_load, state, SAMPLE_S, LOAD_TIMEOUT_S)
-
-    async def _move(self) -> None:
-        """Moves busy channels at their times."""
-        verifier = Verifier(bytes.fromhex(self._cluster.state.public_key))
-        url, timeout_s = self._cluster.url_for(ADMIN), self._options.limits.connect_timeout_s
-        async with await RedisCoordinator.connect(url, timeout_s=timeout_s) as coordinator:
-            await carry_out(self._plot, coordinator, verifier, self._members)
-
-    def _members(self) -> list[str]:
-        """The servers of the ring that run."""
-        status = self._cluster.status()
-        running = {process.name for process in status.processes if process.state == "running"}
-        return [server.id for server in status.servers if server.in_ring and server.lease and server.id in running]
+            self._chronicle.take(await asyncio.to_thread(self._audit.news), time.monotonic())
+            await asyncio.sleep(FOLLOW_S)
 
     def _summary(self, played_s: float, lost: int) -> Summary:
         sampler = self._sampler
@@ -221,12 +234,17 @@ class Demo:
             players=self._players_max,
             tally=tally,
             server_kills=self._script.kills,
-            moves_asked=self._plot.asked,
-            moves_ended=self._plot.ended,
+            moves_asked=self._chronicle.moves_asked,
+            moves_ended=self._chronicle.moves_ended,
+            proposals=self._chronicle.proposals,
+            replicated=len(self._chronicle.replicated),
+            servers_added=self._script.servers_added,
+            servers_removed=self._script.servers_removed,
+            servers_most=self._script.servers_max,
             p50_ms=percentile(responses_ms, 0.50),
             p99_ms=percentile(responses_ms, 0.99),
             seconds=round(played_s, 1),
-            servers=len(self._cluster.servers),
+            servers=sum(server.in_ring for server in self._cluster.status().servers),
             ring_version=self._cluster.status().ring_version,
             cpu_share_mean=sampler.cpu_share_mean,
             cpu_share_max=sampler.cpu_share_max,

@@ -8,19 +8,22 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from shoal.cluster.load import ServerLoad
 from shoal.cluster.local import ClusterStatus
+from shoal.cluster.server_meter import ServerSecond
 from shoal.demo.audit import Tally
 from shoal.demo.script import Event
 
 RESPONSE_WINDOW_S: Final = 5
 """Seconds of response times behind the live percentiles."""
+
+REPORT_S_MAX: Final = 4.0
+"""How old the last report of a server may be that is shown as its load."""
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
@@ -35,18 +38,21 @@ class Second(msgspec.Struct, frozen=True):
     p99_ms: float | None
     cpu_share: float
     """Of all processors."""
+    load_mean: float | None
+    """Load ratio of the servers on average."""
+    load_max: float | None
+    """Load ratio of the busiest."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One server."""
+    """One server. `ring` says how it stands in the ring: in, drained, joins or out."""
 
     id: str
-    port: int
     state: str
     lease: bool
-    in_ring: bool
+    ring: str
     restarts: int
-    load: ServerLoad | None
+    load: ServerSecond | None
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -64,6 +70,11 @@ class Frame(msgspec.Struct, frozen=True):
     ring_version: int
     moves_ended: int
     moves_under_way: int
+    proposals: int
+    replicated: int
+    """Channels that were given several servers."""
+    servers_added: int
+    servers_removed: int
     servers: Sequence[Row]
     events: Sequence[Event]
 
@@ -82,8 +93,16 @@ class Sampler:
         self._cpu: dict[int, float] = {}
         self._cpu_shares: list[float] = []
 
-    def sample(self, now: float, players: int, tally: Tally, responses_ms: list[float], pids: Iterable[int]) -> None:
-        """Takes a look: what happened since the last one is a second."""
+    def sample(
+        self,
+        now: float,
+        players: int,
+        tally: Tally,
+        responses_ms: list[float],
+        pids: Iterable[int],
+        ratios: Sequence[float],
+    ) -> None:
+        """Takes a look: what happened since the last one is a second. `ratios` are the servers' load ratios."""
         elapsed_s = max(now - self._at, 1e-6)
         self._at = now
         self.responses_ms += responses_ms
@@ -99,6 +118,8 @@ class Sampler:
                 p50_ms=percentile(recent, 0.50),
                 p99_ms=percentile(recent, 0.99),
                 cpu_share=cpu_share,
+                load_mean=sum(ratios) / len(ratios) if ratios else None,
+                load_max=max(ratios, default=None),
             )
         )
         self._messages, self._deliveries = tally.messages, tally.deliveries
@@ -126,23 +147,24 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def rows(status: ClusterStatus, loads: dict[str, ServerLoad | None]) -> list[Row]:
-    """The servers as the table shows them."""
+def rows(
+    status: ClusterStatus, loads: Mapping[str, ServerSecond], draining: Collection[str], now_s: float
+) -> list[Row]:
+    """The servers as the table shows them; `now_s` is the time by which agents report."""
     processes = {process.name: process for process in status.processes}
-    return [
-        Row(
-            id=server.id,
-            port=server.port,
-            state="held down"
-            if processes[server.id].held and processes[server.id].pid is None
-            else processes[server.id].state,
-            lease=server.lease,
-            in_ring=server.in_ring,
-            restarts=processes[server.id].restarts,
-            load=loads.get(server.id) if processes[server.id].pid is not None else None,
-        )
-        for server in status.servers
-    ]
+    found = []
+    for server in status.servers:
+        process = processes.get(server.id)
+        load = loads.get(server.id)
+        if load is not None and (not server.in_ring or now_s - load.second > REPORT_S_MAX):
+            load = None
+        stands = ("drained" if server.id in draining else "in") if server.in_ring else "out"
+        if stands == "out" and server.id not in loads:
+            stands = "joins"
+        state = "ends" if process is None else process.state
+        restarts = process.restarts if process is not None else 0
+        found.append(Row(server.id, state, server.lease, stands, restarts, load))
+    return found
 
 
 def _cpu_s(pid: int) -> float:

@@ -1,7 +1,7 @@
-"""What befalls the servers, when, and what is seen of it: the demo's plot and its events.
+"""What befalls a server, when, and what is seen of the servers: the demo's fault and its events.
 
-Owns the times of the two faults and the words of every event. Pure: it is handed the cluster's status, how
-far the players' updates have come back, and the time; it hands back what to do now.
+Owns the time of the fault and the words of the events about servers. Pure: it is handed the cluster's status, how far
+the players' updates have come back, and the time; it hands back whom to kill now.
 """
 
 from __future__ import annotations
@@ -12,27 +12,10 @@ import msgspec
 
 from shoal.cluster.local import ClusterStatus
 
-KILL_SHARE: Final = 0.4
-"""When a server is killed, as a share of the time. The supervisor starts it again."""
-
-HOLD_SHARE: Final = 0.6
-"""When another server is killed and held down until the ring has left it."""
-
-HOLD_SECONDS_MIN: Final = 15.0
-"""A demo shorter than this has no time for the second fault: a lease must run out in it."""
-
-HOLD_SERVERS_MIN: Final = 3
-"""Nor has one with fewer servers: when half of a ring is silent, nobody believes that it is dead."""
-
-AWAY_SHARE: Final = 0.1
-"""How long the ring is shown without the server that is held down."""
-
 HEALED_AFTER_S: Final = 0.5
 """Updates from this long after the repair have come back: then the fault is over for everybody."""
 
-Kind: TypeAlias = Literal["plan", "bad", "seen", "good"]
-Deed: TypeAlias = tuple[Literal["kill", "hold", "release"], str]
-"""What to do, to which server. To hold a server is to kill it, too."""
+Kind: TypeAlias = Literal["plan", "move", "bad", "seen", "good"]
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -50,63 +33,59 @@ class Wound(msgspec.Struct):
     killed_at: float
     noticed: bool = False
     mended_at: float | None = None
+    is_without_lease: bool = False
 
 
 class Script:
-    """The plot. `start` is when the players began."""
+    """The fault and the events. `start` is when the players began, `kill_at` when a server is killed."""
 
-    def __init__(self, servers: list[str], seconds: float, start: float) -> None:
+    def __init__(self, servers: list[str], kill_at: float, start: float) -> None:
         self.events: list[Event] = []
         self.kills = 0
+        self.servers_max = len(servers)
+        """The most servers that were in the ring at one time."""
         self._start = start
-        self._seconds = seconds
-        self._killed = servers[1 % len(servers)]
-        can_hold = seconds >= HOLD_SECONDS_MIN and len(servers) >= HOLD_SERVERS_MIN
-        self._held = servers[2] if can_hold else None
-        self._due: list[tuple[float, Deed]] = [(start + KILL_SHARE * seconds, ("kill", self._killed))]
-        if self._held is not None:
-            self._due.append((start + HOLD_SHARE * seconds, ("hold", self._held)))
-        self._release_at: float | None = None
+        self._due: list[tuple[float, str]] = [(kill_at, servers[1 % len(servers)])]
         self._wounds: list[Wound] = []
-        self._leases: set[str] = set(servers)
-        self._ring: tuple[int, frozenset[str]] | None = None
+        self._here = frozenset(servers)
+        self._first = frozenset(servers)
+        self._joined: set[str] = set()
+        self._removed: set[str] = set()
+        self._ring: frozenset[str] | None = None
+
+    @property
+    def servers_added(self) -> int:
+        """Servers that have come to the ring."""
+        return len(self._joined)
+
+    @property
+    def servers_removed(self) -> int:
+        """Servers that are gone for good."""
+        return len(self._removed)
 
     def tell(self, now: float, kind: Kind, text: str) -> None:
         """Adds an event."""
         self.events.append(Event(now - self._start, kind, text))
 
-    def due(self, now: float) -> list[Deed]:
-        """What to do now."""
-        deeds = [deed for at, deed in self._due if at <= now]
-        self._due = [(at, deed) for at, deed in self._due if at > now]
-        for deed, server in deeds:
+    def due(self, now: float) -> list[str]:
+        """Whom to kill now."""
+        killed = [server for at, server in self._due if at <= now and server in self._here]
+        self._due = [(at, server) for at, server in self._due if at > now]
+        for server in killed:
             self.kills += 1
             self._wounds.append(Wound(server, now))
-            fate = "and held down" if deed == "hold" else "(kill -9)"
-            self.tell(now, "bad", f"{server} killed {fate}")
-        if self._release_at is not None and now >= self._release_at:
-            deeds.append(self._release(now))
-        return deeds
+            self.tell(now, "bad", f"{server} killed (kill -9)")
+        return killed
 
-    def finish(self, now: float) -> list[Deed]:
-        """The time is over: nothing more befalls anybody, and who is held down is released."""
+    def finish(self) -> None:
+        """The time is over: nothing more befalls anybody."""
         self._due = []
-        held = self._held is not None and any(
-            wound.server == self._held and wound.mended_at is None for wound in self._wounds
-        )
-        return [self._release(now)] if held or self._release_at is not None else []
-
-    def _release(self, now: float) -> Deed:
-        assert self._held is not None
-        self._release_at = None
-        self.tell(now, "plan", f"{self._held} released")
-        return "release", self._held
 
     def look(self, status: ClusterStatus, back_until: float, now: float) -> None:
         """Compares what is with what was, and tells the difference."""
-        self._look_at_processes(status, now)
-        self._look_at_leases(status, now)
+        self._look_at_wounds(status, now)
         self._look_at_ring(status, now)
+        self._look_at_servers(status, now)
         for wound in [wound for wound in self._wounds if wound.mended_at is not None]:
             assert wound.mended_at is not None
             if back_until > wound.mended_at + HEALED_AFTER_S:
@@ -114,39 +93,46 @@ class Script:
                 after_s = now - wound.killed_at
                 self.tell(now, "good", f"healed: every update is back, {after_s:.1f} s after {wound.server}'s end")
 
-    def _look_at_processes(self, status: ClusterStatus, now: float) -> None:
+    def _look_at_wounds(self, status: ClusterStatus, now: float) -> None:
         states = {process.name: process for process in status.processes}
+        leases = {server.id for server in status.servers if server.lease}
         for wound in self._wounds:
-            process = states[wound.server]
+            process = states.get(wound.server)
+            if process is None:  # the balancer has removed it meanwhile
+                wound.mended_at = now
+                continue
             after_s = now - wound.killed_at
             runs = process.state == "running" and process.pid is not None
             reborn = runs and process.uptime_s < after_s
             if not wound.noticed and (process.state != "running" or reborn):
                 wound.noticed = True
                 self.tell(now, "seen", f"noticed: {wound.server} ended ({process.last_exit})")
+            if not wound.is_without_lease and wound.server not in leases:
+                wound.is_without_lease = True
+                self.tell(now, "seen", f"{wound.server}'s lease has run out: players use it no more")
             if reborn and wound.mended_at is None:
                 wound.mended_at = now
                 self.tell(now, "good", f"mended: {wound.server} runs again, {after_s:.1f} s after its end")
 
-    def _look_at_leases(self, status: ClusterStatus, now: float) -> None:
-        leases = {server.id for server in status.servers if server.lease}
-        for server in sorted(self._leases - leases):
-            self.tell(now, "seen", f"{server}'s lease has run out: players use it no more")
-        for server in sorted(leases - self._leases):
-            self.tell(now, "good", f"{server} holds its lease again")
-        self._leases = leases
-
     def _look_at_ring(self, status: ClusterStatus, now: float) -> None:
         members = frozenset(server.id for server in status.servers if server.in_ring)
-        before = self._ring
-        self._ring = status.ring_version, members
-        if before is None or before == self._ring:
+        before, self._ring = self._ring, members
+        self.servers_max = max(self.servers_max, len(members))
+        self._joined |= members - self._first
+        if before is None or before == members:
             return
-        left, joined = sorted(before[1] - members), sorted(members - before[1])
-        changes = [f"without {', '.join(left)}"] * bool(left) + [f"with {', '.join(joined)} again"] * bool(joined)
+        left, joined = sorted(before - members), sorted(members - before)
+        changes = [f"without {', '.join(left)}"] * bool(left) + [f"with {', '.join(joined)}"] * bool(joined)
         self.tell(now, "seen" if left else "good", f"ring {status.ring_version}: {' and '.join(changes)}")
         for wound in self._wounds:
             if wound.server in left:
                 wound.mended_at = now
-        if self._held in left:
-            self._release_at = now + AWAY_SHARE * self._seconds
+
+    def _look_at_servers(self, status: ClusterStatus, now: float) -> None:
+        here = frozenset(server.id for server in status.servers)
+        for server in sorted(here - self._here):
+            self.tell(now, "plan", f"{server} starts")
+        for server in sorted(self._here - here):
+            self.tell(now, "good", f"{server} is empty and removed")
+        self._removed |= self._here - here
+        self._here = here

@@ -24,10 +24,18 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     crowd: int
     crowds: int
     seed: int
+    update_bytes: int = 0
+    """Smallest payload of an update; shorter ones are filled up."""
 
 
 class Grow(msgspec.Struct, tag=True, frozen=True):
-    """So many players in all should play now."""
+    """So many players in all should play now: others join, or the newest leave."""
+
+    players: int
+
+
+class Gather(msgspec.Struct, tag=True, frozen=True):
+    """So many players, those who have played longest, should be in the town; the others walk about."""
 
     players: int
 
@@ -65,7 +73,7 @@ class Accounts(msgspec.Struct, tag=True, frozen=True):
     tally: Tally
 
 
-Order: TypeAlias = Begin | Grow | Rest | Account
+Order: TypeAlias = Begin | Grow | Gather | Rest | Account
 Answer: TypeAlias = Tick | Rested | Accounts
 
 _LENGTH: Final = struct.Struct("<I")

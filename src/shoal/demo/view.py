@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -20,21 +20,34 @@ from shoal.demo.audit import Tally
 from shoal.demo.run import Summary
 from shoal.demo.sampling import Frame, Row, Second
 from shoal.demo.script import Event, Kind
+from shoal.demo.story import SETTINGS
+
+Figure: TypeAlias = tuple[str, str, Sequence[float | None], str]
+"""A figure: its name, its value now, its history and a colour."""
 
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 MARKS: Final[dict[Kind, tuple[str, str]]] = {
-    "plan": ("·", "dim"),
+    "plan": ("·", "cyan"),
+    "move": ("→", "dim"),
     "bad": ("✗", "bold red"),
     "seen": ("!", "yellow"),
     "good": ("✓", "green"),
 }
 EVENTS_MIN: Final = 3
-WIDE: Final = 96
+WIDE: Final = 100
 """Columns from which there is room for everything."""
 TROUBLES_MAX: Final = 5
 
-_PANELS_LINES: Final = 18
-"""Lines of everything but the servers and the events."""
+BAR: Final = 16
+"""Columns of a load bar."""
+FULL_RATIO: Final = SETTINGS.high_ratio
+"""Load ratio from which a bar is red: the server is overloaded."""
+BUSY_RATIO: Final = SETTINGS.safe_ratio
+"""Load ratio from which it is yellow."""
+
+_PANELS_LINES: Final = 12
+"""Lines of everything but figures, servers and events."""
+_FIGURES_MIN: Final = 3
 
 
 class LiveView:
@@ -47,12 +60,13 @@ class LiveView:
         """Everything, with as many events as there is room for."""
         frame = self.frame
         room = console.height - _PANELS_LINES - len(frame.servers)
+        figures = _figures(frame)[: max(_FIGURES_MIN, room - EVENTS_MIN)]
         yield Group(
             _head(frame),
-            _crowd(frame, options.max_width),
+            _crowd(frame, figures, options.max_width),
             _promise(frame),
             _servers(frame, options.max_width),
-            _events(frame.events, max(EVENTS_MIN, room)),
+            _events(frame, max(EVENTS_MIN, room - len(figures))),
         )
 
 
@@ -87,25 +101,29 @@ def _head(frame: Frame) -> RenderableType:
     return head
 
 
-def _crowd(frame: Frame, width: int) -> Panel:
-    """Figures with their history."""
+def _figures(frame: Frame) -> list[Figure]:
+    """Figures with their history, the most telling first."""
     seconds = frame.history
-    now = seconds[-1] if seconds else Second(0, 0.0, 0.0, None, None, 0.0)
+    now = seconds[-1] if seconds else Second(0, 0.0, 0.0, None, None, 0.0, None, None)
+    return [
+        ("players", f"{now.players:,}", [second.players for second in seconds], "cyan"),
+        ("load busiest", _percent(now.load_max), [second.load_max for second in seconds], "yellow"),
+        ("response p99", _ms(now.p99_ms), [_log(second.p99_ms) for second in seconds], "magenta"),
+        ("load average", _percent(now.load_mean), [second.load_mean for second in seconds], "yellow"),
+        ("deliveries/s", f"{now.deliveries_per_s:,.0f}", [s.deliveries_per_s for s in seconds], "green"),
+        ("response p50", _ms(now.p50_ms), [_log(second.p50_ms) for second in seconds], "magenta"),
+        ("processors", _percent(now.cpu_share), [second.cpu_share for second in seconds], "blue"),
+    ]
+
+
+def _crowd(frame: Frame, figures: Sequence[Figure], width: int) -> Panel:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=14, no_wrap=True)
     grid.add_column(width=10, justify="right", no_wrap=True, style="bold")
     grid.add_column(ratio=1, no_wrap=True)
     bars = max(10, width - 33)
     wide = max(1, int(bars / (frame.seconds + 1)))
-    lines: list[tuple[str, str, list[float | None], str]] = [
-        ("players", f"{now.players:,}", [second.players for second in seconds], "cyan"),
-        ("messages/s", f"{now.messages_per_s:,.0f}", [second.messages_per_s for second in seconds], "green"),
-        ("deliveries/s", f"{now.deliveries_per_s:,.0f}", [s.deliveries_per_s for s in seconds], "green"),
-        ("response p50", _ms(now.p50_ms), [_log(second.p50_ms) for second in seconds], "magenta"),
-        ("response p99", _ms(now.p99_ms), [_log(second.p99_ms) for second in seconds], "magenta"),
-        ("processors", f"{100 * now.cpu_share:.0f} %", [second.cpu_share for second in seconds], "blue"),
-    ]
-    for name, value, values, colour in lines:
+    for name, value, values, colour in figures:
         grid.add_row(name, value, Text(sparkline(values, bars, wide), style=colour))
     title = f"{frame.players_max} players, {frame.tiles * frame.tiles} tiles, 3 updates/s each"
     return _panel(grid, title)
@@ -127,20 +145,20 @@ def _promise(frame: Frame) -> Panel:
 
 
 def _servers(frame: Frame, width: int) -> Panel:
-    """The servers; a narrow terminal does without their ports and restarts."""
+    """The servers; a narrow terminal does without some columns."""
     table = Table(box=None, expand=True, header_style="dim", padding=(0, 1))
-    for heading in ("server", "port", "state", "lease", "ring"):
+    for heading in ("server", "state", "lease", "ring", "load"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("messages/s", "out", "core", "clients", "restarts"):
+    for heading in ("ratio", "out", "core", "clients", "restarts"):
         table.add_column(heading, no_wrap=True, justify="right")
     for row in frame.servers:
         table.add_row(*_server(row))
     if width < WIDE:
-        table.columns = [column for column in table.columns if column.header not in ("port", "restarts")]
-    moves = f"{frame.moves_ended} channels moved" + f", {frame.moves_under_way} on the way" * (
-        frame.moves_under_way > 0
-    )
-    return _panel(table, f"servers, ring version {frame.ring_version}, {moves}")
+        table.columns = [column for column in table.columns if column.header not in ("lease", "core", "restarts")]
+    now = frame.history[-1] if frame.history else None
+    mean, most = (_percent(now.load_mean), _percent(now.load_max)) if now else ("-", "-")
+    changed = f"{frame.servers_added} added, {frame.servers_removed} removed"
+    return _panel(table, f"{len(frame.servers)} servers, {changed}; load average {mean}, busiest {most}")
 
 
 def _server(row: Row) -> Iterable[RenderableType]:
@@ -148,25 +166,37 @@ def _server(row: Row) -> Iterable[RenderableType]:
     load = row.load
     return (
         Text(row.id, "bold"),
-        f"{row.port}",
         Text(row.state, colour),
-        Text("held", "green") if row.lease else Text("none", "bold red"),
-        Text("in", "green") if row.in_ring else Text("out", "bold red"),
-        "-" if load is None else f"{load.messages_per_s:,.0f}",
+        Text("held", "green") if row.lease else Text("none", "yellow"),
+        Text(row.ring, "green" if row.ring == "in" else "yellow"),
+        Text("") if load is None else load_bar(load.load_ratio),
+        "-" if load is None else _percent(load.load_ratio),
         "-" if load is None else _bytes(load.bytes_out_per_s),
-        "-" if load is None else f"{100 * load.load_ratio:.0f} %",
+        "-" if load is None else _percent(load.cpu_share),
         "-" if load is None else f"{load.connections}",
         f"{row.restarts}",
     )
 
 
-def _events(events: Sequence[Event], lines: int) -> Panel:
+def load_bar(ratio: float) -> Text:
+    """A load ratio as a bar; what is above the server's capacity does not fit on it."""
+    filled = round(BAR * min(max(ratio, 0.0), 1.0))
+    colour = "red" if ratio > FULL_RATIO else "yellow" if ratio > BUSY_RATIO else "green"
+    return Text.assemble(("█" * filled, colour), ("░" * (BAR - filled), "bright_black"))
+
+
+def _events(frame: Frame, lines: int) -> Panel:
+    events = frame.events
     text = Text(no_wrap=True, overflow="ellipsis")
     for number, event in enumerate(events[-lines:]):
         mark, colour = MARKS[event.kind]
         text.append("\n" if number else "").append(f"{event.at_s:6.1f} s ", "dim")
         text.append(f"{mark} ", colour).append(event.text, colour if event.kind == "bad" else "")
-    return _panel(text, "events", lines=lines)
+    moves = f"{frame.moves_ended} channels moved" + f", {frame.moves_under_way} on the way" * (
+        frame.moves_under_way > 0
+    )
+    plans = f"ring version {frame.ring_version}, {frame.proposals} plans, {moves}, {frame.replicated} replicated"
+    return _panel(text, plans, lines=lines)
 
 
 def _panel(content: RenderableType, title: str, colour: str = "bright_black", lines: int | None = None) -> Panel:
@@ -190,6 +220,7 @@ def line(frame: Frame) -> str:
         f"deliveries/s {second.deliveries_per_s:6.0f}  p50 {_ms(second.p50_ms)}  p99 {_ms(second.p99_ms)}  "
         f"cpu {100 * second.cpu_share:.0f} %  lost {tally.lost}  duplicated {tally.duplicated}  "
         f"reordered {tally.reordered}  gaps {tally.gaps_reported}  "
+        f"load {_percent(second.load_mean)} busiest {_percent(second.load_max)}  plans {frame.proposals}  "
         f"moves {frame.moves_ended}  ring {frame.ring_version}  up {leases or '-'}"
     )
 
@@ -209,9 +240,13 @@ def summary_table(summary: Summary) -> RenderableType:
     outage = "killed, noticed, mended" if summary.server_kills else "none was killed"
     table.add_row("seconds", f"{summary.seconds:g}", "interrupted" if summary.interrupted else "")
     table.add_row("players", f"{summary.players:,}", "each with a bus of its own")
-    table.add_row("servers", f"{summary.servers}", f"ring version {summary.ring_version} at the end")
+    table.add_row("servers", f"{summary.servers}", f"at the end, {summary.servers_most} at most")
+    table.add_row("servers added", f"{summary.servers_added}", "by the balancer, as the load grew")
+    table.add_row("servers removed", f"{summary.servers_removed}", "drained first")
     table.add_row("server kills", f"{summary.server_kills}", outage)
+    table.add_row("plans", f"{summary.proposals}", "by the balancer, with shorter waits than by default")
     table.add_row("moves", f"{summary.moves_ended}", f"of {summary.moves_asked} channel moves asked for")
+    table.add_row("replicated", f"{summary.replicated}", "channels that were given several servers")
     table.add_row("messages", f"{tally.messages:,}")
     table.add_row("deliveries", f"{tally.deliveries:,}")
     table.add_row("response p50", _ms(summary.p50_ms), "from an update to its return")
@@ -242,6 +277,10 @@ def _broken(tally: Tally) -> bool:
 def _log(value_ms: float | None) -> float | None:
     """A height for a time that may be one millisecond or some seconds."""
     return None if value_ms is None else math.log1p(value_ms)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
 
 
 def _ms(value: float | None) -> str:

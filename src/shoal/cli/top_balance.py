@@ -1,0 +1,222 @@
+"""What `shoal top` shows of the balancer: how servers stand, the last plans, and the last moves with their reasons.
+
+Owns the reading of the pool and of what the balancer has written down in the coordinator, and its view for people.
+Changes nothing, and decides nothing. The reasons of all moves are read anew only when a plan was made since.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from shoal.errors import CoordinatorError, PlanError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from shoal.balance.records import BalancerState, Why
+    from shoal.coordination.interface import Coordinator, Versioned
+    from shoal.plan.keys import Mark
+    from shoal.plan.ring import Ring
+
+PLANS_SHOWN: Final = 3
+MOVES_SHOWN: Final = 8
+_DIGEST_CHARACTERS: Final = 12
+
+
+class MoveRow(msgspec.Struct, frozen=True):
+    """Why a channel was placed where it is."""
+
+    channel: str
+    before: tuple[str, ...]
+    mode: str
+    servers: tuple[str, ...]
+    reason: str
+    figures: dict[str, float]
+    digest: str
+    age_s: float
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """A plan, as far as channels still stand by it: how many, and for which reasons."""
+
+    digest: str
+    policy: str
+    age_s: float
+    moves: int
+    reasons: dict[str, int]
+
+
+class BalanceView(msgspec.Struct, frozen=True):
+    """What the coordinator tells of the balancer. `trouble` says why there is nothing."""
+
+    ring_version: int
+    standing: dict[str, str]
+    """Server to how it stands: home, guest, freeing, drain, out or lost."""
+    placed: int = 0
+    """Channels that the balancer has placed."""
+    replicated: int = 0
+    """Those of them that have several servers."""
+    plan_under_way: str = ""
+    adding: tuple[str, ...] = ()
+    """Servers that were asked for and have not joined yet."""
+    removed: tuple[str, ...] = ()
+    """Servers that were removed last, newest first."""
+    plans: tuple[PlanRow, ...] = ()
+    moves: tuple[MoveRow, ...] = ()
+    trouble: str | None = None
+
+    def standing_as(self, *how: str) -> tuple[str, ...]:
+        """The servers that stand so."""
+        return tuple(server for server, stands in self.standing.items() if stands in how)
+
+
+class BalanceReader:
+    """Looks at a coordinator again and again."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._whys: dict[bytes, Why] = {}
+        self._read_at: int | None = None
+
+    async def look(self, ring: Ring) -> BalanceView:
+        """How things are; where the log-in has no right to know, the view says so."""
+        from shoal.balance.records import STATE_KEY, BalancerState, decode
+        from shoal.plan import keys
+
+        try:
+            marks = {
+                keys.pool_server(key): keys.read_mark(stored.value)
+                for key, stored in (await self._coordinator.list(keys.POOL_PREFIX)).items()
+            }
+            stored = await self._coordinator.get(STATE_KEY)
+            state = decode(stored.value, BalancerState) if stored else BalancerState()
+            await self._read_whys(stored)
+        except (CoordinatorError, PlanError) as error:
+            return BalanceView(ring.version, standing_of(ring, {}), trouble=str(error))
+        return view_of(ring, marks, state, self._whys, time.time())
+
+    async def _read_whys(self, state: Versioned | None) -> None:
+        from shoal.balance.records import WHY_PREFIX, Why, decode, why_channel
+
+        version = state.version if state else 0
+        if version == self._read_at:
+            return
+        listed = await self._coordinator.list(WHY_PREFIX)
+        self._whys = {
+            channel: decode(stored.value, Why)
+            for key, stored in listed.items()
+            if (channel := why_channel(key)) is not None
+        }
+        self._read_at = version
+
+
+def standing_of(ring: Ring, marks: Mapping[str, Mark]) -> dict[str, str]:
+    """How servers stand: those of the ring, and those with a mark."""
+    found = {server: "home" if server in ring.homes else "guest" for server in ring.ids}
+    return found | {server: mark.value for server, mark in marks.items()}
+
+
+def view_of(
+    ring: Ring, marks: Mapping[str, Mark], state: BalancerState, whys: Mapping[bytes, Why], now_s: float
+) -> BalanceView:
+    """Puts together what was read."""
+    newest = sorted(whys.items(), key=lambda item: (-item[1].at_s, -item[1].figures.get("bytes_out", 0.0), item[0]))
+    return BalanceView(
+        ring_version=ring.version,
+        standing=standing_of(ring, marks),
+        placed=len(whys),
+        replicated=sum(len(why.after.servers) > 1 for why in whys.values()),
+        plan_under_way=state.digest,
+        adding=tuple(state.adding),
+        removed=state.removed,
+        plans=tuple(_plans((why for _, why in newest), now_s))[:PLANS_SHOWN],
+        moves=tuple(
+            MoveRow(
+                channel=channel.decode("utf-8", "backslashreplace"),
+                before=why.before.servers,
+                mode=why.after.mode.value,
+                servers=why.after.servers,
+                reason=why.reason,
+                figures=why.figures,
+                digest=why.digest,
+                age_s=round(max(now_s - why.at_s, 0.0), 1),
+            )
+            for channel, why in newest[:MOVES_SHOWN]
+        ),
+    )
+
+
+def _plans(newest_first: Iterable[Why], now_s: float) -> Iterable[PlanRow]:
+    by_digest: dict[str, list[Why]] = {}
+    for why in newest_first:
+        by_digest.setdefault(why.digest, []).append(why)
+    for digest, group in by_digest.items():
+        reasons = dict(Counter(why.reason for why in group).most_common())
+        yield PlanRow(digest, group[0].policy, round(max(now_s - group[0].at_s, 0.0), 1), len(group), reasons)
+
+
+# -- for people ----------------------------------------------------------------------------------------------
+
+
+def render_balance(view: BalanceView) -> list[RenderableType]:
+    """A few lines about the plan, and a table of the last moves."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if view.trouble:
+        return [Text(f"ring version {view.ring_version}; of the balancer: {view.trouble}")]
+    lines: list[RenderableType] = [Text(text) for text in _lines(view)]
+    if view.moves:
+        moves = Table(title="last moves", title_justify="left")
+        for heading in ("ago", "channel", "from", "load there", "to", "reason", "plan"):
+            moves.add_column(heading)
+        for move in view.moves:
+            mode = "" if move.mode == "single" else f" ({move.mode})"
+            left = move.figures.get("left_before")
+            moves.add_row(
+                _ago(move.age_s),
+                Text(move.channel),
+                ", ".join(move.before),
+                "-" if left is None else f"{100 * left:.0f} %",
+                f"{', '.join(move.servers)}{mode}",
+                Text(move.reason),
+                _short(move.digest),
+            )
+        lines.append(moves)
+    return lines
+
+
+def _lines(view: BalanceView) -> Iterable[str]:
+    under_way = f"plan {_short(view.plan_under_way)} is under way" if view.plan_under_way else "no plan is under way"
+    yield (
+        f"ring version {view.ring_version}, {view.placed} channels placed by the balancer, {view.replicated} of them "
+        f"replicated; {under_way}"
+    )
+    for plan in view.plans:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in plan.reasons.items())
+        yield f"plan {_short(plan.digest)} by {plan.policy}, {_ago(plan.age_s)} ago: {plan.moves} moves ({reasons})"
+    groups = {
+        "being added": view.adding,
+        "being drained": view.standing_as("freeing", "drain"),
+        "out of the ring": tuple(server for server in view.standing_as("out") if server not in view.removed),
+        "lost": view.standing_as("lost"),
+        "removed": view.removed[:MOVES_SHOWN],
+    }
+    changes = [f"{what} {', '.join(servers)}" for what, servers in groups.items() if servers]
+    if changes:
+        yield f"servers: {'; '.join(changes)}"
+
+
+def _short(digest: str) -> str:
+    return digest[:_DIGEST_CHARACTERS]
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
