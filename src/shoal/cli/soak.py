@@ -1,6 +1,6 @@
 """`shoal soak`: the simulator's checks against real processes on real servers, with faults on request.
 
-Owns the command's words and what it prints. The run is `shoal.soak.run`.
+Owns the command's words and what it prints. The runs are `shoal.soak.run` and `shoal.soak.balanced`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal import logs
@@ -15,13 +16,20 @@ from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.soak.outcome import Options, Outcome
-    from shoal.soak.run import Progress
+    from shoal.soak.balanced import BalancedOptions
+    from shoal.soak.outcome import BaseOutcome, Options
+    from shoal.soak.rounds import Progress, Tell
 
 SERVERS_MAX = 64
+SUBSCRIBERS = 200
 SUBSCRIBERS_MIN = 4
 SUBSCRIBERS_MAX = 2000
 SECONDS_MIN = 2.0
+SECONDS = {"channels": 60.0, "moves": 60.0, "hot-channel": 30.0, "scale-out": 45.0}
+SURGE_SECONDS_MIN = 15.0
+SURGE_SECONDS_MAX = 120.0
+"""Rounds with a balancer are not divided, so their logs grow with their length."""
+SCALE_OUT_TO = 8
 MOVES = 300
 MOVES_MAX = 100_000
 BURST_MAX = 5000
@@ -38,17 +46,33 @@ def register(subparsers: Subparsers) -> None:
         "asked for, and judge by what the applications wrote down: exit status 0 only if nothing was lost,\n"
         "doubled or reordered without a report, and every corner that the run can meet was met.\n"
         "moves: the same load, while channels move between servers and are replicated; latency is told for\n"
-        "quiet time and during moves. With --burst, so many channels of their own move at once instead.",
+        "quiet time and during moves. With --burst, so many channels of their own move at once instead.\n"
+        "hot-channel: a balancer watches while one channel becomes larger than a server; it must be replicated\n"
+        "within 5 s. Then: what one channel carries on all servers, by what it carries on one.\n"
+        "scale-out: all channels become busier than the servers can bear; with up to --to servers the load must\n"
+        "be balanced within 30 s, and no channel may move twice.",
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
         "shoal soak channels --seconds 30 --kill-server --seed 7\n"
         "shoal soak moves --servers 4 --subscribers 200 --moves 300 --seconds 60 --json\n"
-        "shoal soak moves --burst 1000 --seconds 20",
+        "shoal soak moves --burst 1000 --seconds 20\n"
+        "shoal soak hot-channel --servers 4 --json\n"
+        "shoal soak scale-out --servers 4 --to 8 --json",
     )
-    parser.add_argument("protocol", choices=["channels", "moves"], help="which protocol")
+    parser.add_argument("protocol", choices=[*SECONDS], help="what is to be shown")
     parser.add_argument("--servers", type=int, default=4, metavar="N", help="how many servers (default 4)")
-    parser.add_argument("--subscribers", type=int, default=200, metavar="N", help="how many subscribers (default 200)")
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="how long a load (default 60)")
+    parser.add_argument(
+        "--subscribers", type=int, metavar="N", help=f"channels, moves: how many subscribers (default {SUBSCRIBERS})"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="N",
+        help="how long a load (default " + ", ".join(f"{name} {default:g}" for name, default in SECONDS.items()) + ")",
+    )
+    parser.add_argument(
+        "--to", type=int, metavar="N", help=f"scale-out: how many servers there may be (default {SCALE_OUT_TO})"
+    )
     parser.add_argument("--moves", type=int, metavar="N", help=f"moves: how many (default {MOVES})")
     parser.add_argument("--burst", type=int, metavar="N", help="moves: this many channels at once, and no others")
     parser.add_argument("--kill-agents", action="store_true", help="kill agents all the time")
@@ -65,10 +89,10 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the soak; 0 only if every promise was kept and every corner was met."""
-    options = _options(args)
+    work = _work(args)
     if args.setting_sources["log_level"] == "default":  # the cluster's own words would fill the screen
         logs.configure(level="error", format=args.settings.log_format)
-    outcome = _run_with_progress(options)
+    outcome = _run_with_progress(work, _seconds(args))
     facts = outcome.facts()
     result(args, facts, _text(facts))
     for violation in facts["violations"]:
@@ -78,23 +102,74 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcome.holds else 1
 
 
+def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
+    """What is to be run; ConfigError if it cannot be."""
+    if args.protocol in ("channels", "moves"):
+        from shoal.soak.run import run_soak
+
+        options = _options(args)
+        return lambda tell: asyncio.run(run_soak(options, tell))
+    from shoal.soak.balanced import run_balanced
+
+    balanced = _balanced_options(args)
+    return lambda tell: run_balanced(balanced, tell)
+
+
+def _seconds(args: argparse.Namespace) -> float:
+    return SECONDS[args.protocol] if args.seconds is None else float(args.seconds)
+
+
+def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
+    from shoal.soak.balanced import BalancedOptions, Scenario
+
+    others = ("subscribers", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator")
+    for name in others if args.protocol == Scenario.SCALE_OUT else (*others, "to"):
+        if getattr(args, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is not for `shoal soak {args.protocol}`", do="leave it out")
+    if not 2 <= args.servers <= SERVERS_MAX:
+        raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 2 to {SERVERS_MAX}")
+    most = args.servers
+    if args.protocol == Scenario.SCALE_OUT:
+        most = SCALE_OUT_TO if args.to is None else args.to
+        if not args.servers < most <= SERVERS_MAX:
+            raise ConfigError(f"--to is {most}", do=f"give a number from {args.servers + 1} to {SERVERS_MAX}")
+    seconds = _seconds(args)
+    if not SURGE_SECONDS_MIN <= seconds <= SURGE_SECONDS_MAX:
+        raise ConfigError(
+            f"--seconds is {seconds:g}", do=f"give a number from {SURGE_SECONDS_MIN:g} to {SURGE_SECONDS_MAX:g}"
+        )
+    return BalancedOptions(
+        scenario=Scenario(args.protocol),
+        servers=args.servers,
+        servers_max=most,
+        seconds=seconds,
+        seed=args.seed,
+        limits=args.settings.limits,
+    )
+
+
 def _options(args: argparse.Namespace) -> Options:
     from shoal.soak.faults import FaultPlan
     from shoal.soak.outcome import Options
 
+    if args.to is not None:
+        raise ConfigError("--to is for `shoal soak scale-out`", do="leave it out")
     if not 2 <= args.servers <= SERVERS_MAX:
         raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 2 to {SERVERS_MAX}")
-    if not SUBSCRIBERS_MIN <= args.subscribers <= SUBSCRIBERS_MAX:
+    subscribers = SUBSCRIBERS if args.subscribers is None else args.subscribers
+    if not SUBSCRIBERS_MIN <= subscribers <= SUBSCRIBERS_MAX:
         raise ConfigError(
-            f"--subscribers is {args.subscribers}", do=f"give a number from {SUBSCRIBERS_MIN} to {SUBSCRIBERS_MAX}"
+            f"--subscribers is {subscribers}", do=f"give a number from {SUBSCRIBERS_MIN} to {SUBSCRIBERS_MAX}"
         )
-    if not SECONDS_MIN <= args.seconds < float("inf"):
-        raise ConfigError(f"--seconds is {args.seconds:g}", do=f"give at least {SECONDS_MIN:g}")
+    seconds = _seconds(args)
+    if not SECONDS_MIN <= seconds < float("inf"):
+        raise ConfigError(f"--seconds is {seconds:g}", do=f"give at least {SECONDS_MIN:g}")
     moves, burst = _moves(args)
     return Options(
         servers=args.servers,
-        subscribers=args.subscribers,
-        seconds=args.seconds,
+        subscribers=subscribers,
+        seconds=seconds,
         faults=FaultPlan(args.kill_agents, args.kill_server, args.kill_coordinator),
         seed=args.seed,
         limits=args.settings.limits,
@@ -121,16 +196,14 @@ def _moves(args: argparse.Namespace) -> tuple[int, int]:
     return moves, 0
 
 
-def _run_with_progress(options: Options) -> Outcome:
+def _run_with_progress(work: Callable[[Tell], BaseOutcome], seconds: float) -> BaseOutcome:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    from shoal.soak.run import run_soak
-
     columns = BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with Bar(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("soak", total=options.seconds)
+        task = bar.add_task("soak", total=seconds)
         before = {"done": 0.0, "last": 0.0}
 
         def tell(progress: Progress) -> None:
@@ -143,34 +216,43 @@ def _run_with_progress(options: Options) -> Outcome:
             )
             bar.update(task, completed=before["done"] + progress.load_s, description=text)
 
-        return asyncio.run(run_soak(options, tell))
+        return work(tell)
 
 
 def _text(facts: dict[str, Any]) -> str:
     names = ["messages", "deliveries", "moves", "faults", "lost", "duplicated", "reordered", "gaps_reported", "seconds"]
     rows = {name: f"{facts[name]:,}" for name in names}
-    if facts["protocol"] == "moves":
-        rows |= _move_rows(facts)
-    else:
-        rows["latency"] = _latency(facts["latency_ms"])
+    match facts["protocol"]:
+        case "channels":
+            rows["latency"] = _latency(facts["latency_ms"])
+        case "moves":
+            rows |= _fate_rows(facts) | _move_rows(facts)
+        case _:
+            rows |= _balance_rows(facts) | _fate_rows(facts)
     rows["violations"] = f"{facts['violation_count']}"
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())
 
 
-def _move_rows(facts: dict[str, Any]) -> dict[str, str]:
-    """What only a run with moves shows."""
-    control = facts["control_per_move_and_client"]
-    burst = {"settled after": f"{facts['burst_settle_s']} s"} if "burst_settle_s" in facts else {}
+def _fate_rows(facts: dict[str, Any]) -> dict[str, str]:
+    """What became of moves, and latency beside them."""
     return {
         "moves ended": f"{facts['moves_ended']:,}, replaced {facts['moves_replaced']:,}, "
         f"aborted {facts['moves_aborted']:,}, open {facts['moves_open']:,}",
-        **burst,
         "closed by moves": f"{facts['subscriptions_closed']} subscriptions",
         "latency, quiet": _latency(facts["latency_ms"]["quiet"]),
         "latency, moving": _latency(facts["latency_ms"]["moving"]),
         "p99.9 difference": f"{facts['latency_p999_difference_ms']} ms",
         "processors": f"{facts['cpu_share']['quiet']} (quiet), {facts['cpu_share']['moving']} (moving) of all",
+    }
+
+
+def _move_rows(facts: dict[str, Any]) -> dict[str, str]:
+    """What only a run with moves that were asked for shows."""
+    control = facts["control_per_move_and_client"]
+    burst = {"settled after": f"{facts['burst_settle_s']} s"} if "burst_settle_s" in facts else {}
+    return {
+        **burst,
         "control messages": f"{control['lazy']} (lazy), {control['eager']} (eager) by move and client, "
         f"{facts['idle_notices']} about idle channels",
         "forwarded": f"{facts['forwarded']:,}",
@@ -178,6 +260,25 @@ def _move_rows(facts: dict[str, Any]) -> dict[str, str]:
         f"{facts['foreign_lost']:,} lost, {facts['foreign_duplicates']:,} twice",
         "plain subscribers": f"{facts['plain_subscribers']}: {facts['plain_messages']:,} messages, "
         f"{facts['plain_lost']:,} lost, {facts['plain_duplicates']:,} twice",
+    }
+
+
+def _balance_rows(facts: dict[str, Any]) -> dict[str, str]:
+    """What only a run with a balancer shows."""
+    ratio = facts["load_ratio"]
+    rows = {"servers": f"{facts['servers']}"}
+    if "replicated_s" in facts:
+        rows["hot channel"] = f"detected after {facts['detected_s']} s, replicated after {facts['replicated_s']} s"
+        rows["replicated on"] = ", ".join(facts["replicated_on"])
+        rows["carried"] = (
+            f"{facts['carried_vs_one_server']:g} times the load of one server (limit: {facts['carried_limited_by']})"
+        )
+    else:
+        rows["balanced"] = f"after {facts['balanced_s']} s; all servers were there after {facts['joined_s']} s"
+    return rows | {
+        "channels moved": f"{facts['channels_moved']}, twice {facts['moved_twice']}",
+        "load ratio": f"{ratio['highest']:.2f} at the most, {ratio['busiest_at_the_end']:.2f} in the end "
+        f"({ratio['mean_at_the_end']:.2f} on average)",
     }
 
 

@@ -23,6 +23,7 @@ from shoal.sim.checkers import Expectations, Verdict, judge
 from shoal.sim.history import Handed, History, Interval, PublisherRecord, SubscriberRecord, payload_of
 from shoal.sim.history import Published as PublishedMessage
 from shoal.soak import records
+from shoal.soak.balance import Balance, BalanceReader
 from shoal.soak.histogram import Histogram
 from shoal.soak.movements import Movements, MoveReader
 from shoal.soak.records import read_log
@@ -59,6 +60,7 @@ class Report(msgspec.Struct):
     moving: Histogram = msgspec.field(default_factory=Histogram)
     """Those of deliveries while any channel was."""
     movements: Movements = msgspec.field(default_factory=Movements)
+    balance: Balance = msgspec.field(default_factory=Balance)
     subscriptions: int = 0
 
 
@@ -72,6 +74,7 @@ class Checker:
         self._counts: Counter[str] = Counter()
         self._violations: list[str] = []
         self._moves = MoveReader()
+        self._balance = BalanceReader()
         self._quiet = Histogram()
         self._moving = Histogram()
         self._verdicts: list[Verdict] = []
@@ -119,6 +122,7 @@ class Checker:
             if (self._directory / name).exists():
                 for record in self._lines(self._directory / name):
                     self._moves.take(record)
+                    self._balance.take(record)
         self._moves.begin_deliveries()
 
     def _read_publishers(self, path: Path) -> None:
@@ -236,6 +240,7 @@ class Checker:
             quiet=self._quiet,
             moving=self._moving,
             movements=movements,
+            balance=self._balance.sum_up(),
             subscriptions=self._subscriptions,
         )
 

@@ -5,6 +5,7 @@ Owns the names of the facts.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -51,11 +52,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return list(wanted_corners(self.faults, self.seconds, self.moves, self.burst))
 
 
-class Outcome:
-    """The sum over rounds. `kept` are the directories of rounds that were not right."""
+class BaseOutcome(ABC):
+    """The sum over rounds of any kind. `kept` are the directories of rounds that were not right."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, protocol: str, corners: list[str]) -> None:
+        self.protocol = protocol
+        self.corners = corners
         self.rounds = 0
         self.faults = 0
         self.forwarded = 0
@@ -81,25 +83,32 @@ class Outcome:
     @property
     def corners_missed(self) -> list[str]:
         """Corners that such a run should have met, and has not."""
-        return [corner for corner in self.options.corners if not self.exercised[corner]]
+        return [corner for corner in self.corners if not self.exercised[corner]]
 
     @property
     def holds(self) -> bool:
         """Whether every promise was kept, and was really put to the test."""
         return not self.report.violation_count and not self.corners_missed
 
+    @property
+    @abstractmethod
+    def moves(self) -> int:
+        """How many moves there were."""
+
+    @abstractmethod
+    def more_facts(self) -> dict[str, Any]:
+        """What only such a run shows."""
+
     def facts(self) -> dict[str, Any]:
         """The facts that `shoal soak --json` prints."""
-        report, options = self.report, self.options
+        report = self.report
         missed = [f"never exercised: {corner}" for corner in self.corners_missed]
-        re_homed = self.exercised["server left ring"] + self.exercised["server joined ring"]
-        moved = options.protocol == "moves"
         return {
-            "protocol": options.protocol,
+            "protocol": self.protocol,
             "seeds": self.rounds,
             "messages": report.messages,
             "deliveries": report.deliveries,
-            "moves": report.movements.asked if moved else re_homed,
+            "moves": self.moves,
             "faults": self.faults,
             "lost": report.lost,
             "duplicated": report.duplicated,
@@ -107,31 +116,57 @@ class Outcome:
             "gaps_reported": report.gaps_reported,
             "violations": report.violations + missed,
             "violation_count": report.violation_count + len(missed),
-            "exercised": dict(sorted({**dict.fromkeys(options.corners, 0), **self.exercised}.items())),
-            **(self._move_facts() if moved else {"latency_ms": report.quiet.summary_ms()}),
+            "exercised": dict(sorted({**dict.fromkeys(self.corners, 0), **self.exercised}.items())),
+            **self.more_facts(),
             "kept": [str(path) for path in self.kept],
             "seconds": round(self.seconds, 1),
         }
 
-    def _move_facts(self) -> dict[str, Any]:
+    def move_facts(self) -> dict[str, Any]:
+        """What became of moves, and what they cost those who were not concerned."""
         moved, quiet, moving = self.report.movements, self.report.quiet, self.report.moving
         before, during = quiet.percentile_s(0.999), moving.percentile_s(0.999)
-        difference = None if before is None or during is None else round((during - before) * 1000, 3)
-        burst = {"burst_settle_s": moved.settle_s and round(moved.settle_s, 3)} if self.options.burst else {}
         return {
             "moves_ended": moved.ended,
             "moves_replaced": moved.replaced,
             "moves_aborted": moved.aborted,
             "moves_open": len(moved.open),
             "moves_open_why": moved.open[:OPEN_TOLD_MAX],
-            **burst,
             "subscriptions_closed": moved.subscriptions_closed,
             "latency_ms": {
                 "quiet": {"deliveries": quiet.count, **quiet.summary_ms()},
                 "moving": {"deliveries": moving.count, **moving.summary_ms()},
             },
-            "latency_p999_difference_ms": difference,
+            "latency_p999_difference_ms": (
+                None if before is None or during is None else round((during - before) * 1000, 3)
+            ),
             "cpu_share": {"quiet": _mean(moved.busy_quiet), "moving": _mean(moved.busy_moving)},
+        }
+
+
+class Outcome(BaseOutcome):
+    """The sum over rounds with faults, or with moves that were asked for."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options.protocol, options.corners)
+        self.options = options
+
+    @property
+    def moves(self) -> int:
+        """Those that were asked for; without any, how often a server left the ring or joined it."""
+        if self.protocol == "moves":
+            return self.report.movements.asked
+        return self.exercised["server left ring"] + self.exercised["server joined ring"]
+
+    def more_facts(self) -> dict[str, Any]:
+        """Latency; in a run with moves all that is known of them."""
+        if self.protocol != "moves":
+            return {"latency_ms": self.report.quiet.summary_ms()}
+        moved = self.report.movements
+        burst = {"burst_settle_s": moved.settle_s and round(moved.settle_s, 3)} if self.options.burst else {}
+        return {
+            **self.move_facts(),
+            **burst,
             "control_per_move_and_client": {
                 "lazy": moved.lazy.per_move_and_client,
                 "eager": moved.eager.per_move_and_client,

@@ -15,7 +15,7 @@ from shoal.bus import Bus
 from shoal.errors import ShoalError
 from shoal.sim.history import payload_of
 from shoal.soak.records import Closed, Confirmed, Counted, Opened, Published, Wrong
-from shoal.soak.shape import Channel, Kind
+from shoal.soak.shape import Channel, Kind, Pace
 from shoal.soak.worker import Orders, Site
 
 BURST_MESSAGES_MAX: Final = 60
@@ -31,6 +31,12 @@ LAG_S_MAX: Final = 0.1
 """A pause that took so much longer than asked for says that the machine has too much to do."""
 SLOWDOWN_MAX: Final = 8.0
 PAYLOAD_BYTES: Final = (16, 64, 64, 300, 2000)
+CONFIRM_SHARE: Final = 0.1
+"""How often the publisher of a paced channel waits until a message is confirmed."""
+CATCH_UP_S: Final = 0.5
+"""How far behind its pace a publisher may be and still make up for it; the rest is left out."""
+RISE_LOOK_S: Final = 0.1
+"""How soon a publisher notices that the load rises."""
 
 
 class Publishers:
@@ -107,7 +113,7 @@ class _Publisher:
             await self._site.close_bus(bus)
 
     def _life_s(self) -> float:
-        stays = any(channel.kind is Kind.PULSE for channel in self._channels)
+        stays = any(channel.kind in (Kind.PULSE, Kind.PACED) for channel in self._channels)
         if stays or self._number % LEAVE_EVERY != LEAVE_EVERY - 1:
             return float("inf")
         return min(self._random.uniform(*LIFE_S), self._shape.seconds * self._random.uniform(0.3, 0.6))
@@ -120,6 +126,9 @@ class _Publisher:
 
     async def _publish(self, bus: Bus, channel: Channel, until: float, orders: Orders) -> None:
         stream = _Stream(self._all, bus, channel, Random(self._random.random()))
+        if channel.pace is not None:
+            await stream.keep_pace(channel.pace, orders)
+            return
         await self._all.pause(self._random.uniform(0.0, 0.5), orders)
         while monotonic() < until and not orders.stop.is_set():
             pause_s = await stream.next_act()
@@ -158,10 +167,26 @@ class _Stream:
         self._all.count("burst")
         return self._random.expovariate(1 / (count * BURST_MESSAGE_S))
 
-    async def _message(self, confirm: bool) -> None:
+    async def keep_pace(self, pace: Pace, orders: Orders) -> None:
+        """Publishes at the rate of the channel until `stop`; who begins when is a matter of chance."""
+        risen, interval_s = orders.risen, 1 / pace.before_per_s
+        due = monotonic() + self._random.random() * interval_s
+        while not orders.stop.is_set():
+            if orders.risen is not risen:
+                risen, interval_s = orders.risen, 1 / pace.after_per_s
+                due = monotonic() + self._random.random() * interval_s
+            wait_s = due - monotonic()
+            if wait_s > 0:
+                await orders.pause(min(wait_s, RISE_LOOK_S))
+                continue
+            due += max(interval_s, -wait_s - CATCH_UP_S)
+            await self._message(self._random.random() < CONFIRM_SHARE, pace.payload_bytes)
+            self._all.count("paced message")
+
+    async def _message(self, confirm: bool, payload_bytes: int | None = None) -> None:
         number = self._all.next_number()
         channel = self._channel.name
-        payload = payload_of(number, self._random.choice(PAYLOAD_BYTES))
+        payload = payload_of(number, payload_bytes or self._random.choice(PAYLOAD_BYTES))
         attributes = {"number": number} if self._random.random() < 0.05 else None
         called_at = monotonic()
         self._sequence += 1

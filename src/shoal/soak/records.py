@@ -158,6 +158,50 @@ class Busy(_Line, tag="busy"):
     at: float
 
 
+class Rose(_Line, tag="rose"):
+    """The load rises from now on: on one channel, or on all of them (""). `servers` is how many there are to be."""
+
+    channel: str
+    servers: int
+    at: float
+
+
+class Eased(_Line, tag="eased"):
+    """The load is over."""
+
+    at: float
+
+
+class Decided(_Line, tag="decided"):
+    """The balancer decided to place channels anew, or to have more servers or fewer. The ratios are those of the
+    busiest server: as measured, and as expected afterwards."""
+
+    digest: str
+    moves: tuple[tuple[str, Mode, tuple[str, ...], str], ...]
+    """Channel, mode, servers, reason."""
+    added: int
+    drained: tuple[str, ...]
+    ratio_before: float
+    ratio_after: float
+    at: float
+
+
+class Loaded(_Line, tag="loaded"):
+    """What a server sent in the second before, by what it may send, and what it took of a core."""
+
+    server: str
+    ratio: float
+    cpu_share: float
+    at: float
+
+
+class Members(_Line, tag="members"):
+    """Who is in the ring from now on."""
+
+    servers: tuple[str, ...]
+    at: float
+
+
 class Told(_Line, tag="told"):
     """A control message about a channel between a client and an agent, as somebody else heard it. `client` is who
     sent it or was meant by it, `revision` that of the entry it speaks of."""
@@ -257,6 +301,11 @@ Record: TypeAlias = (
     | Dropped
     | Stayed
     | Busy
+    | Rose
+    | Eased
+    | Decided
+    | Loaded
+    | Members
     | Told
     | PlainSubscribed
     | PlainGot

@@ -43,6 +43,8 @@ class Kind(enum.StrEnum):
     """Never; a lazy move of such a channel is to cost its subscribers nothing."""
     PULSE = "pulse"
     """A message again and again, never a second apart; the channels of a burst of moves."""
+    PACED = "paced"
+    """At a rate of its own, which changes when the load rises: see `Pace`."""
 
 
 class Life(enum.StrEnum):
@@ -59,13 +61,22 @@ MODES: Final = (None, None, None, Mode.SINGLE, Mode.ALL_SUBSCRIBERS, None, None,
 """Channels in turn: None means that the ring says where it lives, else the plan has an entry."""
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """How often each publisher of a channel publishes, before and after the load rises, and how large messages are."""
+
+    before_per_s: float
+    after_per_s: float
+    payload_bytes: int
+
+
 class Channel(msgspec.Struct, frozen=True):
-    """One channel; `publishers` are the numbers of those who publish on it."""
+    """One channel; `publishers` are the numbers of those who publish on it. A paced one has a `pace`."""
 
     name: str
     kind: Kind
     publishers: tuple[int, ...]
     placement: Placement | None
+    pace: Pace | None = None
 
 
 class Subscriber(msgspec.Struct, frozen=True):

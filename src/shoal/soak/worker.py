@@ -4,8 +4,8 @@ Owns the life of the process. What it does is in `publishing.py`, `subscribing.p
 
     python -m shoal.soak.worker publish|subscribe|watch NUMBER DIRECTORY        ($SHOAL_URL names the cluster)
 
-Orders are lines: `stop` (be quiet, but stay) and `end`; the end of the input is `end` too, so that the process
-does not outlive the run. What it tells is one `Status` a line.
+Orders are lines: `rise` (publish as after the rise of the load), `stop` (be quiet, but stay) and `end`; the end of the
+input is `end` too, so that the process does not outlive the run. What it tells is one `Status` a line.
 """
 
 from __future__ import annotations
@@ -57,12 +57,17 @@ class Orders:
     """What the run has ordered so far."""
 
     def __init__(self) -> None:
+        self.risen = False
         self.stop = asyncio.Event()
         self.end = asyncio.Event()
 
     def take(self, line: str) -> None:
         """Takes an order; the empty line, which is the end of the input, ends everything."""
-        if line.strip() != "stop":
+        order = line.strip()
+        if order == "rise":
+            self.risen = True
+            return
+        if order != "stop":
             self.end.set()
         self.stop.set()
 
