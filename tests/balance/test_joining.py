@@ -195,6 +195,20 @@ def test_the_load_model_gives_back_what_was_measured_of_an_even_channel(mode: in
     assert situation.residual()[0] == pytest.approx([0.0, 0.0])
 
 
+def test_parts_are_those_that_were_measured_turn_by_turn() -> None:
+    plan = Plan(ring_of("a", "b", "c"), placed(b"c", Mode.ALL_SUBSCRIBERS, "b", "c", "a"))
+    situation = situation_of(SEEN, plan)
+    assert situation.placements.of(0) == (1, 2, 0)
+    assert situation.placements.part == pytest.approx([500 / 900, 0.0, 400 / 900])
+    assert host_loads(situation.channels, situation.placements, 3)[0] == pytest.approx([400.0, 500.0, 0.0])
+
+
+def test_parts_of_a_channel_that_was_placed_just_now_are_even() -> None:
+    plan = Plan(ring_of("a", "b"), placed(b"c", Mode.ALL_SUBSCRIBERS, "a", "b"))
+    situation = situation_of(SEEN, plan, history=History(moved_at={b"c": T - 1.0}))
+    assert situation.placements.part.tolist() == [0.5, 0.5]
+
+
 names = st.sampled_from([b"a", b"b", b"c", b"d"])
 loads = st.dictionaries(
     st.sampled_from(["a", "b", "x"]),

@@ -8,6 +8,9 @@ The load model, for a channel with `k` servers:
     single             the server receives all publications and sends all deliveries
     all_subscribers    each server receives 1/k of the publications and sends 1/k of the deliveries
     all_publishers     each server receives all publications and sends 1/k of the deliveries
+
+The parts are even only on average: clients keep to one server each, by their ids. Where parts were measured, they count
+instead of 1/k.
 """
 
 from __future__ import annotations
@@ -73,6 +76,8 @@ class Placements:
     offsets: Ints
     servers: Hosts32
     """Rows of the host table. A row has at least one server, each at most once."""
+    parts: Floats | None = None
+    """The part of its channel's deliveries that each element of `servers` has, as measured; None: all are even."""
 
     def __len__(self) -> int:
         return len(self.mode)
@@ -81,6 +86,11 @@ class Placements:
     def degree(self) -> Ints:
         """How many servers each channel has."""
         return np.diff(self.offsets)
+
+    @property
+    def part(self) -> Floats:
+        """The part of its channel's deliveries that each element of `servers` has."""
+        return 1.0 / np.repeat(self.degree, self.degree) if self.parts is None else self.parts
 
     @property
     def rows(self) -> Ints:
@@ -134,9 +144,7 @@ class Hosts:
 
 def shares(channels: Channels, placements: Placements) -> tuple[Floats, Floats]:
     """What each element of `placements.servers` costs its server: bytes a second out, and cores."""
-    degree = placements.degree
-    rows = np.repeat(np.arange(len(placements)), degree)
-    parts = 1.0 / degree[rows]
+    rows, parts = placements.rows, placements.part
     receives = np.where(placements.mode[rows] == ALL_PUBLISHERS, 1.0, parts)
     bytes_out = channels.bytes_out[rows] * parts
     cpu = channels.cpu_in[rows] * receives + channels.cpu_out[rows] * parts

@@ -76,7 +76,8 @@ class Decision:
 
 
 def changed(placements: Placements, moves: Ints, new: Placements) -> Placements:
-    """The placements after some rows were placed anew."""
+    """The placements after some rows were placed anew. A channel that keeps its mode and the number of its servers
+    keeps its parts too, turn by turn, for its clients do."""
     degree = placements.degree.copy()
     degree[moves] = new.degree
     offsets = np.zeros(len(placements) + 1, np.int64)
@@ -86,11 +87,16 @@ def changed(placements: Placements, moves: Ints, new: Placements) -> Placements:
     servers = np.empty(offsets[-1], np.int32)
     stays = np.ones(len(placements), np.bool_)
     stays[moves] = False
-    servers[positions(offsets, np.flatnonzero(stays), degree)] = placements.servers[
-        positions(placements.offsets, np.flatnonzero(stays), degree)
-    ]
+    kept = np.flatnonzero(stays)
+    after, before = positions(offsets, kept, degree), positions(placements.offsets, kept, degree)
+    servers[after] = placements.servers[before]
     servers[positions(offsets, moves, degree)] = new.servers
-    return Placements(mode, offsets, servers)
+    if placements.parts is None:
+        return Placements(mode, offsets, servers)
+    alike = np.flatnonzero((degree == placements.degree) & (mode == placements.mode))
+    parts = 1.0 / np.repeat(degree, degree)
+    parts[positions(offsets, alike, degree)] = placements.parts[positions(placements.offsets, alike, degree)]
+    return Placements(mode, offsets, servers, parts)
 
 
 def positions(offsets: Ints, rows: Ints, degree: Ints) -> Ints:

@@ -15,7 +15,7 @@ with the time as an argument and event time from the records; the same in proces
   its agent (the old one was not dead yet), a clock that was set back, or a record that reaches into the second of
   another. In this order: the one that was measured over a known time (an instance's first record saw a part of a
   second), the one that names the second itself, the higher sequence (the instance that lives longer), the higher
-  instance id.
+  instance id, the later record.
 - A host is expected in a window if it is in one of the `EXPECTED_WINDOWS` before, or had a record for one that would
   have been in time if the others had waited. A host whose records are dropped makes nobody wait. Before anybody is
   expected, windows wait for `lateness_s`.
@@ -140,7 +140,8 @@ def _place(state: FoldState, arrival: Arrival, report: Report, shift_s: int) -> 
     state.counters.taken += 1
     host = arrival.id.server
     for second in range(first, end):
-        rank: Rank = (report.figures.measured, second == named, arrival.id.sequence, arrival.id.instance)
+        _, instance, own_second, sequence = arrival.id
+        rank: Rank = (report.figures.measured, second == named, sequence, instance, own_second)
         pieces = state.pending.setdefault(second, {})
         rival = pieces.get(host)
         state.counters.overlapping += rival is not None

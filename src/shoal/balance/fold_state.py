@@ -25,7 +25,7 @@ NEVER_S: Final = -(2**62)
 RecordKey: TypeAlias = tuple[str, int, int]
 """Instance, second and sequence: what makes a record unique among those of its host."""
 
-Rank: TypeAlias = tuple[bool, bool, int, str]
+Rank: TypeAlias = tuple[bool, bool, int, str, int]
 """Which of two records of one host speaks for a second: the larger rank (see `fold`)."""
 
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)

@@ -11,15 +11,15 @@ does not tell of takes no channels: nobody knows what it carries.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.balance.columns import MODES, NEVER, Floats, Hosts, Ints, Placements
-from shoal.balance.decision import changed
+from shoal.balance.columns import MODES, NEVER, Bools, Floats, Hosts, Ints, Placements
+from shoal.balance.decision import changed, positions
 from shoal.balance.homes import Homes
 from shoal.balance.situation import Pool, Situation
 from shoal.balance.totals import channel_totals
@@ -28,6 +28,9 @@ from shoal.errors import PlanError
 from shoal.plan.entry import Entry
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring
+
+SETTLED_S: Final = 5.0
+"""How long before a window a channel must have been placed for its parts to be taken from it."""
 
 
 class Plan(Protocol):
@@ -77,13 +80,16 @@ def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, hom
     host_places = pc.index_in(units["host"], of_hosts["host"].combine_chunks()).to_numpy()
     host_cpu = of_hosts["cpu_share"].fill_null(0.0).to_numpy()
     past = np.asarray(history.past, np.float64).reshape(-1, 2)
+    moved_at = _moved_at(names, history.moved_at)
+    places = pc.index_in(units["host"], pa.array(ids)).fill_null(-1).to_numpy()
+    parts = _parts(placements, rows, places, units["bytes_out"].to_numpy(), moved_at < window.start_s - SETTLED_S)
     return Situation(
         at_s=float(window.end_s),
         channels=channel_totals(names, placements, units, rows, host_places, host_cpu),
-        placements=placements,
+        placements=replace(placements, parts=parts),
         hosts=_hosts(ids, of_hosts, facts),
         pool=facts.pool,
-        moved_at=_moved_at(names, history.moved_at),
+        moved_at=moved_at,
         planned_at=history.planned_at,
         past_at=past[:, 0].copy(),
         past_bytes_out=past[:, 1].copy(),
@@ -120,6 +126,24 @@ def _placements(
     places = np.array([place_of[server] for server in ring.homes], np.int32)
     column[at_home] = places[homes.of(ring, names.filter(pa.array(at_home)).to_pylist())]
     return changed(Placements.single(column), np.array(moved, np.int64), Placements.build(modes, servers))
+
+
+def _parts(placements: Placements, rows: Ints, places: Ints, sent: Floats, settled: Bools) -> Floats:
+    """The part of its channel that each server of it has sent, turn by turn; even for channels of which nothing was
+    seen there, or that have been placed so recently that the window saw them elsewhere."""
+    part = placements.part
+    several = np.flatnonzero((placements.degree > 1) & settled)
+    if not len(several):
+        return part
+    here = positions(placements.offsets, several, placements.degree)
+    wanted = placements.rows[here] * np.int64(1 << 32) + placements.servers[here]
+    order = np.argsort(wanted)
+    found = np.searchsorted(wanted, rows * np.int64(1 << 32) + places, sorter=order).clip(max=len(order) - 1)
+    seen = wanted[order[found]] == rows * np.int64(1 << 32) + places
+    carried = np.bincount(order[found[seen]], sent[seen], len(wanted))
+    total = np.bincount(placements.rows[here], carried, len(placements))[placements.rows[here]]
+    part[here] = np.divide(carried, total, out=part[here].copy(), where=total > 0)
+    return part
 
 
 def _living(entry: Entry, place_of: Mapping[str, int]) -> tuple[Mode, tuple[int, ...]] | None:

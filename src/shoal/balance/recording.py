@@ -152,6 +152,7 @@ def record_situation(situation: Situation) -> SituationRecord:
         **{name: getattr(channels, name) for name in _CHANNEL_COLUMNS},
         "mode": placements.mode,
         "servers": pa.LargeListArray.from_arrays(placements.offsets, placements.servers),
+        "parts": pa.LargeListArray.from_arrays(placements.offsets, placements.part),
         "moved_at": situation.moved_at,
     }
     pool = situation.pool
@@ -179,6 +180,7 @@ def restore_situation(record: SituationRecord) -> Situation:
                 _column(rows, "mode"),
                 np.array(servers.offsets, np.int64),
                 np.array(servers.values, np.int32),
+                np.array(rows.column("parts").combine_chunks().values, np.float64),
             ),
             hosts=Hosts(
                 tuple(hosts.column("id").to_pylist()), **{name: _column(hosts, name) for name in _HOST_COLUMNS}

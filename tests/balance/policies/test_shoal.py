@@ -360,3 +360,17 @@ def test_with_free_moves_it_comes_near_to_the_bound(seed: int, servers: int) -> 
     decision = decide(situation, free)
     if ratios(situation).max() > free.high_ratio:
         assert ratios(situation, decision).max() <= NEAR_BOUND * 0.6 + 0.01
+
+
+def test_a_channel_whose_publishers_all_chose_one_server_does_not_wander() -> None:
+    """Its share goes with its turn, so another server instead of this one would carry just as much."""
+    channels = crowd([65.0, 20.0, 20.0])
+    placements = Placements.build([ALL_SUBSCRIBERS, 0, 0], [(0, 1), (1,), (2,)])
+    uneven = replace(placements, parts=np.array([1.0, 0.0, 1.0, 1.0]))
+    situation = seen(on(channels, [0, 1, 2], 4), uneven)
+    moved = 0
+    for _ in range(6):
+        decision = decide(situation, DEFAULT_SETTINGS)
+        moved += len(decision)
+        situation = later(situation, decision)
+    assert moved <= 1

@@ -38,10 +38,17 @@ def test_parts_are_the_more_even_the_more_clients_there_are() -> None:
     assert off(10_000) == pytest.approx(0.5 / np.sqrt(10_000), rel=0.25)
 
 
+def test_a_server_that_replaces_another_has_its_part() -> None:
+    traffic = Steady([1.0], [50], 1, publishers=50).at(0)
+    before = Spread(Placements.build([ALL_SUBSCRIBERS], [(0, 2, 1)]), seed=1).at(traffic)
+    after = Spread(Placements.build([ALL_SUBSCRIBERS], [(0, 3, 1)]), seed=1).at(traffic)
+    assert after.part.tolist() == before.part.tolist()
+
+
 def test_the_same_seed_spreads_in_the_same_way_whatever_else_is_placed() -> None:
-    rows, servers = np.arange(1000), np.zeros(1000, np.int32)
-    everyone = normal(5, rows, servers)
-    assert normal(5, rows[10:20], servers[10:20]).tolist() == everyone[10:20].tolist()
-    assert normal(6, rows, servers).tolist() != everyone.tolist()
+    rows, turns = np.arange(1000), np.zeros(1000, np.int64)
+    everyone = normal(5, rows, turns)
+    assert normal(5, rows[10:20], turns[10:20]).tolist() == everyone[10:20].tolist()
+    assert normal(6, rows, turns).tolist() != everyone.tolist()
     assert float(everyone.mean()) == pytest.approx(0.0, abs=0.1)
     assert float(everyone.std()) == pytest.approx(1.0, abs=0.1)

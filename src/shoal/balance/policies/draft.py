@@ -93,6 +93,10 @@ class Draft:
         capacity, cpu = self.middle
         return np.maximum(self.estimate.bytes_out / capacity, self.estimate.cpu / cpu)
 
+    def wholes(self) -> Floats:
+        """The size of each channel, all its shares together, as a ratio of a server of middle size."""
+        return np.bincount(self.shares.row, self.sizes(), len(self.before)).astype(np.float64, copy=False)
+
     @property
     def middle(self) -> tuple[float, float]:
         """The capacity of a server of middle size."""
@@ -124,6 +128,13 @@ class Draft:
         bytes_out, cpu = self.cost(row, mode, len(servers))
         self.load.bytes_out[list(servers)] += sign * bytes_out
         self.load.cpu[list(servers)] += sign * cpu
+
+    def put_back(self, row: int) -> None:
+        """Puts a channel back where it was."""
+        shares = np.arange(self.shares.first[row], self.shares.first[row + 1])
+        hosts = self.before.servers[shares]
+        self.load.bytes_out[hosts] += self.shares.bytes_out[shares]
+        self.load.cpu[hosts] += self.shares.cpu[shares]
 
     def settle(self, row: int, mode: int, servers: tuple[int, ...], reason: Reason) -> None:
         """A channel has its new servers: it is not touched again."""

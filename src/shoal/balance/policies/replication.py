@@ -53,7 +53,7 @@ def replicate(draft: Draft, limit: float, above: float, level: float) -> None:
                 break
             servers, worst = more, lower
         if worst >= before:
-            draft.put(row, int(placements.mode[row]), old)
+            draft.put_back(row)
             continue
         draft.put(row, mode, servers)
         load.arrivals[[server for server in servers if server not in old]] += 1
@@ -96,7 +96,7 @@ def diffuse(draft: Draft, part: float, highest: float) -> None:
     large = np.flatnonzero((size > part) & draft.shares.free)
     rows = draft.shares.row[large[np.argsort(-size[large], kind="stable")]]
     rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
-    wanted = _diffused(draft, rows, part)
+    wanted, whole = _diffused(draft, rows, part), draft.wholes()
     moving = np.zeros(len(draft.load.capacity))
     refused = 0
     for row, mode, degree in zip(rows.tolist(), wanted.mode.tolist(), wanted.degree.tolist(), strict=True):
@@ -109,12 +109,12 @@ def diffuse(draft: Draft, part: float, highest: float) -> None:
         servers, _ = _spots(draft, row, mode, degree, old)
         new = [server for server in servers if server not in old]
         draft.put(row, mode, servers)
-        extra = MOVING * size[draft.shares.first[row]] * len(old) / degree
+        extra = MOVING * float(whole[row]) / degree
         moving[new] += extra
         if float((draft.ratio + moving)[new].max()) > highest * draft.estimate.growth:
             moving[new] -= extra
             draft.put(row, mode, servers, -1.0)
-            draft.put(row, int(draft.before.mode[row]), old)
+            draft.put_back(row)
             refused += 1
             continue
         draft.load.arrivals[new] += 1
@@ -159,15 +159,14 @@ def _leave(draft: Draft, row: int, server: int) -> None:
     draft.put(row, mode, rest)
     if float(draft.ratio[list(rest)].max()) > before - MARGIN:
         draft.put(row, mode, rest, -1.0)
-        draft.put(row, mode, old)
+        draft.put_back(row)
     else:
         draft.settle(row, mode, rest, Reason.OVERLOAD)
 
 
 def _diffused(draft: Draft, rows: Ints, part: float) -> Degrees:
     """What channels would have if no server had more than this part of them, as a ratio."""
-    whole = draft.sizes()[draft.shares.first[rows]] * draft.before.degree[rows]
-    return spread_evenly(draft.situation.channels, rows, whole / part, draft.degree_max)
+    return spread_evenly(draft.situation.channels, rows, draft.wholes()[rows] / part, draft.degree_max)
 
 
 def _spots(draft: Draft, row: int, mode: int, degree: int, old: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
@@ -208,7 +207,7 @@ def merge(draft: Draft, limit: float) -> None:
         )
         best = np.argsort(after, kind="stable")[:degree]
         if float(after[best].max()) > level:
-            draft.put(row, int(placements.mode[row]), old)
+            draft.put_back(row)
             continue
         servers = tuple(staying[index] for index in sorted(best.tolist()))
         draft.put(row, mode, servers)

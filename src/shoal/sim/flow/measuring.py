@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import NEVER, Channels, Floats, Ints, Placements
+from shoal.balance.joining import SETTLED_S
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
 from shoal.sim.flow.model import MeasureModel, ServerModel
@@ -57,8 +58,9 @@ class Measuring:
         """Whether the window has all its seconds."""
         return self._seconds >= self._settings.window_s
 
-    def close(self, now_s: float, placements: Placements, pool: ServerPool) -> Situation:
-        """The situation at the end of the window; `placements` name servers by their row of the pool."""
+    def close(self, now_s: float, placements: Placements, parts: Floats, pool: ServerPool) -> Situation:
+        """The situation at the end of the window; `placements` name servers by their row of the pool, `parts` is what
+        each of them had of its channel."""
         rate = 1.0 / self._seconds
         publications, messages = self._publications * rate, self._messages * rate
         bytes_out = self._bytes * rate
@@ -82,7 +84,13 @@ class Measuring:
             messages * self._server.delivery_cpu_s,
         )
         compact = np.cumsum(pool.present, dtype=np.int32) - 1
-        seen_placements = Placements(placements.mode, placements.offsets, compact[placements.servers].astype(np.int32))
+        settled = (self.moved_at < now_s - self._settings.window_s - SETTLED_S)[placements.rows]
+        seen_placements = Placements(
+            placements.mode,
+            placements.offsets,
+            compact[placements.servers].astype(np.int32),
+            np.where(settled, parts, placements.part),
+        )
         situation = Situation(
             at_s=now_s,
             channels=channels,

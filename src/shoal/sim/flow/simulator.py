@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from shoal.balance.columns import Placements
+from shoal.balance.columns import Floats, Placements
 from shoal.balance.decision import Decision
 from shoal.balance.policies import Policy
 from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
@@ -100,7 +100,7 @@ class FlowSimulator:
         second = self._seen(traffic, elements, step)
         self._measuring.add(traffic, step)
         if self._policy is not None and self._measuring.is_full:
-            decision = self._decide(self._policy, now_s + STEP_S)
+            decision = self._decide(self._policy, now_s + STEP_S, elements.part)
             second.decided, second.rebalanced = len(decision), not decision.is_empty
         self.pool.leave(self.moving.used(len(self.pool)))
         return second
@@ -125,9 +125,11 @@ class FlowSimulator:
             rebalanced=False,
         )
 
-    def _decide(self, policy: Policy, now_s: int) -> Decision:
-        situation = self._measuring.close(now_s, self.moving.decided, self.pool)
-        if self.moving.under_way:  # one plan at a time, as the balancer has it
+    def _decide(self, policy: Policy, now_s: int, parts: Floats) -> Decision:
+        under_way = self.moving.under_way
+        decided = self.moving.decided
+        situation = self._measuring.close(now_s, decided, decided.part if under_way else parts, self.pool)
+        if under_way:  # one plan at a time, as the balancer has it
             return Decision.nothing()
         decision = policy(situation, self._settings)
         if decision.is_empty:

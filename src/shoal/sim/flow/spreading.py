@@ -3,7 +3,8 @@
 Owns the elements: one for each server of each channel, with its parts. Clients of a replicated channel keep to one
 server each, by their ids, so the parts are even only on average: with `n` clients on `k` servers a part is off by
 about `sqrt((k - 1) / n)` of itself, as drawing them one by one would have it. Where it is off to depends on the seed,
-the channel and the server, so a channel that stays keeps its parts while its clients come and go.
+the channel and the turn of the server, as clients go by the number of servers and not by who they are: so a channel
+keeps its parts while its clients come and go, and while one of its servers is replaced by another.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Spread:
         self._rows = rows[several]
         self._everywhere = mode[several] == ALL_PUBLISHERS
         self._publishers_spread = mode[several] == ALL_SUBSCRIBERS
-        self._off = normal(seed, self._rows, placements.servers[several])
+        turn = np.arange(len(rows)) - placements.offsets[rows]
+        self._off = normal(seed, self._rows, turn[several])
 
     def at(self, traffic: Traffic) -> Elements:
         """The elements in one step."""
@@ -75,10 +77,10 @@ class Spread:
         return Elements(even.rows, even.servers, parts, receives, fans)
 
 
-def normal(seed: int, rows: Ints, servers: Hosts32) -> Floats:
+def normal(seed: int, rows: Ints, turns: Ints) -> Floats:
     """A standard normal number for each pair, always the same for the same seed and pair."""
     key = _mixed(rows.astype(np.uint64) * _GOLDEN + np.uint64(seed))
-    key = _mixed(key + servers.astype(np.uint64) * _GOLDEN)
+    key = _mixed(key + turns.astype(np.uint64) * _GOLDEN)
     first, second = _uniform(key), _uniform(_mixed(key + _GOLDEN))
     return np.asarray(np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second), np.float64)
 
