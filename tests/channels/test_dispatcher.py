@@ -227,20 +227,6 @@ def test_each_phase_that_concerns_subscribers_is_told_anew() -> None:
     assert driver.notices(CLIENT) == [], "nothing has changed for subscribers"
 
 
-def test_who_slept_on_a_server_that_was_out_of_the_ring_until_the_end_is_told_when_it_is_back() -> None:
-    """Nobody waited for it, and nothing is published here any more that could wake anybody."""
-    driver = serving()
-    driver.subscribe(CLIENT, HERE)
-    driver.change_ring(4, ("s2", "s3"))
-    driver.enter(move(Phase.END, 12))
-    driver.change_ring(13, SERVERS)
-    driver.advance(RETRY_S + 0.01)
-    assert len(driver.notices(CLIENT)) == 2
-    driver.tell(control.Bye(CLIENT, HERE, False))
-    driver.advance(3 * RETRY_S)
-    assert driver.notices(CLIENT) == []
-
-
 def test_an_eager_entry_is_told_at_once_to_both() -> None:
     driver = serving()
     driver.subscribe(CLIENT, HERE)

@@ -56,7 +56,7 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control) -> Non
     ("message", "hex_form"),
     [
         (control.Greet(1, 2, 3), "f5439401010203"),
-        (control.Bye(1, b"a", True), "f543940301c40161c3"),
+        (control.Bye(1, b"a", True, 2), "f543950301c40161c302"),
         (control.RollCall(5, 6), "f54393080506"),
         (control.Healed(b"a", 1, 2, 3, 4), "f543960bc4016101020304"),
     ],

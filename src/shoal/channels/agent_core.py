@@ -152,7 +152,7 @@ class AgentCore:
                 self._hello(message)
             case control.Bye():
                 self._deferred.withdraw(message)
-                self.register.remove(message.client, message.name, message.pattern)
+                self.register.remove(message.client, message.name, message.pattern, message.nonce)
                 self.dispatcher.confirmed(message.name, now)
             case control.Stand():
                 self.register.confirm(message.client, message.name, message.revision)
@@ -283,7 +283,7 @@ class AgentCore:
             self.scanner.set_stream(hello.name, hello.stream, hello.last)
             self.dispatcher.came(hello.name, hello.stream, self._now)
         else:
-            self.register.add(hello.client, hello.name, hello.pattern)
+            self.register.add(hello.client, hello.name, hello.pattern, hello.nonce)
             if not hello.pattern:
                 self.dispatcher.registered(hello.name, self._now)
             current = self._memory.current(hello.name, hello.pattern)

@@ -29,7 +29,9 @@ class DeferredHellos:
         publish have nothing to do with it."""
         left = bye.client, bye.name, bye.pattern
         self._hellos = [
-            hello for hello in self._hellos if hello.publisher or (hello.client, hello.name, hello.pattern) != left
+            hello
+            for hello in self._hellos
+            if hello.publisher or (hello.client, hello.name, hello.pattern) != left or 0 < bye.nonce < hello.nonce
         ]
 
     def take(self) -> list[control.Hello]:

@@ -107,14 +107,6 @@ class Dispatcher:
             self._announcements.clear()
         for channel in self._announcements.channels:
             self._announce(channel)
-        self._look_for_sleepers(now)
-
-    def _look_for_sleepers(self, now: float) -> None:
-        """Tells those who stand here for a channel that has left for good."""
-        for channel in self._host.register.channels:
-            entry = self._host.book.entry(channel)
-            if entry is not None and self._notices.is_left(entry):
-                self._host.timers.set_if_absent(("notice", channel), now)
 
     def _follow(self, channel: bytes, now: float) -> None:
         """Does at once what an entry asks for, beside what messages bring about."""
@@ -225,7 +217,6 @@ class Dispatcher:
         for channel, entry in self._host.book.entries.items():
             if entry.eager:
                 self._follow(channel, now)
-        self._look_for_sleepers(now)
 
     def all_present(self) -> None:
         """Everybody on the server has said what they do there."""

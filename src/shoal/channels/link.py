@@ -120,19 +120,19 @@ class ServerLink:
         """Queues a control message to the server's agent."""
         self.publish(AGENT_CHANNEL, control.encode(message))
 
-    def say_bye(self, client: int, pattern: bool, name: bytes) -> None:
+    def say_bye(self, client: int, pattern: bool, name: bytes, nonce: int) -> None:
         """Queues a Bye. Without a connection, or if this one is lost with it, it is said on the next one."""
         self.byes[pattern, name] = False
         if self.open:
-            self.tell_agent(control.Bye(client, name, pattern))
+            self.tell_agent(control.Bye(client, name, pattern, nonce))
 
-    def repeat_byes(self, client: int) -> None:
+    def repeat_byes(self, client: int, nonce: int) -> None:
         """A new connection stands: says what may have been lost with the one before, unless it is wrong by now."""
         for pattern, name in list(self.byes):
             if (pattern, name) in self.listening:
                 del self.byes[pattern, name]
             else:
-                self.say_bye(client, pattern, name)
+                self.say_bye(client, pattern, name, nonce)
 
     def send_ping(self, now: float) -> None:
         """Queues a PING, unless one is on its way."""

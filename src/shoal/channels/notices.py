@@ -15,7 +15,7 @@ from typing import Final
 from shoal.channels import states
 from shoal.channels.course import Course
 from shoal.channels.motion import Host, Motion
-from shoal.plan.entry import Entry, Phase
+from shoal.plan.entry import Phase
 from shoal.wire import control
 from shoal.wire.envelope import ENDED, client_of, inbox_channel
 
@@ -38,16 +38,10 @@ class Notices:
     def behind(self, channel: bytes) -> list[int]:
         """The registered subscribers of a channel that are behind."""
         entry, register = self._host.book.entry(channel), self._host.register
-        if entry is None:
+        if entry is None or not entry.follows_from:
             return []
-        wanted = entry.newness if self.is_left(entry) else entry.follows_from
         clients = register.channels.get(channel, ())
-        return [client for client in clients if register.confirmed(client, channel) < wanted]
-
-    def is_left(self, entry: Entry) -> bool:
-        """Whether a move has ended that leads away from here. Nobody is left then, unless the server was out of the
-        ring meanwhile, so that nobody waited for those who slept here."""
-        return entry.phase is Phase.END and self._host.server not in entry.servers
+        return [client for client in clients if register.confirmed(client, channel) < entry.follows_from]
 
     def stale_streams(self, channel: bytes, course: Course) -> list[int]:
         """The live streams that should be elsewhere and have not said that they are."""
@@ -74,7 +68,7 @@ class Notices:
     def due(self, channel: bytes, course: Course, now: float) -> None:
         """Tells whoever is behind and was not told a moment ago, and comes back while somebody is."""
         entry, motion = course.entry, self._motions.get(channel)
-        if entry is None or motion is None or not (motion.spoken or entry.eager or self.is_left(entry)):
+        if entry is None or motion is None or not (motion.spoken or entry.eager):
             return
         if self._host.state is states.Agent.AWAY:
             return

@@ -15,7 +15,7 @@ class Register:
     def __init__(self) -> None:
         self._channels: dict[bytes, set[int]] = {}
         self._patterns: dict[bytes, set[int]] = {}
-        self._clients: dict[int, set[tuple[bool, bytes]]] = {}
+        self._clients: dict[int, dict[tuple[bool, bytes], int]] = {}
         self._confirmed: dict[bytes, dict[int, int]] = {}
 
     @property
@@ -33,19 +33,24 @@ class Register:
         """Everyone who subscribes to anything."""
         return self._clients.keys()
 
-    def add(self, client: int, name: bytes, pattern: bool) -> None:
-        """A client subscribes; once more is no change."""
+    def add(self, client: int, name: bytes, pattern: bool, nonce: int = 0) -> None:
+        """A client subscribes, with a hello of this nonce; once more is no change."""
         (self._patterns if pattern else self._channels).setdefault(name, set()).add(client)
-        self._clients.setdefault(client, set()).add((pattern, name))
+        names = self._clients.setdefault(client, {})
+        names[pattern, name] = max(nonce, names.get((pattern, name), 0))
 
-    def remove(self, client: int, name: bytes, pattern: bool) -> None:
-        """A client has left a channel or pattern; never having been there is no error."""
-        self._remove(name, pattern, client)
+    def remove(self, client: int, name: bytes, pattern: bool, nonce: int = 0) -> bool:
+        """A client has left a channel or pattern; never having been there is no error. Returns False for a word that
+        is older than its last hello (0 is never older), and does nothing then."""
         names = self._clients.get(client)
+        if names is not None and 0 < nonce < names.get((pattern, name), 0):
+            return False
+        self._remove(name, pattern, client)
         if names is not None:
-            names.discard((pattern, name))
+            names.pop((pattern, name), None)
             if not names:
                 del self._clients[client]
+        return True
 
     def remove_client(self, client: int) -> None:
         """A client is gone altogether."""

@@ -315,7 +315,7 @@ class Router:
         believes this client on a channel that it does not hear there has not heard the bye."""
         self.counters.notices += 1
         if (False, notice.name) not in link.listening:
-            link.tell_agent(control.Bye(self.context.client, notice.name, False))
+            link.tell_agent(control.Bye(self.context.client, notice.name, False, self.context.next_nonce()))
             self.context.touch(link)
         known = notice.entry == self.context.book.signed_entry(notice.name)
         self.entry(notice.entry, now)

@@ -202,12 +202,12 @@ class Subscribing:
             if count == 1:
                 del link.listening[key]
                 link.listen(b"PUNSUBSCRIBE" if sub.pattern else b"UNSUBSCRIBE", sub.name)
-                link.say_bye(self._context.client, sub.pattern, sub.name)
+                link.say_bye(self._context.client, sub.pattern, sub.name, self._context.next_nonce())
                 self._context.touch(link)
             else:
                 link.listening[key] = count - 1
         elif not link.open:
-            link.say_bye(self._context.client, sub.pattern, sub.name)
+            link.say_bye(self._context.client, sub.pattern, sub.name, self._context.next_nonce())
         if not link.wanted and self._context.book.address(link.server) is None:
             self._context.drop(link)
 
@@ -352,7 +352,7 @@ class Subscribing:
         for site in sorted(link.sites, key=lambda site: site.sub.id):
             if site.state is states.Site.WAITING:
                 self._ask(site, now)
-        link.repeat_byes(self._context.client)
+        link.repeat_byes(self._context.client, self._context.next_nonce())
 
     def link_lost(self, link: ServerLink, now: float) -> None:
         """A connection is gone: nothing is owed any less, so every site asks again when it is back. What the agent was
@@ -369,7 +369,7 @@ class Subscribing:
             if site.state is states.Site.LEFT:
                 site.sub.sites.pop(site.server, None)
                 link.sites.pop(site, None)
-                link.say_bye(self._context.client, site.sub.pattern, site.sub.name)
+                link.say_bye(self._context.client, site.sub.pattern, site.sub.name, self._context.next_nonce())
                 self._doubt_streams(site.sub, site.server, now)
 
     def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:

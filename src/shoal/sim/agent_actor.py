@@ -253,16 +253,16 @@ class AgentActor:
         if isinstance(before, CoordinatorError):
             return
         if before is None and self.core.book.ring is None:
-            self.coordinator.request(self.node, "get", (RING_KEY,), lambda ring: self._read(name, ring, asked_at))
+            self.coordinator.request(self.node, "list", (PLAN_PREFIX,), lambda plan: self._read(name, plan, asked_at))
         else:
             self._acquire(name, before, asked_at)
 
-    def _read(self, name: str, ring: Any, asked_at: float) -> None:
-        """The ring as the coordinator has it, or that there is none yet."""
-        if isinstance(ring, CoordinatorError):
+    def _read(self, name: str, plan: Any, asked_at: float) -> None:
+        """The plan as the coordinator has it: entries first, for whoever knows the ring answers."""
+        if isinstance(plan, CoordinatorError):
             return
-        if ring is not None:
-            self._plan(Change(RING_KEY, ring))
+        for key, stored in sorted(plan.items()):
+            self._plan(Change(key, stored))
         self._acquire(name, None, asked_at)
 
     def _acquire(self, name: str, before: Any, asked_at: float) -> None:

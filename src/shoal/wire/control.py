@@ -65,11 +65,14 @@ class Hello(_Control, frozen=True, tag=2):
 
 
 class Bye(_Control, frozen=True, tag=3):
-    """A client has left a channel or pattern of this server."""
+    """A client has left a channel or pattern of this server. The nonce is from the same row as those of its hellos: a
+    Bye that was stuck in an old connection is older than the hello that came by a new one, and means nothing any more.
+    """
 
     client: ClientId
     name: bytes
     pattern: bool
+    nonce: U64 = 0
 
 
 class Present(_Control, frozen=True, tag=4):
