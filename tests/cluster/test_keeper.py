@@ -181,6 +181,25 @@ def test_a_mass_death_is_believed_in_the_end() -> None:
     assert written[-1][0] >= MASS_DEATH_LEASES * LEASE_S
 
 
+def test_servers_that_could_not_hear_of_a_new_one_are_counted_by_the_ring_that_they_know() -> None:
+    store = Store("s1 s2 s3")
+    store.run("s1 s2 s3", FULL_S)
+    store.run("s1", LEASE_S / 4)  # the others are cut off together: two of three, so their agents go on
+    assert store.step("s1 s4") == ["s1", "s2", "s3", "s4"]
+    assert store.run("s1 s4", 3 * FULL_S) == []  # though it is but two of four by now
+    written = store.run("s1 s4", MASS_DEATH_LEASES * FULL_S)
+    assert [ids for _, ids in written] == [["s1", "s4"]]
+
+
+def test_servers_that_have_heard_of_a_new_one_are_counted_by_the_ring_with_it() -> None:
+    store = Store("s1 s2 s3")
+    store.run("s1 s2 s3", FULL_S)
+    store.run("s1 s2 s3 s4", FULL_S)
+    ((after_s, ids),) = store.run("s1 s4", 3 * FULL_S)
+    assert ids == ["s1", "s4"]
+    assert after_s <= 2 * FULL_S
+
+
 def test_after_an_outage_nobody_is_judged_before_a_full_lease() -> None:
     store = Store("s1 s2")
     store.run("s1 s2", 3 * FULL_S)

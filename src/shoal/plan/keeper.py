@@ -19,7 +19,8 @@ The wait is what keeps a false death from splitting a channel. Clients trust a s
   alive could not renew either and need the time to come back;
 - the same after a time in which more than half of the ring's servers had no fresh lease: then it is not they who
   are dead but the way to the coordinator, and their agents go on without it (see `shoal.channels.lease`). Only when
-  that has lasted for `MASS_DEATH_LEASES` leases are they believed to be dead.
+  that has lasted for `MASS_DEATH_LEASES` leases are they believed to be dead. Agents that could not hear of the newest
+  ring count by the one that they know, so it must not be more than half of that either.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 
 GAP_SHARE: Final = 0.25
+RENEWED_SHARE: Final = 0.1
+"""What a lease must have gained between two looks, as a share of it, to have been renewed: answers take their time."""
 
 
 MASS_DEATH_LEASES: Final = 10
@@ -83,6 +86,7 @@ class Keeper:
         self._seen_at = 0.0
         self._lapses_at: dict[str, float] = {}
         self._leaves_at: dict[str, float] = {}
+        self._known_by: dict[str, list[frozenset[str]]] = {}
         self._ring: Ring | None = None
         self._wakes_at: list[float] = []
         self._now = 0.0
@@ -138,12 +142,12 @@ class Keeper:
         return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)
 
     def _note_quorum(self, leases: Mapping[str, float], outside: Set[str], now: float) -> None:
-        """Half of the ring without a fresh lease is as good as no contact, for a while."""
+        """Half of a ring without a fresh lease is as good as no contact, for a while."""
         if self._ring is None:
             return
-        wanted = [server for server in self._ring.ids if server not in outside]
-        fresh = sum(leases.get(server, 0.0) > self._lease_s / 2 for server in wanted)
-        if 2 * fresh >= len(wanted):
+        fresh = {server for server, left_s in leases.items() if left_s > self._lease_s / 2}
+        rings = self._rings_lived_by([server for server in self._ring.ids if server not in fresh])
+        if all(2 * len(fresh & wanted) >= len(wanted) for wanted in (ring - outside for ring in rings)):
             self._quorum_lost_at = None
             return
         if self._quorum_lost_at is None:
@@ -153,10 +157,27 @@ class Keeper:
             self._contact_since = now
             self._wakes_at.append(judges_at)
 
+    def _rings_lived_by(self, servers: Iterable[str]) -> set[frozenset[str]]:
+        """The ring, and those that the agents of some servers may still go by, because they were not heard of since:
+        they count by them whether the coordinator is down."""
+        assert self._ring is not None
+        newest = [frozenset(self._ring.ids), *(frozenset(members.ids) for members in self._ring.earlier[:1])]
+        rings = {newest[0]}
+        for server in servers:
+            rings.update(ring for ring in self._known_by.get(server, newest) if server in ring)
+        return rings
+
+    def _note_renewal(self, server: str, lapses_at: float) -> None:
+        """An agent that renews its lease hears of the ring that there is, by the time of its next renewal for sure."""
+        if self._ring is not None and lapses_at > self._lapses_at.get(server, 0.0) + self._lease_s * RENEWED_SHARE:
+            *_, before = self._known_by.get(server, [frozenset(self._ring.ids)])
+            self._known_by[server] = [before, frozenset(self._ring.ids)]
+
     def _note_leases(self, leases: Mapping[str, float], now: float) -> None:
         """Remembers when each lease would lapse, and for each one that is gone, from when on its server may
         leave."""
         for server, remaining_s in leases.items():
+            self._note_renewal(server, now + remaining_s)
             self._lapses_at[server] = now + remaining_s
             self._leaves_at.pop(server, None)
         for server in self._ring.ids if self._ring else ():

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.channels.link import Command
 from shoal.errors import ProtocolError
 from shoal.sim.link import Endpoint
+from shoal.sim.network import Dial
 from shoal.wire import control
 
 if TYPE_CHECKING:
     from shoal.sim.agent_actor import AgentActor
 
 RETRY_S: Final = 0.1
+RING_RETRY_S: Final = 0.5
+"""The same where servers come and go, and some are away for long."""
 
 
 class _Link(ABC):
@@ -26,11 +29,23 @@ class _Link(ABC):
     def __init__(self, actor: AgentActor, server: str) -> None:
         self.actor = actor
         self.server = server
+        self.end: Endpoint | None = None
+        self._closed = False
+        self._dial: Dial | None = None
         self.dial()
 
     def dial(self) -> None:
         """Connects to the other server."""
-        self.actor.network.connect(self.actor.node, self.server, self)
+        if not self._closed:
+            self._dial = self.actor.network.connect(self.actor.node, self.server, self)
+
+    def close(self) -> None:
+        """Ends the connection for good."""
+        self._closed = True
+        if self._dial is not None:
+            self._dial.cancel()
+        if self.end is not None:
+            self.end.abort()
 
     @abstractmethod
     def connected(self, end: Endpoint) -> None:
@@ -42,7 +57,7 @@ class _Link(ABC):
 
     def failed(self, reason: str) -> None:
         """Tries again."""
-        self.actor.node.after(RETRY_S, self.dial)
+        self.actor.node.after(RING_RETRY_S if self.actor.follows else RETRY_S, self.dial)
 
     def lost(self, end: Endpoint, reason: str) -> None:
         """Tries again."""
@@ -54,6 +69,7 @@ class Ear(_Link):
 
     def connected(self, end: Endpoint) -> None:
         """Listens to nothing but words."""
+        self.end = end
         end.handler = self
         end.send_all([(b"HELLO", b"3"), (b"PSUBSCRIBE", b"__shoal:wor[d]")])
 
@@ -73,7 +89,6 @@ class Wire(_Link):
     """Carries what an agent passes on to another server, and counts the replies."""
 
     def __init__(self, actor: AgentActor, server: str) -> None:
-        self.end: Endpoint | None = None
         self._greeted = False
         super().__init__(actor, server)
 
@@ -102,7 +117,16 @@ class Wire(_Link):
     def lost(self, end: Endpoint, reason: str) -> None:
         """What has not been confirmed is the core's to repeat."""
         self.end = None
+        self._gone()
+        self.failed(reason)
+
+    def close(self) -> None:
+        """The core hears of the end here too."""
+        super().close()
+        self._gone()
+
+    def _gone(self) -> None:
         if self._greeted:
+            self._greeted = False
             self.actor.core.forward_lost(self.server, self.actor.node.clock())
             self.actor.flush()
-        self.failed(reason)

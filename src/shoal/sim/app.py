@@ -52,7 +52,7 @@ class App:
         self.actor = ClientActor(
             run.network, self.node, run.coordinator, client, run.verifier, run.shape.limits, run.rules,
             on_publish=lambda server, channel, blob: run.history.sent(server, client, run.world.now),
-            on_ready=self._ready, on_confirmed=self._confirmed,
+            on_ready=self._ready, on_confirmed=self._confirmed, named=run.named_clients,
         )  # fmt: skip
         self.node.after(self.random.uniform(0.0, 1.0), self._begin)
 
@@ -111,10 +111,10 @@ class App:
             if self.random.random() < 0.2:
                 self.node.after(self.random.uniform(0.0, 0.3), self._publish, channel)
 
-    def _publish(self, channel: str) -> None:
+    def _publish(self, channel: str, size: int | None = None) -> None:
         history, now = self.run.history, self.run.world.now
         number = history.next_number
-        payload = payload_of(number, self.run.shape.payload_bytes)
+        payload = payload_of(number, self.run.shape.payload_bytes if size is None else size)
         self.spoken.add(channel.encode())
         history.publish(channel, self.record.client, 0, now)
         _, sequence = self.actor.publish(channel.encode(), payload, number)

@@ -42,7 +42,7 @@ class _Line:
     def connected(self, end: Endpoint) -> None:
         self.end = end
         end.handler = self
-        end.send((b"HELLO", b"3"))
+        end.send((b"HELLO", b"3", *self.actor.name_words))
         self.actor.node.after(HANDSHAKE_TIMEOUT_S, self._check_logged_in)
 
     def _check_logged_in(self) -> None:
@@ -86,6 +86,7 @@ class ClientActor:
         on_publish: Callable[[str, bytes, bytes], None],
         on_ready: Callable[[Subscription], None],
         on_confirmed: Callable[[object], None],
+        named: bool = False,
     ) -> None:
         self.network = network
         self.node = node
@@ -94,6 +95,8 @@ class ClientActor:
         self.on_publish = on_publish
         self.on_ready = on_ready
         self.on_confirmed = on_confirmed
+        self.name_words = (b"SETNAME", b"shoal:%012x" % client) if named else ()
+        """How servers know the client: where agents look for clients that are gone, it must have a name."""
         self.lines: dict[str, _Line] = {}
         self._random = network.world.rng(f"client/{node.name}")
         self._timer: Event | None = None

@@ -96,6 +96,8 @@ class Store:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.keys: dict[str, Versioned] = {}
         self.on_change: Callable[[str], None] | None = None
+        self.refused = 0
+        """Writes that came from whoever did not hold the lease any more."""
         self._clock = clock
         self._versions: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
@@ -167,6 +169,7 @@ class Store:
         if fence is not None:
             held = self._valid(fence.name)
             if held is None or held.token != fence.token:
+                self.refused += 1
                 raise LeaseLostError(f"the lease {fence.name!r} with token {fence.token} is not held any more")
         now = self.keys.get(key)
         version = 0 if now is None else now.version
@@ -190,6 +193,8 @@ class ModelCoordinator:
         self.options = options or CoordinatorOptions()
         self.store = Store(self.node.clock)
         self.store.on_change = self._key_changed
+        self.serving: tuple[str, int] | None = None
+        """Who asks for what is being done: a node, and which life of it. None: nobody on the network."""
         self._watches: list[Watch] = []
         self._rng = network.world.rng(f"coordinator/{name}")
 
@@ -212,10 +217,12 @@ class ModelCoordinator:
 
     def _serve(self, request: _Request, operation: str, args: tuple[Any, ...]) -> None:
         result: Any
+        self.serving = request.node.name, request.incarnation
         try:
             result = getattr(self.store, operation)(*args)
         except CoordinatorError as error:
             result = error
+        self.serving = None
         self.network.datagram(self.node, request.node, request.answer, result)
 
     def _time_out(self, request: _Request, operation: str, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ stays so: then everything promised must come true within bounds, which is livene
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from shoal.sim.link import Endpoint
 from shoal.sim.network import Network, Partition
@@ -43,6 +43,17 @@ class Faults:
         self._partitionable = list(partitionable)
         self._partitions: list[Partition] = []
         self._rng = network.world.rng("faults")
+
+    def include(self, server: str, agent: str) -> None:
+        """A server and its agent have come, and may be struck as all others."""
+        self._crashable += (server, agent)
+        self._pausable.append(agent)
+        self._partitionable += (server, agent)
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """These nodes are gone, and are not struck any more."""
+        for nodes in (self._crashable, self._pausable, self._partitionable):
+            nodes[:] = [node for node in nodes if node not in names]
 
     def start(self) -> None:
         """Begin to strike."""
@@ -96,19 +107,30 @@ class Faults:
         self._rng.shuffle(names)
         size = self._rng.randint(1, len(names) - 1)
         one_way = self._rng.random() < self._options.one_way_probability
+        self.partition(names[:size], names[size:], self._options.partition_s, one_way=one_way)
+
+    def partition(self, some: list[str], others: list[str], span: Range, *, one_way: bool = False) -> None:
+        """Cuts some nodes off from others, as if their turn had come, if faults are on."""
+        if not self.active:
+            return
         self._count("partition_one_way" if one_way else "partition")
-        self.network.world.note("partition", names[:size], names[size:], one_way)
-        partition = self.network.partition(names[:size], names[size:], one_way=one_way)
+        self.network.world.note("partition", some, others, one_way)
+        partition = self.network.partition(some, others, one_way=one_way)
         self._partitions.append(partition)
-        self._later(self._options.partition_s, partition.heal)
+        self._later(span, partition.heal)
 
     def _pause(self) -> None:
         node = self._some_node(self._pausable)
         if node is not None:
+            self.pause(node, self._options.pause_s)
+
+    def pause(self, node: Node, span: Range) -> None:
+        """Pauses one node, as if its turn had come, if faults are on and it runs."""
+        if self.active and node.running:
             self._count("pause")
             self.network.world.note("pause", node.name)
             node.pause()
-            self._later(self._options.pause_s, node.resume)
+            self._later(span, node.resume)
 
     def _crash(self) -> None:
         node = self._some_node(self._crashable)

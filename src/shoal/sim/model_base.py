@@ -98,6 +98,9 @@ class RedisBase:
         self.dirty: dict[Client, None] = {}
         self.now = 0.0
         self.cut_off = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.commands = 0
         self._next_id = 1
 
     def open(self, backlog_bytes: Callable[[], int] = lambda: 0) -> Client:
@@ -126,6 +129,7 @@ class RedisBase:
             return
         client.output.append(frame)
         client.output_bytes += size
+        self.bytes_out += size
         self.dirty[client] = None
         if client.channels or client.patterns:
             self._check_limits(client)

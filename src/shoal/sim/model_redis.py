@@ -37,6 +37,10 @@ from shoal.wire.glob import compile_glob
 __all__ = ["BufferLimit", "Client", "Command", "ModelRedis", "RedisOptions"]
 
 
+COMMAND_S: Final = 0.000_02
+"""What one command takes of a core, whatever it is: bytes in and out are counted by the model, work is not."""
+
+
 class ModelRedis(ConnectionCommands):
     """One life of a server: a crash is a new object."""
 
@@ -66,6 +70,8 @@ class ModelRedis(ConnectionCommands):
         if client.closing:
             return
         self.now = now
+        self.commands += 1
+        self.bytes_in += sum(map(len, command))
         if not self._refused(client, command):
             name = command[0].lower()
             if name == b"publish":
@@ -76,6 +82,10 @@ class ModelRedis(ConnectionCommands):
             late, self._late = self._late, []
             for frame, size in late:
                 self._write(client, frame, size)
+
+    def channels_in_use(self) -> list[bytes]:
+        """The channels that somebody subscribes to by name."""
+        return list(self._channels)
 
     def publish(self, channel: bytes, payload: bytes, source: Client | None = None) -> int:
         """Deliver a message to all who subscribe; how many deliveries that made."""
@@ -194,6 +204,9 @@ class ModelRedis(ConnectionCommands):
             f"# Clients\r\nconnected_clients:{len(self.clients)}\r\n\r\n"
             f"# Stats\r\npubsub_channels:{len(self._channels)}\r\npubsub_patterns:{len(self._patterns)}\r\n"
             f"client_output_buffer_limit_disconnections:{self.cut_off}\r\n"
+            f"total_net_input_bytes:{self.bytes_in}\r\ntotal_net_output_bytes:{self.bytes_out}\r\n\r\n"
+            f"# CPU\r\nused_cpu_sys:0.0\r\nused_cpu_user:{self.commands * COMMAND_S:.6f}\r\n\r\n"
+            f"# Memory\r\nused_memory:1000000\r\n"
         )
         self._reply(client, text.encode())
 

@@ -54,6 +54,9 @@ class RunawayError(RuntimeError):
 class MovesRun(Scenario):
     """One seed of the scenario."""
 
+    mover_lease = MOVER_LEASE
+    """The lease of whoever moves channels."""
+
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self.moving = True
         self.sleepers: set[int] = set()
@@ -167,7 +170,7 @@ class MovesRun(Scenario):
 
     def _count_takeover(self, entry: Entry) -> None:
         """Notes when a move is carried on by another mover than the one that carried it so far."""
-        lease = self.coordinator.store.lease_of(MOVER_LEASE)
+        lease = self.coordinator.store.lease_of(self.mover_lease)
         holder = lease.holder if lease is not None else ""
         before = self.watch.entries.get(entry.channel)
         if before is not None and before.phase is not Phase.END:
@@ -254,11 +257,15 @@ class MovesRun(Scenario):
 
     def quiet(self) -> bool:
         """Moves must have settled too."""
-        return super().quiet() and not MovesCheck(self).unsettled()
+        return super().quiet() and not self.checker().unsettled()
+
+    def checker(self) -> MovesCheck:
+        """Who judges what was moved."""
+        return MovesCheck(self)
 
     def check(self, verdict: Verdict) -> None:
         """Moves end, plain clients lose nothing, idle channels cost nothing."""
-        MovesCheck(self).judge(verdict)
+        self.checker().judge(verdict)
         self.exercised.update(self.watch.seen)
 
 

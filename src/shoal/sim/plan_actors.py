@@ -89,7 +89,7 @@ class MoverActor:
         self._verifier = Verifier(signer.public)
         self._holder = holder
         self._lease: Lease | None = None
-        self._ask((("acquire", (MOVER_LEASE, holder, MOVER_LEASE_S)),), self._led)
+        self._lead()
 
     def _ask(self, questions: tuple[tuple[str, tuple[Any, ...]], ...], then: Callable[..., None]) -> None:
         """Asks several things at once; goes on with all the answers, or begins a new round if one is missing."""

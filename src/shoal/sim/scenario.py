@@ -40,6 +40,7 @@ from shoal.sim.node import Node
 from shoal.sim.options import FaultOptions
 from shoal.sim.plan_actors import KeeperActor
 from shoal.sim.redis_node import RedisNode
+from shoal.sim.settled import check_settled
 from shoal.sim.shape import Shape
 from shoal.sim.stranger import Stranger
 from shoal.sim.verifying import RunVerifier
@@ -70,10 +71,15 @@ class Outcome:
 class Scenario:
     """One seed of a scenario. `book` is the plan as the coordinator holds it at this moment."""
 
+    named_clients = False
+    """Whether servers know clients by name."""
+    ring_death = 0.5
+    """How often an agent dies when the ring changes."""
+
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self.world = World(seed, trace=trace)
         rng = self.world.rng("shape")
-        options = FaultOptions.draw(rng)
+        options = self.draw_faults(rng)
         self.shape = shape = self.draw_shape(options)
         self.rules = rules
         self.network = Network(self.world, options)
@@ -94,15 +100,17 @@ class Scenario:
         self.servers = [self._server(name) for name in self.names]
         self.agents = [self._agent(name) for name in self.names]
         self._watch_plan()
-        self._keeper()
+        keepers = self.make_keepers()
         self.coordinator.node.on_crash = lambda: self.died("coordinator", "coordinator")
         self._first_plan(rng)
-        self.apps = [App(self, self.network.node(f"app{index}")) for index in range(shape.clients)]
-        Stranger(self.network, self.names, self._inboxes, self.channels, lambda: self.active, self.history.foreign_sent)
+        self.apps = [self.make_app(self.network.node(f"app{index}")) for index in range(shape.clients)]
+        Stranger(
+            self.network, self.names, self._inboxes, self.channels, self.strangers_active, self.history.foreign_sent
+        )
         others = self.other_nodes()
         self.faults = Faults(
             self.network,
-            crashable=[*self.names, *(f"agent-{n}" for n in self.names), "coordinator", "keeper", *others]
+            crashable=[*self.names, *(f"agent-{n}" for n in self.names), "coordinator", *keepers, *others]
             + [app.node.name for app in self.apps],
             pausable=[
                 *(f"agent-{n}" for n in self.names),
@@ -116,6 +124,10 @@ class Scenario:
 
     # What a scenario adds
 
+    def draw_faults(self, rng: Random) -> FaultOptions:
+        """What links and nodes suffer."""
+        return FaultOptions.draw(rng)
+
     def draw_shape(self, options: FaultOptions) -> Shape:
         """How large the run is."""
         return Shape.draw(self.world.rng("shape"), options)
@@ -123,6 +135,21 @@ class Scenario:
     def coordinator_options(self) -> CoordinatorOptions:
         """How fast the coordinator is."""
         return CoordinatorOptions()
+
+    def make_app(self, node: Node) -> App:
+        """An application."""
+        return App(self, node)
+
+    def peers_of(self, server: str) -> list[str] | None:
+        """The servers to which the agent of one is connected; None: those of the ring."""
+        return [peer for peer in self.names if peer != server]
+
+    def agent_started(self, server: str, actor: AgentActor) -> None:
+        """The agent of a server has begun its work."""
+
+    def strangers_active(self) -> bool:
+        """Whether plain clients publish."""
+        return self.active
 
     def other_nodes(self) -> list[str]:
         """Makes the scenario's own nodes; those named may be crashed and paused."""
@@ -144,6 +171,9 @@ class Scenario:
     def died(self, kind: str, name: str) -> None:
         """The process of a node is gone."""
         self.exercised[f"{kind} crash"] += 1
+
+    def go_on(self) -> None:
+        """Lets applications be active for longer, in a healthy world."""
 
     def check(self, verdict: Verdict) -> None:
         """Judges what only this scenario promises."""
@@ -199,7 +229,7 @@ class Scenario:
 
     def _agent(self, name: str) -> Node:
         node = self.network.node(f"agent-{name}", host=f"host-{name}")
-        peers = [peer for peer in self.names if peer != name]
+        peers = self.peers_of(name)
 
         def unwatched() -> None:
             self.history.unwatched.append(Interval(f"the agent of {name} was away", self.world.now))
@@ -211,6 +241,7 @@ class Scenario:
                 self.rules, unwatched, lambda server, command: self.agent_said(name, server, command),
             )  # fmt: skip
             actors.append(actor)
+            self.agent_started(name, actor)
 
         def crashed() -> None:
             unwatched()
@@ -223,7 +254,8 @@ class Scenario:
         self.agent_actors.append(actors)
         return node
 
-    def _keeper(self) -> None:
+    def make_keepers(self) -> list[str]:
+        """Makes those who keep the ring; those named may be crashed."""
         node = self.network.node("keeper")
         members = {name: ServerAddress(name, name, 1) for name in self.names}
 
@@ -232,6 +264,7 @@ class Scenario:
 
         node.on_restart, node.on_crash = start, lambda: self.died("keeper", "keeper")
         start()
+        return [node.name]
 
     def _inboxes(self) -> list[int]:
         return [app.record.client for app in self.apps]
@@ -275,7 +308,7 @@ class Scenario:
         if before and self.active:
             for app in self.apps:
                 app.ring_changed()
-            if self.faults.active and self.world.rng("ring").random() < 0.5:
+            if self.faults.active and self.world.rng("ring").random() < self.ring_death:
                 self._crash_agent(self.world.rng("ring").choice(self.names), "ring")
         self.exercised["server left ring"] += len(before - self.history.members)
         for server in sorted(before - self.history.members):
@@ -308,6 +341,7 @@ class Scenario:
         world.run(BEGIN_S + shape.safety_s)
         self.faults.stop()
         world.run(world.now + CALM_S)
+        self.go_on()
         self.active = False
         world.run(world.now + QUIET_S)
         while not self.quiet() and world.now < LIVENESS_S_MAX:
@@ -322,7 +356,7 @@ class Scenario:
             self._count_agent(actors[-1])
         self.exercised["cut off"] += sum(server.cut_off for server in self.servers)
         verdict = judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
-        self._check_settled(verdict)
+        check_settled(self.apps, verdict)
         self.check(verdict)
         self.exercised.update(self.faults.counts)
         self.exercised.update(verdict.seen)
@@ -342,26 +376,6 @@ class Scenario:
         streams = (stream for sub in subs for _, stream in sub.all_streams())
         settled = all(router.settled for router in routers) and all(sub.settled for sub in subs)
         return settled and not any(stream.has_hole() or stream.doubted_at is not None for stream in streams)
-
-    def _check_settled(self, verdict: Verdict) -> None:
-        """Liveness: in a healthy world everything is confirmed, in force, and no table holds what is over."""
-        for app in self.apps:
-            router = app.actor.router
-            who = f"{app.node.name} ({app.record.client:x})"
-            if not router.settled:
-                verdict.violate("unsettled", f"{who} has {router.publishing.pending_messages} messages unconfirmed")
-            for sub in app.subs:
-                if not sub.settled:
-                    sites = {name: site.state.value for name, site in sub.sites.items()}
-                    verdict.violate("unsettled", f"{who}: {sub.text} is not in force everywhere: {sites}")
-                held = sum(len(stream.held) for _, stream in sub.all_streams())
-                if held or sub.early:
-                    verdict.violate("growth", f"{who}: {sub.text} still holds {held} messages, {len(sub.early)} early")
-            if router.subscribing.asked or router.publishing.asked:
-                asked = len(router.subscribing.asked), len(router.publishing.asked)
-                verdict.violate("growth", f"{who} still waits for answers: {asked}")
-            if len(router.context.timers) > 60 + 4 * len(app.subs):
-                verdict.violate("growth", f"{who} has {len(router.context.timers)} timers in a quiet world")
 
     def count(self, actor: ClientActor) -> None:
         """Adds a router's counters to what was exercised."""

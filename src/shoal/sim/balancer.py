@@ -1,0 +1,389 @@
+"""The scenario `balancer`: load changes, servers come and go, several want to lead, and everything suffers.
+
+Owns what is added to the cluster of the scenario `moves`: leaders (keeper, mover and balancer under one lease),
+telemetry, a provider, load, and somebody who asks for proposals. In the end the load is steady, and everything must
+come to rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Self
+
+import msgspec
+
+from shoal.balance.effects import ProviderState
+from shoal.balance.options import BalancerOptions
+from shoal.balance.settings import BalanceSettings
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.plan.entry import Entry
+from shoal.plan.keys import KEEPER_LEASE
+from shoal.plan.ring import ServerAddress
+from shoal.sim.agent_actor import AgentActor
+from shoal.sim.balancer_asks import Asker
+from shoal.sim.balancer_checkers import BalancerCheck
+from shoal.sim.balancer_load import SHIFT_S, Load, LoadedApp
+from shoal.sim.balancer_watch import BalancerWatch
+from shoal.sim.balancing_actor import BalancingActor
+from shoal.sim.coordinator import CoordinatorOptions
+from shoal.sim.leader_actor import KeepingActor, Leading, LedMoverActor
+from shoal.sim.moves import MovesRun
+from shoal.sim.node import Node
+from shoal.sim.options import FaultOptions
+from shoal.sim.provider_actor import ProviderActor
+from shoal.sim.redis_node import RedisNode
+from shoal.sim.scenario import BEGIN_S, Outcome
+from shoal.sim.shape import Shape
+from shoal.sim.telemetry_actor import MonitorActor, ReaderActor, ReaderTemper, WallClock
+
+SERVERS_MAX: Final = 6
+SETTLE_WINDOWS: Final = {"shoal": 10, "dynamoth": 17}
+"""After so many windows of steady load in which nothing moves, nothing does any more. `dynamoth` leaves a replicated
+channel as it is for 30 s, as its authors did, and only then knows whether it must be."""
+REST_WINDOWS: Final = 5
+"""For so many windows it is watched that this is so."""
+STEADY_WINDOWS_MAX: Final = 60
+"""By then the last plan has been made, whatever had to be moved, merged and drained one after the other."""
+STEADY_RATIO: Final = 0.5
+"""How much of all servers that there may be the steady load takes at the most."""
+STEADY_CHANNEL_RATIO: Final = 0.22
+"""How much of one server a channel takes then, at the most."""
+STEADY_REPLICATED_RATIO: Final = 0.06
+"""The same where channels are replicated. With more, and as few clients as there are here, what each server carries of
+such a channel is a matter of chance, and no placement is the right one for a policy that divides evenly."""
+STRIKE_S: Final = 0.8
+"""Within this time after a plan has begun its leader may be struck."""
+STRUCK_S: Final = (2.5, 6.0)
+"""For how long; longer than its lease."""
+SKEWS_S: Final = (0.0, 0.0, 1.0, 3.0, -6.0)
+"""How far clocks on the wall are off."""
+SPIKE_S: Final = (0.01, 0.1)
+"""What a delay may be longer now and then; a message that is later still would count for another second."""
+WINDOW_BYTES_MIN: Final = 65_536
+"""Links carry the load: a jam is no fault of the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Temper:
+    """What a run of this scenario is like, by seed."""
+
+    leaders: int
+    wander_s: float
+    struck: float
+    by_hand: bool
+    strangers: bool
+    capacity_bytes_per_s: float
+    refuses: float
+    fails: float
+
+    @classmethod
+    def draw(cls, rng: Random) -> Self:
+        """By seed."""
+        return cls(
+            leaders=rng.choice((2, 2, 3)),
+            wander_s=rng.choice((3.0, 8.0)),
+            struck=rng.choice((0.0, 0.5, 0.9)),
+            by_hand=rng.random() < 0.3,
+            strangers=rng.random() < 0.5,
+            capacity_bytes_per_s=rng.choice((25_000.0, 50_000.0, 80_000.0)),
+            refuses=rng.choice((0.0, 0.3)),
+            fails=rng.choice((0.0, 0.2)),
+        )
+
+
+class BalancerRun(MovesRun):
+    """One seed of the scenario."""
+
+    named_clients = True
+    ring_death = 0.1
+    mover_lease = KEEPER_LEASE
+
+    temper: Temper
+    settings: BalanceSettings
+    options: BalancerOptions
+    load: Load
+
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        self.leaders: list[str] = []
+        self.balance = BalancerWatch(self)
+        self.addresses: dict[str, ServerAddress] = {}
+        self.gone: set[str] = set()
+        self.ring_at = 0.0
+        """When the ring was last written."""
+        self.entry_at: dict[bytes, float] = {}
+        """When each entry was last written."""
+        super().__init__(seed, rules, trace)
+        assert self.operator is not None
+        self.operator.temper = dataclasses.replace(self.operator.temper, pause_s=6.0, together=1, flurry=0.0)
+        self.balance.sample()
+        tell = self.coordinator.store.on_change
+        assert tell is not None
+
+        def changed(key: str) -> None:
+            self.balance.written(key)
+            tell(key)
+
+        self.coordinator.store.on_change = changed
+
+    # What a run is like
+
+    def draw_faults(self, rng: Random) -> FaultOptions:
+        """As everywhere, on links that carry the load."""
+        options = super().draw_faults(rng)
+        return dataclasses.replace(options, window_bytes=max(options.window_bytes, WINDOW_BYTES_MIN), spike_s=SPIKE_S)
+
+    def draw_shape(self, options: FaultOptions) -> Shape:
+        """A longer run with fewer applications, and settings in proportion to it."""
+        rng = self.world.rng("balancer")
+        self.temper = Temper.draw(rng)
+        self.settings = BalanceSettings(
+            window_s=2,
+            lateness_s=1.0,
+            past_windows=8,
+            wait_s=rng.choice((2.0, 4.0, 8.0)),
+            settle_s=8.0,
+            horizon_s=8.0,
+            moves_max=rng.choice((2, 20)),
+            all_subscribers_ratio=1.5,
+            publications_min=5.0,
+            all_publishers_ratio=4.0,
+            subscribers_min=3,
+        )
+        self.options = BalancerOptions(
+            policy=rng.choice(("shoal", "dynamoth")),
+            auto=rng.random() < 0.9,
+            servers_min=2,
+            servers_max=SERVERS_MAX,
+            new_max_out_bytes_per_s=self.temper.capacity_bytes_per_s,
+            move_timeout_s=rng.choice((8.0, 30.0)),
+            join_timeout_s=6.0,
+            retry_s=1.5,
+            empty_s=3.0,
+        )
+        shape = super().draw_shape(options)
+        limits = msgspec.structs.replace(shape.limits, prepare_timeout_s=rng.choice((3.0, 10.0)))
+        return dataclasses.replace(
+            shape,
+            limits=limits,
+            clients=rng.randint(4, 6),
+            channels=rng.randint(3, 5),
+            safety_s=rng.uniform(20.0, 32.0),
+        )
+
+    def coordinator_options(self) -> CoordinatorOptions:
+        """Some hear of the plan late, but never so late that moves are given up again and again."""
+        slow_s = self.world.rng("news").choice((0.05, 0.05, 0.3))
+        return CoordinatorOptions(watch_delay_s=(0.000_5, slow_s))
+
+    @property
+    def shifting(self) -> bool:
+        """Whether load changes and clients come and go."""
+        return self.active and self.world.now < BEGIN_S + self.shape.safety_s
+
+    def strangers_active(self) -> bool:
+        """Plain clients are part of what shifts."""
+        return self.temper.strangers and self.shifting
+
+    # Who is there
+
+    def peers_of(self, server: str) -> list[str] | None:
+        """Servers come and go."""
+        return None
+
+    def make_app(self, node: Node) -> LoadedApp:
+        """Applications publish at the rates of the load."""
+        if not hasattr(self, "load"):
+            apps = [f"app{index}" for index in range(self.shape.clients)]
+            self.load = Load(self.world.rng("load"), self.channels, apps)
+        return LoadedApp(self, node)
+
+    def agent_started(self, server: str, actor: AgentActor) -> None:
+        """Agents count what their servers carry, until applications are quiet: then nothing new is decided."""
+        wall = self._wall(actor.node, SKEWS_S)
+        MonitorActor(actor, wall, self.temper.capacity_bytes_per_s, lambda: self.active)
+
+    def _wall(self, node: Node, skews_s: tuple[float, ...]) -> WallClock:
+        return WallClock(node, self.world.rng(f"wall/{node.name}").choice(skews_s))
+
+    def make_keepers(self) -> list[str]:
+        """The leaders keep the ring; they are named later, with the other nodes."""
+        self.addresses = {name: ServerAddress(name, name, 1) for name in self.names}
+        self.first_names = frozenset(self.names)
+        temper = self.temper
+        limits = ProviderState(
+            self.options.servers_min, self.options.servers_max, new_capacity=temper.capacity_bytes_per_s
+        )
+        self.provider = ProviderActor(
+            self.network, self.coordinator, self, self.names, limits, temper.refuses, temper.fails
+        )
+        self.leaders = [f"leader{index}" for index in range(temper.leaders)]
+        for name in self.leaders:
+            self._leader(self.network.node(name))
+        return []
+
+    def _leader(self, node: Node) -> None:
+        wall = self._wall(node, (0.0, 0.1, -0.3))
+        reading = ReaderTemper(self.world.rng("balancer"))
+
+        def start() -> None:
+            holder = f"{node.name}/{node.incarnation}"
+            leading = Leading()
+            limits, rules = self.shape.limits, self.rules
+            KeepingActor(
+                node, self.coordinator, self.signer, limits, self.addresses, holder, leading, is_fenced=rules.fence
+            )
+            LedMoverActor(node, self.coordinator, self.signer, limits, rules, holder, leading, self.verifier)
+            reader = ReaderActor(self.network, node, wall, self.server_of, reading, lambda: self.shifting)
+            BalancingActor(
+                node, self.coordinator, self.verifier, leading, reader, self.provider, wall, self.settings,
+                self.options, rules, self.balance, holder,
+            )  # fmt: skip
+
+        node.on_restart, node.on_crash = start, lambda: self.died("mover", node.name)
+        start()
+
+    def other_nodes(self) -> list[str]:
+        """Leaders move channels too, so what strikes movers strikes them."""
+        self.movers = list(self.leaders)
+        return self.leaders
+
+    def server_of(self, name: str) -> RedisNode:
+        """A server by name."""
+        return self.servers[self.names.index(name)]
+
+    def is_there(self, name: str) -> bool:
+        """Whether a server has come and has not been removed."""
+        return name in self.addresses and name not in self.gone
+
+    def book_ids(self) -> tuple[str, ...]:
+        """The members of the ring."""
+        return self.book.ring.ids if self.book.ring is not None else ()
+
+    # Servers come and go
+
+    def start_server(self, server: str) -> None:
+        """A server and its agent are there from now on."""
+        self.world.note("server starts", server)
+        self.names.append(server)
+        self.servers.append(self._server(server))
+        self.agents.append(self._agent(server))
+        self.addresses[server] = ServerAddress(server, server, 1)
+        self.faults.include(server, f"agent-{server}")
+        self.balance.added(server)
+
+    def end_server(self, server: str) -> None:
+        """A server and its agent are gone for good."""
+        self.world.note("server ends", server)
+        self.balance.removed(server)
+        self.gone.add(server)
+        if server in self.addresses:
+            names = server, f"agent-{server}"
+            self.faults.leave_out(names)
+            for name in names:
+                node = self.network.nodes[name]
+                node.on_restart = node.on_crash = None
+                node.resume()
+                node.crash()
+            if self.world.rng("ends").random() < 0.7:
+                self.agent_actors[self.names.index(server)][-1].release()
+
+    def _crash_agent(self, name: str, why: str) -> None:
+        if name not in self.gone:
+            super()._crash_agent(name, why)
+
+    # The run
+
+    def begin_safety(self) -> None:
+        """Load shifts from now on; in some runs somebody moves channels by hand."""
+        if self.book.ring is None:
+            self.world.after(0.2, self.begin_safety)
+            return
+        assert self.operator is not None
+        if self.temper.by_hand:
+            self.operator.start()
+        Asker(self).start()
+        self._shift_later()
+        self.world.at(BEGIN_S + self.shape.safety_s, self._last_move)
+
+    def _shift_later(self) -> None:
+        self.world.after(self.world.rng("load").uniform(*SHIFT_S), self._shift)
+
+    def _shift(self) -> None:
+        if self.shifting:
+            self.load.shift()
+            self._shift_later()
+
+    def _ring_written(self, data: bytes) -> None:
+        before = set(self.history.members)
+        super()._ring_written(data)
+        self.ring_at = self.world.now
+        self.balance.ring_written(before, set(self.history.members))
+
+    def entry_written(self, entry: Entry) -> None:
+        """Notes when."""
+        self.entry_at[entry.channel] = self.world.now
+        super().entry_written(entry)
+
+    def plan_begun(self, leader: str) -> None:
+        """The first request of a plan was written: perhaps its leader suffers for it."""
+        rng = self.world.rng("strike")
+        if leader and self.faults.active and not self.peaceful and rng.random() < self.temper.struck:
+            node = self.network.nodes[leader]
+            others = [name for name in self.network.nodes if name != leader]
+            match rng.choice(("died", "paused", "cut off")):
+                case "died":
+                    self._strike("leader died with a plan under way", lambda: self.faults.crash(node))
+                case "paused":
+                    self._strike("leader paused with a plan under way", lambda: self.faults.pause(node, STRUCK_S))
+                case _:
+                    self._strike(
+                        "leader cut off with a plan under way",
+                        lambda: self.faults.partition([leader], others, STRUCK_S),
+                    )
+
+    def _strike(self, what: str, strike: Callable[[], None]) -> None:
+        self.balance.seen[what] += 1
+        rng = self.world.rng("strike")
+        self.world.after(rng.choice((0.0, 1.0)) * rng.uniform(0.0, STRIKE_S), strike)
+
+    def _last_move(self) -> None:
+        """Load is as it will be from now on: what the servers that there may be can carry."""
+        super()._last_move()
+        subs = [sub.text for app in self.apps for sub in app.subs]
+        receivers = {channel: subs.count(channel) + subs.count(self.pattern) for channel in self.channels}
+        replicated = any(len(entry.placement.servers) > 1 for entry in self.watch.entries.values())
+        capacity = self.temper.capacity_bytes_per_s
+        channel_max = capacity * (STEADY_REPLICATED_RATIO if replicated else STEADY_CHANNEL_RATIO)
+        self.load.settle(self.settings.window_s, receivers, channel_max, STEADY_RATIO * SERVERS_MAX * capacity)
+
+    def go_on(self) -> None:
+        """Under steady load everything comes to rest, and stays there."""
+        world, watch, window_s = self.world, self.balance, self.settings.window_s
+        began_at = world.now
+        rest_s = SETTLE_WINDOWS[self.options.policy] * window_s
+        while watch.leaving or world.now - max(began_at, watch.changed_at) < rest_s:
+            if world.now - began_at > STEADY_WINDOWS_MAX * window_s:
+                watch.violate("restless", f"no rest after {STEADY_WINDOWS_MAX} windows of steady load")
+                return
+            world.run(world.now + window_s)
+        watch.at_rest = True
+        world.run(world.now + REST_WINDOWS * window_s)
+        watch.at_rest = False
+
+    def checker(self) -> BalancerCheck:
+        """Who judges what was moved."""
+        return BalancerCheck(self)
+
+    def _judged(self) -> Outcome:
+        self.balance.seen["deposed leader refused"] += self.coordinator.store.refused
+        self.exercised[f"policy {self.options.policy}"] += 1
+        self.exercised.update(self.balance.seen)
+        return super()._judged()
+
+
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+    """Runs one seed; the same seed gives the same outcome, always."""
+    return BalancerRun(seed, rules, trace).execute()

@@ -1,0 +1,63 @@
+"""What a campaign of the scenario `balancer` must meet, and the rules that it can take out.
+
+Owns the two lists and the names of the counters behind them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BREAKS: Final = ("fence", "drained", "one_at_a_time", "basis", "settle")
+"""The rules that this scenario puts to the test."""
+
+_SAME: Final = (
+    "plan",
+    "moved for overload",
+    "moved for replicate",
+    "moved for merge",
+    "moved for drain",
+    "moved for lost",
+    "moved for spread",
+    "server added",
+    "server drained",
+    "server kept after all",
+    "server left empty",
+    "server removed",
+    "server died",
+    "server died and came back empty",
+    "guest promoted",
+    "leader died with a plan under way",
+    "leader paused with a plan under way",
+    "leader cut off with a plan under way",
+    "deposed leader refused",
+    "standby finished a plan",
+    "move given up",
+    "proposal asked for",
+    "proposal applied on request",
+    "stale proposal refused",
+    "proposal refused while a plan is under way",
+    "late telemetry",
+    "early telemetry",
+    "duplicate telemetry",
+    "window with missing telemetry",
+    "policy shoal",
+    "policy dynamoth",
+    "late joiner",
+    "machine crash",
+)
+"""Corners whose counters have their names."""
+
+CORNERS: Final = {
+    **{name: name for name in _SAME},
+    "agent died": "agent crash",
+    "server crashed": "server crash",
+    "coordinator died": "coordinator crash",
+    "client died": "client crash",
+    "move by hand": "move by hand",
+    "hole healed": "router healed",
+    "hand-over": "agent handovers",
+    "partition": "partition",
+    "pause": "pause",
+    "power failure": "crash_power",
+}
+"""Every corner that a campaign must meet, and the counter that shows it."""
