@@ -76,6 +76,28 @@ def test_in_a_move_messages_of_those_who_know_are_only_counted_once_somebody_has
 # Forwarding
 
 
+def test_when_a_server_is_back_in_a_placement_it_is_told_how_far_streams_came_without_it() -> None:
+    """Until the agent heard of the ring, it forwarded nothing there, and subscribers may have gone there already."""
+    driver = serving()
+    driver.enter(Entry(HERE, Placement(7, Mode.ALL_PUBLISHERS, ("s1", "s2"))))
+    driver.change_ring(8, ("s1", "s3"))
+    driver.hear(HERE, message(1, version=BY_THE_RING | 3))
+    assert driver.taken("s2") == []
+    driver.change_ring(9, SERVERS)
+    driver.core.forward_opened("s2", driver.now)
+    driver.play()
+    assert beacons(driver.taken("s2")) == [(1, 0, False)]
+
+
+def test_a_ring_that_changes_nothing_for_a_placement_announces_nothing() -> None:
+    driver = serving()
+    driver.enter(Entry(HERE, Placement(7, Mode.ALL_PUBLISHERS, ("s1", "s2"))))
+    driver.hear(HERE, message(1, version=7))
+    driver.change_ring(8, ("s1", "s2"))
+    driver.play()
+    assert driver.taken("s2") == []
+
+
 def test_what_is_published_away_from_home_goes_home_marked() -> None:
     driver = serving()
     driver.hear(THERE, message(1, version=2))

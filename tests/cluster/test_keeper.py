@@ -164,6 +164,17 @@ def test_a_server_that_comes_back_late_joins_again() -> None:
     assert store.step("s1 s2") == ["s1", "s2"]
 
 
+def test_a_server_that_comes_back_at_once_waits_until_it_can_be_marked() -> None:
+    store = Store("s1 s2")
+    store.run("s1 s2", FULL_S)
+    while store.step("s1") is None:
+        pass
+    assert store.ring_ids() == ["s1"]
+    ((after_s, ids),) = store.run("s1 s2", FULL_S)
+    assert ids == ["s1", "s2"]
+    assert after_s == pytest.approx(LEASE_S / 2, abs=LOOK_S)
+
+
 def test_the_last_server_is_never_dropped() -> None:
     store = Store("s1 s2")
     store.run("s1 s2", FULL_S)

@@ -24,6 +24,7 @@ from shoal.plan.entry import Phase
 from shoal.plan.moving import Report
 from shoal.wire.envelope import (
     BEACON,
+    ENDED,
     FORWARDED,
     HEADER,
     RESERVED_PREFIX,
@@ -44,6 +45,7 @@ class Dispatcher:
         self._host = host
         self._rules = rules
         self._courses: dict[bytes, Course] = {}
+        self._members: set[str] = set()
         self._motions: dict[bytes, Motion] = {}
         self.forwards = Forwards(host.limits.forward_buffer_bytes_max)
         self._notices = Notices(host, self._motions)
@@ -100,9 +102,13 @@ class Dispatcher:
         self._courses.clear()
         self._host.scanner.watch_all()
         self.forwards.keep(ring.ids)
+        changed = self._members ^ {*ring.ids}
+        self._members = {*ring.ids}
         for channel, entry in self._host.book.entries.items():
             if entry.phase is not Phase.END:
                 self._follow(channel, now)
+            if not first and not changed.isdisjoint(entry.servers):
+                self._announce_heard(channel)
         if not first:
             self._announcements.clear()
         for channel in self._announcements.channels:
@@ -119,6 +125,18 @@ class Dispatcher:
         self._announce(channel)
         if entry.eager:
             self._notices.due(channel, course, now)
+
+    def _announce_heard(self, channel: bytes) -> None:
+        """A placement has lost servers, or has some of them again. Until this agent heard of it, nothing was forwarded
+        there: subscribers are told how far the streams of this server have come."""
+        course = self.course(channel)
+        if course is None or not course.of_foreign:
+            return
+        for stream, last in self._host.streams(channel).items():
+            if not last & ENDED:
+                blob = beacon(course.publishing.version, stream, last, 0, 0)
+                for server in course.of_foreign:
+                    self._say_beacon(server, channel, blob)
 
     def _announce(self, channel: bytes) -> None:
         course = self.course(channel)

@@ -35,6 +35,8 @@ from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 
 GAP_SHARE: Final = 0.25
+RETURN_SHARE: Final = 0.5
+"""How long a server that has left stays outside at least, as a share of a lease: see `shoal.balance.pooling`."""
 RENEWED_SHARE: Final = 0.1
 """What a lease must have gained between two looks, as a share of it, to have been renewed: answers take their time."""
 
@@ -86,6 +88,7 @@ class Keeper:
         self._seen_at = 0.0
         self._lapses_at: dict[str, float] = {}
         self._leaves_at: dict[str, float] = {}
+        self._left_at: dict[str, float] = {}
         self._known_by: dict[str, list[frozenset[str]]] = {}
         self._ring: Ring | None = None
         self._wakes_at: list[float] = []
@@ -105,6 +108,8 @@ class Keeper:
     def written(self, ring: Ring) -> None:
         """The coordinator has taken a ring of ours."""
         if self._ring is None or ring.version > self._ring.version:
+            before = self._ring.members if self._ring else next(iter(ring.earlier), ring.members)
+            self._left_at.update(dict.fromkeys({*before.ids} - {*ring.ids}, self._now))
             self._ring = ring
 
     def observe(self, snapshot: Snapshot, now: float) -> PutRing | None:
@@ -190,7 +195,9 @@ class Keeper:
         self, members: Mapping[str, ServerAddress], leases: Mapping[str, float], now: float
     ) -> tuple[ServerAddress, ...]:
         """The servers that the ring should have; empty as long as there can be none."""
-        eligible = {server: members[server] for server in sorted(leases) if server in members}
+        eligible = {
+            server: members[server] for server in sorted(leases) if server in members and self._may_enter(server, now)
+        }
         if self._ring is None:
             return self._first_servers(eligible, now)
         stay = [
@@ -208,6 +215,14 @@ class Keeper:
                 self._wakes_at.append(over_at)
                 return ()
         return tuple(eligible.values())
+
+    def _may_enter(self, server: str, now: float) -> bool:
+        """Whoever has just left comes back when the balancer has had time to say how."""
+        enters_at = self._left_at.get(server, -self._lease_s) + self._lease_s * RETURN_SHARE
+        if now < enters_at and self._ring is not None and server not in self._ring.ids:
+            self._wakes_at.append(enters_at)
+            return False
+        return True
 
     def _must_leave(self, server: str, now: float) -> bool:
         """Whether a server's lease is gone and nobody can trust its word any more."""
