@@ -35,7 +35,7 @@ from shoal.channels.observing import ObservingLink
 from shoal.channels.peers import PEER_PATTERN, Peers
 from shoal.channels.report_writer import write_reports
 from shoal.channels.tenure import Tenure
-from shoal.coordination.interface import Change, Coordinator
+from shoal.coordination.interface import Change, Coordinator, Versioned
 from shoal.coordination.link import parse_address
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ConnectError, CoordinatorError, CoordinatorUnavailableError, PlanError, ProtocolError
@@ -227,6 +227,10 @@ class Agent:
             core.lease.granted(sent_at, core.book.version if lapsed else None)
             if silent:
                 self._serving.speak()
+
+    def ring_read(self, ring: Versioned) -> None:
+        """The ring as it was after a lapsed lease was taken; the watch may bring it later."""
+        self._plan_changed(Change(keys.RING_KEY, ring))
 
     def refused(self) -> None:
         """The lease is another agent's."""

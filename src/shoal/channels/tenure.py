@@ -11,6 +11,9 @@ A restarted agent takes its predecessor's lease over at once, before it has load
 the server is as good as before, and its place in the ring should not lapse meanwhile. Later it takes only
 what is free, so that of two agents for one server the newer one stays.
 
+Whoever takes a lease that had lapsed may have left the ring without having heard of it. It reads the ring after the
+lease is its own: any ring that a keeper wrote before knowing of that is then known, or newer than the one read.
+
 A renewal without an answer may have taken effect all the same, and the keeper would see a living agent that takes
 itself for cut off. So after one the agent only asks, and renews again when it has been answered.
 """
@@ -25,10 +28,11 @@ from typing import Final, Protocol
 import msgspec
 
 from shoal.coordination.acl import SERVERS
-from shoal.coordination.interface import Coordinator, Lease, Membership
+from shoal.coordination.interface import Coordinator, Lease, Membership, Versioned
 from shoal.errors import CoordinatorError, CoordinatorUnavailableError
 from shoal.limits import Limits
 from shoal.logs import get_log
+from shoal.plan.keys import RING_KEY
 from shoal.plan.ring import ServerAddress
 
 _log: Final = get_log(__name__)
@@ -39,6 +43,9 @@ class Verdicts(Protocol):
 
     def granted(self, sent_at: float, lapsed: bool) -> None:
         """The lease is held; it was asked for at `sent_at`. `lapsed`: nobody held it before."""
+
+    def ring_read(self, ring: Versioned) -> None:
+        """The ring as it was after a lapsed lease was taken."""
 
     def refused(self) -> None:
         """The lease is another agent's."""
@@ -77,6 +84,7 @@ class Tenure:
         self._membership: Membership | None = None
         self._trouble = ""
         self._unanswered = False
+        self._lapsed = False
         self._wake = asyncio.Event()
 
     def hurry(self) -> None:
@@ -121,19 +129,24 @@ class Tenure:
         clock = asyncio.get_running_loop().time
         asked_at = clock()
         before = await self._coordinator.lease_of(name)
+        runs_until = asked_at + (before.remaining_s if before is not None else 0.0)
         if before is None and not self._speaks():
             return True
         data = msgspec.msgpack.encode(self._address)
         self._membership = await self._coordinator.join(SERVERS, self._address.id, data, self._ttl_s)
         sent_at = clock()
-        self._lease = await self._coordinator.acquire(name, self._holder, self._ttl_s, takeover=self._first)
+        try:
+            self._lease = await self._coordinator.acquire(name, self._holder, self._ttl_s, takeover=self._first)
+        finally:
+            self._lapsed = self._lapsed or clock() >= runs_until
         if self._lease is None:
+            self._lapsed = False
             self._verdicts.refused()
             self._report("another agent holds the lease of this server")
             return False
         self._first = False
         _log.info("holds the lease", server=self._address.id, token=self._lease.token)
-        self._verdicts.granted(sent_at, lapsed=before is None or clock() - asked_at >= before.remaining_s)
+        await self._grant(sent_at)
         return True
 
     async def _renew(self, lease: Lease) -> bool:
@@ -147,11 +160,23 @@ class Tenure:
             self._lease = None
             _log.warning("lost the lease", server=self._address.id, token=lease.token)
             return await self._take()
-        self._verdicts.granted(sent_at, lapsed=False)
+        await self._grant(sent_at)
         if self._membership is not None and not await self._membership.renew():
             data = msgspec.msgpack.encode(self._address)
             self._membership = await self._coordinator.join(SERVERS, self._address.id, data, self._ttl_s)
         return True
+
+    async def _grant(self, sent_at: float) -> None:
+        """The lease counts as held, unless it had lapsed and the ring could not be read since."""
+        lapsed = self._lapsed
+        if lapsed:
+            if not self._speaks():
+                return
+            ring = await self._coordinator.get(RING_KEY)
+            if ring is not None:
+                self._verdicts.ring_read(ring)
+            self._lapsed = False
+        self._verdicts.granted(sent_at, lapsed)
 
     def _report(self, trouble: str) -> None:
         """Logs trouble once, and its end."""

@@ -90,6 +90,7 @@ class AgentActor:
         self._lapsed_until = -1e9
         self._asking = False
         self._unanswered = False
+        self._lapsed = False
         self._lease: Lease | None = None
         self._timer: Event | None = None
         self._timer_at = float("inf")
@@ -282,11 +283,29 @@ class AgentActor:
 
     def _granted(self, result: Any, sent_at: float, lapsed: bool) -> None:
         self._heard_back(result)
+        self._lapsed = self._lapsed or lapsed
         if isinstance(result, Lease):
             self._lease = result
-            self.core.lease.granted(sent_at, self.core.book.version if lapsed else None)
+            self._grant(sent_at)
         elif not isinstance(result, CoordinatorError):
+            self._lapsed = False
             self.core.lease.refused()
+
+    def _grant(self, sent_at: float) -> None:
+        """The lease counts as held, unless it had lapsed and the ring could not be read since (see `tenure`)."""
+        if self._lapsed:
+            self.coordinator.request(self.node, "get", (RING_KEY,), lambda ring: self._ring_read(ring, sent_at))
+        else:
+            self.core.lease.granted(sent_at)
+
+    def _ring_read(self, ring: Any, sent_at: float) -> None:
+        self._heard_back(ring)
+        if isinstance(ring, CoordinatorError):
+            return
+        if ring is not None:
+            self._plan(Change(RING_KEY, ring))
+        lapsed, self._lapsed = self._lapsed, False
+        self.core.lease.granted(sent_at, self.core.book.version if lapsed else None)
 
     def _renewed(self, operation: str, result: Any, sent_at: float) -> None:
         """After a renewal without an answer only questions are sent, until one is answered (see `tenure`)."""
@@ -294,6 +313,6 @@ class AgentActor:
         self._heard_back(result)
         self._unanswered = isinstance(result, CoordinatorError)
         if operation == "renew" and result is True:
-            self.core.lease.granted(sent_at)
+            self._grant(sent_at)
         elif operation == "renew" and not self._unanswered:
             self._lease = None
