@@ -230,6 +230,7 @@ class Demo:
         responses_ms = sorted([*sampler.responses_ms, *self._crowds.take_responses_ms()])
         tally = self._crowds.tally
         tally.lost = lost
+        servers = sum(server.in_ring for server in self._cluster.status().servers)
         return Summary(
             players=self._players_max,
             tally=tally,
@@ -240,11 +241,11 @@ class Demo:
             replicated=len(self._chronicle.replicated),
             servers_added=self._script.servers_added,
             servers_removed=self._script.servers_removed,
-            servers_most=self._script.servers_max,
+            servers_most=max(self._script.servers_max, servers),
             p50_ms=percentile(responses_ms, 0.50),
             p99_ms=percentile(responses_ms, 0.99),
             seconds=round(played_s, 1),
-            servers=sum(server.in_ring for server in self._cluster.status().servers),
+            servers=servers,
             ring_version=self._cluster.status().ring_version,
             cpu_share_mean=sampler.cpu_share_mean,
             cpu_share_max=sampler.cpu_share_max,
