@@ -516,3 +516,25 @@ def test_a_stream_that_presents_itself_late_is_announced_to_those_who_were_answe
     assert beacons([(channel, data)]) == [(4, 0, False)]
     driver.tell(late)
     assert len(driver.announced) == 1, "it is known by now"
+
+
+# Since when it remembers
+
+
+def test_it_says_which_ring_there_was_when_it_began() -> None:
+    driver = serving()
+    driver.core.ring(SIGNER.ring(ring(4, ("s1", "s2", "s3"))))
+    driver.tell(hello())
+    assert driver.answers()[0].since == 3
+    driver.core.lost(driver.now)
+    driver.open(clients=0)
+    driver.tell(hello(2))
+    assert driver.answers()[0].since == 3, "it is the same process"
+
+
+def test_an_agent_that_serves_before_it_knows_a_ring_begins_with_the_first_that_it_hears_of() -> None:
+    driver = AgentDriver()
+    driver.open(clients=0)
+    driver.core.ring(RING)
+    driver.tell(hello())
+    assert driver.answers()[0].since == 3

@@ -17,8 +17,11 @@ SURE_S = LEASE_S * (1 - DEFAULT_LIMITS.clock_drift_max)
 RING = ring(5, ("s1", "s2", "s3", "s4"))
 
 
-def word(server: str, *, granted: bool = False, ring_version: int = 5, lease_ms: int = 500) -> Word:
-    return Word(server, 9, 1, 0, 1, lease_ms, granted, ring_version)
+def word(
+    server: str, *, granted: bool = False, ring_version: int = 5, lease_ms: int = 500, lapsed_s: float = 99
+) -> Word:
+    lapsed_ms = None if granted else int(1000 * lapsed_s)
+    return Word(server, 9, 1, 0, 1, lease_ms, granted, ring_version, lapsed_ms)
 
 
 def lapsed() -> AgentLease:
@@ -188,3 +191,32 @@ def test_whoever_did_not_ask_knows_nothing_of_the_coordinator() -> None:
         lease.heard(word(server), 202.0)
     lease.asked(202.0)
     assert lease.remaining_s(RING, 202.0) > 0, "it has had time enough since it was asked first"
+
+
+def test_a_grant_that_ran_out_long_after_ours_does_not_count() -> None:
+    """Cut off from everybody, the agent heard no word while the others were granted. The keeper may have taken its
+    server out of the ring before the coordinator went down."""
+    lease = lapsed()
+    ours = 100.0 + SURE_S
+    for server in ("s2", "s3", "s4"):
+        lease.heard(word(server, lapsed_s=200.0 - ours - LEASE_S / 2), 200.0)
+    assert lease.remaining_s(RING, 200.0) == 0
+    for server in ("s2", "s3"):
+        lease.heard(word(server, lapsed_s=200.0 - ours - DEFAULT_LIMITS.word_interval_s), 200.0)
+    assert lease.remaining_s(RING, 200.0) > 0
+
+
+def test_whoever_was_never_granted_anything_does_not_count() -> None:
+    """An agent that has begun anew does not know what its predecessor was granted."""
+    lease = lapsed()
+    for server in ("s2", "s3", "s4"):
+        lease.heard(Word(server, 9, 1, 0, 1, 0, False, 0), 200.0)
+    assert lease.remaining_s(RING, 200.0) == 0
+
+
+def test_it_says_how_long_ago_its_grant_ran_out() -> None:
+    lease = AgentLease("s1", DEFAULT_LIMITS)
+    assert lease.lapsed_ms(99.0) is None, "there was none"
+    lease.granted(100.0)
+    assert lease.lapsed_ms(101.0) is None, "it runs"
+    assert lease.lapsed_ms(100.0 + SURE_S + 2.0) == pytest.approx(2000, abs=1)

@@ -343,6 +343,51 @@ def test_a_channel_is_told_of_a_home_that_came_and_went_unseen_and_of_no_other()
     assert unknown_gaps(elsewhere) == []
 
 
+@pytest.mark.parametrize("since", [1, 2])
+def test_a_server_whose_agent_began_after_it_joined_may_have_had_publishers_that_nobody_heard(since: int) -> None:
+    """They published there by a ring that this client did not know, and died; the agent that heard them died too. One
+    that was there before the ring has heard them all."""
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(b"ti*", pattern=True)
+    driver.servers["s3"] = StandIn("s3", since=since)
+    came_and_went(driver, ("s1", "s2", "s3"))
+    assert sub.settled
+    assert len(unknown_gaps(sub)) == since - 1
+
+
+def test_so_may_a_server_that_became_the_home_of_a_channel() -> None:
+    driver = RouterDriver(("s1", "s2", "s3"))
+    left = driver.subscribe(channel_at(driver.ring, "s3"))
+    stayed = driver.subscribe(channel_at(driver.ring, "s2"))
+    for server in ("s1", "s2"):
+        driver.servers[server].since = 2
+    came_and_went(driver, ("s1", "s2"))
+    assert len(unknown_gaps(left)) == 1
+    assert unknown_gaps(stayed) == []
+
+
+def test_what_an_entry_moves_to_an_agent_that_began_late_is_no_gap() -> None:
+    """Nobody published there by the ring, and who moves is awaited or helped."""
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(TILE)
+    for here in driver.servers.values():
+        here.since = 1
+    with_entry(driver, Mode.ALL_SUBSCRIBERS, "s1", "s2")
+    assert sub.settled
+    assert unknown_gaps(sub) == []
+
+
+def test_a_server_that_left_before_it_answered_may_have_had_publishers_that_nobody_heard() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(b"ti*", pattern=True)
+    driver.servers["s3"] = StandIn("s3", silent=True)
+    came_and_went(driver, ("s1", "s2", "s3"))
+    assert unknown_gaps(sub) == []
+    driver.change_ring(("s1", "s2"), version=3)
+    (reason,) = unknown_gaps(sub)
+    assert "s3" in reason
+
+
 def test_rings_that_are_heard_of_one_by_one_are_no_gap() -> None:
     driver = RouterDriver(("s1", "s2"))
     sub = driver.subscribe(b"ti*", pattern=True)

@@ -150,3 +150,19 @@ def test_a_home_that_becomes_a_guest_is_remembered_as_the_earlier_home() -> None
 def test_guests_survive_the_wire() -> None:
     ring = ring_of("s1", "s2").next(ring_of("s1", "s2", "s3").servers, guests=("s3",))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(ring), type=Ring) == ring
+
+
+# Memberships
+
+
+def test_the_memberships_of_earlier_rings_are_known_as_far_as_they_are_remembered() -> None:
+    rings = [ring_of("s1")]
+    for number in range(2, 13):
+        rings.append(rings[-1].next(ring_of("s1", f"s{number}").servers))
+    newest = rings[-1]
+    for first, last in ((4, 12), (5, 7), (12, 12), (11, 99)):
+        expected = [ring.members for ring in rings if first <= ring.version <= last]
+        assert newest.memberships(first, last) == tuple(reversed(expected))
+    assert newest.memberships(3, 12) is None, "it is too long ago"
+    assert newest.memberships(13, 99) == ()
+    assert newest.memberships(8, 7) == ()

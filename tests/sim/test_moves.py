@@ -21,10 +21,13 @@ from shoal.sim.scenario import Outcome
 SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
 
-ONCE_FAILED = (190, 1026, 1201, 1298, 1660, 1726, 1732)
-"""Seeds that showed a fault once: a Bye lost with a server that left the ring, a lapsed stream that went on too late, a
-plain subscriber that was owed what waited for a lease, a Stand that an agent forgot, subscribers on a server that came
-back in the middle of a move, a Bye that came before the answer to its Hello, a lapsed lease taken with old news."""
+ONCE_FAILED = (190, 564, 1026, 1201, 1282, 1298, 1457, 1660, 1726, 1732, 1943)
+"""Seeds that showed a fault once: a Bye lost with a server that left the ring, a word of an agent that had just begun
+counted as a sign that the coordinator is down, a lapsed stream that went on too late, a plain subscriber that was owed
+what waited for a lease, foreign messages owed to one whom a server had cut off, a Stand that an agent forgot,
+publishers that nobody heard on a server that had joined, subscribers on a server that came back in the middle of a
+move, a Bye that came before the answer to its Hello, a lapsed lease taken with old news, a half-open connection between
+servers."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
     "forward_old_to_new": (5, 9),

@@ -1,4 +1,5 @@
-"""What the scenario `moves` owes to plain subscribers, and from when on it owes them nothing any more."""
+"""What the scenario `moves` owes to plain subscribers, and of what plain clients publish, and from when on it owes
+nothing any more."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import dataclasses
 import pytest
 
 from shoal.sim.checkers import Verdict
-from shoal.sim.history import Interval
+from shoal.sim.history import Interval, SubscriberRecord
 from shoal.sim.moves import MovesRun
 from shoal.sim.moves_checkers import BEFORE_TROUBLE_S, MovesCheck
 from shoal.sim.plain import PlainSubscriber
@@ -50,3 +51,26 @@ def test_what_waited_for_a_lease_until_there_was_trouble_is_not_owed(confirmed_a
 
 def test_what_was_published_in_trouble_is_not_owed() -> None:
     assert lost(lapses=False, called_at=TROUBLE_AT + 1.0, confirmed_at=TROUBLE_AT + 1.1) == 0
+
+
+def foreign_lost(cut_off_at: float | None) -> int:
+    """How many foreign messages a subscriber misses that never got the only one there was, at 5.0."""
+    run = MovesRun(0)
+    run.history.unwatched = [Interval("s1", TROUBLE_AT)]
+    run.history.subscribers = [SubscriberRecord(CHANNEL, False, 7, 1.0, in_force_at=2.0)]
+    run.history.foreign_sent("s1", CHANNEL.encode(), 5.0)
+    if cut_off_at is not None:
+        run.cut_off_at[7] = cut_off_at
+    verdict = Verdict()
+    MovesCheck(run)._foreign(verdict)
+    return verdict.lost
+
+
+def test_foreign_messages_are_owed_to_a_subscriber() -> None:
+    assert foreign_lost(None) == 1
+
+
+def test_they_are_not_owed_to_one_that_its_server_has_cut_off() -> None:
+    """Redis drops the output buffer with the connection, and nobody can tell what of it was foreign."""
+    assert foreign_lost(6.0) == 0
+    assert foreign_lost(TROUBLE_AT + 1.0) == 1, "it had all the time to arrive before"

@@ -79,6 +79,8 @@ def test_a_slow_reader_is_cut_off_and_what_the_kernel_had_still_arrives() -> Non
     world, network, redis = make(BufferLimit(hard_bytes=20_000, soft_bytes=0, soft_s=0))
     slow = Caller(network, "slow", (b"SUBSCRIBE", b"a"))
     quick = Caller(network, "quick", (b"SUBSCRIBE", b"a"))
+    cut_off: list[str] = []
+    redis.on_cut_off = lambda client: cut_off.append(client.name)
     world.run(1.0)
     slow.end.pause_reading()
     publisher = Caller(network, "p")
@@ -87,6 +89,7 @@ def test_a_slow_reader_is_cut_off_and_what_the_kernel_had_still_arrives() -> Non
         publisher.end.send((b"PUBLISH", b"a", b"%04d" % number + b"x" * 396))
         world.run(world.now + 0.1)
     assert redis.model.cut_off == 1
+    assert cut_off == ["slow"]
     slow.end.resume_reading()
     world.run(world.now + 1.0)
     assert slow.losses == ["closed"]

@@ -102,6 +102,7 @@ class StandIn:
     ring_version: int = 1
     ring: bytes = b""
     remembers: bool = True
+    since: int = 0
     silent: bool = False
     mute: bool = False
     reachable: bool = True
@@ -128,7 +129,9 @@ class StandIn:
         else:
             streams, absent = of(self.streams), of(self.absent)
         entry = b"" if hello.pattern else self.entries.get(hello.name, b"")
-        return control.Answer(hello.nonce, hello.name, self.life, 1, entry, b"", self.remembers, streams, absent)
+        return control.Answer(
+            hello.nonce, hello.name, self.life, 1, entry, b"", self.remembers, streams, absent, self.since
+        )
 
     def welcome(self, greet: control.Greet) -> control.Welcome:
         return control.Welcome(greet.nonce, self.server, self.life, self.lease_ms, self.ring_version, self.ring)

@@ -73,6 +73,7 @@ class AgentCore:
         self._deferred = DeferredHellos()
         self._heard = 0
         self._lives = 0
+        self._since = 0
         self._now = 0.0
         self.dispatcher = Dispatcher(self, rules)
 
@@ -190,6 +191,7 @@ class AgentCore:
             lease_ms,
             granted,
             self.book.version,
+            self.lease.lapsed_ms(now),
         )
         self.say(WORD_CHANNEL, word)
 
@@ -302,6 +304,7 @@ class AgentCore:
             self._memory.remembers(hello.life),
             streams,
             absent,
+            self._since,
         )
         self.say(inbox_channel(hello.client), answer)
 
@@ -312,7 +315,8 @@ class AgentCore:
     # The plan
 
     def ring(self, data: bytes) -> None:
-        """A ring from the coordinator. Whoever asked before there was one is answered now."""
+        """A ring from the coordinator. Whoever asked before there was one is answered now. Nobody comes to publish here
+        by a later one than the first without an answer of this process."""
         first = self.book.ring is None
         try:
             news = self.book.accept_ring(data)
@@ -320,6 +324,7 @@ class AgentCore:
             self.counters.forged += 1
             return
         if news:
+            self._since = self._since or self.book.version
             self.dispatcher.ring_changed(first, self._now)
         self._answer_deferred()
 

@@ -10,6 +10,11 @@ its own ran out, and nobody knows a newer ring. And it must have asked, without 
 because it did not ask (its server was silent) knows nothing of the coordinator. The
 keeper takes no server out of the ring while more than half of the ring is without a fresh grant, and for a whole
 lease after that: so the two can never both believe that it is their turn.
+
+What others are without now they may have had when the keeper judged, after our own grant had run out, with the
+coordinator going down later. So their grants count as over only if they ran out when ours did, give or take the time
+between two renewals: a grant that was fresh when a ring without us was written ran out half a lease after ours at
+least. Whoever has begun anew and was never granted anything cannot tell, and does not count.
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ class AgentLease:
         self._silent_ring = 0
         self._outlived = False
         self._asked_at: float | None = None
+        self._leeway_s = min(2 * limits.word_interval_s, limits.server_lease_s / 3)
+        """By how much grants that ended with the same silence of the coordinator can differ in their ends."""
         self._peers: dict[str, tuple[Word, float]] = {}
 
     def asked(self, now: float) -> None:
@@ -64,12 +71,16 @@ class AgentLease:
         not renewed: we are cut off, and may have left the ring without hearing of it.
         """
         self._peers[word.server] = word, now
-        if word.granted and now + word.lease_ms / 1000 > self._until + 2 * self._limits.word_interval_s:
+        if word.granted and now + word.lease_ms / 1000 > self._until + self._leeway_s:
             self._outlived = True
 
     def is_granted(self, now: float) -> bool:
         """Whether the coordinator's grant still runs."""
         return now < self._until
+
+    def lapsed_ms(self, now: float) -> int | None:
+        """How long ago the coordinator's grant ran out; None if it runs, or if there was none."""
+        return None if self.is_granted(now) or not self._until else int(1000 * (now - self._until))
 
     def remaining_s(self, ring: Ring | None, now: float) -> float:
         """For how long from now on this agent can vouch for its server; 0 if it cannot."""
@@ -87,8 +98,12 @@ class AgentLease:
         if self._asked_at is None or now < self._asked_at + self._limits.server_lease_s / 2:
             return False
         recent = max(self._until, now - self._limits.server_lease_s / 2)
-        words = [word for word, at in self._peers.values() if at >= recent and ring.address(word.server)]
-        if self._outlived or any(word.ring_version > ring.version for word in words):
+        words = [(word, at) for word, at in self._peers.values() if at >= recent and ring.address(word.server)]
+        if self._outlived or any(word.ring_version > ring.version for word, _ in words):
             return False
-        lapsed = 1 + sum(not word.granted for word in words)
+        lapsed = 1 + sum(self._lapsed_with_us(word, at) for word, at in words)
         return 2 * lapsed > len(ring.servers)
+
+    def _lapsed_with_us(self, word: Word, at: float) -> bool:
+        """Whether another agent's grant, by a word heard at `at`, ran out when ours did, or before."""
+        return word.lapsed_ms is not None and at - word.lapsed_ms / 1000 <= self._until + self._leeway_s

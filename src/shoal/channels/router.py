@@ -159,8 +159,7 @@ class Router:
                 link.address = address
                 self.context.drop(link)
         self.publishing.place_all(now)
-        for sub in self.subscribing:
-            self.subscribing.place(sub, now)
+        self.subscribing.place_all(now)
         for link in list(self.context.links.values()):
             self._review(link)
 

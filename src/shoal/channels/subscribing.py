@@ -31,6 +31,7 @@ class Subscribing:
         self._context = context
         self._receiving = receiving
         self._count = 0
+        self._placed_by = 0
         self.by_channel: dict[bytes, list[Subscription]] = {}
         self.by_pattern: dict[bytes, list[Subscription]] = {}
         self.asked: dict[int, Site] = {}
@@ -87,6 +88,12 @@ class Subscribing:
             return ()
         return tuple(server for server in self._context.book.earlier_servers(sub.name) if server not in wanted)
 
+    def place_all(self, now: float) -> None:
+        """Brings every subscription in line with a new ring."""
+        for sub in self:
+            self.place(sub, now)
+        self._placed_by = self._context.book.version
+
     def place(self, sub: Subscription, now: float) -> None:
         """Brings the sites of a subscription in line with the plan."""
         homes = self.servers(sub)
@@ -120,7 +127,7 @@ class Subscribing:
         return entry is not None and server in entry.servers and book.address(server) is not None
 
     def _stand(self, sub: Subscription, link: ServerLink, now: float) -> None:
-        site = sub.sites[link.server] = Site(sub, link)
+        site = sub.sites[link.server] = Site(sub, link, self._placed_by)
         link.sites[site] = None
         self._context.want(link)
         if sub.in_force:
@@ -136,10 +143,9 @@ class Subscribing:
             site.step("moved away")
             self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
             return False
-        was_in_force = site.life != 0 and site.sub.in_force
         site.step("closed")
         self._leave(site)
-        return was_in_force
+        return site.sub.in_force and (site.life != 0 or self._context.book.address(site.server) is None)
 
     def confirm(self, name: bytes) -> None:
         """An agent seems not to know that this client follows the channel's entry: say so again."""
@@ -283,6 +289,8 @@ class Subscribing:
                 sub.baseline[channel, stream] = max(known, last), site.server
             self._check_in_force(sub, now)
             return
+        if not site.life and self._is_unheard(site, answer.since):
+            self._receiving.report_unknown(sub, site.server)
         another, reborn = site.life != answer.life, site.life not in (0, answer.life)
         site.life = answer.life
         heard = {(channel, stream) for channel, stream, _ in answer.streams}
@@ -293,6 +301,14 @@ class Subscribing:
         self._confirm(sub)
         if site.server not in self.servers(sub) and not self._left_by_plan(sub, site.server):
             self._move_away(site, now)
+
+    def _is_unheard(self, site: Site, since: int) -> bool:
+        """Whether publishers may have come to a server, by a ring that this client had not heard of, and died before
+        the agent's process began: `since` is the ring that there was then."""
+        ring = self._context.book.ring
+        assert ring is not None
+        between = ring.memberships(site.known + 1, since)
+        return site.server in self._belonged(site.sub, between, site.server)
 
     def _reborn(self, site: Site, answer: control.Answer, heard: set[tuple[bytes, int]], now: float) -> None:
         """While this subscription was away, the agent was not there either, or the server restarted. Streams that have
@@ -324,15 +340,18 @@ class Subscribing:
 
     def _passed(self, sub: Subscription, between: tuple[Members, ...] | None, stayed: set[str]) -> list[str]:
         """The servers that came and went at which a subscription should have stood meanwhile."""
+        return sorted(self._belonged(sub, between, UNKNOWN_SERVER) - stayed)
+
+    def _belonged(self, sub: Subscription, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
+        """The servers at which a subscription belongs by some rings; `unknown` if nobody remembers them. What has an
+        entry follows no ring."""
         if not sub.pattern and self._context.book.entry(sub.name) is not None:
-            return []
-        if between is None:
-            return [UNKNOWN_SERVER]
+            return set()
+        if rings is None:
+            return {unknown}
         if sub.pattern:
-            belonged = {server for members in between for server in members.ids}
-        else:
-            belonged = {members.home(sub.name) for members in between}
-        return sorted(belonged - stayed)
+            return {server for members in rings for server in members.ids}
+        return {members.home(sub.name) for members in rings}
 
     def _doubt_streams(self, sub: Subscription, server: str, now: float) -> None:
         """Streams that were last heard on a server that is gone have to show that they went elsewhere."""

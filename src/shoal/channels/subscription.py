@@ -15,11 +15,12 @@ from shoal.channels.link import ServerLink
 
 class Site:
     """A subscription on one server. `life` is the agent's life that was last heard of here, 0 before the first; `stood`
-    is the revision of the channel's entry that the agent was last told to be followed."""
+    is the revision of the channel's entry that the agent was last told to be followed; `known` is the version of the
+    ring by which the subscription stood elsewhere before it came here."""
 
-    __slots__ = ("attempts", "life", "link", "nonce", "server", "state", "stood", "sub")
+    __slots__ = ("attempts", "known", "life", "link", "nonce", "server", "state", "stood", "sub")
 
-    def __init__(self, sub: Subscription, link: ServerLink) -> None:
+    def __init__(self, sub: Subscription, link: ServerLink, known: int) -> None:
         self.sub = sub
         self.link = link
         self.server = link.server
@@ -28,6 +29,7 @@ class Site:
         self.attempts = 0
         self.life = 0
         self.stood = 0
+        self.known = known
 
     def step(self, event: str) -> None:
         """Takes the transition that `states.SITE` gives for the event."""

@@ -91,6 +91,16 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
         between = self.version - known.version - 1
         return self.earlier[:between] if between <= len(self.earlier) else None
 
+    def memberships(self, first: int, last: int) -> tuple[Members, ...] | None:
+        """The memberships of the rings from one version to another, this one included; None if some of them are not
+        remembered."""
+        if first > min(last, self.version):
+            return ()
+        if first < self.version - len(self.earlier):
+            return None
+        newest_first = (self.members, *self.earlier)
+        return newest_first[max(0, self.version - last) : self.version - first + 1]
+
     def address(self, server: str) -> ServerAddress | None:
         """Where a server listens; None if it is not a member."""
         return next((member for member in self.servers if member.id == server), None)

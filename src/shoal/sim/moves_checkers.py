@@ -131,10 +131,13 @@ class MovesCheck:
         return float("inf") if message.confirmed_at is None else message.confirmed_at
 
     def _foreign(self, verdict: Verdict) -> None:
-        """What a plain client publishes reaches whoever is in force and awake, at least once, if nothing is wrong."""
+        """What a plain client publishes reaches whoever is in force and awake, at least once, if nothing is wrong.
+        Whom a server has cut off lost what lay in its output buffer: of foreign messages nobody can tell."""
         until = self.run.trouble_at - BEFORE_TROUBLE_S
         for sub in self.run.history.subscribers:
             if sub.in_force_at is None or sub.client in self.run.sleepers or self._misses_foreign(sub):
+                continue
+            if self.run.cut_off_at.get(sub.client, float("inf")) < self.run.trouble_at:
                 continue
             heard = {
                 handed.item.payload

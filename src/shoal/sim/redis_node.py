@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from shoal.sim.link import Endpoint
@@ -36,7 +37,8 @@ class RedisNode:
         self.model: ModelRedis
         self.ends: dict[Client, Endpoint] = {}
         self._clients: dict[Endpoint, Client] = {}
-        self.cut_off = 0
+        self.on_cut_off: Callable[[Node], None] = lambda client: None
+        """Hears of each client whose connection the server ends because its output buffer is over its limit."""
         self._start()
 
     def received(self, end: Endpoint, items: list[Any]) -> None:
@@ -85,7 +87,8 @@ class RedisNode:
             if client.output:
                 end.send_all(*model.take_output(client))
             if client.closing:
-                self.cut_off += client.closing != "quit"
+                if client.closing != "quit":
+                    self.on_cut_off(end.peer.node)
                 del self.ends[client], self._clients[end]
                 model.close(client)
                 end.close(flush=client.closing == "quit")

@@ -85,6 +85,8 @@ class Scenario:
         self.network = Network(self.world, options)
         self.history = History()
         self.exercised: Counter[str] = Counter()
+        self.cut_off_at: dict[int, float] = {}
+        """When a server first cut a client off."""
         self.active = True
         self.peace_s = 0.0
         """How long faults leave the run alone at first."""
@@ -198,7 +200,15 @@ class Scenario:
             deaths[-1].ended_at = self.world.now
 
         server.node.on_crash, server.node.on_restart = crashed, restarted
+        server.on_cut_off = self._cut_off
         return server
+
+    def _cut_off(self, node: Node) -> None:
+        """Notes the first time at which a server cuts an application off because it reads too slowly."""
+        self.exercised["cut off"] += 1
+        for app in self.apps:
+            if app.node is node:
+                self.cut_off_at.setdefault(app.record.client, self.world.now)
 
     def _crash_agent_too(self, name: str) -> None:
         """The whole machine is gone, and nobody remembers what was on it."""
@@ -354,7 +364,6 @@ class Scenario:
             app.finish()
         for actors in self.agent_actors:
             self._count_agent(actors[-1])
-        self.exercised["cut off"] += sum(server.cut_off for server in self.servers)
         verdict = judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
         check_settled(self.apps, verdict)
         self.check(verdict)

@@ -103,7 +103,8 @@ class Answer(_Control, frozen=True, tag=6):
     streams of lives before whose publishers have not been heard in this one; `remembers` is false when the agent
     cannot know them all, because it was not there in the life that the client last heard of. `entry` is empty when
     the ring decides, `ring` when the client's is as new: who asked in the wrong place learns of it before it relies
-    on the answer.
+    on the answer. `since` is the version of the ring that there was when the agent's process began: whoever came
+    here to publish by a later one was answered by it.
     """
 
     nonce: U64
@@ -115,6 +116,7 @@ class Answer(_Control, frozen=True, tag=6):
     remembers: bool
     streams: StreamList
     absent: StreamList
+    since: U32 = 0
 
 
 class Word(_Control, frozen=True, tag=7):
@@ -122,7 +124,8 @@ class Word(_Control, frozen=True, tag=7):
 
     `heard` is the number of the last of its own words that the agent had heard back from the server when it
     spoke this one: so this one is younger than that one's publication. `granted` is false when the coordinator's
-    grant has run out and the agent goes on because the coordinator seems to be down.
+    grant has run out and the agent goes on because the coordinator seems to be down; `lapsed_ms` is how long ago that
+    was, and None if the grant runs or the agent never had one.
     """
 
     server: str
@@ -133,6 +136,7 @@ class Word(_Control, frozen=True, tag=7):
     lease_ms: U32
     granted: bool
     ring_version: U32
+    lapsed_ms: U32 | None = None
 
 
 class RollCall(_Control, frozen=True, tag=8):
