@@ -26,6 +26,10 @@
     │   ├── PortInUseError                  somebody else listens there
     │   ├── AlreadyRunningError             it runs already
     │   └── NotRunningError                 it does not run
+    ├── FilterError                     a filter that cannot be read or used, and where it goes wrong
+    │   ├── EmptyFilterError                nothing can satisfy it
+    │   └── FilterTooLargeError             over one of the limits of filters
+    ├── EventError                      attributes that no event can have
     └── BusClosedError                  the bus was closed before the call
 
 Owns: the tree, and the one shape of a message: what happened, then what to do about it. Never touches
@@ -35,7 +39,10 @@ the advice.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
+
+_EXCERPT_CHARACTERS: Final = 100
+"""How much of the line a FilterError shows."""
 
 
 class ShoalError(Exception):
@@ -165,6 +172,51 @@ class NotRunningError(ClusterError):
     """No cluster runs in this state directory."""
 
 
+class FilterError(ShoalError):
+    """A filter cannot be read or used. Where it was text, the message shows the line and points at the place.
+
+    `text` is what was read and `position` the offset in it, in characters; both are None for a filter that was not
+    text. `expected` names what could have stood there.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        do: str | None = None,
+        text: str | None = None,
+        position: int | None = None,
+        expected: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(what, do=do)
+        self.text = text
+        self.position = position
+        self.expected = expected
+
+    def __str__(self) -> str:
+        if self.text is None or self.position is None:
+            return super().__str__()
+        before = self.text[: self.position]
+        line, column = before.count("\n") + 1, self.position - before.rfind("\n")
+        return f"line {line}, column {column}: {super().__str__()}\n{_pointed_at(self.text, self.position)}"
+
+
+class EmptyFilterError(FilterError):
+    """Nothing can satisfy the filter: its predicates contradict each other. Nothing was subscribed."""
+
+
+class FilterTooLargeError(FilterError):
+    """The filter, or a part of it, is larger than the limits allow. Nothing was subscribed."""
+
+
+class SnapshotError(ShoalError):
+    """A file is no snapshot of an index, is damaged, or was cut short. Nothing was loaded."""
+
+
+class EventError(ShoalError):
+    """Attributes that no event can have: their names, their values or their number. Nothing was sent."""
+
+
 class BusClosedError(ShoalError):
     """The bus is closed; nothing can be published on it, and no subscription on it goes on."""
 
@@ -172,3 +224,14 @@ class BusClosedError(ShoalError):
         self, what: str = "the bus is closed", *, do: str | None = "open a new one with shoal.connect()"
     ) -> None:
         super().__init__(what, do=do)
+
+
+def _pointed_at(text: str, position: int) -> str:
+    """The part of the line around a position, and a caret under it."""
+    start = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    line = text[start : len(text) if end < 0 else end]
+    column = position - start
+    cut = max(0, column - _EXCERPT_CHARACTERS // 2)
+    shown = "".join(c if c.isprintable() else " " for c in line[cut : cut + _EXCERPT_CHARACTERS])
+    return f"    {shown}\n    {' ' * (column - cut)}^"

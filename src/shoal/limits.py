@@ -42,6 +42,33 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attributes_max: int = 64
     """Attributes of one message. More are refused with PublishError."""
 
+    attribute_name_bytes_max: int = 255
+    """Longest name of an attribute in bytes (UTF-8). A longer one is refused with EventError or FilterError."""
+
+    # -- One filter ------------------------------------------------------------------------------------------
+
+    filter_text_bytes_max: int = 64 * KIB
+    """Longest text of a filter in bytes (UTF-8). A longer one is refused with FilterTooLargeError."""
+
+    filter_depth_max: int = 64
+    """Parentheses and `not` inside one another. Deeper ones are refused with FilterTooLargeError."""
+
+    filter_conjunctions_max: int = 64
+    """Conjunctions that `or` and `not` turn a filter into. More are refused with FilterTooLargeError."""
+
+    filter_predicates_max: int = 256
+    """Predicates in all conjunctions of a filter. More are refused with FilterTooLargeError."""
+
+    filter_work_max: int = 1_000_000
+    """Values looked at while `or` and `not` are turned into conjunctions: about a second of work. What needs more is
+    refused with FilterTooLargeError."""
+
+    filter_in_values_max: int = 1024
+    """Values of one `in`. More are refused with FilterTooLargeError."""
+
+    filter_string_bytes_max: int = 4 * KIB
+    """Longest string in a filter in bytes (UTF-8). A longer one is refused with FilterTooLargeError."""
+
     # -- Buffers of a bus ------------------------------------------------------------------------------------
 
     publish_buffer_messages_max: int = 8192

@@ -1,0 +1,224 @@
+"""Advertisements: what a publisher will publish, and which subscriptions that concerns.
+
+Owns the overlap of subscriptions with advertisements, and the table that keeps it while both come and go. Never touches
+links: the overlay floods advertisements, sends a subscription back along the ways of those that it overlaps with, and
+takes it back where the last one is gone.
+
+An advertisement is one conjunction. Its events carry exactly the attributes that it names, except those that it says
+are absent, and each is as its constraint says; `is number` (the papers' `[high,isPresent,0]`) promises no more than the
+kind. So a subscription that asks for an attribute which is not advertised does not overlap, and one that asks for its
+absence may. A publisher whose events come in several forms, or have an attribute now and then, makes an advertisement
+for each form. `Advertisement.allows` says whether an event keeps the promise; one that does not may miss subscribers.
+
+Overlap is sound: False is certain, and for all operators but some on strings (see `strings`) True is too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Set
+from typing import Final, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from shoal.errors import FilterError, ProtocolError
+from shoal.filters.conjunctions import Conjunction
+from shoal.filters.constraints import Absent, Constraint
+from shoal.filters.filter import Filter
+from shoal.filters.ranges import OneOf
+from shoal.filters.values import Event
+
+Item = TypeVar("Item", bound=Hashable)
+_Access: TypeAlias = tuple[str, Constraint]
+"""An attribute that must be there, and what it must be."""
+
+
+class Advertisement(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
+    """A promise of what events will look like."""
+
+    conjunction: Conjunction
+
+    def allows(self, event: Event) -> bool:
+        """Whether an event is as promised: it has all that is advertised, and nothing else."""
+        advertised = dict(self.conjunction.constraints)
+        return self.conjunction.matches(event) and all(
+            attribute in advertised or event.get(attribute) is None for attribute in event
+        )
+
+    def overlaps(self, filter_: Filter) -> bool:
+        """Whether some event that is as promised may match a filter: False is certain."""
+        advertised = dict(self.conjunction.constraints)
+        return any(
+            all(
+                constraint.intersects(advertised.get(attribute, _UNADVERTISED))
+                for attribute, constraint in conjunction.constraints
+            )
+            for conjunction in filter_.conjunctions
+        )
+
+
+_UNADVERTISED: Final = Absent()
+
+
+def advertisement_of(filter_: Filter) -> Advertisement:
+    """The advertisement that a filter of one conjunction spells. FilterError if it has alternatives."""
+    if len(filter_.conjunctions) > 1:
+        raise FilterError("an advertisement has no `or`", do="make an advertisement for each alternative")
+    return Advertisement(filter_.conjunctions[0])
+
+
+class AdvertisementTable:
+    """Advertisements and subscriptions by their ids, and which of them overlap.
+
+    Identical filters are compared once. An advertisement is compared only with subscriptions that ask for an attribute
+    and a value which it can have, and the reverse. An id that is there already, or is not there, is a mistake of the
+    caller and raises ProtocolError.
+    """
+
+    def __init__(self) -> None:
+        self._advertised: dict[Hashable, _Advertised] = {}
+        self._by_attribute: _ByAttribute[Hashable] = _ByAttribute()
+        """Advertisements by all attributes that they promise."""
+        self._filter_of: dict[Hashable, Filter] = {}
+        self._subscribed: dict[Filter, _Subscribed] = {}
+        self._by_access: _ByAttribute[Filter] = _ByAttribute()
+        """Filters by one attribute that each of their conjunctions asks for."""
+        self._anywhere: set[Filter] = set()
+        """Filters with a conjunction that asks for no attribute."""
+
+    def advertise(self, advertisement_id: Hashable, advertisement: Advertisement) -> tuple[Hashable, ...]:
+        """Add an advertisement. Hands back the subscriptions that overlap with it, which are to be sent its way."""
+        if advertisement_id in self._advertised:
+            raise ProtocolError(f"advertisement {advertisement_id!r} is there already", broken_by="us")
+        promised = _promised(advertisement.conjunction)
+        candidates = self._anywhere.union(*(self._by_access.compatible(*each) for each in promised))
+        overlapping = {filter_ for filter_ in candidates if advertisement.overlaps(filter_)}
+        self._advertised[advertisement_id] = _Advertised(advertisement, overlapping)
+        for attribute, constraint in promised:
+            self._by_attribute.add(attribute, constraint, advertisement_id)
+        for filter_ in overlapping:
+            self._subscribed[filter_].advertisements.add(advertisement_id)
+        return self._subscribers(overlapping)
+
+    def unadvertise(self, advertisement_id: Hashable) -> tuple[Hashable, ...]:
+        """Take an advertisement back. Hands back the subscriptions that lose their last one with it."""
+        known = self._advertised.pop(advertisement_id, None)
+        if known is None:
+            raise ProtocolError(f"advertisement {advertisement_id!r} is not there", broken_by="us")
+        for attribute, constraint in _promised(known.advertisement.conjunction):
+            self._by_attribute.remove(attribute, constraint, advertisement_id)
+        for filter_ in known.filters:
+            self._subscribed[filter_].advertisements.remove(advertisement_id)
+        return self._subscribers(each for each in known.filters if not self._subscribed[each].advertisements)
+
+    def subscribe(self, subscription_id: Hashable, filter_: Filter) -> Set[Hashable]:
+        """Add a subscription. Hands back the advertisements that it overlaps with, whose ways it is to be sent."""
+        if subscription_id in self._filter_of:
+            raise ProtocolError(f"subscription {subscription_id!r} is there already", broken_by="us")
+        self._filter_of[subscription_id] = filter_
+        known = self._subscribed.get(filter_)
+        if known is None:
+            known = self._subscribed[filter_] = _Subscribed(self.overlapping(filter_), self._accesses(filter_))
+            for attribute, constraint in known.accesses:
+                self._by_access.add(attribute, constraint, filter_)
+            if not all(map(_promised, filter_.conjunctions)):
+                self._anywhere.add(filter_)
+            for advertisement_id in known.advertisements:
+                self._advertised[advertisement_id].filters.add(filter_)
+        known.subscribers.add(subscription_id)
+        return frozenset(known.advertisements)
+
+    def unsubscribe(self, subscription_id: Hashable) -> None:
+        """Take a subscription back."""
+        filter_ = self._filter_of.pop(subscription_id, None)
+        if filter_ is None:
+            raise ProtocolError(f"subscription {subscription_id!r} is not there", broken_by="us")
+        known = self._subscribed[filter_]
+        known.subscribers.remove(subscription_id)
+        if known.subscribers:
+            return
+        del self._subscribed[filter_]
+        self._anywhere.discard(filter_)
+        for attribute, constraint in known.accesses:
+            self._by_access.remove(attribute, constraint, filter_)
+        for advertisement_id in known.advertisements:
+            self._advertised[advertisement_id].filters.remove(filter_)
+
+    def overlapping(self, filter_: Filter) -> set[Hashable]:
+        """The advertisements that a filter overlaps with, whether somebody subscribed to it or not."""
+        found: set[Hashable] = set()
+        for conjunction in filter_.conjunctions:
+            access = self._by_attribute.rarest(conjunction)
+            found.update(self._advertised if access is None else self._by_attribute.compatible(*access))
+        return {each for each in found if self._advertised[each].advertisement.overlaps(filter_)}
+
+    def _accesses(self, filter_: Filter) -> list[_Access]:
+        """Where a filter is to be found: for each conjunction an attribute that it asks for, the rarest one."""
+        found = map(self._by_access.rarest, filter_.conjunctions)
+        return list({(each[0], _value(each[1])): each for each in found if each is not None}.values())
+
+    def _subscribers(self, filters: Iterable[Filter]) -> tuple[Hashable, ...]:
+        return tuple(subscriber for filter_ in filters for subscriber in self._subscribed[filter_].subscribers)
+
+
+class _Advertised:
+    """An advertisement in the table, and the filters that overlap with it."""
+
+    __slots__ = ("advertisement", "filters")
+
+    def __init__(self, advertisement: Advertisement, filters: set[Filter]) -> None:
+        self.advertisement = advertisement
+        self.filters = filters
+
+
+class _Subscribed:
+    """A filter in the table: who subscribed to it, what it overlaps with, and where it is to be found."""
+
+    __slots__ = ("accesses", "advertisements", "subscribers")
+
+    def __init__(self, advertisements: set[Hashable], accesses: list[_Access]) -> None:
+        self.subscribers: set[Hashable] = set()
+        self.advertisements = advertisements
+        self.accesses = accesses
+
+
+class _ByAttribute(Generic[Item]):
+    """Items by an attribute that they have, and by its value where only one is possible."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[OneOf | None, set[Item]]] = {}
+        """None stands for all constraints that leave more than one value possible."""
+
+    def add(self, attribute: str, constraint: Constraint, item: Item) -> None:
+        """Take an item in."""
+        self._values.setdefault(attribute, {}).setdefault(_value(constraint), set()).add(item)
+
+    def remove(self, attribute: str, constraint: Constraint, item: Item) -> None:
+        """Let an item go that is there."""
+        values, value = self._values[attribute], _value(constraint)
+        values[value].remove(item)
+        if not values[value]:
+            del values[value]
+        if not values:
+            del self._values[attribute]
+
+    def compatible(self, attribute: str, constraint: Constraint) -> set[Item]:
+        """The items that have an attribute, but not with another value than the only one that is possible."""
+        return set().union(*self._sets(attribute, constraint))
+
+    def rarest(self, conjunction: Conjunction) -> _Access | None:
+        """The attribute of a conjunction for which the fewest items are compatible; None if it asks for none."""
+        return min(_promised(conjunction), key=lambda access: sum(map(len, self._sets(*access))), default=None)
+
+    def _sets(self, attribute: str, constraint: Constraint) -> Iterable[set[Item]]:
+        values, value = self._values.get(attribute, {}), _value(constraint)
+        return values.values() if value is None else (values.get(value, set()), values.get(None, set()))
+
+
+def _promised(conjunction: Conjunction) -> list[_Access]:
+    """The attributes that must be there, and what they must be."""
+    return [item for item in conjunction.constraints if not isinstance(item[1], Absent)]
+
+
+def _value(constraint: Constraint) -> OneOf | None:
+    """The constraint if it leaves a single value possible."""
+    return constraint if isinstance(constraint, OneOf) and len(constraint.values) == 1 else None

@@ -1,0 +1,108 @@
+"""CloudEvents subscription filters (Subscriptions API, section "Filters") as another way to make a `Filter`.
+
+Owns: the dialects exact, prefix, suffix, all, any and not, as the objects that JSON gives. Never touches JSON text or
+the rest of a subscription object.
+
+The specification knows true and false only: `not` is the inverse of what it holds, so it matches events without the
+attribute too. Its values are strings, so an attribute that is not a string is not equal to any of them, and `not`
+matches it as well. Both are alternatives here: `not` of exact type 'x' is
+`type != 'x' or type absent or type is number or type is boolean`. That makes `not` over several attributes large;
+filters beyond the limits are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from shoal.errors import FilterError, FilterTooLargeError
+from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
+from shoal.filters.filter import Filter
+from shoal.filters.predicates import Operator, predicate
+from shoal.filters.values import Kind
+from shoal.limits import DEFAULT_LIMITS, Limits
+
+_LEAVES: Final = {"exact": Operator.EQ, "prefix": Operator.PREFIX, "suffix": Operator.SUFFIX}
+_DIALECTS: Final = (*_LEAVES, "all", "any", "not")
+_SQL: Final = ("sql", "cesql")
+
+
+def from_cloudevents(expression: object, limits: Limits = DEFAULT_LIMITS) -> Filter:
+    """The filter of one filter expression, or of a list of them all of which must be true (`filters`).
+
+    Raises FilterError for what the specification does not allow, and for the optional SQL dialect.
+    """
+    reader = _Reader(limits)
+    if isinstance(expression, Sequence) and not isinstance(expression, str | bytes):
+        return expand(All(tuple(reader.read(each, negated=False, depth=1) for each in expression)), limits)
+    return expand(reader.read(expression, negated=False, depth=1), limits)
+
+
+class _Reader:
+    """Reads filter expressions and pushes their two-valued `not` inwards on the way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def read(self, expression: object, *, negated: bool, depth: int) -> Expression:
+        """The expression, or its inverse, with predicates at its leaves."""
+        if depth > self._limits.filter_depth_max:
+            raise FilterTooLargeError(
+                f"more than {self._limits.filter_depth_max} filter expressions inside one another (filter_depth_max)"
+            )
+        dialect, body = _opened(expression)
+        if operator := _LEAVES.get(dialect):
+            return self._comparison(dialect, operator, body, negated=negated)
+        if dialect == "not":
+            return self.read(body, negated=not negated, depth=depth + 1)
+        if not isinstance(body, Sequence) or isinstance(body, str | bytes) or not body:
+            raise FilterError(f"'{dialect}' needs a list of at least one filter expression")
+        parts = tuple(self.read(each, negated=negated, depth=depth + 1) for each in body)
+        return All(parts) if (dialect == "all") != negated else Any(parts)
+
+    def _comparison(self, dialect: str, operator: Operator, body: object, *, negated: bool) -> Expression:
+        if not isinstance(body, Mapping) or not body:
+            raise FilterError(f"'{dialect}' needs an object of attribute names and strings")
+        parts: list[Expression] = []
+        for name, text in body.items():
+            if not isinstance(text, str) or not text:
+                raise FilterError(f"'{dialect}' compares with non-empty strings, not with {_shape(text)}")
+            leaf = Leaf(predicate(name, operator, text, self._limits))
+            parts.append(self._inverse(leaf) if negated else leaf)
+        return Any(tuple(parts)) if negated else All(tuple(parts))
+
+    def _inverse(self, leaf: Leaf) -> Expression:
+        name = leaf.predicate.attribute
+        return Any(
+            (
+                Not(leaf),
+                Leaf(predicate(name, Operator.ABSENT, limits=self._limits)),
+                Leaf(predicate(name, Operator.IS, Kind.NUMBER.word, self._limits)),
+                Leaf(predicate(name, Operator.IS, Kind.BOOLEAN.word, self._limits)),
+            )
+        )
+
+
+def _opened(expression: object) -> tuple[str, object]:
+    """The dialect of a filter expression and what it holds."""
+    if not isinstance(expression, Mapping) or len(expression) != 1:
+        raise FilterError(
+            f"a filter expression is an object with one dialect in it, not {_shape(expression)}",
+            do="write for example {'exact': {'type': 'com.example.created'}}",
+        )
+    [(dialect, body)] = expression.items()
+    if dialect in _SQL:
+        raise FilterError(
+            "the dialect 'sql' (CloudEvents SQL) is not supported",
+            do=f"use {', '.join(_DIALECTS)}, or Shoal's own language",
+        )
+    if not isinstance(dialect, str) or dialect not in _DIALECTS:
+        raise FilterError(f"the dialect {dialect!r:.60} is unknown", do=f"use {', '.join(_DIALECTS)}")
+    return dialect, body
+
+
+def _shape(found: object) -> str:
+    """What an error message calls something of the wrong shape."""
+    if isinstance(found, Mapping):
+        return f"an object of {len(found)} members"
+    return "an empty string" if found == "" else f"a {type(found).__name__}"

@@ -1,0 +1,179 @@
+"""Constraints: all that a conjunction says of one attribute, in canonical form.
+
+Owns the union of the shapes of a constraint, and how predicates become one. Never touches other attributes: what
+`class` is says nothing of `volume`.
+
+    Absent      the attribute is not there
+    Present     it is there, with a value of any kind
+    Numbers     a closed interval of numbers without some points
+    Strings     an interval of strings, and their prefix, suffix and substrings, wanted and unwanted
+    OneOf       one of the listed values, which are of one kind; booleans are always this
+
+Two constraints that accept the same values are equal. `covers` and `intersects` are sound always: True of `covers`,
+False of `intersects` and None of `meet` are certain. They are complete for all constraints but some on strings that the
+module `strings` lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from shoal.errors import FilterError
+from shoal.filters.predicates import Operator, Predicate
+from shoal.filters.ranges import BOOLEANS, Numbers, OneOf, numbers_of, one_of
+from shoal.filters.string_bounds import NUL, prefix_end
+from shoal.filters.strings import Strings, strings_of
+from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number, Value, kind_of, pred, succ
+
+
+class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
+    """The attribute is not there."""
+
+    def accepts(self, value: Value | None) -> bool:
+        """Whether the value is None, which stands for absence."""
+        return value is None
+
+    def covers(self, other: Constraint) -> bool:
+        """Whether `other` asks for absence too."""
+        return isinstance(other, Absent)
+
+    def intersects(self, other: Constraint) -> bool:
+        """Whether `other` asks for absence too."""
+        return isinstance(other, Absent)
+
+    def meet(self, other: Constraint) -> Constraint | None:
+        """Absence, or None if `other` wants a value."""
+        return self if isinstance(other, Absent) else None
+
+    def predicates(self, attribute: str) -> tuple[Predicate, ...]:
+        """The shortest spelling."""
+        return (Predicate(attribute, Operator.ABSENT),)
+
+
+class Present(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
+    """The attribute is there; its value may be anything."""
+
+    def accepts(self, value: Value | None) -> bool:
+        """Whether there is a value."""
+        return value is not None
+
+    def covers(self, other: Constraint) -> bool:
+        """Whether `other` wants a value."""
+        return not isinstance(other, Absent)
+
+    def intersects(self, other: Constraint) -> bool:
+        """Whether `other` wants a value."""
+        return not isinstance(other, Absent)
+
+    def meet(self, other: Constraint) -> Constraint | None:
+        """The other constraint, or None if it asks for absence."""
+        return None if isinstance(other, Absent) else other
+
+    def predicates(self, attribute: str) -> tuple[Predicate, ...]:
+        """The shortest spelling."""
+        return (Predicate(attribute, Operator.EXISTS),)
+
+
+Constraint: TypeAlias = Absent | Present | Numbers | Strings | OneOf
+
+KIND_CONSTRAINTS: Final[Mapping[str, Constraint]] = {
+    Kind.NUMBER.word: Numbers(),
+    Kind.STRING.word: Strings(),
+    Kind.BOOLEAN.word: BOOLEANS,
+}
+"""What `is` says, by the word behind it."""
+
+
+def constraint_of(predicates: Iterable[Predicate]) -> Constraint | None:
+    """What predicates on one attribute say together; None if nothing can satisfy them all.
+
+    No predicates at all is no constraint, and a mistake of the caller.
+    """
+    met: Constraint | None = None
+    for predicate in predicates:
+        single = _single(predicate)
+        met = single if met is None or single is None else met.meet(single)
+        if met is None:
+            return None
+    if met is None:
+        raise FilterError("a constraint needs at least one predicate")
+    return met
+
+
+def order_of(constraint: Constraint) -> tuple[Any, ...]:
+    """A key that puts any constraints in one order, the same for equal ones."""
+    match constraint:
+        case Absent():
+            return (0,)
+        case Present():
+            return (1,)
+        case OneOf(values, kind):
+            return (2, kind, values)
+        case Numbers():
+            return (3, constraint.low, constraint.high, constraint.excluded)
+        case Strings(low, high):
+            return (4, low, high is None, high or "", *msgspec.structs.astuple(constraint)[2:])
+
+
+def _single(predicate: Predicate) -> Constraint | None:
+    """What one predicate says."""
+    operator, value = predicate.operator, predicate.value
+    if operator is Operator.EXISTS:
+        return Present()
+    if operator is Operator.ABSENT:
+        return Absent()
+    if isinstance(value, tuple):
+        if len(set(map(kind_of, value))) > 1:
+            raise FilterError(
+                "'in' lists values of several kinds in one conjunction", do="make one conjunction for each kind"
+            )
+        return one_of(value)
+    if operator is Operator.IS:
+        return KIND_CONSTRAINTS[str(value)]
+    if operator is Operator.EQ and value is not None:
+        return OneOf((value,))
+    if isinstance(value, bool):
+        return OneOf((not value,))
+    if isinstance(value, str):
+        return _ON_STRINGS[operator](value)
+    if value is None:
+        raise FilterError(f"'{operator}' takes a value")
+    return _on_number(operator, value)
+
+
+def _on_number(operator: Operator, number: Number) -> Constraint | None:
+    low: Number | None = NUMBER_MIN
+    high: Number | None = NUMBER_MAX
+    excluded: tuple[Number, ...] = ()
+    match operator:
+        case Operator.NE:
+            excluded = (number,)
+        case Operator.LT:
+            high = pred(number)
+        case Operator.LE:
+            high = number
+        case Operator.GT:
+            low = succ(number)
+        case Operator.GE:
+            low = number
+        case _:
+            raise FilterError(f"'{operator}' takes a string")
+    return None if low is None or high is None else numbers_of(low, high, excluded)
+
+
+_ON_STRINGS: Final[Mapping[Operator, Callable[[str], Constraint | None]]] = {
+    Operator.NE: lambda text: strings_of(excluded=(text,)),
+    Operator.LT: lambda text: strings_of(high=text),
+    Operator.LE: lambda text: strings_of(high=text + NUL),
+    Operator.GT: lambda text: strings_of(low=text + NUL),
+    Operator.GE: lambda text: strings_of(low=text),
+    Operator.PREFIX: lambda text: strings_of(low=text, high=prefix_end(text)),
+    Operator.SUFFIX: lambda text: strings_of(suffix=text),
+    Operator.CONTAINS: lambda text: strings_of(contains=(text,)),
+    Operator.NOT_PREFIX: lambda text: strings_of(not_prefix=(text,)),
+    Operator.NOT_SUFFIX: lambda text: strings_of(not_suffix=(text,)),
+    Operator.NOT_CONTAINS: lambda text: strings_of(not_contains=(text,)),
+}

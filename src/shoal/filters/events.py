@@ -1,0 +1,97 @@
+"""Events: attribute maps, checked once where they come in, and their form on the wire.
+
+Owns: which mappings are events, their canonical form, the papers' spelling of an event, and the MessagePack form of one
+(a plain map of names and values, as the envelope carries it). `event_batches` has the columns for many. Never touches
+filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from shoal.errors import EventError, FilterError
+from shoal.filters.reader import Reader
+from shoal.filters.values import Value, canonical, problem_of, problem_of_name
+from shoal.limits import DEFAULT_LIMITS, Limits
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(dict[str, str | int | float | bool | None])
+
+
+def check_event(attributes: Mapping[str, Value | None], limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
+    """The event that a mapping means: canonical values, and no attribute whose value is None.
+
+    Raises EventError for names and values that no event can have, and over `attributes_max` and
+    `attributes_bytes_max`.
+    """
+    event = _checked(attributes, limits)
+    _encoded(event, limits)
+    return event
+
+
+def encode_event(attributes: Mapping[str, Value | None], limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """A mapping, checked, as MessagePack."""
+    return _encoded(_checked(attributes, limits), limits)
+
+
+def decode_event(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
+    """The event in some MessagePack, checked as if it had been handed in."""
+    if len(data) > limits.attributes_bytes_max:
+        raise _too_many_bytes(len(data), limits)
+    try:
+        attributes = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EventError(f"the bytes are not an event in MessagePack ({error})") from error
+    return _checked(attributes, limits)
+
+
+def parse_event(text: str, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
+    """The event in the papers' spelling: `[class,'STOCK'],[volume,10]`. Empty text is the event without attributes.
+
+    Raises EventError with the position of what is wrong.
+    """
+    event: dict[str, Value] = {}
+    try:
+        reader = Reader(text, limits)
+        while not reader.at_end():
+            if event:
+                reader.take(",")
+            position = reader.position
+            name, value = reader.pair()
+            if name in event:
+                raise FilterError(f"the attribute {name!r} stands here twice", text=text, position=position)
+            event[name] = value
+    except FilterError as error:
+        raise EventError(str(error)) from error
+    return check_event(event, limits)
+
+
+def _checked(attributes: Mapping[str, Value | None], limits: Limits) -> dict[str, Value]:
+    event: dict[str, Value] = {}
+    for name, value in attributes.items():
+        if problem := problem_of_name(name, limits):
+            raise EventError(problem)
+        if value is None:
+            continue
+        if problem := problem_of(value):
+            raise EventError(f"attribute {name!r} {problem}")
+        event[str.__str__(name)] = canonical(value)
+    if len(event) > limits.attributes_max:
+        raise EventError(
+            f"an event has at most attributes_max={limits.attributes_max} attributes, this has {len(event)}"
+        )
+    return event
+
+
+def _encoded(event: Mapping[str, Value], limits: Limits) -> bytes:
+    data = _encoder.encode(event)
+    if len(data) > limits.attributes_bytes_max:
+        raise _too_many_bytes(len(data), limits)
+    return data
+
+
+def _too_many_bytes(size: int, limits: Limits) -> EventError:
+    return EventError(f"attributes take {size} bytes, more than attributes_bytes_max={limits.attributes_bytes_max}")

@@ -1,0 +1,282 @@
+"""Expansion: `and`, `or` and `not` over predicates turned into a bounded number of conjunctions.
+
+Owns: the expression tree, the three-valued negation, and the limits on what a tree may become. Never touches text; the
+language and the CloudEvents reader both hand their trees here.
+
+`not` is pushed inwards to the predicates (De Morgan), where it finds an operator that is true where the other one is
+false and unknown where the other one is. What is left has only `and` and `or` and is distributed, conjunction by
+conjunction. Alternatives that nothing can satisfy and repeated ones go at once, and the limits are checked at every
+step, so a tree that would explode is refused before it does. The work is limited as well (`filter_work_max`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from shoal.errors import EmptyFilterError, FilterTooLargeError
+from shoal.filters.conjunctions import Conjunction, conjunction_of
+from shoal.filters.filter import Filter, filter_of
+from shoal.filters.predicates import NEGATIONS, Operand, Operator, Predicate
+from shoal.filters.printing import predicate_text, predicates_of
+from shoal.filters.values import KINDS, Kind, Value, kind_of
+from shoal.limits import DEFAULT_LIMITS, Limits
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One predicate, and where in the text it stands, if it was text."""
+
+    predicate: Predicate
+    position: int | None = None
+
+
+class All(msgspec.Struct, frozen=True):
+    """`and`: every part is true. Without parts it is `true`."""
+
+    parts: tuple[Expression, ...]
+
+
+class Any(msgspec.Struct, frozen=True):
+    """`or`: at least one part is true. Without parts nothing satisfies it."""
+
+    parts: tuple[Expression, ...]
+
+
+class Not(msgspec.Struct, frozen=True):
+    """`not`: the part is false. It is not enough that the part is unknown."""
+
+    part: Expression
+
+
+Expression: TypeAlias = Leaf | All | Any | Not
+TRUE: Final = All(())
+
+_Alternatives: TypeAlias = dict[Conjunction, tuple[Leaf, ...]]
+"""Conjunctions, each with the predicates that it was made from."""
+
+_SLACK: Final = 2
+"""A step may hold this many times what the limits allow, before what others cover is dropped."""
+
+_CHEAP: Final = 4096
+"""What others cover is dropped at every step that this much work is enough for."""
+
+
+def expand(expression: Expression, limits: Limits = DEFAULT_LIMITS, text: str | None = None) -> Filter:
+    """The filter that an expression means; `text`, if it came from one, is for the error messages."""
+    budget = _Budget(limits, text)
+    expansion = _Expansion(budget)
+    alternatives = expansion.alternatives(expression, negated=False)
+    if not alternatives:
+        raise expansion.empty()
+    filter_ = filter_of(alternatives)
+    budget.check(predicates=sum(len(predicates_of(each)) for each in filter_.conjunctions))
+    return filter_
+
+
+def _as_literal(expression: Expression, *, negated: bool) -> list[tuple[Leaf, ...]]:
+    """`_literal` of an expression that is a predicate under any number of `not`; nothing of every other one."""
+    while isinstance(expression, Not):
+        expression, negated = expression.part, not negated
+    return _literal(expression, negated=negated) if isinstance(expression, Leaf) else []
+
+
+def _literal(leaf: Leaf, *, negated: bool) -> list[tuple[Leaf, ...]]:
+    """A predicate or its negation: alternatives, each a conjunction of predicates that one constraint can hold."""
+    name, operator, value = leaf.predicate.attribute, leaf.predicate.operator, leaf.predicate.value
+    if operator is Operator.IN and isinstance(value, tuple):
+        if negated:
+            return [tuple(_leaf(leaf, name, Operator.NE, member) for member in value)]
+        return [(_leaf(leaf, name, Operator.IN, members),) for members in _by_kind(value)]
+    if not negated:
+        return [(leaf,)]
+    if operator is Operator.IS:
+        return [(_leaf(leaf, name, Operator.IS, other),) for other in KINDS if other != value]
+    return [(_leaf(leaf, name, NEGATIONS[operator], value),)]
+
+
+def _leaf(written: Leaf, name: str, operator: Operator, value: Operand) -> Leaf:
+    return Leaf(Predicate(name, operator, value), written.position)
+
+
+def _by_kind(members: Sequence[Value]) -> Iterable[tuple[Value, ...]]:
+    for kind in Kind:
+        if of_kind := tuple(member for member in members if kind_of(member) is kind):
+            yield of_kind
+
+
+class _Budget:
+    """What an expansion may still cost, and the errors for one that costs more."""
+
+    def __init__(self, limits: Limits, text: str | None) -> None:
+        self.text = text
+        self.predicates_max = limits.filter_predicates_max
+        self.conjunctions_max = limits.filter_conjunctions_max
+        self._work_max = self._work_left = limits.filter_work_max
+
+    def spend(self, work: int) -> None:
+        """Pay for work that is about to be done, in values that will be looked at."""
+        self._work_left -= work
+        if self._work_left < 0:
+            raise self._exceeded(self._work_max, "steps to expand", "filter_work_max")
+
+    def check(self, *, conjunctions: int = 0, predicates: int = 0) -> None:
+        """Refuse more of either than a filter may have."""
+        if conjunctions > self.conjunctions_max:
+            raise self._exceeded(self.conjunctions_max, "conjunctions", "filter_conjunctions_max")
+        if predicates > self.predicates_max:
+            raise self._exceeded(self.predicates_max, "predicates", "filter_predicates_max")
+
+    def _exceeded(self, limit: int, what: str, name: str) -> FilterTooLargeError:
+        return FilterTooLargeError(
+            f"the filter takes more than {limit} {what} ({name})",
+            do="use fewer alternatives inside 'and', 'in' instead of 'or', or several subscriptions",
+            text=self.text,
+        )
+
+
+class _Step:
+    """The alternatives that one `or` or `and` has found so far, refused if they grow far over the limits."""
+
+    def __init__(self, budget: _Budget) -> None:
+        self._budget = budget
+        self._found: _Alternatives = {}
+        self._predicates = 0
+
+    def add(self, conjunction: Conjunction, leaves: tuple[Leaf, ...]) -> None:
+        """Take one more, unless it is there already."""
+        if conjunction in self._found:
+            return
+        self._found[conjunction] = leaves
+        self._predicates += len(predicates_of(conjunction))
+        self._budget.check(conjunctions=len(self._found) // _SLACK, predicates=self._predicates // _SLACK)
+        self._budget.check(predicates=len(leaves))
+
+    def result(self) -> _Alternatives:
+        """All of them, without what others cover where that is cheap to see or needed to keep the limits."""
+        found, budget = self._found, self._budget
+        work = len(found) * _work_of(found)
+        if work <= _CHEAP or len(found) > budget.conjunctions_max or self._predicates > budget.predicates_max:
+            budget.spend(work)
+            found = {each: found[each] for each in filter_of(found).conjunctions} if len(found) > 1 else found
+            budget.check(conjunctions=len(found), predicates=sum(len(predicates_of(each)) for each in found))
+        return found
+
+
+def _work_of(alternatives: _Alternatives) -> int:
+    """About how many values are looked at to hold all of these against one other conjunction.
+
+    The values of `in` are looked at one by one, but each one of several predicates on an attribute with all the others.
+    """
+    work = len(alternatives)
+    for conjunction in alternatives:
+        for attribute, constraint in conjunction.constraints:
+            predicates = constraint.predicates(attribute)
+            values = predicates[0].value
+            work += len(values) if isinstance(values, tuple) else len(predicates) ** 2
+    return work
+
+
+class _Expansion:
+    """One run: what it may cost, and the first contradiction that it met."""
+
+    def __init__(self, budget: _Budget) -> None:
+        self._budget = budget
+        self._contradiction: tuple[Leaf, ...] = ()
+
+    def alternatives(self, expression: Expression, *, negated: bool) -> _Alternatives:
+        """The conjunctions of which an expression, or its negation, is the disjunction; it may be none."""
+        match expression:
+            case Leaf():
+                return self._union(self._conjunction(leaves) for leaves in _literal(expression, negated=negated))
+            case Not(part):
+                return self.alternatives(part, negated=not negated)
+            case All(parts) if not negated:
+                return self._product(parts, negated=False)
+            case Any(parts) if negated:
+                return self._product(parts, negated=True)
+            case All(parts) | Any(parts):
+                return self._union(self.alternatives(part, negated=negated) for part in parts)
+
+    def empty(self) -> EmptyFilterError:
+        """The error for a filter that has no alternative left, with the predicates that are to blame."""
+        core = _core(self._contradiction)
+        said = [f"`{predicate_text(leaf.predicate)}`" for leaf in core]
+        match said:
+            case []:
+                why = "`not true` is never true"
+            case [one]:
+                why = f"no value satisfies {one}"
+            case [*others, last]:
+                why = f"{', '.join(others)} and {last} contradict each other"
+        return EmptyFilterError(
+            f"nothing can satisfy the filter: {why}",
+            text=self._budget.text,
+            position=core[-1].position if core else None,
+        )
+
+    def _union(self, parts: Iterable[_Alternatives]) -> _Alternatives:
+        step = _Step(self._budget)
+        for part in parts:
+            for conjunction, leaves in part.items():
+                step.add(conjunction, leaves)
+        return step.result()
+
+    def _product(self, parts: Iterable[Expression], *, negated: bool) -> _Alternatives:
+        """What satisfies all parts: those that are plain conjunctions of predicates in one go, then the others."""
+        plain: list[Leaf] = []
+        others: list[Expression] = []
+        for part in parts:
+            literal = _as_literal(part, negated=negated)
+            if len(literal) == 1:
+                plain.extend(literal[0])
+            else:
+                others.append(part)
+        found = self._conjunction(tuple(plain))
+        for part in others:
+            if not found:
+                break
+            found = self._joined(found, self.alternatives(part, negated=negated))
+        return found
+
+    def _joined(self, left: _Alternatives, right: _Alternatives) -> _Alternatives:
+        self._budget.spend(len(left) * _work_of(right) + len(right) * _work_of(left))
+        step = _Step(self._budget)
+        for one, leaves in left.items():
+            for other, others in right.items():
+                both = one.meet(other)
+                if both is not None:
+                    step.add(both, leaves + others)
+                elif not self._contradiction:
+                    self._contradiction = leaves + others
+        return step.result()
+
+    def _conjunction(self, leaves: tuple[Leaf, ...]) -> _Alternatives:
+        self._budget.check(predicates=len(leaves))
+        conjunction = conjunction_of(leaf.predicate for leaf in leaves)
+        if conjunction is None:
+            self._contradiction = self._contradiction or leaves
+            return {}
+        return {conjunction: leaves}
+
+
+def _core(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """Of predicates that contradict each other, a few that do and none of which can be spared, in their order.
+
+    The first predicate with which those before it cannot be is one of them; then again, with those found so far in
+    front.
+    """
+    core: list[Leaf] = []
+    for _ in leaves:
+        met = conjunction_of(leaf.predicate for leaf in core)
+        if met is None:
+            break
+        for leaf in leaves:
+            single = conjunction_of((leaf.predicate,))
+            met = None if single is None or met is None else met.meet(single)
+            if met is None:
+                core.append(leaf)
+                break
+    in_order = [leaf for leaf in leaves if any(leaf is found for found in core)]
+    return sorted(in_order, key=lambda leaf: leaf.position or 0)

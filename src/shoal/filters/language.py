@@ -1,0 +1,184 @@
+"""The language: text in, `Filter` out, in two spellings with one meaning.
+
+Owns: the grammar and what an error says was expected. Never touches what predicates mean together.
+
+    filter      := or-part | brackets
+    or-part     := and-part ("or" and-part)*
+    and-part    := not-part ("and" not-part)*
+    not-part    := "not" not-part | "(" or-part ")" | "true" | name condition
+    condition   := comparison value | "=" "*" | "exists" | "absent"
+                 | ["not"] ("prefix" | "suffix" | "contains") string
+                 | ["not"] "in" "(" value ("," value)* ")"
+                 | "is" ("number" | "string" | "boolean") | "isPresent" [value | "*"]
+    comparison  := "=" | "!=" | "<" | "<=" | ">" | ">="
+    value       := string | number | "true" | "false"
+    brackets    := bracket ("," bracket)*
+    bracket     := "[" name "," condition "]"       a comma stands between the operator and its value
+
+Read as well: `==` and `eq` for =, `<>` and `neq` for !=, `str-prefix`, `str-suffix`, `str-contains`. Keywords may be
+written in capitals. `and`, `or`, `not`, `true` and `false` are names only in double quotes; the other keywords are
+keywords only where one can stand. `isPresent` with a value means that the attribute has a value of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.errors import FilterError, FilterTooLargeError
+from shoal.filters.expansion import TRUE, All, Any, Expression, Leaf, Not, expand
+from shoal.filters.filter import Filter
+from shoal.filters.lexer import Token
+from shoal.filters.predicates import BARE, Operand, Operator, predicate
+from shoal.filters.reader import Reader
+from shoal.filters.values import KINDS, Value, kind_of
+from shoal.limits import DEFAULT_LIMITS, Limits
+
+_IS_PRESENT: Final = "ispresent"
+_OPERATORS: Final[Mapping[str, Operator]] = {
+    **{operator.value: operator for operator in Operator if " " not in operator},
+    "==": Operator.EQ,
+    "eq": Operator.EQ,
+    "<>": Operator.NE,
+    "neq": Operator.NE,
+    "str-prefix": Operator.PREFIX,
+    "str-suffix": Operator.SUFFIX,
+    "str-contains": Operator.CONTAINS,
+    _IS_PRESENT: Operator.EXISTS,
+}
+_NEGATED_BY_A_WORD: Final = (Operator.IN, Operator.PREFIX, Operator.SUFFIX, Operator.CONTAINS)
+"""Operators with which `not` can stand between the name and the operator."""
+_AN_OPERATOR: Final = "an operator (= != < <= > >= prefix suffix contains exists absent in is)"
+
+
+def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> Filter:
+    """The filter that a text means, in either spelling. Whatever is wrong with the text raises FilterError."""
+    parser = Parser(text, limits)
+    in_brackets = parser.next_is("[")
+    expression = parser.brackets() if in_brackets else parser.alternatives()
+    if not parser.at_end():
+        raise parser.unexpected(*(("','",) if in_brackets else ("'and'", "'or'")), "the end")
+    return expand(expression, limits, text)
+
+
+class Parser(Reader):
+    """One pass over the tokens of a text, by recursive descent; `filter_depth_max` bounds the recursion."""
+
+    def __init__(self, text: str, limits: Limits) -> None:
+        super().__init__(text, limits)
+        self._depth = 0
+
+    def alternatives(self) -> Expression:
+        """Read expressions with `or` between them."""
+        parts = [self._conjunction()]
+        while self.took("or"):
+            parts.append(self._conjunction())
+        return parts[0] if len(parts) == 1 else Any(tuple(parts))
+
+    def brackets(self) -> Expression:
+        """Read predicates in brackets with commas between them: the papers' spelling."""
+        parts = [self._bracket()]
+        while self.took(","):
+            parts.append(self._bracket())
+        return All(tuple(parts))
+
+    def _conjunction(self) -> Expression:
+        parts = [self._negation()]
+        while self.took("and"):
+            parts.append(self._negation())
+        return parts[0] if len(parts) == 1 else All(tuple(parts))
+
+    def _negation(self) -> Expression:
+        start = self.token
+        if self.took("not"):
+            self._enter(start)
+            part: Expression = Not(self._negation())
+        elif self.took("("):
+            self._enter(start)
+            part = self.alternatives()
+            if not self.took(")"):
+                raise self.unexpected("')'", "'and'", "'or'")
+        elif self.took("true"):
+            return TRUE
+        else:
+            return self._predicate()
+        self._depth -= 1
+        return part
+
+    def _enter(self, opening: Token) -> None:
+        self._depth += 1
+        if self._depth > self.limits.filter_depth_max:
+            raise FilterTooLargeError(
+                f"more than {self.limits.filter_depth_max} parentheses and 'not' inside one another (filter_depth_max)",
+                text=self.text,
+                position=opening.position,
+            )
+
+    def _bracket(self) -> Expression:
+        self.take("[")
+        condition = self._predicate(",")
+        self.take("]")
+        return condition
+
+    def _predicate(self, separator: str = "") -> Expression:
+        """Read a name and a condition; the separator, if any, stands before the operator and before the value."""
+        start = self.position
+        name = self.name()
+        self._separated(separator)
+        negated = self.took("not")
+        sign = self.token
+        operator = self._operator(negated=negated)
+        operator, operand, position = self._operand(operator, sign, separator)
+        try:
+            leaf = Leaf(predicate(name, operator, operand, self.limits), start)
+        except FilterError as error:
+            raise type(error)(error.what, do=error.do, text=self.text, position=position) from error
+        return Not(leaf) if negated else leaf
+
+    def _operator(self, *, negated: bool) -> Operator:
+        operator = _OPERATORS.get(self.token.keyword)
+        if negated and operator not in _NEGATED_BY_A_WORD:
+            raise self.unexpected("'in'", "'prefix'", "'suffix'", "'contains'")
+        if operator is None:
+            raise self.unexpected(_AN_OPERATOR)
+        self.skip()
+        return operator
+
+    def _operand(self, operator: Operator, sign: Token, separator: str) -> tuple[Operator, Operand, int]:
+        """Read what stands behind an operator: the operator that both mean together, its value, and where that is."""
+        if sign.keyword == _IS_PRESENT:
+            if not (self.next_is(separator) if separator else self.at_value()):
+                return operator, None, sign.position
+        elif operator in BARE:
+            return operator, None, sign.position
+        self._separated(separator)
+        position = self.position
+        if operator in (Operator.EQ, Operator.EXISTS) and self.took("*"):
+            return Operator.EXISTS, None, position
+        if operator is Operator.EXISTS:
+            return Operator.IS, kind_of(self.value()).word, position
+        if operator is Operator.IN:
+            return operator, self._list(), position
+        if operator is Operator.IS:
+            return operator, self._kind(), position
+        return operator, self.value(), position
+
+    def _list(self) -> tuple[Value, ...]:
+        self.take("(")
+        members = [self.value()]
+        while self.took(","):
+            members.append(self.value())
+        if not self.took(")"):
+            raise self.unexpected("','", "')'")
+        return tuple(members)
+
+    def _kind(self) -> str:
+        kind = self.token.keyword
+        if kind not in KINDS:
+            raise self.unexpected(*(f"'{each}'" for each in KINDS))
+        self.skip()
+        return kind
+
+    def _separated(self, separator: str) -> None:
+        if separator:
+            self.take(separator)

@@ -1,0 +1,138 @@
+"""Predicates: one condition on one attribute, as somebody wrote it.
+
+Owns: the operators, which values they take, and the record `Predicate`. Never touches text, nor what predicates mean
+together (constraints do).
+
+    =  !=                       any value                   unknown on a value of another kind
+    <  <=  >  >=                a number or a string        unknown on a value of another kind
+    prefix  suffix  contains    a string                    unknown on a value that is not a string
+    not prefix, not suffix, not contains                    their negations: a string too, or unknown
+    in                          values, of one or more kinds
+    is                          "number", "string" or "boolean": of this kind; false on another, unknown if absent
+    exists  absent              no value; never unknown
+
+Every predicate but `exists` and `absent` is unknown on an absent attribute. Unknown never matches, and neither does its
+negation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from shoal.errors import FilterError, FilterTooLargeError
+from shoal.filters.values import KINDS, Value, canonical, problem_of, problem_of_name
+from shoal.limits import DEFAULT_LIMITS, Limits
+
+Operand: TypeAlias = Value | tuple[Value, ...] | None
+
+
+class Operator(StrEnum):
+    """What a predicate asks of its attribute; the text is the canonical spelling."""
+
+    EQ = "="
+    NE = "!="
+    LT = "<"
+    LE = "<="
+    GT = ">"
+    GE = ">="
+    PREFIX = "prefix"
+    SUFFIX = "suffix"
+    CONTAINS = "contains"
+    NOT_PREFIX = "not prefix"
+    NOT_SUFFIX = "not suffix"
+    NOT_CONTAINS = "not contains"
+    EXISTS = "exists"
+    ABSENT = "absent"
+    IN = "in"
+    IS = "is"
+
+
+NEGATIONS: Final[Mapping[Operator, Operator]] = {
+    one: other
+    for a, b in (
+        (Operator.EQ, Operator.NE),
+        (Operator.LT, Operator.GE),
+        (Operator.LE, Operator.GT),
+        (Operator.PREFIX, Operator.NOT_PREFIX),
+        (Operator.SUFFIX, Operator.NOT_SUFFIX),
+        (Operator.CONTAINS, Operator.NOT_CONTAINS),
+        (Operator.EXISTS, Operator.ABSENT),
+    )
+    for one, other in ((a, b), (b, a))
+}
+"""The operator that is true where this one is false, and unknown where it is; `in` and `is` have no single one."""
+
+ORDERED: Final = frozenset({Operator.LT, Operator.LE, Operator.GT, Operator.GE})
+TEXTUAL: Final = frozenset(
+    {
+        Operator.PREFIX,
+        Operator.SUFFIX,
+        Operator.CONTAINS,
+        Operator.NOT_PREFIX,
+        Operator.NOT_SUFFIX,
+        Operator.NOT_CONTAINS,
+    }
+)
+BARE: Final = frozenset({Operator.EXISTS, Operator.ABSENT})
+
+
+class Predicate(msgspec.Struct, frozen=True):
+    """One condition. `predicate()` makes one and checks it; this record holds what it is given.
+
+    The value is None for `exists` and `absent`, a tuple for `in`, the word of a kind for `is`.
+    """
+
+    attribute: str
+    operator: Operator
+    value: Operand = None
+
+
+def predicate(attribute: str, operator: Operator, value: Operand = None, limits: Limits = DEFAULT_LIMITS) -> Predicate:
+    """The predicate with canonical values, or a FilterError that says why there is none like it."""
+    if problem := problem_of_name(attribute, limits):
+        raise FilterError(problem)
+    if operator in BARE:
+        if value is not None:
+            raise FilterError(f"'{operator}' takes no value", do="leave the value out, or use '='")
+        return Predicate(attribute, operator)
+    if operator is Operator.IN:
+        return Predicate(attribute, operator, _members(value, limits))
+    if value is None or isinstance(value, tuple):
+        raise FilterError(f"'{operator}' takes one value", do="use 'in' for several, 'exists' for none")
+    checked = _checked(value, limits)
+    if operator is Operator.IS and checked not in KINDS:
+        raise FilterError("'is' takes the name of a kind", do="write number, string or boolean")
+    if operator in TEXTUAL and not isinstance(checked, str):
+        raise FilterError(f"'{operator}' takes a string, not {_spelled(checked)}", do="put the text in single quotes")
+    if operator in ORDERED and isinstance(checked, bool):
+        raise FilterError(f"booleans have no order, so '{operator}' takes none", do="use '=' or '!='")
+    return Predicate(attribute, operator, checked)
+
+
+def _members(value: Operand, limits: Limits) -> tuple[Value, ...]:
+    if not isinstance(value, tuple) or not value:
+        raise FilterError("'in' takes at least one value", do="write them in parentheses: in (1, 2)")
+    if len(value) > limits.filter_in_values_max:
+        raise FilterTooLargeError(
+            f"'in' has {len(value)} values, more than filter_in_values_max={limits.filter_in_values_max}"
+        )
+    return tuple(_checked(member, limits) for member in value)
+
+
+def _checked(value: Value, limits: Limits) -> Value:
+    if problem := problem_of(value):
+        raise FilterError(f"the value {problem}")
+    if isinstance(value, str) and len(value.encode()) > limits.filter_string_bytes_max:
+        raise FilterTooLargeError(
+            f"a string is {len(value.encode())} bytes long, "
+            f"more than filter_string_bytes_max={limits.filter_string_bytes_max}"
+        )
+    return canonical(value)
+
+
+def _spelled(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

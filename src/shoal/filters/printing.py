@@ -1,0 +1,124 @@
+"""Printing: filters and predicates as text, in both spellings, such that reading gives them back.
+
+Owns: the one spelling that we print where the language reads several. Equal filters print equal text, because a number
+prints the same whether it is held as int or as float. Never touches how a filter got its predicates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from shoal.filters.predicates import Operator, Predicate
+from shoal.filters.values import INTEGER_MAX, INTEGER_MIN, Kind, Value
+
+if TYPE_CHECKING:
+    from shoal.filters.conjunctions import Conjunction
+
+RESERVED: Final = frozenset({"and", "or", "not", "true", "false"})
+"""Words that are a name only in double quotes, in small letters or capitals."""
+
+TRUE_TEXT: Final = "true"
+"""The conjunction of no predicates: it matches every event."""
+
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")
+_NEGATED: Final = {
+    Operator.NOT_PREFIX: Operator.PREFIX,
+    Operator.NOT_SUFFIX: Operator.SUFFIX,
+    Operator.NOT_CONTAINS: Operator.CONTAINS,
+}
+_EXAMPLES: Final = {Kind.NUMBER.word: "0", Kind.STRING.word: "''", Kind.BOOLEAN.word: "false"}
+"""What the papers write behind isPresent to name a kind."""
+
+
+def name_text(name: str) -> str:
+    """The name of an attribute, in double quotes if it needs them."""
+    if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED:
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def value_text(value: Value) -> str:
+    """A value as the language reads it."""
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and INTEGER_MIN <= value <= INTEGER_MAX:
+        return str(int(value))
+    return repr(value)
+
+
+def predicate_text(predicate: Predicate) -> str:
+    """A predicate in the infix spelling."""
+    name, operator, value = name_text(predicate.attribute), predicate.operator, predicate.value
+    if operator in _NEGATED:
+        return f"not {predicate_text(Predicate(predicate.attribute, _NEGATED[operator], value))}"
+    if value is None:
+        return f"{name} {operator}"
+    if isinstance(value, tuple):
+        return f"{name} {operator} {_list_text(value, ', ')}"
+    return f"{name} {operator} {value if operator is Operator.IS else value_text(value)}"
+
+
+def filter_text(conjunctions: Iterable[Conjunction]) -> str:
+    """A disjunction of conjunctions in the infix spelling."""
+    return " or ".join(map(_infix_conjunction, conjunctions))
+
+
+def paper_text(conjunction: Conjunction) -> str:
+    """A conjunction in the papers' spelling; `true` is the same in both."""
+    return ",".join(map(_paper_predicate, predicates_of(conjunction))) or TRUE_TEXT
+
+
+def predicates_of(conjunction: Conjunction) -> tuple[Predicate, ...]:
+    """The predicates that say the same as a conjunction, as few as there can be, in the order of the attributes."""
+    return tuple(
+        predicate for attribute, constraint in conjunction.constraints for predicate in constraint.predicates(attribute)
+    )
+
+
+def _infix_conjunction(conjunction: Conjunction) -> str:
+    said: list[str] = []
+    for (_, operator), group in groupby(predicates_of(conjunction), lambda each: (each.attribute, each.operator)):
+        alike = list(group)
+        if operator is Operator.NE and len(alike) > 1:
+            said.append(_not_in_text(alike))
+        else:
+            said.extend(map(predicate_text, alike))
+    return " and ".join(said) or TRUE_TEXT
+
+
+def _paper_predicate(predicate: Predicate) -> str:
+    return f"[{','.join((name_text(predicate.attribute), *_paper_parts(predicate)))}]"
+
+
+def _not_in_text(unequal: Sequence[Predicate]) -> str:
+    values = [each.value for each in unequal if each.value is not None and not isinstance(each.value, tuple)]
+    return f"{name_text(unequal[0].attribute)} not in {_list_text(values, ', ')}"
+
+
+def _list_text(values: Iterable[Value], separator: str) -> str:
+    return f"({separator.join(value_text(each) for each in values)})"
+
+
+def _paper_parts(predicate: Predicate) -> tuple[str, ...]:
+    operator, value = predicate.operator, predicate.value
+    if operator in _NEGATED:
+        sign, operand = _paper_parts(Predicate(predicate.attribute, _NEGATED[operator], value))
+        return f"not {sign}", operand
+    if operator is Operator.EXISTS:
+        return "=", "*"
+    if value is None:
+        return (operator.value,)
+    if isinstance(value, tuple):
+        return operator.value, _list_text(value, ",")
+    if operator is Operator.IS:
+        return "isPresent", _EXAMPLES[str(value)]
+    if operator in (Operator.PREFIX, Operator.SUFFIX, Operator.CONTAINS):
+        return f"str-{operator}", value_text(value)
+    if operator is Operator.EQ and isinstance(value, str):
+        return "eq", value_text(value)
+    return operator.value, value_text(value)

@@ -1,0 +1,208 @@
+"""Constraints on numbers, and finite sets of values: `Numbers` and `OneOf`.
+
+Owns the canonical form of both: they are in one module because a finite set of numbers can be written as either. Never
+touches strings that are not listed one by one, nor text.
+
+Numbers are points on the line of `shoal.filters.values`, where each has a next one. So every set that `=`, `!=`, `<`,
+`in` and their kin can make is a closed interval without some of its points, or a finite set, and two such sets are
+compared exactly: `covers`, `intersects` and `meet` are complete here. A finite set of numbers is a `Numbers` if fewer
+points are missing between its ends than are in it (in practice: neighbours on the line), and a `OneOf` if not.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from shoal.filters.predicates import Operator, Predicate
+from shoal.filters.printing import value_text
+from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number, Value, kind_of, pred, succ
+
+if TYPE_CHECKING:
+    from shoal.filters.constraints import Constraint
+
+_FAR: Final = 4
+"""Ends this many times the size of a set apart, in steps of the coarsest spacing between them, leave more points out
+than are in: 2 is the exact figure, the rest is for rounding."""
+
+
+class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
+    """The numbers from `low` to `high`, both included, without those in `excluded`.
+
+    Canonical: both ends are in the set, there are at least two numbers, `excluded` is sorted and lies inside.
+    `numbers_of` makes one.
+    """
+
+    low: Number = NUMBER_MIN
+    high: Number = NUMBER_MAX
+    excluded: tuple[Number, ...] = ()
+
+    def accepts(self, value: Value | None) -> bool:
+        """Whether a value, or None for absence, is in the set."""
+        if value is None or isinstance(value, (str, bool)):
+            return False
+        return self.low <= value <= self.high and value not in self.excluded
+
+    def covers(self, other: Constraint) -> bool:
+        """Whether everything that `other` accepts is accepted here."""
+        if isinstance(other, Numbers):
+            return (
+                self.low <= other.low
+                and other.high <= self.high
+                and not any(other.accepts(number) for number in self.excluded)
+            )
+        return isinstance(other, OneOf) and all(map(self.accepts, other.values))
+
+    def intersects(self, other: Constraint) -> bool:
+        """Whether some value is accepted by both."""
+        if isinstance(other, OneOf):
+            return any(map(self.accepts, other.values))
+        return self.meet(other) is not None
+
+    def meet(self, other: Constraint) -> Constraint | None:
+        """What both accept; None if that is nothing."""
+        if isinstance(other, Numbers):
+            return numbers_of(max(self.low, other.low), min(self.high, other.high), (*self.excluded, *other.excluded))
+        if isinstance(other, OneOf):
+            return one_of(filter(self.accepts, other.values))
+        return other.meet(self)
+
+    def predicates(self, attribute: str) -> tuple[Predicate, ...]:
+        """The shortest spelling."""
+        found = [] if self.low == NUMBER_MIN else [_bound(attribute, self.low, Operator.GE, Operator.GT, pred)]
+        if self.high != NUMBER_MAX:
+            found.append(_bound(attribute, self.high, Operator.LE, Operator.LT, succ))
+        found.extend(Predicate(attribute, Operator.NE, number) for number in self.excluded)
+        return tuple(found) or (Predicate(attribute, Operator.IS, Kind.NUMBER.word),)
+
+    def first(self, count: int) -> Iterator[Number]:
+        """The smallest numbers of the set, at most `count` of them."""
+        number: Number | None = self.low
+        while count > 0 and number is not None and number <= self.high:
+            if number not in self.excluded:
+                yield number
+                count -= 1
+            number = succ(number)
+
+
+class OneOf(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
+    """The values that are listed: sorted, of one kind, at least one. One value is what `=` says.
+
+    `kind` is found from the values. It is a field because True == 1 in Python, and the two sets are not equal.
+    `one_of` makes one.
+    """
+
+    values: tuple[Value, ...]
+    kind: Kind = Kind.NUMBER
+
+    def __post_init__(self) -> None:
+        kind = kind_of(self.values[0])
+        if kind is not self.kind:
+            force_setattr(self, "kind", kind)
+
+    def accepts(self, value: Value | None) -> bool:
+        """Whether a value, or None for absence, is in the set."""
+        values = self.values
+        if len(values) == 1:
+            return value == values[0] and isinstance(value, bool) == (self.kind is Kind.BOOLEAN)
+        if value is None or kind_of(value) is not self.kind:
+            return False
+        place = bisect_left(values, value)
+        return place < len(values) and values[place] == value
+
+    def covers(self, other: Constraint) -> bool:
+        """Whether everything that `other` accepts is accepted here."""
+        if isinstance(other, Numbers):
+            found = list(other.first(len(self.values) + 1))
+            return len(found) <= len(self.values) and all(map(self.accepts, found))
+        return isinstance(other, OneOf) and all(map(self.accepts, other.values))
+
+    def intersects(self, other: Constraint) -> bool:
+        """Whether some value is accepted by both."""
+        return any(map(other.accepts, self.values))
+
+    def meet(self, other: Constraint) -> Constraint | None:
+        """What both accept; None if that is nothing."""
+        return one_of(filter(other.accepts, self.values))
+
+    def predicates(self, attribute: str) -> tuple[Predicate, ...]:
+        """The shortest spelling."""
+        if len(self.values) == 1:
+            return (Predicate(attribute, Operator.EQ, self.values[0]),)
+        if self.kind is Kind.BOOLEAN:
+            return (Predicate(attribute, Operator.IS, Kind.BOOLEAN.word),)
+        return (Predicate(attribute, Operator.IN, self.values),)
+
+
+BOOLEANS: Final = OneOf((False, True))
+"""What `is boolean` says."""
+
+
+def numbers_of(low: Number, high: Number, excluded: Iterable[Number] = ()) -> Numbers | OneOf | None:
+    """The canonical set of the numbers from `low` to `high` without `excluded`; None if it is empty."""
+    if low > high:
+        return None
+    holes = set(excluded)
+    while low in holes:
+        above = succ(low)
+        if above is None or above > high:
+            return None
+        low = above
+    while high in holes:
+        below = pred(high)
+        assert below is not None  # `low` is no hole and stops this before the line ends
+        high = below
+    if low == high:
+        return OneOf((low,))
+    interval = Numbers(low, high, tuple(sorted(hole for hole in holes if low < hole < high)))
+    found = list(interval.first(len(interval.excluded) + 1))
+    return interval if len(found) > len(interval.excluded) else OneOf(tuple(found))
+
+
+def one_of(values: Iterable[Value]) -> OneOf | Numbers | None:
+    """The canonical set of listed values, which are of one kind; None if there are none."""
+    found = sorted(set(values))
+    if not found:
+        return None
+    if len(found) > 1 and kind_of(found[0]) is Kind.NUMBER:
+        return _listed_numbers(found)  # type: ignore[arg-type]  # they are numbers: the first one is
+    return OneOf(tuple(found))
+
+
+def _listed_numbers(values: list[Number]) -> OneOf | Numbers:
+    """The canonical form of at least two numbers in order."""
+    low, high = values[0], values[-1]
+    spacing = math.ulp(float(max(abs(low), abs(high))))
+    if high - low <= _FAR * len(values) * spacing:
+        missing = _missing(values)
+        if len(missing) < len(values):
+            return Numbers(low, high, tuple(missing))
+    return OneOf(tuple(values))
+
+
+def _missing(values: list[Number]) -> list[Number]:
+    """The numbers between the first and the last of the list that are not in it; enough of them to see that they are
+    not fewer than those that are."""
+    present = set(values)
+    missing: list[Number] = []
+    number = succ(values[0])
+    while number is not None and number < values[-1] and len(missing) < len(values):
+        if number not in present:
+            missing.append(number)
+        number = succ(number)
+    return missing
+
+
+def _bound(
+    attribute: str, end: Number, closed: Operator, strict: Operator, outside: Callable[[Number], Number | None]
+) -> Predicate:
+    """The shorter one of `>= end` and `> the number before end`, or of their mirror images."""
+    neighbour = outside(end)
+    if neighbour is not None and len(value_text(neighbour)) < len(value_text(end)):
+        return Predicate(attribute, strict, neighbour)
+    return Predicate(attribute, closed, end)

@@ -1,0 +1,300 @@
+"""Constraints on strings: `Strings`.
+
+Owns the canonical form of everything that a conjunction says of a string. Never touches other kinds of values.
+
+A bound, a prefix and the negation of a prefix are intervals and are folded into one interval with holes. What the
+interval does not say stays beside it: one suffix, substrings, and the negations of both. A set that is not finite has
+room in the middle of its strings for anything, so the parts cannot imply each other except as substrings of each other,
+and reasoning about them one by one is complete. Where it is not:
+
+- `meet` may miss that nothing is left, and so `intersects` may say True, for two or more `not contains` or for
+  `not contains` with bounds that are not those of a prefix (`s >= 'ab' and s < 'ad' and not s contains 'abb' and not
+  s contains 'abc'` is empty).
+- `covers` may miss, and two constraints with one meaning may differ, where strings near a bound are refused by
+  `not contains`, or where a bound ends in NULs and a suffix or a substring refuses them.
+
+Every answer is sound all the same, and `covers` is a partial order: transitive, and two constraints that cover each
+other are equal. The poset of filters stands on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.filters.predicates import Operator, Predicate
+from shoal.filters.ranges import Numbers, OneOf, one_of
+from shoal.filters.string_bounds import (
+    NUL,
+    common_prefix,
+    is_below,
+    lower_of,
+    nuls_behind,
+    points,
+    prefix_end,
+    reaches,
+)
+from shoal.filters.values import Kind, Value
+
+if TYPE_CHECKING:
+    from shoal.filters.constraints import Constraint
+
+
+class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
+    """The strings in [low, high) that begin with `prefix`, end with `suffix`, contain all of `contains`, and are or do
+    nothing of what the other fields list.
+
+    Canonical: infinite; a prefix stands alone, without bounds; all lists are sorted; no part follows from the others.
+    `strings_of` makes one.
+    """
+
+    low: str = ""
+    high: str | None = None
+    prefix: str = ""
+    suffix: str = ""
+    contains: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    not_prefix: tuple[str, ...] = ()
+    not_suffix: tuple[str, ...] = ()
+    not_contains: tuple[str, ...] = ()
+
+    @property
+    def bounds(self) -> tuple[str, str | None]:
+        """The interval that all strings are in, the one of the prefix included."""
+        return (self.prefix, prefix_end(self.prefix)) if self.prefix else (self.low, self.high)
+
+    @property
+    def is_interval(self) -> bool:
+        """Whether the interval without `excluded` is all that there is to say."""
+        return not (self.suffix or self.contains or self.not_prefix or self.not_suffix or self.not_contains)
+
+    def accepts(self, value: Value | None) -> bool:
+        """Whether a value, or None for absence, is in the set."""
+        return (
+            isinstance(value, str)
+            and value.startswith(self.prefix)
+            and self.low <= value
+            and (self.high is None or value < self.high)
+            and _fits(value, self)
+            and value not in self.excluded
+            and not (self.not_prefix and value.startswith(self.not_prefix))
+        )
+
+    def covers(self, other: Constraint) -> bool:
+        """Whether everything that `other` accepts is certainly accepted here."""
+        if isinstance(other, OneOf):
+            return all(map(self.accepts, other.values))
+        return isinstance(other, Strings) and _covers(self, other)
+
+    def intersects(self, other: Constraint) -> bool:
+        """Whether some value may be accepted by both: False is certain."""
+        if isinstance(other, OneOf):
+            return any(map(self.accepts, other.values))
+        return self.meet(other) is not None
+
+    def meet(self, other: Constraint) -> Constraint | None:
+        """What both accept; None if that is certainly nothing."""
+        if isinstance(other, OneOf):
+            return one_of(filter(self.accepts, other.values))
+        if isinstance(other, Numbers):
+            return None
+        if not isinstance(other, Strings):
+            return other.meet(self)
+        low, high = self.bounds
+        other_low, other_high = other.bounds
+        if not (self.suffix.endswith(other.suffix) or other.suffix.endswith(self.suffix)):
+            return None
+        return strings_of(
+            max(low, other_low),
+            lower_of(high, other_high),
+            suffix=max(self.suffix, other.suffix, key=len),
+            contains=(*self.contains, *other.contains),
+            excluded=(*self.excluded, *other.excluded),
+            not_prefix=(*self.not_prefix, *other.not_prefix),
+            not_suffix=(*self.not_suffix, *other.not_suffix),
+            not_contains=(*self.not_contains, *other.not_contains),
+        )
+
+    def predicates(self, attribute: str) -> tuple[Predicate, ...]:
+        """The shortest spelling."""
+        found: list[tuple[Operator, str]] = []
+        if self.prefix:
+            found.append((Operator.PREFIX, self.prefix))
+        if self.low:
+            strict = self.low.endswith(NUL)
+            found.append((Operator.GT, self.low[:-1]) if strict else (Operator.GE, self.low))
+        if self.high is not None:
+            closed = self.high.endswith(NUL)
+            found.append((Operator.LE, self.high[:-1]) if closed else (Operator.LT, self.high))
+        if self.suffix:
+            found.append((Operator.SUFFIX, self.suffix))
+        for operator, texts in (
+            (Operator.CONTAINS, self.contains),
+            (Operator.NE, self.excluded),
+            (Operator.NOT_PREFIX, self.not_prefix),
+            (Operator.NOT_SUFFIX, self.not_suffix),
+            (Operator.NOT_CONTAINS, self.not_contains),
+        ):
+            found.extend((operator, text) for text in texts)
+        spelled = tuple(Predicate(attribute, operator, text) for operator, text in found)
+        return spelled or (Predicate(attribute, Operator.IS, Kind.STRING.word),)
+
+
+def strings_of(
+    low: str = "",
+    high: str | None = None,
+    *,
+    suffix: str = "",
+    contains: Iterable[str] = (),
+    excluded: Iterable[str] = (),
+    not_prefix: Iterable[str] = (),
+    not_suffix: Iterable[str] = (),
+    not_contains: Iterable[str] = (),
+) -> Constraint | None:
+    """The canonical set of the strings of which all of this is true; None if it is certainly empty."""
+    never_inside = _minimal(not_contains, _contains)
+    never_first = _minimal(not_prefix, str.startswith, unless=never_inside)
+    never_last = tuple(
+        text
+        for text in _minimal(not_suffix, str.endswith, unless=never_inside)
+        if text.endswith(suffix) or suffix.endswith(text)
+    )
+    pattern = Strings(
+        suffix=suffix,
+        contains=tuple(contains),
+        excluded=tuple(excluded),
+        not_prefix=never_first,
+        not_suffix=never_last,
+        not_contains=never_inside,
+    )
+    interval = _narrowed(low, high, pattern)
+    if interval is None:
+        return None
+    low, high = interval
+    finite = points(low, high)
+    if finite is not None:
+        return one_of(filter(pattern.accepts, finite))
+    first = common_prefix(low, high)
+    certain = (first, suffix, *pattern.contains)
+    if any(text in part for text in never_inside for part in certain) or any(map(suffix.endswith, never_last)):
+        return None
+    is_prefix = low != "" and prefix_end(low) == high
+    rest = Strings(
+        low="" if is_prefix else low,
+        high=None if is_prefix else high,
+        prefix=low if is_prefix else "",
+        suffix=suffix,
+        contains=tuple(text for text in _maximal(pattern.contains) if text not in first and text not in suffix),
+        not_prefix=tuple(text for text in never_first if low < text and is_below(text, high)),
+        not_suffix=never_last,
+        not_contains=never_inside,
+    )
+    return msgspec.structs.replace(rest, excluded=tuple(sorted(set(filter(rest.accepts, pattern.excluded)))))
+
+
+def _fits(text: str, pattern: Strings) -> bool:
+    """Whether a string has the suffix and the substrings, and none of those that it must not have."""
+    return (
+        text.endswith(pattern.suffix)
+        and not (pattern.not_suffix and text.endswith(pattern.not_suffix))
+        and all(part in text for part in pattern.contains)
+        and not any(part in text for part in pattern.not_contains)
+    )
+
+
+def _narrowed(low: str, high: str | None, pattern: Strings) -> tuple[str, str | None] | None:
+    """The canonical bounds of an interval of which `pattern` is true as well; None if nothing is left.
+
+    A hole at one end becomes the end. Which end stands for strings that the suffix or a substring refuses is a matter
+    of taste: an upper one excludes them; a lower one includes them, unless all the others go on with a NUL.
+    """
+    while is_below(low, high):
+        before = low, high
+        for prefix in pattern.not_prefix:
+            end = prefix_end(prefix)
+            if prefix <= low and is_below(low, end):
+                if end is None:
+                    return None
+                low = end
+            elif is_below(prefix, high) and reaches(end, high):
+                high = prefix
+        if high is not None and high.endswith(NUL):
+            last = high[:-1]
+            if last in pattern.excluded or not _fits(last, pattern):
+                high = last
+        if _fits(low, pattern):
+            low += NUL if low in pattern.excluded else ""
+        elif high is not None and high <= low + "\1":
+            low += NUL
+        if low.endswith(NUL) and not _fits(low[:-1], pattern) and not (high is not None and high <= low[:-1] + "\1"):
+            low = low[:-1]
+        if (low, high) == before:
+            return before
+    return None
+
+
+def _covers(self: Strings, other: Strings) -> bool:
+    """`covers` between two infinite sets of strings."""
+    low, high = self.bounds
+    other_low, other_high = other.bounds
+    if not (reaches(high, other_high) and other.suffix.endswith(self.suffix)):
+        return False
+    if low > other_low:
+        steps = nuls_behind(other_low, low)
+        if steps is None or any(other.accepts(other_low + NUL * step) for step in range(steps)):
+            return False
+    return (
+        all(_surely_contains(other, text) for text in self.contains)
+        and not any(map(other.accepts, self.excluded))
+        and all(_never_begins(other, text) for text in self.not_prefix)
+        and all(_never_ends(other, text) for text in self.not_suffix)
+        and all(_never_contains(other, text) for text in self.not_contains)
+    )
+
+
+def _surely_contains(strings: Strings, text: str) -> bool:
+    return (
+        text in strings.suffix
+        or any(text in part for part in strings.contains)
+        or text in common_prefix(*strings.bounds)
+    )
+
+
+def _never_begins(strings: Strings, text: str) -> bool:
+    low, high = strings.bounds
+    end = prefix_end(text)
+    apart = not is_below(text, high) or not is_below(low, end)
+    return apart or text.startswith(strings.not_prefix) or _never_contains(strings, text)
+
+
+def _never_ends(strings: Strings, text: str) -> bool:
+    apart = not (text.endswith(strings.suffix) or strings.suffix.endswith(text))
+    return apart or text.endswith(strings.not_suffix) or _never_contains(strings, text)
+
+
+def _never_contains(strings: Strings, text: str) -> bool:
+    return any(part in text for part in strings.not_contains)
+
+
+def _contains(text: str, part: str) -> bool:
+    return part in text
+
+
+def _minimal(texts: Iterable[str], has: Callable[[str, str], bool], unless: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The texts that have no other one of them, nor one of `unless` anywhere inside, in order."""
+    found: list[str] = []
+    for text in sorted(set(texts), key=len):
+        if not any(has(text, other) for other in found) and not any(part in text for part in unless):
+            found.append(text)
+    return tuple(sorted(found))
+
+
+def _maximal(texts: Iterable[str]) -> tuple[str, ...]:
+    """The texts that are not part of another one of them, in order."""
+    found: list[str] = []
+    for text in sorted(set(texts), key=len, reverse=True):
+        if not any(text in other for other in found):
+            found.append(text)
+    return tuple(sorted(found))

@@ -1,0 +1,134 @@
+"""Values: what an attribute can hold, and the two lines on which values are ordered.
+
+Owns: the three kinds, which Python objects are values, their canonical form, and the neighbours of a number. Never
+touches attributes, predicates or text.
+
+Numbers are on one line: all 64-bit integers (signed and unsigned) and all finite float64, compared exactly, as Python
+does. So every number has a next and a previous one, and a strict bound is a closed bound at its neighbour. Strings are
+ordered by code point, which is also the order of their UTF-8 bytes. Booleans are not numbers and have no order.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+from shoal.limits import DEFAULT_LIMITS, Limits
+
+Number: TypeAlias = int | float
+Value: TypeAlias = str | int | float | bool
+Event: TypeAlias = Mapping[str, Value]
+
+INTEGER_MIN: Final = -(2**63)
+INTEGER_MAX: Final = 2**64 - 1
+NUMBER_MIN: Final = -sys.float_info.max
+NUMBER_MAX: Final = sys.float_info.max
+EXACT_MAX: Final = 2**53
+"""Up to this magnitude every integer is a float64; an integral float within it is kept as int."""
+
+
+class Kind(IntEnum):
+    """The kind of a value. Values of two kinds are never equal and never in order."""
+
+    NUMBER = 0
+    STRING = 1
+    BOOLEAN = 2
+
+    @property
+    def word(self) -> str:
+        """How the language spells it after `is`."""
+        return self.name.lower()
+
+
+KINDS: Final[Mapping[str, Kind]] = {kind.word: kind for kind in Kind}
+
+
+def kind_of(value: Value) -> Kind:
+    """The kind of a value."""
+    if isinstance(value, str):
+        return Kind.STRING
+    return Kind.BOOLEAN if isinstance(value, bool) else Kind.NUMBER
+
+
+def problem_of(value: object) -> str | None:
+    """Why an object is not a value, as the end of a sentence that begins with its name; None if it is one."""
+    if isinstance(value, str):
+        return None if _is_utf8(value) else "holds half of a surrogate pair, which UTF-8 cannot carry"
+    if isinstance(value, int):
+        return None if INTEGER_MIN <= value <= INTEGER_MAX else "is an integer that does not fit in 64 bits"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"is {value}; NaN and infinities are refused"
+    return f"is of type {type(value).__name__}; a value is str, int, float or bool"
+
+
+def problem_of_name(name: object, limits: Limits = DEFAULT_LIMITS) -> str | None:
+    """Why an object is not the name of an attribute, as a sentence; None if it is one."""
+    if not isinstance(name, str):
+        return f"attribute names are strings, not {type(name).__name__}"
+    if not name:
+        return "an attribute name must not be empty"
+    if not _is_utf8(name):
+        return f"the attribute name {name!r} holds half of a surrogate pair, which UTF-8 cannot carry"
+    if len(name.encode()) > limits.attribute_name_bytes_max:
+        return (
+            f"an attribute name is {len(name.encode())} bytes long, "
+            f"more than attribute_name_bytes_max={limits.attribute_name_bytes_max}"
+        )
+    return None
+
+
+def canonical(value: Value) -> Value:
+    """The one form of a value: plain types, no -0.0, and int for every integral float that int holds as well."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bool):
+        return value
+    return canonical_number(value)
+
+
+def canonical_number(value: Number) -> Number:
+    """`canonical` for what is known to be a number."""
+    if isinstance(value, int):
+        return int(value)
+    return int(value) if value.is_integer() and -EXACT_MAX <= value <= EXACT_MAX else float(value)
+
+
+def succ(number: Number) -> Number | None:
+    """The next number above; None above the largest."""
+    if number >= NUMBER_MAX:
+        return None
+    nearest = float(number)
+    above = nearest if nearest > number else math.nextafter(nearest, math.inf)
+    if -EXACT_MAX <= number < EXACT_MAX:
+        return canonical_number(above)
+    following = math.floor(number) + 1
+    if INTEGER_MIN <= following <= INTEGER_MAX and following < above:
+        return following
+    return canonical_number(above)
+
+
+def pred(number: Number) -> Number | None:
+    """The next number below; None below the smallest."""
+    if number <= NUMBER_MIN:
+        return None
+    nearest = float(number)
+    below = nearest if nearest < number else math.nextafter(nearest, -math.inf)
+    if -EXACT_MAX < number <= EXACT_MAX:
+        return canonical_number(below)
+    preceding = math.ceil(number) - 1
+    if INTEGER_MIN <= preceding <= INTEGER_MAX and preceding > below:
+        return preceding
+    return canonical_number(below)
+
+
+def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""CloudEvents filters: six dialects, two-valued, and a clear refusal of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tests.filters import strategies as some
+
+from shoal.errors import EmptyFilterError, FilterError, FilterTooLargeError
+from shoal.filters.cloudevents import from_cloudevents
+from shoal.filters.language import parse
+from shoal.filters.values import Event
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ({"exact": {"type": "com.github.push"}}, "type = 'com.github.push'"),
+        ({"exact": {"type": "a", "subject": "b"}}, "type = 'a' and subject = 'b'"),
+        ({"prefix": {"type": "com."}}, "type prefix 'com.'"),
+        ({"suffix": {"type": ".created"}}, "type suffix '.created'"),
+        ({"all": [{"exact": {"type": "a"}}, {"prefix": {"source": "b"}}]}, "type = 'a' and source prefix 'b'"),
+        ({"any": [{"exact": {"type": "a"}}, {"exact": {"subject": "b"}}]}, "type = 'a' or subject = 'b'"),
+        (
+            {"not": {"exact": {"type": "a"}}},
+            "type != 'a' or type absent or type is number or type is boolean",
+        ),
+        (
+            {"not": {"prefix": {"type": "a"}}},
+            "not type prefix 'a' or type absent or type is number or type is boolean",
+        ),
+        ({"not": {"not": {"exact": {"type": "a"}}}}, "type = 'a'"),
+        (
+            {"not": {"any": [{"exact": {"type": "a"}}, {"exact": {"type": "b"}}]}},
+            "type not in ('a', 'b') or type absent or type is number or type is boolean",
+        ),
+        ([{"exact": {"type": "a"}}, {"suffix": {"subject": "b"}}], "type = 'a' and subject suffix 'b'"),
+        ([], "true"),
+    ],
+)
+def test_every_dialect(expression: object, text: str) -> None:
+    assert from_cloudevents(expression) == parse(text)
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ({"sql": "source LIKE '%x%'"}, "'sql' .CloudEvents SQL. is not supported: use exact, prefix"),
+        ({"like": {"a": "b"}}, "the dialect 'like' is unknown"),
+        ({1: {"a": "b"}}, "the dialect 1 is unknown"),
+        ({}, "one dialect in it, not an object of 0 members"),
+        ({"exact": {"a": "b"}, "prefix": {"a": "b"}}, "not an object of 2 members"),
+        ("exact", "not a str"),
+        ({"exact": {}}, "'exact' needs an object"),
+        ({"exact": {"a": ""}}, "non-empty strings, not with an empty string"),
+        ({"exact": {"a": 1}}, "non-empty strings, not with a int"),
+        ({"exact": {"": "b"}}, "name must not be empty"),
+        ({"exact": {1: "b"}}, "names are strings"),
+        ({"exact": {"a": "\ud800"}}, "surrogate"),
+        ({"all": []}, "'all' needs a list of at least one"),
+        ({"any": {"exact": {"a": "b"}}}, "'any' needs a list"),
+        ({"not": [{"exact": {"a": "b"}}]}, "not a list"),
+    ],
+)
+def test_what_the_specification_does_not_allow_is_refused(expression: object, says: str) -> None:
+    with pytest.raises(FilterError, match=says):
+        from_cloudevents(expression)
+
+
+def test_a_contradiction_says_which_predicates() -> None:
+    with pytest.raises(EmptyFilterError, match="`type = 'a'` and `type = 'b'` contradict each other"):
+        from_cloudevents([{"exact": {"type": "a"}}, {"exact": {"type": "b"}}])
+
+
+def test_what_is_too_deep_or_too_large_is_refused() -> None:
+    deep: dict[str, Any] = {"exact": {"a": "b"}}
+    for _ in range(10_000):
+        deep = {"not": deep}
+    with pytest.raises(FilterTooLargeError, match="filter_depth_max"):
+        from_cloudevents(deep)
+    with pytest.raises(FilterTooLargeError, match=r"filter_(predicates|conjunctions)_max"):
+        from_cloudevents({"not": {"any": [{"exact": {f"a{number}": "x"}} for number in range(9)]}})
+
+
+def _members(parts: st.SearchStrategy[Mapping[str, Any]]) -> st.SearchStrategy[Mapping[str, Any]]:
+    lists = st.lists(parts, min_size=1, max_size=3)
+    return st.one_of(
+        lists.map(lambda some: {"all": some}),
+        lists.map(lambda some: {"any": some}),
+        parts.map(lambda one: {"not": one}),
+    )
+
+
+_leaves = st.builds(
+    lambda dialect, pairs: {dialect: pairs},
+    st.sampled_from(["exact", "prefix", "suffix"]),
+    st.dictionaries(some.names, st.sampled_from([text for text in some.STRINGS if text]), min_size=1, max_size=2),
+)
+_expressions = st.recursive(_leaves, _members, max_leaves=4)
+
+
+_COMPARE: dict[str, Callable[[str, str], bool]] = {
+    "exact": lambda value, text: value == text,
+    "prefix": lambda value, text: value.startswith(text),
+    "suffix": lambda value, text: value.endswith(text),
+}
+
+
+def _true(expression: Mapping[str, Any], event: Event) -> bool:
+    """The words of the specification."""
+    [(dialect, body)] = expression.items()
+    match dialect:
+        case "all":
+            return all(_true(each, event) for each in body)
+        case "any":
+            return any(_true(each, event) for each in body)
+        case "not":
+            return not _true(body, event)
+    compare = _COMPARE[dialect]
+    return all(isinstance(event.get(name), str) and compare(str(event[name]), text) for name, text in body.items())
+
+
+@given(_expressions, st.lists(some.events, min_size=1, max_size=10))
+def test_a_filter_matches_exactly_what_the_specification_says(
+    expression: Mapping[str, Any], events: list[Event]
+) -> None:
+    try:
+        made = from_cloudevents(expression)
+    except EmptyFilterError:
+        assert not any(_true(expression, event) for event in events)
+    except FilterTooLargeError:
+        assume(False)
+    else:
+        assert [made.matches(event) for event in events] == [_true(expression, event) for event in events]

@@ -1,0 +1,220 @@
+"""Events: what is one, how papers spell it, its bytes, and many of them as Arrow columns."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import msgspec
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.filters import strategies as some
+
+from shoal.errors import EventError
+from shoal.filters.event_batches import from_arrow, to_arrow
+from shoal.filters.events import check_event, decode_event, encode_event, parse_event
+from shoal.filters.printing import name_text, value_text
+from shoal.filters.values import Event, Value
+from shoal.limits import Limits
+
+
+def typed(event: Mapping[str, Value]) -> dict[str, tuple[str, Value]]:
+    """The event with the types of its values, because True == 1 and 1 == 1.0."""
+    return {name: (type(value).__name__, value) for name, value in event.items()}
+
+
+# -- Checking ------------------------------------------------------------------------------------------------
+
+
+def test_none_is_absence_and_values_are_canonical() -> None:
+    assert typed(check_event({"a": None, "b": 30.0, "c": True})) == {"b": ("int", 30), "c": ("bool", True)}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"a": math.nan}, "attribute 'a' is nan; NaN and infinities are refused"),
+        ({"a": -math.inf}, "infinities"),
+        ({"a": [1]}, "attribute 'a' is of type list; a value is str, int, float or bool"),
+        ({"a": 2**64}, "does not fit in 64 bits"),
+        ({"a": "\ud800"}, "surrogate"),
+        ({"": 1}, "must not be empty"),
+        ({1: 1}, "names are strings, not int"),
+        ({"x" * 256: 1}, "attribute_name_bytes_max=255"),
+        ({str(number): 1 for number in range(65)}, "attributes_max=64 attributes, this has 65"),
+        ({"a": "x" * 8192}, "attributes_bytes_max=8192"),
+    ],
+)
+def test_what_no_event_can_have_is_refused_with_the_reason(attributes: dict[str, Value], says: str) -> None:
+    with pytest.raises(EventError, match=says):
+        check_event(attributes)
+    with pytest.raises(EventError, match=says):
+        encode_event(attributes)
+
+
+def test_absent_attributes_do_not_count_towards_the_limit() -> None:
+    assert check_event({"a": 1, "b": None}, Limits(attributes_max=1)) == {"a": 1}
+
+
+# -- The papers' spelling ------------------------------------------------------------------------------------
+
+
+def test_the_papers_example() -> None:
+    assert parse_event(
+        "[class,\u2018STOCK\u2019],[symbol,\u2018YHOO\u2019],[open,30.25],[high,31.75],[low,30.00],\n"
+        "[close,31.62],[volume,203400],[date,\u20181-May-96\u2019]"
+    ) == {
+        "class": "STOCK",
+        "symbol": "YHOO",
+        "open": 30.25,
+        "high": 31.75,
+        "low": 30,
+        "close": 31.62,
+        "volume": 203400,
+        "date": "1-May-96",
+    }
+    assert parse_event(" [ up , TRUE ] , [ \"my attr\" , 'it''s' ] ") == {"up": True, "my attr": "it's"}
+    assert parse_event("") == {}
+
+
+@given(some.any_events)
+def test_an_event_that_is_spelled_is_read_back(event: Event) -> None:
+    text = ",".join(f"[{name_text(name)},{value_text(value)}]" for name, value in event.items())
+    assert parse_event(text) == event
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[class]", r"line 1, column 7: found ']', expected ','"),
+        ("[class,STOCK]", r"put strings in single quotes, 'STOCK'"),
+        ("[class,'a'] [b,1]", r"column 13: found '\[', expected ','"),
+        ("[class,'a'],", r"found the end, expected '\['"),
+        ("[a,1],[a,2]", r"column 7: the attribute 'a' stands here twice"),
+        ("a = 1", r"found 'a', expected '\['"),
+    ],
+)
+def test_a_spelling_that_is_none_is_refused_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(EventError, match=says):
+        parse_event(text)
+
+
+@given(st.text(alphabet="[],'\"ab1. ", max_size=30))
+def test_no_text_raises_anything_but_an_event_error(text: str) -> None:
+    with contextlib.suppress(EventError):
+        check_event(parse_event(text))
+
+
+# -- Bytes ---------------------------------------------------------------------------------------------------
+
+
+@given(some.any_events)
+def test_an_event_survives_its_encoding(event: Event) -> None:
+    assert typed(decode_event(encode_event(event))) == typed(check_event(event))
+
+
+def test_the_bytes_are_a_plain_map_that_everyone_reads() -> None:
+    assert msgspec.msgpack.decode(encode_event({"a": 2**64 - 1, "b": None})) == {"a": 2**64 - 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"\x91\x01",
+        msgspec.msgpack.encode({"a": math.nan}),
+        msgspec.msgpack.encode({"a": [1]}),
+        msgspec.msgpack.encode({"": 1}),
+        msgspec.msgpack.encode({"a": "x" * 10_000}),
+        b"\x81\xa1a\xa1\xff",
+        b"\x91" * 5000,
+    ],
+)
+def test_bytes_that_are_no_event_are_refused(data: bytes) -> None:
+    with pytest.raises(EventError):
+        decode_event(data)
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_raise_anything_but_an_event_error(data: bytes) -> None:
+    with contextlib.suppress(EventError):
+        decode_event(data)
+
+
+# -- Columns -------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.one_of(some.events, some.any_events), max_size=8))
+def test_a_batch_gives_its_events_back(events: list[Event]) -> None:
+    batch = to_arrow(events)
+    assert batch.num_rows == len(events)
+    assert from_arrow(batch) == [check_event(event) for event in events]
+    for event, again in zip(events, from_arrow(batch), strict=True):
+        assert {n: type(v) is bool for n, v in again.items()} == {n: type(v) is bool for n, v in event.items()}
+
+
+@pytest.mark.parametrize(
+    ("values", "type_name"),
+    [
+        (["x", None], "string"),
+        ([True, False], "bool"),
+        ([1, 2**63 - 1, -(2**63)], "int64"),
+        ([1, 2**64 - 1], "uint64"),
+        ([1, 0.5], "double"),
+        ([0.5, 2**53 + 1], "struct<double: double, int64: int64>"),
+        ([-1, 2**64 - 1], "struct<int64: int64, uint64: uint64>"),
+        (["1", 1, None], "struct<int64: int64, string: string>"),
+        ([True, 1], "struct<bool: bool, int64: int64>"),
+    ],
+)
+def test_a_column_has_a_plain_type_unless_that_loses_something(values: list[Value | None], type_name: str) -> None:
+    events = [{"a": value} for value in values]
+    batch = to_arrow(events)
+    assert str(batch.schema.field("a").type) == type_name
+    assert [typed(event) for event in from_arrow(batch)] == [typed(check_event(event)) for event in events]
+
+
+def test_events_without_attributes_are_rows_too() -> None:
+    assert from_arrow(to_arrow([{}, {}])) == [{}, {}]
+    assert from_arrow(to_arrow([])) == []
+
+
+def test_columns_that_others_made_are_read() -> None:
+    batch = pyarrow.record_batch(
+        {
+            "symbol": pyarrow.array(["YHOO", None], pyarrow.large_string()).dictionary_encode(),
+            "volume": pyarrow.array([1, 2], pyarrow.int16()),
+            "open": pyarrow.array([0.5, None], pyarrow.float32()),
+        }
+    )
+    assert from_arrow(batch) == [{"symbol": "YHOO", "volume": 1, "open": 0.5}, {"volume": 2}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"a": pyarrow.array([1.0, math.nan])}, "row 1: attribute 'a' is nan"),
+        ({"a": pyarrow.array([[1], [2]])}, "row 0: attribute 'a' is of type list"),
+        ({"a": pyarrow.array([{"x": 1, "y": 2}])}, "attribute 'a' has 2 values in one row"),
+    ],
+)
+def test_columns_that_hold_no_events_are_refused_with_the_row(columns: dict[str, object], says: str) -> None:
+    with pytest.raises(EventError, match=says):
+        from_arrow(pyarrow.record_batch(columns))
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    batch = pyarrow.RecordBatch.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
+    with pytest.raises(EventError, match="two columns of the name 'a'"):
+        from_arrow(batch)
+
+
+def test_arrow_is_not_imported_before_it_is_needed() -> None:
+    program = "import sys, shoal.filters.event_batches; sys.exit('pyarrow' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
