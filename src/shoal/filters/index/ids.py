@@ -1,0 +1,140 @@
+"""Ids: which subscriptions there are.
+
+Owns a set of 32-bit numbers in one array: 5 to 8 bytes each, where a Python set takes 60.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.filters.index.memory import whole
+from shoal.wire.rawbytes import kernel, part
+
+ID_MAX: Final = 2**32 - 2
+_FIRST_SLOTS: Final = 64
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+@part
+def _home(number: Any, slots: int) -> int:
+    mixed = (np.uint64(number) * _MIX) >> np.uint64(32)
+    return whole((mixed * np.uint64(slots)) >> np.uint64(32))
+
+
+@part
+def _find(table: Any, number: int) -> int:
+    slot = _home(number, len(table))
+    while table[slot] != 0 and table[slot] != np.uint32(number + 1):
+        slot = slot + 1 if slot + 1 < len(table) else 0
+    return slot
+
+
+@kernel
+def _add_all(table: Any, numbers: Any) -> int:
+    """Adds numbers until one is there already; how many were added."""
+    for done in range(len(numbers)):
+        slot = _find(table, whole(numbers[done]))
+        if table[slot] != 0:
+            return done
+        table[slot] = np.uint32(whole(numbers[done]) + 1)
+    return len(numbers)
+
+
+@kernel
+def _add(table: Any, number: int) -> bool:
+    slot = _find(table, number)
+    if table[slot] != 0:
+        return False
+    table[slot] = np.uint32(number + 1)
+    return True
+
+
+@kernel
+def _remove(table: Any, number: int) -> bool:
+    """Takes a number out and moves those behind it that would not be found any more."""
+    slot = _find(table, number)
+    if table[slot] == 0:
+        return False
+    size = len(table)
+    gap = slot
+    while True:
+        slot = slot + 1 if slot + 1 < size else 0
+        if table[slot] == 0:
+            break
+        home = _home(whole(table[slot]) - 1, size)
+        if (slot - home) % size >= (slot - gap) % size:
+            table[gap] = table[slot]
+            gap = slot
+    table[gap] = 0
+    return True
+
+
+@kernel
+def _has(table: Any, number: int) -> bool:
+    return bool(table[_find(table, number)] != 0)
+
+
+class Ids:
+    """A set of numbers from 0 to `ID_MAX`."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros(_FIRST_SLOTS, np.uint32)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, number: int) -> bool:
+        return bool(_has(self._table, number))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the set holds."""
+        return self._table.nbytes
+
+    @property
+    def table(self) -> npt.NDArray[np.uint32]:
+        """The array: `of_table` makes the same set of it."""
+        return self._table
+
+    @classmethod
+    def of_table(cls, table: npt.NDArray[np.uint32], count: int) -> Ids:
+        """The set that `table` came from, which has `count` numbers."""
+        ids = cls()
+        ids._table, ids._count = table, count
+        return ids
+
+    def add(self, number: int) -> bool:
+        """Adds a number; False if it was there."""
+        self._make_room(1)
+        added = bool(_add(self._table, number))
+        self._count += added
+        return added
+
+    def add_all(self, numbers: npt.NDArray[np.uint32]) -> int:
+        """Adds all numbers, or none; how many could be added before one was there already."""
+        self._make_room(len(numbers))
+        added = int(_add_all(self._table, numbers))
+        if added < len(numbers):
+            for number in numbers[:added]:
+                _remove(self._table, int(number))
+        else:
+            self._count += added
+        return added
+
+    def remove(self, number: int) -> bool:
+        """Takes a number out; False if it was not there."""
+        removed = bool(_remove(self._table, number))
+        self._count -= removed
+        return removed
+
+    def _make_room(self, more: int) -> None:
+        needed = self._count + more
+        if 4 * needed > 3 * len(self._table):
+            table = np.zeros(max(needed * 3 // 2, len(self._table) * 3 // 2), np.uint32)
+            held = self._table[self._table != 0]
+            _add_all(table, held - np.uint32(1))
+            self._table = table

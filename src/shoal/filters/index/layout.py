@@ -1,0 +1,107 @@
+"""Layout: a segment is one block of bytes.
+
+Owns where the parts of a segment stand in it. A header of 64-bit words holds counts and, for each part, where it
+starts; every part starts at a multiple of 64 bytes. So a segment is written to a file and mapped from it as it is.
+
+    ids        uint32[N]     subscribers, in the order of the entries
+    ids_ends   uint32[E+1]   entry -> its ids (left out when each entry has one)
+    order      uint32[N]     positions in `ids`, sorted by id
+    word_ends  uint32[E+1]   entry -> its record; the top bit marks an entry that repeats another one's record (lists)
+    words      uint16        records
+    clusters   uint32[C+1]   cluster -> its entries; the top bit marks a cluster with runs
+    tags       uint8[slots]  hash table of clusters: a byte of the hash ...
+    slots      uint32[slots] ... and the cluster + 1
+    runs       uint32[R+1,4] type | attribute << 8, first entry, first key or block, last block
+    keys       float64       of LOW, HIGH and NOT runs, sorted within each
+    blocks     uint32[B+1,3] attribute, coarse cells, first group
+    groups     uint32[G,4]   attribute, first entry, how many, where its cells are in `filed`, in units of 32 bytes
+    filed      uint8         of each group: low cells on b, high ones, low ones on a, high ones, padded to 32 bytes;
+                             then 32-bit words: the third attribute, its low cell << 16, its high cell << 24; padded too
+    edges      float64, edge_starts uint32[A+1]
+    signatures uint32        of each: parts, lengths, then the parts, then the lengths of its prefixes or suffixes
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC: Final = 0x31_4C_41_4F_48_53  # "SHOAL1"
+VERSION: Final = 1
+
+REPEATED: Final = np.uint32(1 << 31)
+WITH_RUNS: Final = np.uint32(1 << 31)
+LOW_31: Final = np.uint32((1 << 31) - 1)
+
+H_MAGIC: Final = 0
+H_VERSION: Final = 1
+H_BYTES: Final = 2
+H_SEED: Final = 3
+H_ENTRIES: Final = 4
+H_IDS: Final = 5
+H_CLUSTERS: Final = 6
+H_SLOTS: Final = 7
+H_RUNS: Final = 8
+H_KEYS: Final = 9
+H_BLOCKS: Final = 10
+H_GROUPS: Final = 11
+H_GROUP_MOST: Final = 12
+"""Entries of the largest group."""
+H_SIGNATURES: Final = 13
+H_ATTRIBUTES: Final = 14
+H_UNIQUE: Final = 15
+H_WORDS: Final = 16
+H_PARTS: Final = 20
+"""From here on: where each part starts."""
+HEADER_WORDS: Final = 40
+
+PARTS: Final = (
+    ("ids", np.uint32),
+    ("ids_ends", np.uint32),
+    ("order", np.uint32),
+    ("word_ends", np.uint32),
+    ("words", np.uint16),
+    ("clusters", np.uint32),
+    ("tags", np.uint8),
+    ("slots", np.uint32),
+    ("runs", np.uint32),
+    ("keys", np.float64),
+    ("blocks", np.uint32),
+    ("groups", np.uint32),
+    ("filed", np.uint8),
+    ("edges", np.float64),
+    ("edge_starts", np.uint32),
+    ("signatures", np.uint32),
+)
+P_IDS, P_IDS_ENDS, P_ORDER, P_WORD_ENDS, P_WORDS, P_CLUSTERS, P_TAGS, P_SLOTS, P_RUNS, P_KEYS = range(10)
+P_BLOCKS, P_GROUPS, P_FILED, P_EDGES, P_EDGE_STARTS, P_SIGNATURES = range(10, 16)
+
+_ALIGNED: Final = 64
+_GUARD_BYTES: Final = 64
+"""Behind the last part: vector loads may look this far."""
+
+
+def assemble(header: npt.NDArray[np.int64], parts: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
+    """One block of bytes of a header and all parts."""
+    at = 8 * HEADER_WORDS
+    for number, (name, kind) in enumerate(PARTS):
+        header[H_PARTS + number] = at
+        at += -(-parts[name].size * np.dtype(kind).itemsize // _ALIGNED) * _ALIGNED
+    at += _GUARD_BYTES
+    header[H_MAGIC], header[H_VERSION], header[H_BYTES] = MAGIC, VERSION, at
+    block = np.zeros(at, np.uint8)
+    block[: 8 * HEADER_WORDS] = header.view(np.uint8)
+    for number, (name, kind) in enumerate(PARTS):
+        raw = np.ascontiguousarray(parts[name], kind).reshape(-1).view(np.uint8)
+        start = header[H_PARTS + number]
+        block[start : start + len(raw)] = raw
+    return block
+
+
+def part(block: npt.NDArray[np.uint8], number: int, length: int) -> npt.NDArray[Any]:
+    """A view of one part."""
+    kind = np.dtype(PARTS[number][1])
+    start = int(block[: 8 * HEADER_WORDS].view(np.int64)[H_PARTS + number])
+    return block[start : start + length * kind.itemsize].view(kind)

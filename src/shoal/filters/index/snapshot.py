@@ -1,0 +1,76 @@
+"""Snapshots: an index in a file, mapped and used in milliseconds by any process.
+
+Owns the file's form: a magic number, the length of a table of contents, the table (msgpack: name, type, length,
+where), and arrays at multiples of 64 bytes, exactly as they are in memory. A file that is being written has another
+name until it is complete. A mapped index can be changed: its pages are copied when they are written to, and the file
+stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import SnapshotError
+
+MAGIC: Final = b"SHOALIX1"
+_ALIGNED: Final = 64
+
+
+class _Part(msgspec.Struct, array_like=True):
+    name: str
+    kind: str
+    length: int
+    start: int
+
+
+def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Writes arrays to a file, which is there when it is complete."""
+    contents: list[_Part] = []
+    at = 0
+    for name, array in arrays.items():
+        contents.append(_Part(name, array.dtype.str, len(array), at))
+        at += -(-array.nbytes // _ALIGNED) * _ALIGNED
+    table = msgspec.msgpack.encode(contents)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with unfinished.open("wb") as file:
+        file.write(MAGIC + len(table).to_bytes(8, "little") + table)
+        base = _start(len(table))
+        for part, array in zip(contents, arrays.values(), strict=True):
+            file.seek(base + part.start)
+            file.write(np.ascontiguousarray(array).data)
+        file.truncate(max(base + at, file.tell()))
+    unfinished.replace(path)
+
+
+def read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Maps the arrays of a file. SnapshotError if it is not one that `write` wrote."""
+    try:
+        block = np.memmap(path, np.uint8, "c")
+    except ValueError as error:
+        raise SnapshotError(f"{path} is empty") from error
+    if len(block) < 16 or block[:8].tobytes() != MAGIC:
+        raise SnapshotError(f"{path} is no snapshot of an index, or of another version")
+    size = int.from_bytes(block[8:16].tobytes(), "little")
+    try:
+        contents = msgspec.msgpack.decode(block[16 : 16 + size].tobytes(), type=list[_Part])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise SnapshotError(f"{path} is damaged: its table of contents cannot be read") from error
+    base = _start(size)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for part in contents:
+        start = base + part.start
+        stop = start + part.length * np.dtype(part.kind).itemsize
+        if stop > len(block):
+            raise SnapshotError(f"{path} is cut short: it ends before {part.name}")
+        arrays[part.name] = block[start:stop].view(part.kind).view(np.ndarray)
+    return arrays
+
+
+def _start(table_bytes: int) -> int:
+    return -(-(16 + table_bytes) // _ALIGNED) * _ALIGNED

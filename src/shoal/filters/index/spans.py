@@ -1,0 +1,98 @@
+"""Spans: what an event matched, before anybody copies ids.
+
+Owns the writing of spans (segment, first position, one past the last) into the context's array, without the positions
+whose subscribers have gone, and the copying of their ids. Functions say how many words of the array are used then, or
+`NO_SPANS`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from shoal.filters.index import layout
+from shoal.filters.index.context import (
+    FAR,
+    R_FIRST_SEGMENT,
+    R_SPAN_WORDS,
+    R_SPANS,
+    SEGMENT_ROOTS,
+    address_of,
+    count_of,
+    root,
+    u32_part,
+)
+from shoal.filters.index.memory import i64_at, u32_at, whole
+from shoal.wire.rawbytes import kernel, part
+
+NO_SPANS: Final = -10
+"""There were more spans than room for them."""
+
+SPAN: Final = 3
+
+
+@part
+def span(context: int, used: int, segment: int, first: int, last: int) -> int:
+    """Adds one span."""
+    if used + SPAN > root(context, R_SPAN_WORDS):
+        return NO_SPANS
+    spans = i64_at(root(context, R_SPANS), FAR)
+    spans[used], spans[used + 1], spans[used + 2] = segment, first, last
+    return used + SPAN
+
+
+@kernel
+def emit(context: int, used: int, segment: int, first: int, last: int) -> int:
+    """Adds the positions of [first, last) whose subscribers have not gone."""
+    address = root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * segment + 1)
+    count = whole(u32_at(address, FAR)[0])
+    if count == 0:
+        return span(context, used, segment, first, last)
+    dead = u32_at(address + 4, FAR)
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) >> 1
+        if whole(dead[middle]) < first:
+            low = middle + 1
+        else:
+            high = middle
+    while first < last and used >= 0:
+        stop = min(whole(dead[low]), last) if low < count else last
+        if first < stop:
+            used = span(context, used, segment, first, stop)
+        first = stop + 1
+        low += 1
+    return used
+
+
+@part
+def emit_entries(context: int, block: int, used: int, segment: int, first: int, last: int) -> int:
+    """Adds the subscribers of some entries."""
+    if first >= last:
+        return used
+    if count_of(block, layout.H_IDS) != count_of(block, layout.H_ENTRIES):
+        ends = u32_part(block, layout.P_IDS_ENDS)
+        first, last = whole(ends[first]), whole(ends[last])
+    return emit(context, used, segment, first, last)
+
+
+@kernel
+def copy_spans(context: int, used: int, ids: Any, to: int) -> None:
+    """Copies the ids of all spans."""
+    spans = i64_at(root(context, R_SPANS), FAR)
+    for at in range(0, used, SPAN):
+        block = root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * spans[at])
+        count = spans[at + 2] - spans[at + 1]
+        own = u32_at(address_of(block, layout.P_IDS) + 4 * spans[at + 1], count)
+        for i in range(count):
+            ids[to + i] = own[i]
+        to += count
+
+
+@part
+def total_of(context: int, used: int) -> int:
+    """How many ids the spans have."""
+    spans = i64_at(root(context, R_SPANS), FAR)
+    total = 0
+    for at in range(0, used, SPAN):
+        total += spans[at + 2] - spans[at + 1]
+    return total

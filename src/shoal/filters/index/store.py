@@ -1,0 +1,497 @@
+"""The store: conjunctions with their ids, as segments that are never written again.
+
+Owns the segments, the few records that are in none yet, and the merging of segments in the background.
+
+    take in --256 records--> segment --8 of about one size, in the background--> larger segment --...--> one
+
+A segment is made once and then only read; what is removed from it is listed beside it, and left out when it is
+merged. So memory and places follow the filters that are alive: each merge chooses clusters and cells anew.
+
+Safe to read while it is written, from threads of one process: a match is one call into a kernel that keeps the
+interpreter's lock, so it sees all of a change or nothing of it; changes take a lock of their own, so there is one at
+a time; and a merge, which runs without the interpreter's lock, reads only what nobody writes. Its result comes in by
+one assignment. Slices that were handed out stay what they were, for they are views of segments.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import EventError, FilterError, FilterTooLargeError
+from shoal.filters.index import answers, building, context, layout, records, rows, taking
+from shoal.filters.index.building import Records
+from shoal.filters.index.ids import Ids
+from shoal.filters.index.parts import intern_all, translate
+from shoal.filters.index.spans import NO_SPANS
+from shoal.filters.index.tables import WireTable
+from shoal.filters.index.texts import NO_ROOM, Texts
+from shoal.filters.index.workspace import Workspace
+from shoal.wire.rawbytes import announce_compilations
+
+FAN_IN: Final = 8
+"""Segments of about one size that are merged into one."""
+SEGMENTS_MAX: Final = 48
+"""With so many segments a change waits for the background."""
+STALE_SHARE: Final = 4
+"""A segment is made anew when one in so many of its subscribers has gone."""
+_DEAD_FIRST: Final = 16
+_WORDS_PER_RECORD: Final = 24
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A block of bytes, and the positions whose subscribers have gone: their number, then they, sorted."""
+
+    block: npt.NDArray[np.uint8]
+    dead: npt.NDArray[np.uint32]
+
+    @property
+    def header(self) -> npt.NDArray[np.int64]:
+        """Counts and places: see `layout`."""
+        return self.block[: 8 * layout.HEADER_WORDS].view(np.int64)
+
+    @property
+    def positions(self) -> int:
+        """Subscribers, also those that have gone."""
+        return int(self.header[layout.H_IDS])
+
+    @property
+    def gone(self) -> int:
+        """Positions whose subscribers have gone."""
+        return int(self.dead[0])
+
+    @property
+    def living(self) -> int:
+        """Different subscribers that have not gone."""
+        ids = self.ids() if not self.gone else np.delete(self.ids(), self.dead[1 : 1 + self.gone])
+        repeats = int(self.header[layout.H_ENTRIES]) != int(self.header[layout.H_UNIQUE])
+        return len(np.unique(ids)) if repeats else len(ids)
+
+    @property
+    def tier(self) -> int:
+        """Segments of one tier are of about one size."""
+        return max(0, (max(1, self.positions // taking.YOUNG_MAX).bit_length() - 1) // 3)
+
+    def ids(self) -> npt.NDArray[np.uint32]:
+        """The subscribers, by position."""
+        return layout.part(self.block, layout.P_IDS, self.positions)
+
+    def order(self) -> npt.NDArray[np.uint32]:
+        """The positions, sorted by subscriber."""
+        return layout.part(self.block, layout.P_ORDER, self.positions)
+
+
+def _no_dead() -> npt.NDArray[np.uint32]:
+    return np.zeros(_DEAD_FIRST, np.uint32)
+
+
+class _Young:
+    """The records that are in no segment yet."""
+
+    def __init__(self) -> None:
+        self.words = np.zeros(taking.YOUNG_WORDS, np.uint16)
+        self.ends = np.zeros(taking.YOUNG_MAX + 1, np.int64)
+        self.count = np.zeros(1, np.uint32)
+        self.dead = np.zeros(taking.YOUNG_MAX + 1, np.uint32)
+        self.block = np.zeros(8 * layout.HEADER_WORDS + 4 * taking.YOUNG_MAX, np.uint8)
+        self.block[: 8 * layout.HEADER_WORDS].view(np.int64)[layout.H_PARTS + layout.P_IDS] = 8 * layout.HEADER_WORDS
+
+    def __len__(self) -> int:
+        return int(self.count[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return self.words.nbytes + self.ends.nbytes + self.dead.nbytes + self.block.nbytes
+
+    def ids(self) -> npt.NDArray[np.uint32]:
+        """The subscribers, by position."""
+        return self.block[8 * layout.HEADER_WORDS :].view(np.uint32)[: len(self)]
+
+    def alive(self) -> Records:
+        """The records of those that have not gone."""
+        live = np.setdiff1d(np.arange(len(self)), self.dead[1 : 1 + int(self.dead[0])])
+        words = [self.words[self.ends[i] : self.ends[i + 1]] for i in live]
+        ends = np.zeros(len(live) + 1, np.int64)
+        np.cumsum([len(each) for each in words], out=ends[1:])
+        joined = np.concatenate(words) if words else np.empty(0, np.uint16)
+        return Records(joined, ends, self.ids()[live], np.arange(len(live) + 1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _View:
+    """What kernels are handed: the addresses for one event, where those for each event of a batch are, and what they
+    all point to."""
+
+    roots: npt.NDArray[np.int64]
+    contexts: npt.NDArray[np.int64]
+    keep: list[Any]
+
+
+class Store:
+    """Conjunctions by id. `Index` says how it is used; it knows filters with one conjunction only."""
+
+    def __init__(self, names: Texts | None = None, strings: Texts | None = None) -> None:
+        announce_compilations()
+        self.names = names or Texts()
+        self.strings = strings or Texts()
+        self.ids = Ids()
+        self._segments: tuple[Segment, ...] = ()
+        self._young = _Young()
+        self._lock = threading.RLock()
+        self._merge: threading.Thread | None = None
+        self._removed: list[int] | None = None
+        self._workspace = Workspace()
+        self._view: _View
+        self._refresh()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What it is made of now, oldest first."""
+        return self._segments
+
+    @property
+    def unique(self) -> int:
+        """Records that are held: those that several ids have are counted once in each segment."""
+        return sum(int(segment.header[layout.H_UNIQUE]) for segment in self._segments) + len(self._young)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays that grow with what is held, and of the records that are in no segment."""
+        held = sum(segment.block.nbytes + segment.dead.nbytes for segment in self._segments)
+        return held + self.ids.nbytes + self.names.nbytes + self.strings.nbytes + self._young.nbytes
+
+    # Changes
+
+    def insert(self, number: int, wire: bytes) -> bool:
+        """Adds a filter in its wire form; False, and nothing has changed, if it has alternatives."""
+        data = np.frombuffer(wire, np.uint8)
+        with self._lock:
+            if not self.ids.add(number):
+                raise FilterError(f"there is a subscription {number} already")
+            while True:
+                code = taking.take_in(self._view.roots, data, number)
+                if code > 0:
+                    return True
+                if code == taking.SEVERAL:
+                    self.ids.remove(number)
+                    return False
+                if code == taking.NO_YOUNG:
+                    self._flush()
+                else:
+                    try:
+                        self._help(code, len(data))
+                    except FilterError:
+                        self.ids.remove(number)
+                        raise
+
+    def insert_many(self, numbers: npt.NDArray[np.uint32], table: WireTable) -> None:
+        """Adds many filters without alternatives as a segment of their own."""
+        if not len(numbers):
+            return
+        with self._lock:
+            added = self.ids.add_all(numbers)
+            if added < len(numbers):
+                raise FilterError(f"there is a subscription {numbers[added]} already, or it is listed twice")
+            try:
+                words, ends = self._read(table)
+            except FilterError:
+                for number in numbers:
+                    self.ids.remove(int(number))
+                raise
+            given = Records(words, ends, numbers.astype(np.uint32), np.arange(len(numbers) + 1))
+            self._add(self._build(given))
+
+    def remove(self, number: int) -> bool:
+        """Takes a subscription out; False if it is not there."""
+        with self._lock:
+            if not self.ids.remove(number):
+                return False
+            if self._removed is not None:
+                self._removed.append(number)
+            for position in np.flatnonzero(self._young.ids() == number):
+                if taking.bury(self._young.dead, int(position)):
+                    return True
+            for segment in self._segments:
+                if self._bury(segment, number):
+                    if STALE_SHARE * segment.gone > segment.positions > taking.YOUNG_MAX:
+                        self._consider_merging()
+                    return True
+            raise AssertionError(f"subscription {number} is in no segment")
+
+    def _bury(self, segment: Segment, number: int) -> bool:
+        """Marks all positions of an id as dead; whether one was alive."""
+        first, last = taking.positions_of(segment.ids(), segment.order(), number)
+        buried = False
+        for position in segment.order()[first:last]:
+            if segment.gone + 1 == len(segment.dead):
+                dead = np.zeros(2 * len(segment.dead), np.uint32)
+                dead[: len(segment.dead)] = segment.dead
+                segment.dead = dead
+                self._refresh()
+            buried = bool(taking.bury(segment.dead, int(position))) or buried
+        return buried
+
+    def _read(self, table: WireTable) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+        words = np.empty(_WORDS_PER_RECORD * len(table) + taking.YOUNG_WORDS, np.uint16)
+        ends = np.zeros(len(table) + 1, np.int64)
+        done = 0
+        while True:
+            done, code = taking.take_table(self._view.roots, table.data, table.offsets, done, words, ends)
+            if code == 0:
+                return words[: ends[-1]], ends
+            if code == records.NO_WORDS:
+                words = np.concatenate([words, np.empty(len(words), np.uint16)])
+            else:
+                self._help(code, int(table.offsets[done + 1] - table.offsets[done]))
+
+    def _help(self, code: int, size: int) -> None:
+        """Makes the room that a kernel missed, or says what is wrong with the filter."""
+        if code == NO_ROOM:
+            self.names.reserve(max(16, size // 4), size)
+            more = max(size, len(self.strings) // 2)
+            self.strings.reserve(more, max(size, int(self.strings.counters[1]) // 2))
+        elif code == taking.NO_SCRATCH:
+            self._workspace.grow_scratch(size)
+        elif code == records.TOO_MANY_NAMES:
+            raise FilterTooLargeError(f"the index knows {records.NAMES_MAX} attribute names, the most that it can")
+        elif code == records.NO_WORDS:
+            raise FilterTooLargeError("the filter is larger than the index can hold")
+        else:
+            raise FilterError("this is not a filter in its wire form")
+        self._refresh()
+
+    # Segments
+
+    def _build(self, given: Records) -> Segment:
+        texts = self.strings.data, self.strings.ends, self.strings.slots
+        return Segment(building.build(given, texts, len(self.names)), _no_dead())
+
+    def _flush(self) -> None:
+        """Makes a segment of the records that are in none."""
+        alive = self._young.alive()
+        self._young = _Young()
+        if len(alive.ids):
+            self._add(self._build(alive))
+        else:
+            self._refresh()
+
+    def _add(self, segment: Segment) -> None:
+        self._segments = (*self._segments, segment)
+        self._refresh()
+        self._consider_merging()
+
+    def _refresh(self) -> None:
+        """Writes down anew where everything is: kernels see the change when they are called next."""
+        young = self._young
+        places = (
+            (context.R_YOUNG_WORDS, young.words),
+            (context.R_YOUNG_ENDS, young.ends),
+            (context.R_YOUNG_COUNT, young.count),
+        )
+        largest = max((int(segment.header[layout.H_GROUP_MOST]) for segment in self._segments), default=0)
+        held = [*((segment.block, segment.dead) for segment in self._segments), (young.block, young.dead)]
+        roots, contexts, keep = self._workspace.roots((self.names, self.strings), places, largest, held)
+        roots[:, context.R_YOUNG_WORD_COUNT] = len(young.words)
+        self._view = _View(roots[0], contexts, [roots, *keep])
+
+    # Merging
+
+    def settle(self) -> None:
+        """Waits for the background, and makes one segment of everything."""
+        while True:
+            thread = self._merge
+            if thread is not None:
+                thread.join()
+            with self._lock:
+                if self._merge is not None:
+                    continue
+                if len(self._young):
+                    self._flush()
+                    continue
+                if len(self._segments) <= 1 and not any(segment.gone for segment in self._segments):
+                    return
+                self._start_merge(self._segments)
+
+    def _consider_merging(self) -> None:
+        """Starts a merge in the background if one is due and none runs; waits for it where it must not fall behind."""
+        while self._merge is not None and len(self._segments) >= SEGMENTS_MAX:
+            thread = self._merge
+            self._lock.release()
+            try:
+                thread.join()
+            finally:
+                self._lock.acquire()
+        if self._merge is None:
+            due = self._due()
+            if due:
+                self._start_merge(due)
+
+    def _due(self) -> tuple[Segment, ...]:
+        """The segments to merge next: a full tier with all smaller ones, or one that is stale."""
+        for tier in range(16):
+            own = [segment for segment in self._segments if segment.tier == tier]
+            if len(own) >= FAN_IN:
+                return tuple(segment for segment in self._segments if segment.tier <= tier)
+        stale = [segment for segment in self._segments if STALE_SHARE * segment.gone > segment.positions]
+        return tuple(stale[:1])
+
+    def _start_merge(self, segments: Sequence[Segment]) -> None:
+        self._removed = []
+        dead = [segment.dead[1 : 1 + segment.gone].copy() for segment in segments]
+        self._merge = threading.Thread(
+            target=self._merge_now, args=(tuple(segments), dead), name="shoal-merge", daemon=True
+        )
+        self._merge.start()
+
+    def _merge_now(self, segments: tuple[Segment, ...], dead: list[npt.NDArray[np.uint32]]) -> None:
+        alive = records_of(segments, dead)
+        merged = (self._build(alive),) if len(alive.ids) else ()
+        with self._lock:
+            removed, self._removed = self._removed or [], None
+            first = self._segments.index(segments[0])
+            others = [segment for segment in self._segments if segment not in segments]
+            self._segments = (*others[:first], *merged, *others[first:])
+            self._merge = None
+            self._refresh()
+            for number in removed:
+                for segment in merged:
+                    self._bury(segment, number)
+            due = self._due()
+            if due:
+                self._start_merge(due)
+
+    # Parts
+
+    def records(self) -> Records:
+        """Everything that it holds now."""
+        with self._lock:
+            if len(self._young):
+                self._flush()
+            dead = [segment.dead[1 : 1 + segment.gone].copy() for segment in self._segments]
+            segments = self._segments
+        return records_of(segments, dead)
+
+    def absorb(self, given: Records, names: Texts, strings: Texts) -> None:
+        """Takes the records of another store in, whose tables of texts are `names` and `strings`."""
+        if not len(given.ids):
+            return
+        with self._lock:
+            added = self.ids.add_all(given.ids)
+            if added < len(given.ids):
+                raise FilterError(f"there is a subscription {given.ids[added]} already")
+            translated = translate(given, intern_all(self.names, names), intern_all(self.strings, strings))
+            self._refresh()
+            self._add(self._build(translated))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All that it holds, as arrays with names: `of_arrays` makes the same store of them."""
+        with self._lock:
+            if len(self._young):
+                self._flush()
+            arrays = {f"names.{name}": array for name, array in self.names.arrays().items()}
+            arrays |= {f"strings.{name}": array for name, array in self.strings.arrays().items()}
+            for number, segment in enumerate(self._segments):
+                arrays[f"block.{number}"] = segment.block
+                arrays[f"dead.{number}"] = segment.dead.copy()
+            return arrays | {"ids": self.ids.table}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Store:
+        """The store that `arrays` came from."""
+        tables = (
+            Texts.of_arrays({key.removeprefix(part): each for key, each in arrays.items() if key.startswith(part)})
+            for part in ("names.", "strings.")
+        )
+        store = cls(*tables)
+        count = sum(key.startswith("block.") for key in arrays)
+        store._segments = tuple(Segment(arrays[f"block.{n}"], arrays[f"dead.{n}"]) for n in range(count))
+        store.ids = Ids.of_table(arrays["ids"], sum(segment.living for segment in store._segments))
+        store._refresh()
+        return store
+
+    # Matching
+
+    def match(self, event: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+        """The ids that match an event in its wire form."""
+        while True:
+            ids, code = answers.match_ids(self._view.roots, event)
+            if code == 0:
+                return ids  # type: ignore[no-any-return]
+            self._make_room(code, len(event))
+
+    def spans(self, event: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.uint32]]]:
+        """The spans that match an event, and the arrays that they are of."""
+        while True:
+            segments, young = self._segments, self._young
+            spans, code = answers.match_slices(self._view.roots, event)
+            if code == 0 and segments is self._segments and young is self._young:
+                return spans, [*(segment.ids() for segment in segments), young.ids()]
+            if code != 0:
+                self._make_room(code, len(event))
+
+    def match_many(self, events: WireTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+        """The ids that match each event of a table: where those of each end, and all of them."""
+        ends = np.zeros(len(events) + 1, np.int64)
+        ids = np.empty(max(1024, len(self) // 4, 16 * len(events)), np.uint32)
+        done = 0
+        while True:
+            done, code = answers.match_table(self._view.contexts, events.data, events.offsets, done, ids, ends)
+            if code == 0:
+                return ends, ids[: ends[-1]]
+            if code == answers.NO_IDS:
+                room = np.empty(max(2 * len(ids), len(ids) + len(self)), np.uint32)
+                room[: ends[done]] = ids[: ends[done]]
+                ids = room
+            else:
+                self._make_room(code, int(events.offsets[done + 1] - events.offsets[done]))
+
+    def count_many(self, events: WireTable) -> int:
+        """How many ids match the events of a table together, found as spans."""
+        done, total = 0, 0
+        while True:
+            done, code, more = answers.count_table(self._view.contexts, events.data, events.offsets, done)
+            total += int(more)
+            if code == 0:
+                return total
+            self._make_room(code, int(events.offsets[done + 1] - events.offsets[done]))
+
+    def _make_room(self, code: int, size: int) -> None:
+        """Makes the room that a kernel missed, or says what is wrong with the event."""
+        if code == rows.BAD_NUMBER:
+            raise EventError("an event holds NaN or an infinity, which are refused")
+        if code != NO_SPANS and size <= self._workspace.event_bytes_max:
+            raise EventError("this is not an event: a msgpack map of names to strings, numbers and booleans")
+        with self._lock:
+            if code == NO_SPANS:
+                self._workspace.grow_spans()
+            else:
+                self._workspace.grow_scratch(size)
+            self._refresh()
+
+
+def records_of(segments: Sequence[Segment], dead: Sequence[npt.NDArray[np.uint32]]) -> Records:
+    """What is alive in some segments."""
+    sizes = [taking.count_alive(segment.block.ctypes.data, gone) for segment, gone in zip(segments, dead, strict=True)]
+    total, words, ids = (sum(size[i] for size in sizes) for i in range(3))
+    given = Records(
+        np.empty(words, np.uint16),
+        np.zeros(total + 1, np.int64),
+        np.empty(ids, np.uint32),
+        np.zeros(total + 1, np.int64),
+    )
+    made = 0
+    for segment, gone in zip(segments, dead, strict=True):
+        made = taking.copy_alive(
+            segment.block.ctypes.data, gone, given.words, given.ends, given.ids, given.id_ends, made
+        )
+    return given

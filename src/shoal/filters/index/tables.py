@@ -1,0 +1,51 @@
+"""Tables: many encoded filters or events, back to back.
+
+Owns the form in which filters and events come in bulk: from a file, a peer, or a loop that made them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.filters.filter import Filter
+from shoal.filters.values import Event
+
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WireTable:
+    """Encoded things: the one with number `i` is `data[offsets[i]:offsets[i + 1]]`."""
+
+    data: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.data[self.offsets[index] : self.offsets[index + 1]].tobytes()
+
+
+def wire_table(items: Iterable[bytes]) -> WireTable:
+    """A table of what is encoded already."""
+    chunks = list(items)
+    offsets = np.zeros(len(chunks) + 1, np.int64)
+    np.cumsum([len(chunk) for chunk in chunks], out=offsets[1:])
+    return WireTable(np.frombuffer(b"".join(chunks), np.uint8), offsets)
+
+
+def filter_table(filters: Iterable[Filter]) -> WireTable:
+    """A table of filters in their wire form."""
+    return wire_table(map(_encoder.encode, filters))
+
+
+def event_table(events: Iterable[Event]) -> WireTable:
+    """A table of events in their wire form."""
+    return wire_table(map(_encoder.encode, events))

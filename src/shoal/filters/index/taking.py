@@ -1,0 +1,197 @@
+"""Taking in: filters in their wire form become records, and records leave segments again.
+
+Owns the kernels that write: one filter into the records that are in no segment yet, a table of filters into arrays
+for `building`, what is alive in a segment into the same, and a position into the dead ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from shoal.filters.index import layout, records
+from shoal.filters.index.context import (
+    R_FIRST_SEGMENT,
+    R_NAMES,
+    R_SCRATCH,
+    R_SEGMENTS,
+    R_STRINGS,
+    R_YOUNG_COUNT,
+    R_YOUNG_ENDS,
+    R_YOUNG_WORD_COUNT,
+    R_YOUNG_WORDS,
+    SEGMENT_ROOTS,
+)
+from shoal.filters.index.memory import i64_at, u8_at, u16_at, u32_at, whole
+from shoal.wire.rawbytes import PADDING_BYTES, background_kernel, kernel, part
+
+YOUNG_MAX: Final = 256
+"""Records that are tested one by one before they become a segment."""
+YOUNG_WORDS: Final = 1 << 16
+
+SEVERAL: Final = -6
+"""The filter has alternatives."""
+NO_YOUNG: Final = -7
+"""There are `YOUNG_MAX` records, or no room for the words of one more."""
+NO_SCRATCH: Final = -8
+
+
+@part
+def growing_texts_at(roots: Any, first: int) -> Any:
+    """A table of texts that takes new ones in: (data, ends, slots, counters)."""
+    ends, slots = u32_at(roots[first + 2], roots[first + 3]), u32_at(roots[first + 4], roots[first + 5])
+    return u8_at(roots[first], roots[first + 1]), ends, slots, i64_at(roots[first + 6], 2)
+
+
+@kernel
+def conjunction_start(data: Any, at: int, end: int) -> int:
+    """Where the only conjunction of a filter starts; a negative code if it has several, or is none."""
+    if end - at < 3 or data[at] != 0x91:
+        return records.BAD_FILTER
+    if data[at + 1] != 0x91:
+        return SEVERAL
+    return at + 3 if data[at + 2] == 0x91 else records.BAD_FILTER
+
+
+@kernel
+def write_wire(roots: Any, wire: Any, start: int, end: int, words: Any, to: int) -> int:
+    """Writes the record of a filter in its wire form; where the next word goes, or a negative code."""
+    scratch = u8_at(roots[R_SCRATCH], roots[R_SCRATCH + 1])
+    size = end - start
+    if size + PADDING_BYTES > len(scratch):
+        return NO_SCRATCH
+    for i in range(size):
+        scratch[i] = wire[start + i]
+    at = conjunction_start(scratch, 0, size)
+    if at < 0:
+        return whole(at)
+    numbers, aux = np.empty((1, 2)), np.empty((1, 4), np.int64)
+    names, strings = growing_texts_at(roots, R_NAMES), growing_texts_at(roots, R_STRINGS)
+    at, to = records.write_record(scratch, at, size, names, strings, words, to, numbers, aux)
+    if at < 0:
+        return whole(at)
+    return to if at == size else records.BAD_FILTER
+
+
+@kernel
+def take_in(roots: Any, wire: Any, number: int) -> int:
+    """Adds a filter to the records that are in no segment; how many they are then, or a negative code."""
+    counter = u32_at(roots[R_YOUNG_COUNT], 1)
+    count = whole(counter[0])
+    if count == YOUNG_MAX:
+        return NO_YOUNG
+    ends = i64_at(roots[R_YOUNG_ENDS], YOUNG_MAX + 1)
+    words = u16_at(roots[R_YOUNG_WORDS], roots[R_YOUNG_WORD_COUNT])
+    to = write_wire(roots, wire, 0, len(wire), words, ends[count])
+    if to < 0:
+        return NO_YOUNG if to == records.NO_WORDS and count > 0 else to
+    block = roots[R_FIRST_SEGMENT + SEGMENT_ROOTS * roots[R_SEGMENTS]]
+    ids = u32_at(block + i64_at(block, layout.HEADER_WORDS)[layout.H_PARTS + layout.P_IDS], YOUNG_MAX)
+    ids[count] = number
+    ends[count + 1] = to
+    counter[0] = count + 1
+    return whole(count + 1)
+
+
+@kernel
+def take_table(roots: Any, data: Any, offsets: Any, first: int, words: Any, ends: Any) -> Any:
+    """Writes the records of a table of filters from `first` on: (the next one, 0 or a negative code)."""
+    for item in range(first, len(offsets) - 1):
+        to = write_wire(roots, data, offsets[item], offsets[item + 1], words, ends[item])
+        if to < 0:
+            return item, to
+        ends[item + 1] = to
+    return len(offsets) - 1, 0
+
+
+@background_kernel
+def count_alive(block: int, dead: Any) -> Any:
+    """How many records, words and ids of a segment are alive."""
+    header = i64_at(block, layout.HEADER_WORDS)
+    entries = header[layout.H_ENTRIES]
+    word_ends = u32_at(block + header[layout.H_PARTS + layout.P_WORD_ENDS], entries + 1)
+    several = header[layout.H_IDS] != entries
+    id_ends = u32_at(block + header[layout.H_PARTS + layout.P_IDS_ENDS], entries + 1)
+    made, words, ids, at = 0, 0, 0, 0
+    for entry in range(entries):
+        first = whole(id_ends[entry]) if several else entry
+        last = whole(id_ends[entry + 1]) if several else entry + 1
+        gone = 0
+        while at < len(dead) and dead[at] < last:
+            gone += 1
+            at += 1
+        if gone < last - first and not word_ends[entry] & layout.REPEATED:
+            made += 1
+            words += whole(word_ends[entry + 1] & layout.LOW_31) - whole(word_ends[entry] & layout.LOW_31)
+            ids += last - first - gone
+    return made, words, ids
+
+
+@background_kernel
+def copy_alive(block: int, dead: Any, words: Any, ends: Any, ids: Any, id_ends: Any, record: int) -> int:
+    """Copies what is alive in a segment behind `record` records that are there already; how many are there then."""
+    header = i64_at(block, layout.HEADER_WORDS)
+    entries = header[layout.H_ENTRIES]
+    start = header[layout.H_PARTS :]
+    word_ends = u32_at(block + start[layout.P_WORD_ENDS], entries + 1)
+    several = header[layout.H_IDS] != entries
+    own_ends = u32_at(block + start[layout.P_IDS_ENDS], entries + 1)
+    own_words = u16_at(block + start[layout.P_WORDS], header[layout.H_WORDS])
+    own_ids = u32_at(block + start[layout.P_IDS], header[layout.H_IDS])
+    at = 0
+    for entry in range(entries):
+        first = whole(own_ends[entry]) if several else entry
+        last = whole(own_ends[entry + 1]) if several else entry + 1
+        repeated = (word_ends[entry] & layout.REPEATED) != 0
+        to = id_ends[record]
+        for position in range(first, last):
+            if at < len(dead) and dead[at] == position:
+                at += 1
+            elif not repeated:
+                ids[to] = own_ids[position]
+                to += 1
+        if to > id_ends[record]:
+            word = ends[record]
+            for i in range(word_ends[entry] & layout.LOW_31, word_ends[entry + 1] & layout.LOW_31):
+                words[word] = own_words[i]
+                word += 1
+            record += 1
+            ends[record], id_ends[record] = word, to
+    return record
+
+
+@kernel
+def bury(dead: Any, position: int) -> bool:
+    """Adds a position to the dead ones, which are sorted behind their number; False if it is there. There is room."""
+    count = whole(dead[0])
+    low, high = 1, count + 1
+    while low < high:
+        middle = (low + high) >> 1
+        if dead[middle] < position:
+            low = middle + 1
+        else:
+            high = middle
+    if low <= count and dead[low] == position:
+        return False
+    for i in range(count + 1, low, -1):
+        dead[i] = dead[i - 1]
+    dead[low] = position
+    dead[0] = count + 1
+    return True
+
+
+@kernel
+def positions_of(ids: Any, order: Any, number: int) -> Any:
+    """Where the positions of an id stand in the order: (first, one past the last)."""
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high) >> 1
+        if ids[order[middle]] < number:
+            low = middle + 1
+        else:
+            high = middle
+    last = low
+    while last < len(order) and ids[order[last]] == number:
+        last += 1
+    return low, last

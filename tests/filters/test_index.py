@@ -1,0 +1,269 @@
+"""The index finds exactly what the filters say, one by one, through inserts, removes and merges."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.filters import strategies
+
+from shoal.errors import EventError, FilterError
+from shoal.filters.filter import Filter
+from shoal.filters.index import Index, WireTable, event_table, filter_table
+from shoal.filters.index.store import Store
+from shoal.filters.language import parse
+from shoal.filters.values import Event
+
+pytestmark = pytest.mark.timeout(600)
+"""The first test compiles the kernels, if nothing else has done so before."""
+
+SETTINGS = settings(max_examples=60, deadline=None)
+MANY = settings(max_examples=25, deadline=None)
+
+
+def expected(held: dict[int, Filter], event: Event) -> list[int]:
+    return sorted(number for number, each in held.items() if each.matches(event))
+
+
+def found(index: Index, event: Event) -> list[int]:
+    """What the index finds, the same in all forms."""
+    ids = sorted(index.match(event).tolist())
+    slices = index.match_slices(event)
+    assert sorted(np.concatenate([np.empty(0, np.uint32), *slices]).tolist()) == ids
+    assert slices.count == len(ids)
+    table = event_table([event, event])
+    matches = index.match_many(table)
+    assert [sorted(matches[row].tolist()) for row in range(2)] == [ids, ids]
+    assert index.count_many(table) == 2 * len(ids)
+    size = max(ids, default=0) + 1
+    bits = np.unpackbits(index.match_bitmap(event, size), bitorder="little", count=size)
+    assert np.flatnonzero(bits).tolist() == ids
+    return ids
+
+
+@SETTINGS
+@given(st.lists(strategies.filters, max_size=12), st.lists(strategies.events, min_size=1, max_size=8))
+def test_young_records_bulk_segments_and_settled_ones_find_the_same(filters: list[Filter], events: list[Event]) -> None:
+    one_by_one, bulk = Index(), Index()
+    held = dict(enumerate(filters))
+    for number, each in held.items():
+        one_by_one.insert(number, each)
+    bulk.insert_many(list(held), list(held.values()))
+    settled = Index()
+    settled.insert_many(list(held), filter_table(held.values()))
+    settled.settle()
+    for event in events:
+        for index in (one_by_one, bulk, settled):
+            assert found(index, event) == expected(held, event)
+
+
+@MANY
+@given(st.data())
+def test_through_random_changes(data: st.DataObject) -> None:
+    index, held = Index(), dict[int, Filter]()
+    for _ in range(data.draw(st.integers(1, 12))):
+        step = data.draw(st.sampled_from(["insert", "many", "remove", "settle", "match"]))
+        free = [number for number in range(40) if number not in held]
+        if step == "insert" and free:
+            number = data.draw(st.sampled_from(free))
+            held[number] = data.draw(strategies.filters)
+            index.insert(number, held[number])
+        elif step == "many":
+            numbers = data.draw(st.lists(st.sampled_from(free), unique=True)) if free else []
+            filters = [data.draw(strategies.filters) for _ in numbers]
+            index.insert_many(numbers, filters)
+            held.update(zip(numbers, filters, strict=True))
+        elif step == "remove" and held:
+            number = data.draw(st.sampled_from(sorted(held)))
+            index.remove(number)
+            del held[number]
+        elif step == "settle":
+            index.settle()
+        assert len(index) == len(held)
+        event = data.draw(strategies.events)
+        assert found(index, event) == expected(held, event)
+
+
+@SETTINGS
+@given(st.lists(strategies.any_filters, max_size=10), st.lists(strategies.any_events, min_size=1, max_size=5))
+def test_values_of_all_sizes(filters: list[Filter], events: list[Event]) -> None:
+    held = dict(enumerate(filters))
+    index = Index()
+    index.insert_many(list(held), filters)
+    for event in events:
+        assert found(index, event) == expected(held, event)
+
+
+def bounds(rng: random.Random, names: list[str]) -> str:
+    """A conjunction of one to five bounds, which may use the whole number line."""
+    parts = []
+    for name in rng.sample(names, rng.randint(1, min(5, len(names)))):
+        low = rng.choice([rng.randrange(100), rng.uniform(0, 100), rng.randrange(2**53, 2**60)])
+        form = rng.randrange(5)
+        parts.append(
+            [f"{name} <= {low}", f"{name} > {low}", f"{name} >= {low} and {name} < {low + 30}", f"{name} != {low}",
+             f"{name} < {low}"][form]
+        )  # fmt: skip
+    return " and ".join(parts)
+
+
+def texts(rng: random.Random, names: list[str]) -> str:
+    """A conjunction of string predicates over words that share their beginnings, ends and middles."""
+    word = "".join(rng.choice("ab") for _ in range(rng.randint(1, 6)))
+    operator = rng.choice(["=", "prefix", "suffix", "contains", "contains", "!=", ">=", "<"])
+    more = (
+        f" and {rng.choice(names)} {rng.choice(['exists', 'absent', 'is string', '> 20', 'prefix ' + repr(word[:1])])}"
+    )
+    return f"{rng.choice(names)} {operator} '{word}'" + (more if rng.random() < 0.5 else "")
+
+
+def lists(rng: random.Random, names: list[str]) -> str:
+    """Lists, negations and alternatives."""
+    values = ", ".join(str(rng.randrange(30)) for _ in range(rng.randint(1, 6)))
+    name, other = rng.sample(names, 2)
+    return rng.choice(
+        [f"{name} in ({values})", f"{name} in ({values}) and {other} < {rng.randrange(9)}", f"{name} not in ({values})",
+         f"{name} = {rng.randrange(30)} or {other} = {rng.randrange(30)}", f"{name} exists", f"{name} absent",
+         f"{name} = {rng.randrange(5)} and {other} = {rng.randrange(5)} and {name} exists", "true"]
+    )  # fmt: skip
+
+
+def values(rng: random.Random) -> object:
+    word = "".join(rng.choice("ab") for _ in range(rng.randint(0, 9)))
+    return rng.choice(
+        [rng.randrange(100), rng.randrange(30), rng.uniform(0, 100), rng.randrange(2**53, 2**60), word, True]
+    )
+
+
+@pytest.mark.parametrize("make", [bounds, texts, lists])
+@pytest.mark.parametrize("names", [3, 9])
+def test_thousands_of_filters_of_one_sort(make: Callable[[random.Random, list[str]], str], names: int) -> None:
+    """Enough for runs, cells, pairs and lists to be used; a tenth is removed, half is inserted one by one."""
+    rng = random.Random(f"{make.__name__} {names}")
+    attributes = [f"n{i}" for i in range(names)]
+    held: dict[int, Filter] = {}
+    while len(held) < 1500:
+        try:
+            held[len(held) * 3] = parse(make(rng, attributes))
+        except FilterError:
+            continue
+    index = Index()
+    numbers = list(held)
+    index.insert_many(numbers[:750], [held[number] for number in numbers[:750]])
+    for number in numbers[750:]:
+        index.insert(number, held[number])
+    for number in rng.sample(numbers, 150):
+        index.remove(number)
+        del held[number]
+    events = [{name: values(rng) for name in attributes if rng.random() < 0.8} for _ in range(60)]
+    for settle in (False, True):
+        if settle:
+            index.settle()
+        for event in events:
+            assert sorted(index.match(event).tolist()) == expected(held, event)  # type: ignore[arg-type]
+
+
+def test_identical_filters_are_held_once() -> None:
+    index = Index()
+    index.insert_many(range(1000), [parse("a = 1 and b > 5")] * 1000)
+    assert (index.unique, len(index)) == (1, 1000)
+    assert index.nbytes / 1000 < 200
+    assert sorted(index.match({"a": 1, "b": 6}).tolist()) == list(range(1000))
+
+
+def test_what_is_wrong_is_refused_and_changes_nothing() -> None:
+    index = Index()
+    index.insert(1, parse("a = 1"))
+    index.insert(2, parse("a = 1 or b = 2"))
+    for number in (1, 2, -1, 2**32):
+        with pytest.raises(FilterError):
+            index.insert(number, parse("a = 2"))
+    with pytest.raises(FilterError, match=r"twice|already"):
+        index.insert_many([7, 7], [parse("a = 1")] * 2)
+    with pytest.raises(FilterError, match="2 ids for 1 filters"):
+        index.insert_many([7, 8], [parse("a = 1")])
+    with pytest.raises(FilterError, match="wire form"):
+        index.insert_many([7], WireTable(np.frombuffer(b"\x91\x91\x91\xc0", np.uint8), np.array([0, 4])))
+    with pytest.raises(FilterError, match="no subscription 9"):
+        index.remove(9)
+    assert len(index) == 2
+    assert sorted(index.match({"a": 1}).tolist()) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"",
+        b"\x81",
+        b"\xc0",
+        b"\x81\xa1a",
+        b"\x81\xa1a\x91\x01",
+        b"\x82\xa1a\x01",
+        b"\x81\xa1a\x01\x01",
+        b"\x81\x01\x01",
+    ],
+)
+def test_what_is_no_event_is_refused(event: bytes) -> None:
+    index = Index()
+    index.insert(1, parse("a = 1"))
+    with pytest.raises(EventError):
+        index.match(event)
+    assert index.match({"a": 1}).tolist() == [1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none_are_refused(value: float) -> None:
+    index = Index()
+    index.insert(1, parse("a exists"))
+    with pytest.raises(EventError):
+        index.match({"a": value})
+
+
+@given(st.binary(max_size=40))
+@SETTINGS
+def test_no_bytes_make_it_fail_otherwise(data: bytes) -> None:
+    index = Index()
+    index.insert(1, parse("a exists"))
+    with contextlib.suppress(EventError):
+        index.match(data)
+
+
+def test_slices_stay_what_they_were_and_cannot_be_written() -> None:
+    index = Index()
+    index.insert_many(range(100), [parse("a = 1")] * 100)
+    slices = list(index.match_slices({"a": 1}))
+    index.remove(5)
+    index.settle()
+    assert sorted(np.concatenate(slices).tolist()) == list(range(100))
+    with pytest.raises(ValueError, match="read-only"):
+        slices[0][0] = 7
+    assert index.match_slices({"a": 1}).count == 99
+
+
+def test_segments_are_merged_in_the_background_while_it_is_read() -> None:
+    store_sizes = []
+    index = Index()
+    rng = random.Random(5)
+    held = {}
+    for number in range(6000):
+        held[number] = parse(f"a = {rng.randrange(50)} and b > {rng.randrange(1000)}")
+        index.insert(number, held[number])
+        if number % 500 == 0:
+            assert sorted(index.match({"a": 7, "b": 500}).tolist()) == expected(held, {"a": 7, "b": 500})
+            store_sizes.append(len(index._plain.segments))
+    assert max(store_sizes) < 30
+    index.settle()
+    assert len(index._plain.segments) == 1
+    assert sorted(index.match({"a": 7, "b": 500}).tolist()) == expected(held, {"a": 7, "b": 500})
+
+
+def test_the_store_says_how_much_it_holds() -> None:
+    store = Store()
+    assert len(store) == 0
+    assert store.unique == 0
+    assert store.nbytes > 0

@@ -1,0 +1,115 @@
+"""Snapshots open in another process, and parts of an index together are the index."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.errors import FilterError, SnapshotError
+from shoal.filters.index import Index
+from shoal.filters.language import parse
+from shoal.filters.values import Event
+
+pytestmark = pytest.mark.timeout(600)
+"""The first test compiles the kernels, if nothing else has done so before."""
+
+
+TEXTS = (
+    "a = 1",
+    "a = 1 and b > 5",
+    "name prefix 'ab'",
+    "a = 2 or b = 3",
+    "a in (1, 2)",
+    "c absent",
+    "b > 5 and a < 2 and c exists",
+)
+EVENTS: tuple[Event, ...] = (
+    {"a": 1, "b": 6},
+    {"name": "abc"},
+    {"a": 2, "b": 3, "c": True},
+    {"a": 1, "b": 9, "c": "x"},
+    {},
+)
+
+
+def made(numbers: range) -> Index:
+    index = Index()
+    for number in numbers:
+        index.insert(number, parse(TEXTS[number % len(TEXTS)]))
+    return index
+
+
+def found(index: Index) -> list[list[int]]:
+    return [sorted(index.match(event).tolist()) for event in EVENTS]
+
+
+def test_a_snapshot_is_the_same_index_and_can_be_changed(tmp_path: Path) -> None:
+    index = made(range(700))
+    index.remove(3)
+    index.save(tmp_path / "index")
+    opened = Index.open(tmp_path / "index")
+    assert (len(opened), found(opened)) == (len(index), found(index))
+    opened.remove(0)
+    opened.insert(3, parse("a = 1"))
+    opened.settle()
+    assert len(opened) == 699
+    assert 0 not in opened
+    assert found(Index.open(tmp_path / "index")) == found(index), "the file stays as it is"
+
+
+def test_another_process_opens_a_snapshot(tmp_path: Path) -> None:
+    index = made(range(50))
+    index.save(tmp_path / "index")
+    code = (
+        "import sys; from shoal.filters.index import Index;"
+        "print(sorted(Index.open(sys.argv[1]).match({'a': 1, 'b': 6}).tolist()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "index"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(found(index)[0])
+
+
+@pytest.mark.parametrize("size", [0, 5, 30, 300])
+def test_a_file_that_is_none_or_cut_short_is_refused(tmp_path: Path, size: int) -> None:
+    made(range(50)).save(tmp_path / "index")
+    whole = (tmp_path / "index").read_bytes()
+    (tmp_path / "index").write_bytes(whole[:size])
+    with pytest.raises(SnapshotError):
+        Index.open(tmp_path / "index")
+    (tmp_path / "index").write_bytes(b"?" + whole[1:])
+    with pytest.raises(SnapshotError):
+        Index.open(tmp_path / "index")
+
+
+def test_parts_together_are_the_whole() -> None:
+    index = made(range(900))
+    index.remove(10)
+    parts = index.split(lambda ids: ids % 3)
+    assert [len(part) for part in parts] == [300, 299, 300]
+    for number, part in enumerate(parts):
+        assert found(part) == [[each for each in row if each % 3 == number] for row in found(index)]
+    parts[0].merge(parts[1])
+    parts[2].insert(10, parse("other suffix 'z'"))
+    parts[2].merge(parts[0])
+    parts[2].remove(10)
+    assert len(parts[2]) == len(index)
+    assert found(parts[2]) == found(index)
+
+
+def test_merging_what_is_there_already_is_refused() -> None:
+    index = made(range(10))
+    for other in (made(range(9, 12)), made(range(3, 4))):
+        with pytest.raises(FilterError, match="already"):
+            index.merge(other)
+    assert len(index) == 10
+
+
+def test_an_empty_index_can_be_saved_split_and_merged(tmp_path: Path) -> None:
+    Index().save(tmp_path / "index")
+    opened = Index.open(tmp_path / "index")
+    opened.merge(Index())
+    assert opened.split(lambda ids: np.zeros(len(ids), np.int64)) == []
+    assert opened.match({"a": 1}).tolist() == []
