@@ -27,6 +27,7 @@ from shoal.channels.context import Confirmed, Connect, Disconnect, Effect, Fetch
 from shoal.channels.outgoing import Outgoing
 from shoal.channels.router import Router
 from shoal.channels.subscription import Subscription as CoreSubscription
+from shoal.channels.subscription import Wanted
 from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError
 from shoal.limits import Limits
 from shoal.logs import get_log
@@ -227,9 +228,11 @@ class Adapter:
 
     # Subscriptions
 
-    async def subscribe(self, name: bytes, pattern: bool, listener: Listener) -> CoreSubscription:
+    async def subscribe(
+        self, name: bytes, pattern: bool, wanted: Wanted | None, listener: Listener
+    ) -> CoreSubscription:
         """Subscribes and waits until that is in force; afterwards `listener` is told of news."""
-        core = self.router.subscribe(name, pattern, self.loop.time())
+        core = self.router.subscribe(name, pattern, self.loop.time(), wanted)
         forming = Forming(core, self.loop.create_future())
         self._listeners[core] = forming
         if not self.scheduled:

@@ -21,6 +21,8 @@ from shoal.bus.subscription import Subscription
 from shoal.channels.outgoing import Outgoing
 from shoal.channels.router import Router
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
+from shoal.filters.filter import Filter
+from shoal.filters.language import parse
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes
 from shoal.plan.book import PlanBook
@@ -264,9 +266,15 @@ class Bus:
 
     # Subscribing
 
-    def subscribe(self, channel: str | bytes | None = None, *, pattern: str | bytes | None = None) -> Subscription:
+    def subscribe(
+        self,
+        channel: str | bytes | None = None,
+        *,
+        pattern: str | bytes | None = None,
+        where: str | Filter | None = None,
+    ) -> Subscription:
         """A subscription to a channel, or to all channels that a pattern (as in Redis) matches: enter it to
-        begin.
+        begin. With `where`, only messages whose attributes match the filter are handed over; FilterError if it is none.
         """
         if (channel is None) == (pattern is None):
             raise TypeError("subscribe() takes a channel, or pattern=..., and not both")
@@ -274,11 +282,12 @@ class Bus:
             self._adapter.refusals.raise_all()
         name = channel if channel is not None else pattern
         assert name is not None
-        return Subscription(self, check_channel_name(name, self.limits), channel is None)
+        wanted = parse(where, self.limits) if isinstance(where, str) else where
+        return Subscription(self, check_channel_name(name, self.limits), channel is None, wanted)
 
-    def psubscribe(self, pattern: str | bytes) -> Subscription:
+    def psubscribe(self, pattern: str | bytes, *, where: str | Filter | None = None) -> Subscription:
         """A subscription to all channels that a pattern matches, as `subscribe(pattern=...)`."""
-        return self.subscribe(pattern=pattern)
+        return self.subscribe(pattern=pattern, where=where)
 
     # Looking around
 

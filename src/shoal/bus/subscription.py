@@ -18,6 +18,7 @@ from shoal.bus.waiting import resolve
 from shoal.channels.inbox import InboxStatistics
 from shoal.channels.subscription import Subscription as CoreSubscription
 from shoal.errors import BusClosedError, SubscribeError
+from shoal.filters.filter import Filter
 from shoal.message import Gap, Item, Message
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ class Subscription:
     bus was closed.
     """
 
-    def __init__(self, bus: Bus, name: bytes, pattern: bool) -> None:
+    def __init__(self, bus: Bus, name: bytes, pattern: bool, where: Filter | None = None) -> None:
         self.name = name.decode("utf-8", "surrogateescape")
         """The channel or the pattern."""
         self.is_pattern = pattern
+        self.where = where
+        """Only messages whose attributes it matches are handed over; None for all."""
         self.gaps = 0
         """How many gaps the reader has taken."""
         self._bus = bus
@@ -67,7 +70,8 @@ class Subscription:
                 do="call subscribe() again for another one",
             )
         adapter = self._adapter = self._bus.adapter
-        self._core = await adapter.subscribe(self._raw, self.is_pattern, self)
+        wanted = self.where.matches if self.where is not None else None
+        self._core = await adapter.subscribe(self._raw, self.is_pattern, wanted, self)
         return self
 
     async def aclose(self) -> None:

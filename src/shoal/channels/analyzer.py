@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from shoal.channels import scanner
 from shoal.channels.globs import match_names
-from shoal.channels.rawbytes import compilation_announced, padded
 from shoal.channels.scanner import Scanner, UnitCounts
 from shoal.channels.telemetry import CHANNELS_SCHEMA, SERVER_SCHEMA
 from shoal.errors import ProtocolError
+from shoal.wire.rawbytes import compilation_announced, padded
 
 Column = npt.NDArray[Any]
 

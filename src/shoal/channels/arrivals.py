@@ -82,7 +82,7 @@ class Arrivals:
             if channel != last_channel:
                 last_channel = channel
                 subs = self._by_channel.get(channel)
-                sub = subs[0] if subs and len(subs) == 1 and subs[0].in_force else None
+                sub = subs[0] if subs and len(subs) == 1 and subs[0].in_force and subs[0].wanted is None else None
                 if sub is not None:
                     streams, inbox, items, text = sub.streams, sub.inbox, sub.inbox.items, sub.text
                     messages_max, bytes_max = inbox.messages_max, inbox.bytes_max
@@ -123,7 +123,7 @@ class Arrivals:
         """
         run = as_run(frames)
         subs = self._by_channel.get(run.channel) if run is not None else None
-        if run is None or subs is None or len(subs) != 1 or not subs[0].in_force:
+        if run is None or subs is None or len(subs) != 1 or not subs[0].in_force or subs[0].wanted is not None:
             return False
         sub = subs[0]
         stream = sub.streams.get(run.stream)

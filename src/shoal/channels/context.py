@@ -61,6 +61,7 @@ class Counters(msgspec.Struct):
     repeated: int = 0
     refused: int = 0
     delivered: int = 0
+    unwanted: int = 0
     duplicates: int = 0
     held: int = 0
     holes: int = 0

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.channels.rawbytes import Bytes, kernel, part
+from shoal.wire.rawbytes import Bytes, kernel, part
 
 _STAR: Final = ord("*")
 _ANY: Final = ord("?")

@@ -161,6 +161,9 @@ class Receiving:
             self._hole(sub, chan, stream, now)
 
     def _deliver(self, sub: Subscription, message: Message) -> None:
+        if sub.wanted is not None and not sub.wanted(message.attributes or {}):
+            self._context.counters.unwanted += 1
+            return
         sub.inbox.put(message)
         self._context.counters.delivered += 1
         self._notify(sub)

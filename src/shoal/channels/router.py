@@ -26,7 +26,7 @@ from shoal.channels.publishing import Publishing
 from shoal.channels.receiving import Receiving
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.channels.subscribing import Subscribing
-from shoal.channels.subscription import Subscription
+from shoal.channels.subscription import Subscription, Wanted
 from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
@@ -81,15 +81,16 @@ class Router:
 
     # The application
 
-    def subscribe(self, name: bytes, pattern: bool, now: float) -> Subscription:
-        """A new subscription; watch its `in_force` and its `inbox`."""
+    def subscribe(self, name: bytes, pattern: bool, now: float, wanted: Wanted | None = None) -> Subscription:
+        """A new subscription; watch its `in_force` and its `inbox`, to which only messages go that are `wanted`."""
         limits = self.limits
         if len(self.subscribing) >= limits.subscriptions_max:
             raise TooManySubscriptionsError(
                 f"this bus has {limits.subscriptions_max} subscriptions, which is subscriptions_max; "
                 "close some, or open another bus"
             )
-        return self.subscribing.open(name, pattern, Inbox(limits.inbox_messages_max, limits.inbox_bytes_max), now)
+        inbox = Inbox(limits.inbox_messages_max, limits.inbox_bytes_max)
+        return self.subscribing.open(name, pattern, inbox, wanted, now)
 
     def unsubscribe(self, sub: Subscription, now: float) -> None:
         """Ends a subscription at once; what lies in its inbox stays there."""

@@ -19,18 +19,6 @@ from typing import Final
 
 import numpy as np
 
-from shoal.channels.rawbytes import (
-    MALFORMED,
-    NEED_MORE,
-    Bytes,
-    Records,
-    borrow,
-    is_line_end,
-    kernel,
-    load_u64,
-    part,
-    read_length,
-)
 from shoal.channels.tables import NO_ROOM, REFUSED, Tables, borrow_tables, enter_channel, note_stream
 from shoal.wire.envelope import (
     BEACON,
@@ -43,6 +31,18 @@ from shoal.wire.envelope import (
     KNOWN_FLAGS,
     MAGIC,
     RESERVED_PREFIX,
+)
+from shoal.wire.rawbytes import (
+    MALFORMED,
+    NEED_MORE,
+    Bytes,
+    Records,
+    borrow,
+    is_line_end,
+    kernel,
+    load_u64,
+    part,
+    read_length,
 )
 
 PASSED: Final = -1

@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.channels import scan_kernel, table_queries
-from shoal.channels.rawbytes import PADDING_BYTES, Bytes, compilation_announced, padded
 from shoal.channels.tables import (
     COUNTERS,
     MISSING,
@@ -40,6 +39,7 @@ from shoal.channels.tables import (
 )
 from shoal.errors import ProtocolError
 from shoal.wire.envelope import EPOCH_BITS
+from shoal.wire.rawbytes import PADDING_BYTES, Bytes, compilation_announced, padded
 
 FIRST_BUFFER_BYTES: Final = 262_144
 

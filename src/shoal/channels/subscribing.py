@@ -14,7 +14,7 @@ from shoal.channels.context import Context
 from shoal.channels.inbox import Inbox
 from shoal.channels.link import ServerLink
 from shoal.channels.receiving import Receiving
-from shoal.channels.subscription import Site, Subscription
+from shoal.channels.subscription import Site, Subscription, Wanted
 from shoal.channels.timers import patience
 from shoal.plan.entry import Phase
 from shoal.plan.ring import Members, Ring
@@ -44,10 +44,10 @@ class Subscribing:
     def __len__(self) -> int:
         return sum(map(len, self.by_channel.values())) + sum(map(len, self.by_pattern.values()))
 
-    def open(self, name: bytes, pattern: bool, inbox: Inbox, now: float) -> Subscription:
+    def open(self, name: bytes, pattern: bool, inbox: Inbox, wanted: Wanted | None, now: float) -> Subscription:
         """A new subscription; it is in force when `in_force` becomes true."""
         self._count += 1
-        sub = Subscription(self._count, name, pattern, inbox)
+        sub = Subscription(self._count, name, pattern, inbox, wanted)
         (self.by_pattern if pattern else self.by_channel).setdefault(name, []).append(sub)
         self.place(sub, now)
         return sub

@@ -5,12 +5,17 @@ Owns the bookkeeping of one subscription. What arrives is judged in `receiving.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from shoal.channels import states
 from shoal.channels.inbox import Inbox
 from shoal.channels.incoming import ChannelIn, StreamIn
 from shoal.channels.link import ServerLink
+from shoal.message import Attributes
+
+Wanted: TypeAlias = Callable[[Attributes], bool]
+"""Says of a message's attributes whether the application wants it."""
 
 
 class Site:
@@ -41,7 +46,8 @@ class Subscription:
 
     `in_force` becomes true once, when the agents of all its servers have answered. Until then what arrives waits in
     `early`. `whole` says that no connection has been lost since: then whatever a stream sends first on a server is
-    the first that it sent since the subscription came into force.
+    the first that it sent since the subscription came into force. What is not `wanted` counts as received, and is not
+    handed on.
     """
 
     __slots__ = (
@@ -61,11 +67,13 @@ class Subscription:
         "sites",
         "streams",
         "text",
+        "wanted",
         "whole",
     )
 
-    def __init__(self, number: int, name: bytes, pattern: bool, inbox: Inbox) -> None:
+    def __init__(self, number: int, name: bytes, pattern: bool, inbox: Inbox, wanted: Wanted | None = None) -> None:
         self.id = number
+        self.wanted = wanted
         self.name = name
         self.text = name.decode("utf-8", "surrogateescape")
         self.pattern = pattern

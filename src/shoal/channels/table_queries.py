@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shoal.channels.rawbytes import Bytes, hash_words, kernel, part
 from shoal.channels.tables import (
     MISSING,
     NEVER,
@@ -18,6 +17,7 @@ from shoal.channels.tables import (
     fill_slots,
     find_channel,
 )
+from shoal.wire.rawbytes import Bytes, hash_words, kernel, part
 
 
 @kernel

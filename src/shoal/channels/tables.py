@@ -23,7 +23,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shoal.channels.rawbytes import (
+from shoal.wire import envelope
+from shoal.wire.rawbytes import (
     PADDING_BYTES,
     Bytes,
     Records,
@@ -34,7 +35,6 @@ from shoal.channels.rawbytes import (
     part,
     same_words,
 )
-from shoal.wire import envelope
 
 MISSING: Final = -1
 NO_ROOM: Final = -2

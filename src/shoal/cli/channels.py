@@ -52,10 +52,14 @@ def register(subparsers: Subparsers) -> None:
         "sub",
         run_sub,
         "print the messages of channels",
-        example="shoal sub tile.3.4 tile.3.5\nshoal sub --pattern 'tile.*' --format json --count 10",
+        example=(
+            "shoal sub tile.3.4 tile.3.5\nshoal sub --pattern 'tile.*' --format json --count 10\n"
+            "shoal sub quotes --where \"symbol = 'YHOO' and volume > 300000\""
+        ),
     )
     sub.add_argument("names", metavar="CHANNEL", nargs="+", help="channels, or patterns with --pattern")
     sub.add_argument("--pattern", action="store_true", help="the names are patterns, as in Redis: tile.*")
+    sub.add_argument("--where", metavar="FILTER", help='only messages whose attributes match: "volume > 300000"')
     sub.add_argument("--count", type=_positive, metavar="N", help="end after N messages")
     sub.add_argument("--seconds", type=float, metavar="N", help="end after N seconds")
     sub.add_argument(
@@ -171,7 +175,7 @@ async def _subscribe(args: argparse.Namespace, printer: _Printer) -> None:
     deadline = None if args.seconds is None else time.monotonic() + args.seconds
     url = cluster_url(args.url, args.settings)
     async with connect(url, limits=args.settings.limits) as bus, AsyncExitStack() as stack:
-        opened = [await stack.enter_async_context(_one(bus, name, args.pattern)) for name in args.names]
+        opened = [await stack.enter_async_context(_one(bus, name, args)) for name in args.names]
         note(f"subscribed to {', '.join(args.names)}")
         tasks = [asyncio.create_task(_read(subscription, printer)) for subscription in opened]
         remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -184,8 +188,8 @@ async def _subscribe(args: argparse.Namespace, printer: _Printer) -> None:
             task.result()
 
 
-def _one(bus: Bus, name: str, pattern: bool) -> Subscription:
-    return bus.psubscribe(name) if pattern else bus.subscribe(name)
+def _one(bus: Bus, name: str, args: argparse.Namespace) -> Subscription:
+    return bus.psubscribe(name, where=args.where) if args.pattern else bus.subscribe(name, where=args.where)
 
 
 async def _read(subscription: Subscription, printer: _Printer) -> None:

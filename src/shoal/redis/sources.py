@@ -34,7 +34,7 @@ class Feed:
     async def open(self) -> None:
         """Subscribes; returns when that is in force."""
         with translated():
-            self._core = await self._bus.adapter.subscribe(self.name, self.pattern, self)
+            self._core = await self._bus.adapter.subscribe(self.name, self.pattern, None, self)
 
     def begin(self) -> None:
         """Lets items out: the reader has been promised the confirmation first."""
