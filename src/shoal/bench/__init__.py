@@ -9,5 +9,11 @@ here decides whether it is good enough.
     contender.py   what a contender must be able to do; `of_redis_py`, `of_raw` and `of_shoal` are the three
     agent_cost.py  what the agent of a server costs
     plan.py        the policies, one decision each about the same load, which `plan_load.py` makes
+    match.py       the index of filters beside others: `match_contender.py` says what they must be able to do,
+                   `match_ours`, `match_naive`, `match_numpy`, `match_polars` and `match_duckdb` are they, and
+                   `match_columns.py` has filters as columns for the last three
+    match_churn.py the time of a match while subscriptions come and go
+    quotes.py      subscriptions of a paper against every quote of its data set
+    loads/         the filters and events of these
     machine.py     what machine it was
 """

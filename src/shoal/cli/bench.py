@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from shoal.bench import channels, plan
+from shoal.cli import bench_match
 from shoal.cli.output import Subparsers, add_command, console, note, result
 
 Facts: TypeAlias = dict[str, Any]
@@ -23,30 +24,34 @@ def register(subparsers: Subparsers) -> None:
         "bench",
         run_bench,
         "a side-by-side measurement",
-        example="shoal bench channels\nshoal bench plan --channels 1000000 --servers 1000 --json",
+        example="shoal bench channels\nshoal bench plan --channels 1000000 --servers 1000 --json\n"
+        "shoal bench match --workload hard --subscriptions 100000\nshoal bench quotes --quotes stockquotes.tar.gz",
         description="channels: the bus beside other clients, on a cluster of its own, on this machine.\n"
-        "plan: one decision of every policy about the same channels and servers.",
+        "plan: one decision of every policy about the same channels and servers.\n"
+        "match: the index of filters beside naive Python, NumPy, Polars and DuckDB, or while subscriptions change.\n"
+        "quotes: subscriptions by the templates of the PADRES paper against every stock quote.",
     )
     parser.add_argument("name", choices=tuple(RUNS), metavar="NAME", help=" or ".join(RUNS))
     parser.add_argument(
         "--rounds",
         type=_positive_int,
         metavar="N",
-        help=f"how often each contender runs (default {channels.Options().rounds}, plan: {plan.Options().rounds})",
+        help=f"how often each contender runs (default {channels.Options().rounds}, plan and match: 3)",
     )
+    parser.add_argument(
+        "--run-seconds",
+        type=_positive,
+        metavar="S",
+        help=f"channels, match: about how long one run takes (default {channels.Options().run_s:g}, match: 0.5)",
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="plan, match, quotes: which load (default 1)")
     _add_channels(parser.add_argument_group("channels"))
     _add_plan(parser.add_argument_group("plan"))
+    bench_match.add_flags(parser.add_argument_group("match and quotes"), _positive_int)
 
 
 def _add_channels(parser: argparse._ArgumentGroup) -> None:
     defaults = channels.Options()
-    parser.add_argument(
-        "--run-seconds",
-        type=_positive,
-        default=defaults.run_s,
-        metavar="S",
-        help=f"about how long one run takes (default {defaults.run_s:g})",
-    )
     parser.add_argument(
         "--payload-bytes",
         type=_positive_int,
@@ -86,9 +91,6 @@ def _add_plan(parser: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=f"how many servers there are (default {defaults.servers})",
     )
-    parser.add_argument(
-        "--seed", type=int, default=defaults.seed, metavar="N", help=f"which loads (default {defaults.seed})"
-    )
 
 
 def _positive(text: str) -> float:
@@ -118,7 +120,7 @@ def run_bench(args: argparse.Namespace) -> int:
 def _measure_channels(args: argparse.Namespace) -> Facts:
     options = channels.Options(
         rounds=args.rounds or channels.Options().rounds,
-        run_s=args.run_seconds,
+        run_s=args.run_seconds or channels.Options().run_s,
         payload_bytes=args.payload_bytes,
         tasks=args.tasks,
         connections=args.connections,
@@ -193,5 +195,7 @@ def _number(value: float | None) -> str:
 RUNS: Final[dict[str, tuple[Callable[[argparse.Namespace], Facts], Callable[[argparse.Namespace, Facts], None]]]] = {
     "channels": (_measure_channels, _show_channels),
     "plan": (_measure_plan, _show_plan),
+    "match": (bench_match.measure_match, bench_match.show),
+    "quotes": (bench_match.measure_quotes, bench_match.show),
 }
 """By name: what measures, and what shows the figures."""

@@ -1,0 +1,275 @@
+"""`shoal bench match`: the index beside naive Python, NumPy, Polars and DuckDB, on the same filters and events.
+
+Owns the sizes, the order of the runs, the check of the results and the ratios. At each size all contenders hold the
+same filters. Each is first asked about a sample of events and must find the same ids as our index: if one does not,
+there are no figures. Then, in each round, every contender runs, another one first each time; what is reported is the
+median of the rounds. A slow contender gets fewer events, so that its run takes about as long as the others'.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from shoal.bench.contender import BenchError
+from shoal.bench.loads import load as loads
+from shoal.bench.machine import machine
+from shoal.bench.match_contender import BATCH, OTHERS, SHOAL, Contender, Ids, Wire, find
+from shoal.bench.match_ours import WORDS, Filling, fill, ways
+from shoal.filters.filter import Filter
+
+SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
+"""Subscriptions; and as many as are asked for."""
+EVENTS: Final = 20_480
+"""Different events, at the most: those of a run come round again if it is a long one."""
+CHECKED: Final = 20
+"""Events in the sample that is checked."""
+CHECK_S_MAX: Final = 3.0
+"""A contender that takes longer for the sample is checked on fewer events."""
+WARM_UP: Final = 200
+"""Filters of the index that compiles what is compiled."""
+
+Note: TypeAlias = Callable[[str], None]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    workload: str = loads.STOCK
+    subscriptions: int = 1_000_000
+    rounds: int = 3
+    run_s: float = 0.5
+    seed: int = 1
+    quotes: Path | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """What is measured, smallest first."""
+        return [*(size for size in SIZES if size < self.subscriptions), self.subscriptions]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one run."""
+
+    events: int
+    found: int
+    """Ids, of all events together."""
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def event_s(self) -> float:
+        """The time of one event."""
+        return self.seconds / self.events
+
+    def figures(self) -> dict[str, float]:
+        """What a row says of it."""
+        return {
+            "events": self.events,
+            "events_per_s": self.events / self.seconds,
+            "cpu_us_per_event": 1e6 * self.cpu_seconds / self.events,
+            "matches_per_event": self.found / self.events,
+        }
+
+
+class Entry(msgspec.Struct, kw_only=True):
+    """A contender at a size."""
+
+    contender: Contender
+    inserts_per_s: float
+    units: int = 1
+    """Events, or batches, of one run."""
+    checked: int = 0
+    runs: list[Run] = []
+
+
+def measure(options: Options, note: Note) -> dict[str, Any]:
+    """Runs everything; returns what `shoal bench match --json` prints."""
+    note(f"making {options.subscriptions:,} subscriptions of {options.workload}")
+    load = loads.make(options.workload, options.subscriptions, EVENTS, options.seed, options.quotes)
+    wire = Wire.of(load.events)
+    left_out = {name: why for name in OTHERS if (why := find(name).cannot(load.name)) is not None}
+    for name, why in left_out.items():
+        note(f"without {name}: {why}")
+    others = [name for name in OTHERS if name not in left_out]
+    began = time.perf_counter()
+    warm_up(load.filters[:WARM_UP], wire)
+    note(f"first matches, compiling included: {time.perf_counter() - began:.1f} s")
+    rows: list[dict[str, Any]] = []
+    for size in options.sizes:
+        rows.extend(_measured(size, load.filters[:size], wire, others, options, note))
+    return {
+        "name": "match",
+        "workload": {**describe(options, load.words), **{name: f"left out: {why}" for name, why in left_out.items()}},
+        "machine": machine(),
+        "rows": rows,
+        "ratios": ratios(rows),
+    }
+
+
+@contextmanager
+def unwalked() -> Iterator[None]:
+    """Meanwhile Python's garbage collector does not walk what is there already.
+
+    Those are the filters that the measurement keeps for later. Who only fills an index does not keep them.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def warm_up(filters: list[Filter], wire: Wire) -> None:
+    """Does everything once on a few filters, so that what is compiled is compiled."""
+    index, _ = fill(filters, 1)
+    for contender in ways(index):
+        contender.ids(wire.each[0])
+        contender.take(wire.batches[0] if contender.batched else wire.each[0])
+
+
+def _measured(
+    size: int, filters: list[Filter], wire: Wire, others: Sequence[str], options: Options, note: Note
+) -> list[dict[str, Any]]:
+    """The rows of one size."""
+    note(f"{size:,} subscriptions: filling")
+    index, filling = fill(filters, options.rounds)
+    entries = [Entry(contender=way, inserts_per_s=filling.inserts_per_s) for way in ways(index)]
+    for name in others:
+        began = time.perf_counter()
+        contender = find(name).make(filters)
+        entries.append(Entry(contender=contender, inserts_per_s=size / (time.perf_counter() - began)))
+    truth, sample = entries[0].contender.ids, sample_of(wire.each, CHECKED)
+    note(f"{size:,} subscriptions: checking the contenders against each other")
+    for entry in entries:
+        entry.checked, event_s = check(entry.contender, truth, sample)
+        entry.units = _units(entry.contender, event_s, wire, options.run_s)
+    with unwalked():
+        for number in range(options.rounds):
+            note(f"{size:,} subscriptions: round {number + 1} of {options.rounds}")
+            first = number % len(entries)
+            for entry in entries[first:] + entries[:first]:
+                entry.runs.append(run(entry.contender, entry.units, wire))
+    return [_row(entry, size, filling) for entry in entries]
+
+
+def sample_of(events: Sequence[bytes], count: int) -> Sequence[bytes]:
+    """That many of the events, evenly from all of them."""
+    return events[:: max(1, len(events) // count)][:count]
+
+
+def check(contender: Contender, truth: Callable[[bytes], Ids], sample: Sequence[bytes]) -> tuple[int, float]:
+    """Compares what a contender finds with the truth; how many events it got to, and the time of one.
+
+    Raises BenchError where it finds something else.
+    """
+    spent_s, checked = 0.0, 0
+    for event in sample:
+        began = time.perf_counter()
+        found = np.sort(contender.ids(event))
+        spent_s += time.perf_counter() - began
+        checked += 1
+        expected = np.sort(truth(event))
+        if not np.array_equal(found, expected):
+            differing = np.setxor1d(found, expected)[:5].tolist()
+            how = f"only one of them has {differing}" if differing else "some are there twice"
+            raise BenchError(
+                f"for {msgspec.msgpack.decode(event)} {contender.name} finds {len(found)} subscriptions and should "
+                f"find {len(expected)}: {how}",
+                do="ask Filter.matches which of the two is right, and report it if the index is wrong",
+            )
+        if spent_s > CHECK_S_MAX:
+            break
+    return checked, spent_s / checked
+
+
+def _units(contender: Contender, event_s: float, wire: Wire, run_s: float) -> int:
+    """How many events, or batches, a contender gets for a run, by the time that a first one takes."""
+    if event_s > run_s / 10:
+        return max(1, round(run_s / event_s))
+    units: Sequence[Any] = wire.batches if contender.batched else wire.each
+    count, spent_s = 0, 0.0
+    while spent_s < run_s / 10:
+        began = time.perf_counter()
+        contender.take(units[count % len(units)])
+        spent_s += time.perf_counter() - began
+        count += 1
+    return max(1, round(count * run_s / spent_s))
+
+
+def run(contender: Contender, units: int, wire: Wire) -> Run:
+    """One run of one contender, timed."""
+    given: Sequence[Any] = wire.batches if contender.batched else wire.each
+    take = contender.take
+    rounds, rest = divmod(units, len(given))
+    found = 0
+    began, began_cpu = time.perf_counter(), time.process_time()
+    for _ in range(rounds):
+        for unit in given:
+            found += take(unit)
+    for unit in given[:rest]:
+        found += take(unit)
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
+    events = rounds * len(wire.each) + (min(rest * BATCH, len(wire.each)) if contender.batched else rest)
+    return Run(events=events, found=found, seconds=seconds, cpu_seconds=cpu_seconds)
+
+
+def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The median of each figure."""
+    return {name: median(each[name] for each in runs) for name in runs[0]}
+
+
+def _row(entry: Entry, size: int, filling: Filling) -> dict[str, Any]:
+    name = entry.contender.name
+    ours = name.split("-")[0] == SHOAL
+    return {
+        "contender": name,
+        "subscriptions": size,
+        **medians([each.figures() for each in entry.runs]),
+        "bytes_per_subscription": entry.contender.nbytes / size,
+        "inserts_per_s": entry.inserts_per_s,
+        "inserts_one_by_one_per_s": filling.inserts_one_by_one_per_s if ours else None,
+        "removes_one_by_one_per_s": filling.removes_one_by_one_per_s if ours else None,
+        "unique_filters": filling.unique if ours else None,
+        "checked_events": entry.checked,
+    }
+
+
+def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Our index with ids copied, one event at a time, against the others at the largest size."""
+    size = max(row["subscriptions"] for row in rows)
+    largest = {row["contender"]: row for row in rows if row["subscriptions"] == size}
+    ours = largest[SHOAL]
+    found = {}
+    for name in OTHERS:
+        if name in largest:
+            found[f"vs_{name}"] = ours["events_per_s"] / largest[name]["events_per_s"]
+            found[f"cpu_vs_{name}"] = ours["cpu_us_per_event"] / largest[name]["cpu_us_per_event"]
+    return found
+
+
+def describe(options: Options, words: str) -> dict[str, str]:
+    """What is measured, in words."""
+    return {
+        "all": (
+            f"{options.workload}: {words}; every contender starts from the bytes of an event (msgpack) and ends with "
+            f"the ids of all subscriptions that match, on one thread; each found the same ids as the index on a sample "
+            f"of events; medians of {options.rounds} rounds of about {options.run_s:g} s; CPU is of the whole process"
+        ),
+        **WORDS,
+        **{name: find(name).WORDS for name in OTHERS},
+        "inserts_per_s": (
+            "ours: in bulk, from filters in their wire form into an empty index, until it has settled; one by one: "
+            "from Filter objects into the full index. Others: making everything from Filter objects"
+        ),
+        "vs": f"events/s of {SHOAL} by theirs at the largest size; cpu_vs: its CPU by theirs (lower is better)",
+    }

@@ -1,0 +1,153 @@
+"""Our own side of `shoal bench match`: one index, asked in each of its ways, and how fast it is filled.
+
+Owns both. All ways share one index, and all are handed events as they are on the wire.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from shoal.bench.match_contender import SHOAL, Contender, Ids
+from shoal.filters.filter import Filter
+from shoal.filters.index import Index, WireTable, filter_table
+
+SLICES: Final = f"{SHOAL}-slices"
+MANY: Final = f"{SHOAL}-many"
+SLICES_EACH: Final = f"{SHOAL}-slices-each"
+WORDS: Final = {
+    SHOAL: "Index.match: one event at a time from Python, ids copied into an array of their own",
+    SLICES: "Index.count_many: batches of events; ids stay where they are, in slices of shared arrays",
+    SLICES_EACH: "Index.match_slices: the same, one event at a time from Python",
+    MANY: "Index.match_many: batches of events, ids copied",
+}
+ONE_BY_ONE: Final = 50_000
+"""Filters that are removed from the full index and put back one by one, for that figure."""
+
+
+class _Way:
+    """A way to ask the index."""
+
+    batched = False
+    name = SHOAL
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    @property
+    def nbytes(self) -> int:
+        """Every array of the index."""
+        return self._index.nbytes
+
+
+class Copied(_Way):
+    """One event, ids copied."""
+
+    def take(self, events: bytes) -> int:
+        """Matches one event."""
+        return len(self._index.match(events))
+
+    def ids(self, event: bytes) -> Ids:
+        """What it finds for one event."""
+        return self._index.match(event)
+
+
+class _OfSlices(_Way):
+    """Slices; how the events come is up to the two below."""
+
+    def ids(self, event: bytes) -> Ids:
+        """What it finds for one event."""
+        return np.concatenate([np.empty(0, np.uint32), *self._index.match_slices(event)])
+
+
+class SlicesEach(_OfSlices):
+    """One event, slices."""
+
+    name = SLICES_EACH
+
+    def take(self, events: bytes) -> int:
+        """Matches one event."""
+        return self._index.match_slices(events).count
+
+
+class Slices(_OfSlices):
+    """Batches, slices."""
+
+    name = SLICES
+    batched = True
+
+    def take(self, events: WireTable) -> int:
+        """Matches a batch."""
+        return self._index.count_many(events)
+
+
+class Many(_Way):
+    """Batches, ids copied."""
+
+    name = MANY
+    batched = True
+
+    def take(self, events: WireTable) -> int:
+        """Matches a batch."""
+        return len(self._index.match_many(events).ids)
+
+    def ids(self, event: bytes) -> Ids:
+        """What it finds for one event."""
+        table = WireTable(np.frombuffer(event, np.uint8), np.array([0, len(event)], np.int64))
+        return self._index.match_many(table).ids
+
+
+class Filling(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast an index was filled."""
+
+    inserts_per_s: float
+    inserts_one_by_one_per_s: float
+    removes_one_by_one_per_s: float
+    unique: int
+    """Filters that it holds: identical ones are held once."""
+
+
+def fill(filters: list[Filter], rounds: int) -> tuple[Index, Filling]:
+    """An index that holds these filters under their places as ids, filled that many times."""
+    table = filter_table(filters)
+    bulk = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        index = filled(table)
+        bulk.append(len(filters) / (time.perf_counter() - began))
+    inserts, removes = _one_by_one(filled(table), filters)
+    return index, Filling(
+        inserts_per_s=median(bulk),
+        inserts_one_by_one_per_s=inserts,
+        removes_one_by_one_per_s=removes,
+        unique=index.unique,
+    )
+
+
+def filled(table: WireTable) -> Index:
+    """An index that holds all filters of a table under their places as ids, at rest."""
+    index = Index()
+    index.insert_many(np.arange(len(table), dtype=np.uint32), table)
+    index.settle()
+    return index
+
+
+def _one_by_one(index: Index, filters: list[Filter]) -> tuple[float, float]:
+    """Inserts and removes a second, each by a call of its own, in an index that holds the filters."""
+    some = np.random.default_rng(1).permutation(len(filters))[:ONE_BY_ONE].tolist()
+    began = time.perf_counter()
+    for number in some:
+        index.remove(number)
+    between = time.perf_counter()
+    for number in some:
+        index.insert(number, filters[number])
+    return len(some) / (time.perf_counter() - between), len(some) / (between - began)
+
+
+def ways(index: Index) -> list[Contender]:
+    """Every way to ask it, the one that the ratios are about first."""
+    return [Copied(index), Slices(index), SlicesEach(index), Many(index)]

@@ -1,0 +1,125 @@
+"""`shoal bench match` and `shoal bench quotes`: their flags, and how their figures look.
+
+What is measured is decided in `shoal.bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from shoal.bench.loads import load as loads
+from shoal.cli.output import console, note
+
+CHURN: Final = "churn"
+WORKLOADS: Final = (*loads.NAMES, CHURN)
+SUBSCRIPTIONS: Final = {"match": 1_000_000, "quotes": 10_000}
+"""Where nobody says how many."""
+
+
+def add_flags(parser: argparse._ArgumentGroup, positive_int: Any) -> None:
+    """The flags of both."""
+    parser.add_argument(
+        "--workload",
+        choices=WORKLOADS,
+        default=loads.STOCK,
+        metavar="NAME",
+        help=f"match: {', '.join(WORKLOADS[:-1])} or {CHURN} (default {loads.STOCK})",
+    )
+    parser.add_argument(
+        "--subscriptions",
+        type=positive_int,
+        metavar="N",
+        help=f"the most that are measured (default {SUBSCRIPTIONS['match']}, quotes: {SUBSCRIPTIONS['quotes']})",
+    )
+    parser.add_argument(
+        "--quotes",
+        type=Path,
+        metavar="PATH",
+        help="stock, churn, quotes: the real quotes, an archive or a directory (default: generated ones)",
+    )
+
+
+def measure_match(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure."""
+    from shoal.bench import match, match_churn
+
+    defaults = match.Options()
+    options = match.Options(
+        workload=args.workload,
+        subscriptions=args.subscriptions or SUBSCRIPTIONS["match"],
+        rounds=args.rounds or defaults.rounds,
+        run_s=args.run_seconds or defaults.run_s,
+        seed=args.seed,
+        quotes=args.quotes,
+    )
+    return match_churn.measure(options, note) if args.workload == CHURN else match.measure(options, note)
+
+
+def measure_quotes(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure."""
+    from shoal.bench import quotes
+
+    subscriptions = args.subscriptions or SUBSCRIPTIONS["quotes"]
+    return quotes.measure(quotes.Options(subscriptions=subscriptions, quotes=args.quotes, seed=args.seed), note)
+
+
+_COLUMNS: Final = {
+    "subscriptions": "subs",
+    "events_per_s": "events/s",
+    "cpu_us_per_event": "CPU us",
+    "matches_per_event": "ids",
+    "bytes_per_subscription": "B/sub",
+    "inserts_per_s": "ins/s",
+    "inserts_one_by_one_per_s": "1 by 1/s",
+    "match_us_p50": "p50 us",
+    "match_us_p99": "p99 us",
+    "match_us_p999": "p99.9 us",
+    "changes_per_s": "chg/s",
+    "deliveries": "ids in all",
+    "deliveries_per_s": "ids/s",
+    "seconds": "s",
+}
+"""What is shown of a row, where it has it, and under which heading."""
+_FILLING: Final = ("bytes_per_subscription", "inserts_per_s", "inserts_one_by_one_per_s")
+"""What churn does not show, for want of room."""
+
+
+def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Show the figures to people."""
+    from rich import box
+    from rich.table import Table
+
+    screen = console(args)
+    machine, rows = facts["machine"], facts["rows"]
+    table = Table(
+        title=f"{facts['name']}, {machine['cores']} cores, {machine['cpu']}", box=box.SIMPLE, padding=(0, 1, 0, 0)
+    )
+    table.add_column("contender", no_wrap=True)
+    hidden = _FILLING if "match_us_p50" in rows[0] else ()
+    shown = [name for name in _COLUMNS if name in rows[0] and name not in hidden]
+    for name in shown:
+        table.add_column(_COLUMNS[name], justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row["contender"], *(_number(row.get(name)) for name in shown))
+    screen.print(table)
+    screen.print("CPU us: of one event; ids: found for one event; ins/s: filters inserted in bulk")
+    screen.print(facts["workload"]["all"])
+    for name, value in facts["ratios"].items():
+        screen.print(f"{name}: {_number(value)}")
+    if facts["name"] == "quotes":
+        screen.print(
+            f"{facts['quotes']:,} quotes of {facts['stocks']:,} stocks, {facts['deliveries']:,} deliveries in "
+            f"{facts['seconds']:.1f} s; the slow evaluator found the same for {facts['checked_events']:,} quotes."
+        )
+
+
+def _number(value: float | None) -> str:
+    """Three figures, which is more than a shared machine is good for."""
+    if value is None:
+        return ""
+    for unit, word in ((1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{word}" if value < 1000 * unit else f"{value / unit:,.0f}{word}"
+    return f"{value:.3g}"
