@@ -25,10 +25,10 @@ from tests.channels.observed import (
     push,
 )
 
-from shoal.channels.rawbytes import compilation_announced, hash_pair, hash_words, kernel, load_u64, padded
 from shoal.channels.scanner import Frame, Scanner
 from shoal.channels.tables import FIRST_RECORDS, TableLimits
 from shoal.errors import ProtocolError
+from shoal.wire.rawbytes import compilation_announced, hash_pair, hash_words, kernel, load_u64, padded
 
 NOTHING = object()
 CHANNELS = [

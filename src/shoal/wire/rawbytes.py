@@ -1,7 +1,7 @@
 """Compiled access to raw bytes: unaligned loads, hashing, comparing, RESP lengths.
 
-Owns the few byte-level functions that the compiled loops of the analyzer share, and how such a loop is
-compiled (cached on disk, on first use, never on import). Knows nothing of channels; touches no socket.
+Owns the few byte-level functions that the compiled loops of the analyzer and of the filters' index share, and how such
+a loop is compiled (cached on disk, on first use, never on import). Knows nothing of channels; touches no socket.
 
 A `load_u64` may read up to 7 bytes behind what it is asked about, so every buffer that is handed to these
 functions ends in `PADDING_BYTES` bytes that nobody uses.
@@ -13,6 +13,8 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import numba
@@ -23,7 +25,7 @@ from numba.core import event, types
 from numba.extending import intrinsic
 
 if sys.byteorder != "little":  # the envelope and the word-wise loads below are little-endian
-    raise ImportError("the analyzer's compiled loops need a little-endian machine")
+    raise ImportError("the compiled loops need a little-endian machine")
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -50,32 +52,60 @@ _DIGITS_MAX: Final = 18
 
 def kernel(function: Function) -> Function:
     """Marks a compiled loop: compiled at its first call, then loaded from the cache on disk."""
-    return cast(Function, numba.njit(cache=True, boundscheck=False)(function))
+    return cast(Function, _stamped(numba.njit(cache=True, boundscheck=False)(function)))
 
 
 def part(function: Function) -> Function:
     """Marks a part of compiled loops: merged into them, for handing over arrays costs more than the work."""
-    return cast(Function, numba.njit(cache=True, boundscheck=False, forceinline=True)(function))
+    return cast(Function, _stamped(numba.njit(cache=True, boundscheck=False, forceinline=True)(function)))
+
+
+def background_kernel(function: Function) -> Function:
+    """Marks a compiled loop that runs without the interpreter's lock."""
+    return cast(Function, _stamped(numba.njit(cache=True, boundscheck=False, nogil=True)(function)))
+
+
+def _stamped(compiled: Any) -> Any:
+    """Makes the cache of a loop depend on all files that can be merged into it: numba itself asks only whether the file
+    of the loop has changed, and would go on with old parts of other files."""
+    stored = compiled._cache._cache_file
+    own = Path(compiled.py_func.__code__.co_filename).parent
+    stored._source_stamp = stored._source_stamp, _stamp_of(own), _stamp_of(Path(__file__).parent)
+    return compiled
+
+
+@cache
+def _stamp_of(folder: Path) -> int:
+    """Changes when a file of a folder does; 0 where there are no files (in an archive)."""
+    files = sorted(folder.glob("*.py"))
+    return hash(tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
 
 @contextmanager
 def compilation_announced() -> Iterator[None]:
     """Says so in the log when a loop is not in the cache, because the start then takes seconds."""
-    with event.install_listener("numba:compile", _CompileNotice()):
+    with event.install_listener("numba:compile", _CompileNotice(logging.INFO)):
         yield
+
+
+@cache
+def announce_compilations() -> None:
+    """The same from now on, for a library that does not know who calls it first."""
+    event.register("numba:compile", _CompileNotice(logging.WARNING))  # type: ignore[no-untyped-call]
 
 
 class _CompileNotice(event.Listener):
     """Hears of compilations; numba tells nothing when a loop comes from the cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int) -> None:
+        self._level = level
         self._said = False
 
     def on_start(self, _event: Any) -> None:
         """A compilation begins; the first one is worth a line."""
         if not self._said:
             self._said = True
-            _logger.info("compiling the analyzer's loops: the first start on a machine takes some seconds")
+            _logger.log(self._level, "compiling, once on this machine: this takes up to a minute")
 
     def on_end(self, _event: Any) -> None:
         """Nothing to say: the result is in the cache."""

@@ -21,8 +21,8 @@ from shoal.balance.policies.naming import SLOTS, Hashes, key_slots
 from shoal.balance.policies.reckoning import silent, targets
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
-from shoal.channels.rawbytes import kernel
 from shoal.plan.ring import ring_hash
+from shoal.wire.rawbytes import kernel
 
 
 def decide(situation: Situation, settings: BalanceSettings) -> Decision:
