@@ -29,6 +29,7 @@
     ├── FilterError                     a filter that cannot be read or used, and where it goes wrong
     │   ├── EmptyFilterError                nothing can satisfy it
     │   └── FilterTooLargeError             over one of the limits of filters
+    ├── SnapshotError                   a file that is no snapshot of an index, or a damaged one
     ├── EventError                      attributes that no event can have
     └── BusClosedError                  the bus was closed before the call
 

@@ -15,15 +15,12 @@ What does not fit (`TableLimits`) is not recorded; when that happens the second 
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.wire import envelope
 from shoal.wire.rawbytes import (
     PADDING_BYTES,
     Bytes,
@@ -81,14 +78,6 @@ STREAM: Final = np.dtype(
     align=True,
 )
 
-_SOURCES: Final = (
-    *(Path(__file__).with_name(f"{name}.py") for name in ("rawbytes", "tables", "table_queries", "scan_kernel")),
-    Path(envelope.__file__),
-)
-_BUILD: Final = f"build_{zlib.crc32(b''.join(path.read_bytes() for path in _SOURCES)):08x}"
-"""Names the sources that the compiled loops come from. It is a field of the head, and so part of the type
-under which numba looks for a loop in its cache: numba only asks whether the loop's own file changed."""
-
 HEAD: Final = np.dtype(
     [
         (name, np.int64)
@@ -105,7 +94,7 @@ HEAD: Final = np.dtype(
             *("uncounted", "uncounted_bytes", "internal", "internal_bytes", "observed_bytes"),
         )
     ]
-    + [("seed", np.uint64), (_BUILD, np.uint8)]
+    + [("seed", np.uint64)]
 )
 
 _TAG: Final = np.uint64(0xFFFFFFFF00000000)
