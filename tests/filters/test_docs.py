@@ -1,0 +1,53 @@
+"""What the page on filters shows is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import EmptyFilterError, FilterError
+from shoal.filters import Event, parse
+
+PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
+
+
+def rows_below(heading: str) -> list[list[str]]:
+    """The cells of the table that follows a heading, without its head."""
+    lines = PAGE[PAGE.index(heading) :].splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("| ---"))
+    table = lines[first + 1 :]
+    end = next(number for number, line in enumerate(table) if not line.startswith("|"))
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[:end]]
+
+
+def test_every_spelling_of_the_table_is_read() -> None:
+    read = 0
+    for infix, paper, *_ in rows_below("## The language"):
+        texts = [text for text in re.findall(r"`([^`]+)`", f"{infix} {paper}") if " " in text or text.startswith("[")]
+        for text in texts:
+            parse(text)
+            read += 1
+    assert read >= 15
+
+
+EVENTS: dict[str, Event] = {'`{"a": 1}`': {"a": 1}, '`{"a": 2}`': {"a": 2}, '`{"a": "x"}`': {"a": "x"}, "`{}`": {}}
+
+
+@pytest.mark.parametrize("row", rows_below("### Missing attributes"), ids=lambda row: row[0])
+def test_missing_attributes_are_as_the_table_says(row: list[str]) -> None:
+    for text, answer in zip(("a = 1", "a != 1", "not a = 1", "a absent", "a exists"), row[1:], strict=True):
+        assert parse(text).matches(EVENTS[row[0]]) == (answer == "yes"), text
+
+
+def test_the_error_is_shown_as_it_is_printed() -> None:
+    with pytest.raises(FilterError) as caught:
+        parse("volume >")
+    assert str(caught.value) in PAGE
+
+
+def test_other_sentences_hold() -> None:
+    assert parse("a >= 5 and a != 5 and a < 9.0") == parse("a > 5 and a < 9")
+    with pytest.raises(EmptyFilterError, match="contradict"):
+        parse("a > 5 and a < 3")
