@@ -388,6 +388,20 @@ def test_a_server_that_left_before_it_answered_may_have_had_publishers_that_nobo
     assert "s3" in reason
 
 
+def test_what_an_entry_moved_to_a_server_that_left_before_it_answered_is_no_gap() -> None:
+    """Publishers come by an entry only where every subscription stands."""
+    driver = RouterDriver(("s1", "s2", "s3"))
+    sub = driver.subscribe(TILE)
+    home = next(iter(sub.sites))
+    other = next(server for server in ("s1", "s2", "s3") if server != home)
+    driver.servers[other].silent = True
+    with_entry(driver, Mode.ALL_SUBSCRIBERS, home, other)
+    assert sub.sites[other].life == 0
+    driver.change_ring(tuple(server for server in ("s1", "s2", "s3") if server != other), version=2)
+    assert other not in sub.sites
+    assert unknown_gaps(sub) == []
+
+
 def test_rings_that_are_heard_of_one_by_one_are_no_gap() -> None:
     driver = RouterDriver(("s1", "s2"))
     sub = driver.subscribe(b"ti*", pattern=True)

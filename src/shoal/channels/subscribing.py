@@ -145,7 +145,13 @@ class Subscribing:
             return False
         site.step("closed")
         self._leave(site)
-        return site.sub.in_force and (site.life != 0 or self._context.book.address(site.server) is None)
+        return site.sub.in_force and (site.life != 0 or self._was_passed_by(site))
+
+    def _was_passed_by(self, site: Site) -> bool:
+        """Whether publishers may have been at a server that left the ring before it ever answered. A move brings them
+        only where all subscriptions stand, so that is true only of what follows the ring."""
+        book = self._context.book
+        return book.address(site.server) is None and (site.sub.pattern or book.entry(site.sub.name) is None)
 
     def confirm(self, name: bytes) -> None:
         """An agent seems not to know that this client follows the channel's entry: say so again."""
