@@ -39,6 +39,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "plan": ("plan", "the plan, and why each channel is where it is"),
     "sim": ("sim", "a simulation campaign of a protocol, by seed"),
     "soak": ("soak", "the same checks against real processes, with faults on request"),
+    "fuzz": ("fuzz", "random texts against the filter language"),
     "bench": ("bench", "a side-by-side measurement"),
     "experiment": ("experiment", "an experiment of a paper: table, figure, JSON"),
     "pipeline": ("pipeline", "a Spark job"),
