@@ -32,7 +32,7 @@ numeric_lists = st.lists(
 def all_events(predicates: list[Predicate]) -> list[Event]:
     """Every event over two attributes that can tell such conjunctions apart."""
     numbers = [value for value in values_of(predicates) if not isinstance(value, (str, bool))]
-    values = [None, False, True, "x", *critical_numbers(numbers)]
+    values = [None, False, True, "x", "another", *critical_numbers(numbers)]
     return [
         {name: value for name, value in (("a", a), ("b", b)) if value is not None}
         for a, b in itertools.product(values, repeat=2)
