@@ -61,7 +61,7 @@ def window_of(
     load = load or {}
     rows = []
     for host in hosts:
-        units = [{**rates, "publishers": 1, "subscribers": 1, **facts} for (at, _), facts in load.items() if at == host]
+        units = [{**rates, **facts} for (at, _), facts in load.items() if at == host]
         sent = sum(unit["bytes_out"] for unit in units)
         rows.append(
             {
@@ -82,6 +82,7 @@ def window_of(
                 **rates,
                 "publishers": 1,
                 "subscribers": 1,
+                "pattern_subscribers": 0,
                 **facts,
                 "host": host,
                 "unit": channel,

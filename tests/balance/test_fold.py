@@ -30,6 +30,7 @@ def test_a_window_holds_rates_and_the_largest_counts() -> None:
         "bytes_out": 200.0,
         "publishers": 5,
         "subscribers": 3,
+        "pattern_subscribers": 0,
         "capacity_bytes_per_s": None,
         "bandwidth_bytes_per_s": None,
         "cpu_share": None,

@@ -195,6 +195,37 @@ def test_the_load_model_gives_back_what_was_measured_of_an_even_channel(mode: in
     assert situation.residual()[0] == pytest.approx([0.0, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("mode", "messages", "to_patterns"), [(ALL_SUBSCRIBERS, 100.0, 0.6), (ALL_PUBLISHERS, 70.0, 3 / 7)]
+)
+def test_what_several_servers_send_to_patterns_counts_as_often_as_each_publication_would(
+    mode: int, messages: float, to_patterns: float
+) -> None:
+    seen = {
+        b"c": {"publications": 10, "subscribers": 2, "pattern_subscribers": 3, "messages_sent": 50, "bytes_out": 500}
+    }
+    plan = Plan(ring_of("a", "b"), placed(b"c", list(Mode)[mode], "a", "b"))
+    situation = join(window_of({"a": seen, "b": seen}, cpu_share=0.4), plan, FACTS, History(), Homes())
+    channels = situation.channels
+    assert channels.messages_out == pytest.approx([messages])
+    assert channels.bytes_out == pytest.approx([10 * messages])
+    assert channels.pattern_part == pytest.approx([to_patterns])
+    bytes_out, cpu = host_loads(channels, situation.placements, 2)
+    assert bytes_out == pytest.approx([500.0, 500.0])
+    assert cpu == pytest.approx([0.4, 0.4])
+
+
+def test_parts_of_a_channel_are_those_of_its_own_subscribers() -> None:
+    own = {"publications": 10, "pattern_subscribers": 2}
+    seen = {
+        "a": {b"c": {**own, "subscribers": 3, "messages_sent": 50, "bytes_out": 500}},
+        "b": {b"c": {**own, "subscribers": 1, "messages_sent": 30, "bytes_out": 300}},
+    }
+    situation = situation_of(seen, Plan(ring_of("a", "b"), placed(b"c", Mode.ALL_PUBLISHERS, "a", "b")))
+    assert situation.placements.part == pytest.approx([0.75, 0.25])
+    assert host_loads(situation.channels, situation.placements, 2)[0] == pytest.approx([500.0, 300.0])
+
+
 def test_parts_are_those_that_were_measured_turn_by_turn() -> None:
     plan = Plan(ring_of("a", "b", "c"), placed(b"c", Mode.ALL_SUBSCRIBERS, "b", "c", "a"))
     situation = situation_of(SEEN, plan)

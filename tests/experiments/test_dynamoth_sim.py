@@ -15,7 +15,7 @@ from shoal.experiments import Options, experiments, modes
 from shoal.experiments.sim import dynamoth_1, dynamoth_2, dynamoth_3
 from shoal.experiments.sim.games import GAMES, PAPER_GAME, POLICY_SETTINGS, Game
 from shoal.experiments.sim.seeds import on_all_cores
-from shoal.sim.flow import distance_model
+from shoal.sim.flow import MoveModel, distance_model
 from shoal.sim.flow.workloads import Curve
 
 SMALL = Game("paper", "small", PAPER_GAME.map, PAPER_GAME.capacity_bytes_per_s / 4)
@@ -82,6 +82,13 @@ def test_there_are_at_least_four_settings_of_which_one_is_the_papers() -> None:
     assert {"paper", "coarse", "fine", "towns"} <= {game.name for game in GAMES}
     for settings in POLICY_SETTINGS.values():
         settings.validate()
+
+
+def test_one_setting_is_the_papers_with_moves_that_forward_everything() -> None:
+    (forwarding,) = [game for game in GAMES if game.models.moves.forward_share == 1.0]
+    assert forwarding.models.server == PAPER_GAME.models.server
+    assert forwarding.map is PAPER_GAME.map
+    assert PAPER_GAME.models.moves == MoveModel()
 
 
 def test_servers_follow_the_players() -> None:

@@ -7,7 +7,8 @@ The load model, for a channel with `k` servers:
 
     single             the server receives all publications and sends all deliveries
     all_subscribers    each server receives 1/k of the publications and sends 1/k of the deliveries
-    all_publishers     each server receives all publications and sends 1/k of the deliveries
+    all_publishers     each server receives all publications, sends 1/k of the deliveries to subscribers of the
+                       channel, and all deliveries to subscribers of patterns: these stand at every server
 
 The parts are even only on average: clients keep to one server each, by their ids. Where parts were measured, they count
 instead of 1/k.
@@ -16,7 +17,7 @@ instead of 1/k.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Hosts32: TypeAlias = npt.NDArray[np.int32]
 Modes: TypeAlias = npt.NDArray[np.int8]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+
+Numbers = TypeVar("Numbers", float, Floats)
 
 MODES: Final = (Mode.SINGLE, Mode.ALL_SUBSCRIBERS, Mode.ALL_PUBLISHERS)
 """The modes by their number in a `Modes` column."""
@@ -58,6 +61,14 @@ class Channels:
     """Cores that receiving all publications once would take."""
     cpu_out: Floats
     """Cores that all deliveries take."""
+    pattern_part: Floats | None = None
+    """The part of the deliveries that goes to subscribers of patterns, each publication delivered to them once, by one
+    server; None: there are no such subscribers. Deliveries, their bytes and cores are counted in the same way."""
+
+    @property
+    def to_patterns(self) -> Floats:
+        """`pattern_part`, or zeros."""
+        return np.zeros(len(self)) if self.pattern_part is None else self.pattern_part
 
     def __len__(self) -> int:
         return len(self.publications)
@@ -145,10 +156,19 @@ class Hosts:
 def shares(channels: Channels, placements: Placements) -> tuple[Floats, Floats]:
     """What each element of `placements.servers` costs its server: bytes a second out, and cores."""
     rows, parts = placements.rows, placements.part
-    receives = np.where(placements.mode[rows] == ALL_PUBLISHERS, 1.0, parts)
-    bytes_out = channels.bytes_out[rows] * parts
-    cpu = channels.cpu_in[rows] * receives + channels.cpu_out[rows] * parts
+    everywhere = placements.mode[rows] == ALL_PUBLISHERS
+    receives = np.where(everywhere, 1.0, parts)
+    sends = parts
+    if channels.pattern_part is not None:
+        sends = np.where(everywhere, sent_part(parts, channels.pattern_part[rows]), parts)
+    bytes_out = channels.bytes_out[rows] * sends
+    cpu = channels.cpu_in[rows] * receives + channels.cpu_out[rows] * sends
     return bytes_out, cpu
+
+
+def sent_part(part: Numbers, pattern_part: Numbers) -> Numbers:
+    """What a server of an all_publishers placement sends of a channel of whose own subscribers it has a part."""
+    return part * (1.0 - pattern_part) + pattern_part
 
 
 def host_loads(channels: Channels, placements: Placements, hosts: int) -> tuple[Floats, Floats]:

@@ -17,7 +17,7 @@ from shoal.balance.clocks import Clock
 from shoal.balance.reports import LOAD_SCHEMA, Figures, Report
 from shoal.errors import ProtocolError
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
 
 NEVER_S: Final = -(2**62)
 """Before every second."""

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.balance.columns import MODES, NEVER, Bools, Floats, Hosts, Ints, Placements
+from shoal.balance.columns import ALL_PUBLISHERS, MODES, NEVER, Bools, Floats, Hosts, Ints, Placements
 from shoal.balance.decision import changed, positions
 from shoal.balance.homes import Homes
 from shoal.balance.situation import Pool, Situation
-from shoal.balance.totals import channel_totals
+from shoal.balance.totals import channel_totals, pattern_share
 from shoal.balance.window import LoadWindow
 from shoal.errors import PlanError
 from shoal.plan.entry import Entry
@@ -82,7 +82,9 @@ def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, hom
     past = np.asarray(history.past, np.float64).reshape(-1, 2)
     moved_at = _moved_at(names, history.moved_at)
     places = pc.index_in(units["host"], pa.array(ids)).fill_null(-1).to_numpy()
-    parts = _parts(placements, rows, places, units["bytes_out"].to_numpy(), moved_at < window.start_s - SETTLED_S)
+    everywhere = placements.mode[rows] == ALL_PUBLISHERS
+    sent = units["bytes_out"].to_numpy() * np.where(everywhere, 1.0 - pattern_share(units), 1.0)
+    parts = _parts(placements, rows, places, sent, moved_at < window.start_s - SETTLED_S)
     return Situation(
         at_s=float(window.end_s),
         channels=channel_totals(names, placements, units, rows, host_places, host_cpu),

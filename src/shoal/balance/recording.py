@@ -23,7 +23,7 @@ from shoal.balance.situation import Pool, Situation
 from shoal.balance.window import LoadWindow
 from shoal.errors import PlanError
 
-RECORD_VERSION: Final = 1
+RECORD_VERSION: Final = 2
 
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _CHANNEL_COLUMNS: Final = tuple(field.name for field in fields(Channels) if field.name != "names")
@@ -150,6 +150,7 @@ def record_situation(situation: Situation) -> SituationRecord:
     rows = {
         "name": channels.names,
         **{name: getattr(channels, name) for name in _CHANNEL_COLUMNS},
+        "pattern_part": channels.to_patterns,
         "mode": placements.mode,
         "servers": pa.LargeListArray.from_arrays(placements.offsets, placements.servers),
         "parts": pa.LargeListArray.from_arrays(placements.offsets, placements.part),

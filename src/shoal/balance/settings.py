@@ -66,6 +66,10 @@ class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     moves_max: int = 1000
     """Channels that one plan may move."""
 
+    moved_share: float = 0.35
+    """What one plan may bring to a server, as a part of what the server could carry beside its load (up to
+    `fail_ratio`). At 0.35 moves make no server fail even if all that moves goes by both ways for a while."""
+
     settle_s: float = 20.0
     """For how long a channel that was placed stays there, unless its server fails or is overloaded beyond help."""
 

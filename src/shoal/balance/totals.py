@@ -7,7 +7,11 @@ processor time of a server is laid on its channels.
     mode               publications  publishers  subscribers  deliveries, bytes
     single             sum           largest     largest      sum
     all_subscribers    sum           sum         largest      sum
-    all_publishers     largest       largest     sum          sum
+    all_publishers     largest       largest     sum          sum, but patterns: mean
+
+Every server of an `all_publishers` placement sends every publication to the subscribers of patterns too. How many
+messages went to them is told by their number beside that of the channel's own; the bytes are divided in the same way,
+though a message to a pattern is longer by the pattern.
 
 A channel with the mode `single` is on two servers while it moves. Then each publication is on one of them and each
 client on both, so that the largest count is the nearest.
@@ -47,6 +51,14 @@ def channel_totals(
     work_out = DELIVERY_WORK * columns["messages_sent"]
     cores = _cores_of_work(host_places, work_in + work_out, host_cpu)
     times_received = np.where(shared_publishers, placements.degree, 1)
+    to_patterns = pattern_share(units)
+
+    def once(values: Floats) -> tuple[Floats, Floats]:
+        """Deliveries as they were if each publication went to one server; those to patterns."""
+        patterns = _sum(rows, values * to_patterns, count) / times_received
+        return _sum(rows, values * (1.0 - to_patterns), count) + patterns, patterns
+
+    bytes_out, pattern_bytes = once(columns["bytes_out"])
     return Channels(
         names=names,
         publications=np.where(
@@ -60,11 +72,19 @@ def channel_totals(
         subscribers=np.where(
             shared_publishers, _sum(rows, subscribers, count).astype(np.int64), _largest(rows, subscribers, count)
         ),
-        messages_out=_sum(rows, columns["messages_sent"], count),
-        bytes_out=_sum(rows, columns["bytes_out"], count),
+        messages_out=once(columns["messages_sent"])[0],
+        bytes_out=bytes_out,
         cpu_in=_sum(rows, work_in * cores, count) / times_received,
-        cpu_out=_sum(rows, work_out * cores, count),
+        cpu_out=once(work_out * cores)[0],
+        pattern_part=np.divide(pattern_bytes, bytes_out, out=np.zeros(count), where=bytes_out > 0),
     )
+
+
+def pattern_share(units: pa.Table) -> Floats:
+    """For each row of a load window the part of its deliveries that went to subscribers of patterns."""
+    patterns: Floats = units["pattern_subscribers"].to_numpy().astype(np.float64)
+    everybody: Floats = patterns + units["subscribers"].to_numpy()
+    return np.divide(patterns, everybody, out=np.zeros(len(patterns)), where=everybody > 0)
 
 
 _FIGURES: Final = ("publications", "forwarded", "messages_sent", "bytes_out", "publishers", "subscribers")

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from shoal.errors import ProtocolError
 
-WINDOW_VERSION: Final = b"1"
+WINDOW_VERSION: Final = b"2"
 VERSION_KEY: Final = b"shoal.window.version"
 START_KEY: Final = b"shoal.window.start_s"
 END_KEY: Final = b"shoal.window.end_s"
@@ -40,6 +40,7 @@ WINDOW_SCHEMA: Final = pa.schema(
         # The most that one second saw; null in the row of a host, which cannot tell clients of two channels apart.
         _column("publishers", pa.int64(), nullable=True),
         _column("subscribers", pa.int64(), nullable=True),
+        _column("pattern_subscribers", pa.int64(), nullable=True),  # connections, once for each pattern that matches
         # In the row of a host only.
         _column("capacity_bytes_per_s", pa.float64(), nullable=True),  # configured; null: nobody said
         _column("bandwidth_bytes_per_s", pa.float64(), nullable=True),  # measured out; null: nothing to compare with
@@ -52,7 +53,7 @@ WINDOW_SCHEMA: Final = pa.schema(
 )
 
 RATES: Final = ("publications", "forwarded", "messages_sent", "bytes_in", "bytes_out")
-COUNTS: Final = ("publishers", "subscribers")
+COUNTS: Final = ("publishers", "subscribers", "pattern_subscribers")
 
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 

@@ -45,15 +45,13 @@ SETTLE_WINDOWS: Final = {"shoal": 10, "dynamoth": 17}
 channel as it is for 30 s, as its authors did, and only then knows whether it must be."""
 REST_WINDOWS: Final = 5
 """For so many windows it is watched that this is so."""
-STEADY_WINDOWS_MAX: Final = 60
-"""By then the last plan has been made, whatever had to be moved, merged and drained one after the other."""
+STEADY_WINDOWS_MAX: Final = 80
+"""By then the last plan has been made, whatever had to be moved, merged and drained one after the other, and it has been
+quiet for as long as that takes to show."""
 STEADY_RATIO: Final = 0.5
 """How much of all servers that there may be the steady load takes at the most."""
 STEADY_CHANNEL_RATIO: Final = 0.22
 """How much of one server a channel takes then, at the most."""
-STEADY_REPLICATED_RATIO: Final = 0.06
-"""The same where channels are replicated. With more, and as few clients as there are here, what each server carries of
-such a channel is a matter of chance, and no placement is the right one for a policy that divides evenly."""
 STRIKE_S: Final = 0.8
 """Within this time after a plan has begun its leader may be struck."""
 STRUCK_S: Final = (2.5, 6.0)
@@ -354,10 +352,9 @@ class BalancerRun(MovesRun):
         super()._last_move()
         subs = [sub.text for app in self.apps for sub in app.subs]
         receivers = {channel: subs.count(channel) + subs.count(self.pattern) for channel in self.channels}
-        replicated = any(len(entry.placement.servers) > 1 for entry in self.watch.entries.values())
         capacity = self.temper.capacity_bytes_per_s
-        channel_max = capacity * (STEADY_REPLICATED_RATIO if replicated else STEADY_CHANNEL_RATIO)
-        self.load.settle(self.settings.window_s, receivers, channel_max, STEADY_RATIO * SERVERS_MAX * capacity)
+        channel_max, total_max = STEADY_CHANNEL_RATIO * capacity, STEADY_RATIO * SERVERS_MAX * capacity
+        self.load.settle(self.settings.window_s, receivers, channel_max, total_max)
 
     def go_on(self) -> None:
         """Under steady load everything comes to rest, and stays there."""

@@ -110,6 +110,15 @@ def test_a_copy_of_all_publications_costs_cpu_on_every_server() -> None:
     assert divided[0] < 0.1
 
 
+def test_every_server_of_all_publishers_sends_to_all_patterns() -> None:
+    channel = replace(one(4, 1000), pattern_part=np.array([0.5]))
+    assert size_of_share(channel, ROW, ALL_PUBLISHERS, 8, 200.0, 1.0)[0] > 0.5
+    assert degrees(channel, ROW, 0.55, 8, 100.0, 1.0).mode[0] == ALL_SUBSCRIBERS
+    assert degrees(one(4, 1000), ROW, 0.55, 8, 100.0, 1.0).mode[0] == ALL_PUBLISHERS
+    assert spread_evenly(channel, ROW, np.array([8.0]), 8).mode[0] == ALL_SUBSCRIBERS
+    assert spread_evenly(one(4, 1000), ROW, np.array([8.0]), 8).mode[0] == ALL_PUBLISHERS
+
+
 def test_a_channel_is_spread_no_further_than_its_clients_go() -> None:
     wanted = spread_evenly(one(9, 2), ROW, np.array([20.0]), 8)
     assert (wanted.mode[0], wanted.degree[0]) == (ALL_SUBSCRIBERS, 4)

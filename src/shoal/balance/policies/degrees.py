@@ -5,7 +5,7 @@ Owns the arithmetic of replication for the `shoal` policy; no ratio of publicati
 What one of `k` servers carries, at the busiest of them:
 
     all_subscribers    the publications and deliveries of its part of the publishers
-    all_publishers     all publications, and the deliveries of its part of the subscribers
+    all_publishers     all publications, the deliveries of its part of the subscribers, and all deliveries to patterns
 
 Clients keep to one server each, by a number that is random to us: of `n` clients on `k` servers the busiest server has
 about `n/k + sqrt(2 n/k ln k)`. So one publisher cannot be spread by all_subscribers, nor one subscriber by
@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, SINGLE, Channels, Floats, Ints, Modes
+from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, SINGLE, Channels, Floats, Ints, Modes, sent_part
 
 SUBSCRIPTION_PER_S: Final = 0.1
 """What a server has from holding a subscription more, as publications a second: beacons and answers. It decides
@@ -51,8 +51,10 @@ def size_of_share(channels: Channels, rows: Ints, mode: int, degree: int, capaci
         return np.maximum(bytes_out / capacity, (cpu_in + cpu_out) / cpu)
     clients = channels.publishers[rows] if mode == ALL_SUBSCRIBERS else channels.subscribers[rows]
     part = busiest_part(clients, degree)
-    received = cpu_in * part if mode == ALL_SUBSCRIBERS else cpu_in
-    return np.maximum(bytes_out * part / capacity, (received + cpu_out * part) / cpu)
+    if mode == ALL_SUBSCRIBERS:
+        return np.maximum(bytes_out * part / capacity, (cpu_in + cpu_out) * part / cpu)
+    sent = sent_part(part, channels.to_patterns[rows])
+    return np.maximum(bytes_out * sent / capacity, (cpu_in + cpu_out * sent) / cpu)
 
 
 def degrees(channels: Channels, rows: Ints, limit: float, degree_max: int, capacity: float, cpu: float) -> Degrees:
@@ -80,12 +82,14 @@ def degrees(channels: Channels, rows: Ints, limit: float, degree_max: int, capac
 def spread_evenly(channels: Channels, rows: Ints, parts: Floats, degree_max: int) -> Degrees:
     """So many servers that each has one part of a channel, as far as there are clients to divide: two for a server.
 
-    The mode is the one with more clients to divide, or the one that makes less extra work.
+    The mode is the one with more clients to divide, or the one that makes less extra work; not all_publishers, if the
+    copies that patterns would get of each publication weigh as much as the channel itself.
     """
     publishers, subscribers = channels.publishers[rows], channels.subscribers[rows]
     fewer_copies = channels.publications[rows] < SUBSCRIPTION_PER_S * subscribers
     publishers_win = (subscribers > publishers) | ((subscribers == publishers) & fewer_copies)
-    clients = np.maximum(publishers, subscribers)
+    publishers_win &= channels.to_patterns[rows] * (degree_max - 1) < 1.0
+    clients = np.where(publishers_win, subscribers, publishers)
     degree = np.minimum(np.ceil(parts), np.minimum(clients // 2, degree_max)).astype(np.int64).clip(min=1)
     mode = np.where(publishers_win, ALL_PUBLISHERS, ALL_SUBSCRIBERS)
     return Degrees(np.where(degree == 1, SINGLE, mode).astype(np.int8), degree)

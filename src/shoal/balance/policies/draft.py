@@ -10,24 +10,36 @@ from typing import Final
 
 import numpy as np
 
-from shoal.balance.columns import ALL_PUBLISHERS, SINGLE, Bools, Floats, Ints, Placements
+from shoal.balance.columns import ALL_PUBLISHERS, SINGLE, Bools, Floats, Ints, Placements, sent_part
 from shoal.balance.decision import Reason
 from shoal.balance.policies import packing
+from shoal.balance.policies.degrees import busiest_part
 from shoal.balance.policies.estimate import Estimate
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 
 ROUNDS_MAX: Final = 6
 """How often what found no place is put back, and other shares are tried instead."""
+GATHERING: Final = 0.3
+"""How much of the unevenness that must be feared of a replicated channel's clients is reckoned with as it moves: not
+all of its servers have the worst of it."""
 MARGIN: Final = 0.01
 """What a move that does not bring its server to the level must lower the busier server by, as a load ratio."""
 
 
 class Draft:
-    """One attempt at a plan. `takes` says who may receive, `free` which channels may be placed anew."""
+    """One attempt at a plan. `takes` says who may receive, `free` which channels may be placed anew, `bounded` whether
+    servers are given no more than they have room for."""
 
     def __init__(
-        self, situation: Situation, load: Estimate, settings: BalanceSettings, takes: Bools, free: Bools
+        self,
+        situation: Situation,
+        load: Estimate,
+        settings: BalanceSettings,
+        takes: Bools,
+        free: Bools,
+        *,
+        bounded: bool = True,
     ) -> None:
         self.situation = situation
         self.settings = settings
@@ -55,6 +67,8 @@ class Draft:
             load.capacity,
             load.cpu_capacity,
             np.zeros(len(load.capacity), np.int64),
+            load.room_bytes_out.copy() if bounded else np.full(len(load.capacity), np.inf),
+            load.room_cpu.copy() if bounded else np.full(len(load.capacity), np.inf),
         )
         self.replaced: dict[int, tuple[int, tuple[int, ...], Reason]] = {}
         """Channels whose number of servers or mode changes: mode, servers, reason."""
@@ -111,8 +125,27 @@ class Draft:
     def cost(self, row: int, mode: int, degree: int) -> tuple[float, float]:
         """What each of so many servers would carry of a channel: bytes a second, cores."""
         channels, factor = self.situation.channels, self.estimate.growth
-        received = channels.cpu_in[row] / (1 if mode == ALL_PUBLISHERS else degree)
-        return factor * channels.bytes_out[row] / degree, factor * (received + channels.cpu_out[row] / degree)
+        received = sent = 1.0 / degree
+        if mode == ALL_PUBLISHERS:
+            patterns = 0.0 if channels.pattern_part is None else float(channels.pattern_part[row])
+            received, sent = 1.0, sent_part(sent, patterns)
+        cpu = channels.cpu_in[row] * received + channels.cpu_out[row] * sent
+        return factor * channels.bytes_out[row] * sent, factor * cpu
+
+    def coming(self, row: int, mode: int, degree: int) -> tuple[Floats, Floats]:
+        """What comes to each server if a channel has it among so many: bytes a second, cores.
+
+        What a server has of the channel already does not come. That clients do not spread evenly counts in part.
+        """
+        bytes_out, cpu = self.cost(row, mode, degree)
+        channels = self.situation.channels
+        clients = channels.subscribers if mode == ALL_PUBLISHERS else channels.publishers
+        times = 1.0 + GATHERING * (degree * float(busiest_part(clients[row : row + 1], degree)[0]) - 1.0)
+        shares = slice(self.shares.first[row], self.shares.first[row + 1])
+        has_bytes, has_cpu = np.zeros(len(self.load.capacity)), np.zeros(len(self.load.capacity))
+        has_bytes[self.before.servers[shares]] = self.shares.bytes_out[shares]
+        has_cpu[self.before.servers[shares]] = self.shares.cpu[shares]
+        return (times * bytes_out - has_bytes).clip(min=0.0), (times * cpu - has_cpu).clip(min=0.0)
 
     def lift(self, row: int) -> float:
         """Takes a channel off its servers; returns the highest ratio that one of them had."""
@@ -139,6 +172,10 @@ class Draft:
     def settle(self, row: int, mode: int, servers: tuple[int, ...], reason: Reason) -> None:
         """A channel has its new servers: it is not touched again."""
         shares = slice(self.shares.first[row], self.shares.first[row + 1])
+        self.load.arrivals[np.setdiff1d(servers, self.before.servers[shares])] += 1
+        bytes_out, cpu = self.coming(row, mode, len(servers))
+        self.load.room_bytes[list(servers)] -= bytes_out[list(servers)]
+        self.load.room_cpu[list(servers)] -= cpu[list(servers)]
         self.shares.free[shares] = False
         self.shares.host[shares] = self.before.servers[shares]
         self.replaced[row] = (mode, servers, reason)
@@ -174,13 +211,37 @@ class Draft:
             weight = np.maximum(self.shares.bytes_out[chosen] / capacity, self.shares.cpu[chosen] / cpu)
             chosen = chosen[np.argsort(-weight, kind="stable")]
             self.budget -= packing.place(chosen, room, self.takers, self.load, self.shares)
-        stays = self.shares.host == self.before.servers
         untouched = np.ones(len(self.before), np.bool_)
         untouched[list(self.replaced)] = False
-        self.shares.free[:] = stays & self.may_leave & untouched[self.shares.row]
+        may_leave = self.may_leave & untouched[self.shares.row]
+        self._let_go(drained[self.shares.host] & may_leave, room)
+        self.shares.free[:] = (self.shares.host == self.before.servers) & may_leave
         if level is not None and beyond:
             self.budget -= packing.improve(level, MARGIN, self.budget, self.takers, self.load, self.shares, shelves)
         self._shorten(drained)
+
+    def _let_go(self, leaving: Bools, level: float) -> None:
+        """Of the shares that have to leave moves one, the largest, that no server has room for: no other plan would
+        have more for it than this one."""
+        too_large = self.shares.bytes_out > self.estimate.room_bytes_out[self.takers].max()
+        too_large |= self.shares.cpu > self.estimate.room_cpu[self.takers].max()
+        stuck = np.flatnonzero(too_large & leaving)
+        if len(stuck) and self.budget > 0:
+            self.budget -= self._place_anyhow(stuck[np.argsort(-self.sizes()[stuck], kind="stable")][:1], level)
+
+    def _place_anyhow(self, chosen: Ints, level: float) -> int:
+        """Takes shares off their servers and places them below the level, whatever room there is for their coming."""
+        hosts, load = self.shares.host[chosen], self.load
+        np.subtract.at(load.bytes_out, hosts, self.shares.bytes_out[chosen])
+        np.subtract.at(load.cpu, hosts, self.shares.cpu[chosen])
+        bytes_out, cpu = load.bytes_out.copy(), load.cpu.copy()
+        boundless = np.full(len(load.capacity), np.inf)
+        placed = packing.place(
+            chosen, level, self.takers, load._replace(room_bytes=boundless, room_cpu=boundless.copy()), self.shares
+        )
+        load.room_bytes[:] -= load.bytes_out - bytes_out
+        load.room_cpu[:] -= load.cpu - cpu
+        return placed
 
     def _shorten(self, drained: Bools) -> None:
         """Takes drained servers from channels that have every other server already: the others carry their share."""
@@ -205,11 +266,7 @@ class Draft:
         if not len(lost) or not len(self.takers):
             return
         lost = lost[np.argsort(-self.sizes()[lost], kind="stable")]
-        for share in lost.tolist():
-            host = self.shares.host[share]
-            self.load.bytes_out[host] -= self.shares.bytes_out[share]
-            self.load.cpu[host] -= self.shares.cpu[share]
-        packing.place(lost, np.inf, self.takers, self.load, self.shares)
+        self._place_anyhow(lost, np.inf)
         self._shorten(dead)
         self.budget = max(0, self.budget - self.moves)
 

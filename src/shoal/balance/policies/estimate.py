@@ -41,6 +41,9 @@ class Estimate:
     capacity: Floats
     """By host. Dead and silent ones have all the room there is: they are not busy, and nobody puts anything there."""
     cpu_capacity: Floats
+    room_bytes_out: Floats
+    """By host: what one plan may bring to it."""
+    room_cpu: Floats
     takes: Bools
     """Hosts that may receive channels and can carry any."""
     dead: Bools
@@ -75,6 +78,9 @@ def estimate(situation: Situation, settings: BalanceSettings) -> Estimate:
     that sends as much as it can is not believed to be asked for no more. And right after a plan nothing that was
     measured is believed: the window may have seen channels where they were before. Then a host that its channels alone
     do not overload is not relieved, nor given more than it has room for.
+
+    What a plan may bring to a host is `moved_share` of what the host could carry beside its load of now, whatever else
+    leaves it: while channels move, some of their messages go by both ways.
     """
     factor = growth(situation.past_at, situation.past_bytes_out, settings.horizon_s)
     hosts = situation.hosts
@@ -96,14 +102,17 @@ def estimate(situation: Situation, settings: BalanceSettings) -> Estimate:
         room_cpu = (settings.high_ratio * cpu_capacity / factor - model_cpu).clip(min=0.0)
         rest_bytes = np.where(busy, 0.0, np.minimum(rest_bytes.clip(min=0.0), room_bytes))
         rest_cpu = np.where(busy, 0.0, np.minimum(rest_cpu.clip(min=0.0), room_cpu))
+    load_bytes, load_cpu = model_bytes + rest_bytes, model_cpu + rest_cpu
     return Estimate(
         growth=factor,
         bytes_out=bytes_out * factor,
         cpu=cpu * factor,
-        host_bytes_out=(model_bytes + rest_bytes) * factor,
-        host_cpu=(model_cpu + rest_cpu) * factor,
+        host_bytes_out=load_bytes * factor,
+        host_cpu=load_cpu * factor,
         capacity=capacity,
         cpu_capacity=cpu_capacity,
+        room_bytes_out=(settings.fail_ratio * capacity - load_bytes) * settings.moved_share * factor,
+        room_cpu=(cpu_capacity - load_cpu) * settings.moved_share * factor,
         takes=hosts.takes & (hosts.capacity > 0),
         dead=dead,
         silent=silent,

@@ -41,7 +41,7 @@ class Shares(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What each server carries and can carry. The first two change as shares move."""
+    """What each server carries and can carry. All but the capacities change as shares move."""
 
     bytes_out: Floats
     cpu: Floats
@@ -49,6 +49,9 @@ class Load(NamedTuple):
     cpu_capacity: Floats
     arrivals: Ints
     """Shares that each server was given so far."""
+    room_bytes: Floats
+    """What each server may still be given: it falls with every arrival, and no departure makes it more."""
+    room_cpu: Floats
 
 
 class Shelves(NamedTuple):
@@ -123,6 +126,14 @@ def _add(load: Load, shares: Shares, server: int, share: int, sign: float) -> No
 
 
 @kernel
+def _arrive(load: Load, shares: Shares, server: int, share: int) -> None:
+    shares.host[share] = server
+    load.arrivals[server] += 1
+    load.room_bytes[server] -= shares.bytes_out[share]
+    load.room_cpu[server] -= shares.cpu[share]
+
+
+@kernel
 def _has(shares: Shares, share: int, server: int) -> bool:
     """Whether the share's channel has this server already."""
     row = shares.row[share]
@@ -172,7 +183,8 @@ def shed(servers: Ints, levels: Floats, budget: int, load: Load, shares: Shares,
 
 @kernel
 def place(chosen: Ints, level: float, takers: Ints, load: Load, shares: Shares) -> int:
-    """Gives each chosen share, which is on no server, to a taker that it does not bring above the level.
+    """Gives each chosen share, which is on no server, to a taker that it does not bring above the level and that has
+    room for its coming.
 
     Of all such servers it goes to the one that has most room afterwards in what the share needs. A share for which
     there is none goes back. Either way it does not leave again. Returns how many found a place.
@@ -190,7 +202,7 @@ def place(chosen: Ints, level: float, takers: Ints, load: Load, shares: Shares) 
             cpu_ratio = (load.cpu[server] + cpu) / load.cpu_capacity[server]
             if bytes_ratio > level or cpu_ratio > level or (several and _has(shares, share, server)):
                 continue
-            if server == origin:
+            if server == origin or bytes_out > load.room_bytes[server] or cpu > load.room_cpu[server]:
                 continue
             score = bytes_weight * bytes_ratio + cpu_weight * cpu_ratio + COUNT_WEIGHT * load.arrivals[server]
             if score < best_score:
@@ -199,8 +211,7 @@ def place(chosen: Ints, level: float, takers: Ints, load: Load, shares: Shares) 
         if best < 0:
             best = origin
         else:
-            shares.host[share] = best
-            load.arrivals[best] += 1
+            _arrive(load, shares, best, share)
             placed += 1
         _add(load, shares, best, share, 1.0)
     return placed
@@ -228,9 +239,8 @@ def improve(goal: float, margin: float, budget: int, takers: Ints, load: Load, s
             continue
         _add(load, shares, worst, share, -1.0)
         _add(load, shares, target, share, 1.0)
-        shares.host[share] = target
+        _arrive(load, shares, target, share)
         shares.free[share] = False
-        load.arrivals[target] += 1
         moved += 1
     return moved
 
@@ -256,6 +266,8 @@ def _best_move(
         if left >= best:
             continue
         for server in takers:
+            if shares.bytes_out[share] > load.room_bytes[server] or shares.cpu[share] > load.room_cpu[server]:
+                continue
             if server == source or _has(shares, share, server):
                 continue
             bytes_ratio = (load.bytes_out[server] + shares.bytes_out[share]) / load.capacity[server]

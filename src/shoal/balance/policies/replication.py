@@ -17,14 +17,12 @@ from shoal.balance.policies.draft import MARGIN, Draft
 
 STAY: Final = 0.05
 """What a server may be busier than another, as a load ratio, and still keep its share when a channel is replicated."""
-MOVING: Final = 0.25
-"""What a share costs the server that it comes to beside itself, while it does."""
-DIFFUSED: Final = 1.2
+DIFFUSED: Final = 1.5
 """How many times as many servers a channel must get for its share to be made smaller without need."""
 NARROWED: Final = 2
 """Servers that a replicated channel keeps when others are taken from it."""
-MERGED: Final = 0.5
-"""The part of the limit for one share that a share may be after channels were merged: room for the way back."""
+MERGED: Final = 0.35
+"""The part of the safe ratio that a share may be after channels were merged: room for the way back."""
 MERGE_ROOM: Final = 0.9
 """The part of the safe ratio up to which servers are filled by merging."""
 REFUSED_MAX: Final = 50
@@ -38,7 +36,7 @@ def replicate(draft: Draft, limit: float, above: float, level: float) -> None:
     that are least loaded afterwards; a server keeps its share unless another is clearly better.
     """
     rows, wanted = _too_large(draft, limit, above, level)
-    placements, load = draft.before, draft.load
+    placements = draft.before
     for row, mode, degree in zip(rows.tolist(), wanted.mode.tolist(), wanted.degree.tolist(), strict=True):
         if not draft.budget:
             return
@@ -46,18 +44,35 @@ def replicate(draft: Draft, limit: float, above: float, level: float) -> None:
         if degree == 1 or (mode == placements.mode[row] and degree <= len(old)):
             continue
         before = draft.lift(row)
-        servers, worst = _spots(draft, row, mode, degree, old)
-        while worst > level and len(servers) < _degree_useful(draft, row, mode):
-            more, lower = _spots(draft, row, mode, len(servers) + 1, old)
-            if lower >= worst:
-                break
-            servers, worst = more, lower
+        servers, worst = _servers_for(draft, row, mode, degree, old, level)
         if worst >= before:
             draft.put_back(row)
             continue
         draft.put(row, mode, servers)
-        load.arrivals[[server for server in servers if server not in old]] += 1
         draft.settle(row, mode, servers, Reason.REPLICATE)
+
+
+def _servers_for(
+    draft: Draft, row: int, mode: int, degree: int, old: tuple[int, ...], level: float
+) -> tuple[tuple[int, ...], float]:
+    """So many servers for a channel, or more if that brings them to the level, and the highest ratio among them.
+
+    If there is no room for that it is divided as far as can be; if there is none for that either it gets fewer servers,
+    as a first step.
+    """
+    useful = _degree_useful(draft, row, mode)
+    servers, worst = _spots(draft, row, mode, degree, old)
+    while level < worst < np.inf and len(servers) < useful:
+        more, lower = _spots(draft, row, mode, len(servers) + 1, old)
+        if lower >= worst:
+            break
+        servers, worst = more, lower
+    if worst == np.inf and useful > degree:
+        servers, worst = _spots(draft, row, mode, useful, old)
+    while worst == np.inf and degree > len(old) + 1:
+        degree = max(degree // 2, len(old) + 1)
+        servers, worst = _spots(draft, row, mode, degree, old)
+    return servers, worst
 
 
 def _too_large(draft: Draft, limit: float, above: float, level: float) -> tuple[Ints, Degrees]:
@@ -86,18 +101,16 @@ def _degree_useful(draft: Draft, row: int, mode: int) -> int:
     return min(draft.degree_max, int(clients) // 2)
 
 
-def diffuse(draft: Draft, part: float, highest: float) -> None:
+def diffuse(draft: Draft, part: float) -> None:
     """Gives channels so many servers that none has more than `part`, wherever they are: ups and downs even out.
 
-    As far as channels have clients to divide, and if that is clearly more than they have. Nothing else is the
-    matter with them, so only as many are taken as servers can bear to move at a time: none comes above `highest`.
+    As far as channels have clients to divide, and if that is clearly more than they have.
     """
     size = draft.sizes()
     large = np.flatnonzero((size > part) & draft.shares.free)
     rows = draft.shares.row[large[np.argsort(-size[large], kind="stable")]]
     rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
-    wanted, whole = _diffused(draft, rows, part), draft.wholes()
-    moving = np.zeros(len(draft.load.capacity))
+    wanted = _diffused(draft, rows, part)
     refused = 0
     for row, mode, degree in zip(rows.tolist(), wanted.mode.tolist(), wanted.degree.tolist(), strict=True):
         old = draft.before.of(row)
@@ -106,18 +119,12 @@ def diffuse(draft: Draft, part: float, highest: float) -> None:
         if degree < DIFFUSED * len(old):
             continue
         draft.lift(row)
-        servers, _ = _spots(draft, row, mode, degree, old)
-        new = [server for server in servers if server not in old]
-        draft.put(row, mode, servers)
-        extra = MOVING * float(whole[row]) / degree
-        moving[new] += extra
-        if float((draft.ratio + moving)[new].max()) > highest * draft.estimate.growth:
-            moving[new] -= extra
-            draft.put(row, mode, servers, -1.0)
+        servers, worst = _spots(draft, row, mode, degree, old)
+        if worst == np.inf:
             draft.put_back(row)
             refused += 1
             continue
-        draft.load.arrivals[new] += 1
+        draft.put(row, mode, servers)
         draft.settle(row, mode, servers, Reason.REPLICATE)
 
 
@@ -170,17 +177,22 @@ def _diffused(draft: Draft, rows: Ints, part: float) -> Degrees:
 
 
 def _spots(draft: Draft, row: int, mode: int, degree: int, old: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
-    """The servers that would be least loaded with a share of the channel, and the highest ratio among them."""
+    """The servers that would be least loaded with a share of the channel, and the highest ratio among them: infinite
+    if not so many have room for what comes to them."""
     bytes_out, cpu = draft.cost(row, mode, degree)
+    load, takers = draft.load, draft.takers
     after = np.maximum(
-        (draft.load.bytes_out[draft.takers] + bytes_out) / draft.load.capacity[draft.takers],
-        (draft.load.cpu[draft.takers] + cpu) / draft.load.cpu_capacity[draft.takers],
+        (load.bytes_out[takers] + bytes_out) / load.capacity[takers],
+        (load.cpu[takers] + cpu) / load.cpu_capacity[takers],
     )
-    best = np.argsort(after - STAY * np.isin(draft.takers, old), kind="stable")[:degree]
+    come_bytes, come_cpu = draft.coming(row, mode, degree)
+    bears = (come_bytes <= load.room_bytes) & (come_cpu <= load.room_cpu)
+    after = np.where(bears[takers], after, np.inf)
+    best = np.argsort(after - STAY * np.isin(takers, old), kind="stable")[:degree]
     return tuple(draft.takers[best].tolist()), float(after[best].max())
 
 
-def merge(draft: Draft, limit: float) -> None:
+def merge(draft: Draft) -> None:
     """Takes servers from channels for which fewer are plenty; the busiest are freed first."""
     placements, load = draft.before, draft.load
     several = placements.degree[draft.shares.row] > 1
@@ -188,9 +200,8 @@ def merge(draft: Draft, limit: float) -> None:
     if not len(rows):
         return
     capacity, cpu = draft.middle
-    wanted = degrees(
-        draft.situation.channels, rows, MERGED * limit / draft.estimate.growth, draft.degree_max, capacity, cpu
-    )
+    limit = MERGED * draft.settings.safe_ratio / draft.estimate.growth
+    wanted = degrees(draft.situation.channels, rows, limit, draft.degree_max, capacity, cpu)
     level = MERGE_ROOM * draft.settings.safe_ratio
     for row, mode, degree in zip(rows.tolist(), wanted.mode.tolist(), wanted.degree.tolist(), strict=True):
         old = placements.of(row)

@@ -26,8 +26,14 @@ What triggers a plan:
 What has jumped is looked at once more: the window in which a load rises has seen only a part of it, and a plan made for
 that part would be in the way of the next one. A server that is beyond help already does not wait.
 
-It settles: a plan that relieves must lower the highest ratio or the sum of what is above the goal by a margin, one that
-spreads the highest ratio by more, so that under steady load there can be but a few of them.
+A plan must not be the overload itself: it brings to no server more than `moved_share` of what that could carry beside
+its load of now. What does not fit waits for the next plan, and what is too large for that is divided. Only dead
+servers, a channel that nobody has room for on a server that is drained, and a server that would be about to fail
+otherwise are no subject of this.
+
+It settles: a plan that relieves must lower the sum of what is above the goal by a margin, or the highest ratio without
+making more of that sum, one that spreads the highest ratio by more, so that under steady load there can be but a few
+of them.
 """
 
 from __future__ import annotations
@@ -49,24 +55,24 @@ from shoal.balance.situation import Situation
 
 FRESH_WINDOWS: Final = 2
 """Windows after a plan before the next one can be: one of them has then seen nothing but the new placements."""
-SHARE_OF_SAFE: Final = 0.75
-"""What one server may have of a channel that is replicated, as part of the safe ratio: room to grow."""
+SHARE_OF_SAFE: Final = 0.3
+"""What one server may have of a channel that is replicated, as part of the safe ratio: room to grow, and so small that
+a plan can move it."""
 SHARES: Final = (0.2, 0.1, 0.05)
 """Smaller ones that are tried, as load ratios: they find room where large ones push others out."""
 SHARE_ABOVE: Final = 1.5
 """How many times larger than that a share must be before it is made so small."""
-SHARE_WHEN_FULL: Final = 0.01
+SHARE_WHEN_FULL: Final = 0.05
 """The same when servers are full and there can be no more: what each channel does from moment to moment then matters,
 and evens out over many small shares."""
-FULL_WHILE_MOVING: Final = 1.05
-"""The load ratio that no server may come to while shares are made that small."""
-NEAR_BOUND: Final = 1.01
+NEAR_BOUND: Final = 1.02
 """How near to the bound servers are brought at the most."""
-OFF_BOUND: Final = 1.03
-"""How far from the bound a server is when it is relieved though all are above the high ratio."""
-FAR_OFF_BOUND: Final = 1.10
+OFF_BOUND: Final = 1 / 3
+"""The part of the way from the bound to the fail ratio at which a server is relieved though all are above the high
+ratio. It is brought back to nearly the bound, and left alone until it has come as far again."""
+FAR_OFF_BOUND: Final = 2 / 3
 """The same, soon after a plan."""
-SPREAD_MIN: Final = 0.10
+SPREAD_MIN: Final = 0.15
 """By how much the highest load ratio must fall for a plan that only spreads."""
 BALANCE_LASTS_H: Final = 1 / 12
 """For how long a balance is worth something: then the load is another one."""
@@ -100,7 +106,7 @@ def decide(situation: Situation, settings: BalanceSettings) -> Decision:
         return words.decision(case.empty(), sizing)
     draft = case.draft()
     if case.calm and not draft.moves and not len(sizing.drain) and case.bound < settings.grow_ratio:
-        replication.merge(draft, case.share_max)
+        replication.merge(draft)
     stuck = case.overloaded and draft.budget > 0 and draft.excess(case.goal) > MARGIN
     if stuck and case.bound > settings.grow_ratio and not sizing.add and not situation.pool.adding:
         sizing = grown(situation, load, settings, least=1)
@@ -134,8 +140,15 @@ class _Case:
     @property
     def goal(self) -> float:
         """The load ratio above which a server is relieved: soon after a plan only if it is beyond help otherwise."""
-        usual = max(self.settings.high_ratio, OFF_BOUND * self.bound)
-        return max(usual, BEYOND_HELP, FAR_OFF_BOUND * self.bound) if self.waiting else usual
+        return max(self.settings.high_ratio, self._dire if self.waiting else self._off_bound(OFF_BOUND))
+
+    @property
+    def _dire(self) -> float:
+        """The load ratio above which a server does not wait: it may fail soon."""
+        return max(BEYOND_HELP, self._off_bound(FAR_OFF_BOUND))
+
+    def _off_bound(self, part: float) -> float:
+        return self.bound + part * max(0.0, self.settings.fail_ratio - self.bound)
 
     @property
     def level(self) -> float:
@@ -167,29 +180,36 @@ class _Case:
     def draft(self) -> Draft:
         """The plan that costs least; an empty one if none is worth it.
 
-        Channels that should rest are moved only if servers are beyond help otherwise.
+        Channels that should rest are moved only if servers are beyond help otherwise, and servers given more than they
+        have room for only if one would be about to fail.
         """
         settled = self.situation.at_s - self.situation.moved_at >= self.settings.settle_s
         shelved = self.empty(settled).shelved()
-        draft = self._attempt(settled, self.share_max, self.settings.safe_ratio, shelved)
+        now = float(self.load.ratio.max(initial=0.0)) / self.load.growth
+        bounded = now < self.settings.fail_ratio
+        draft = self._attempt(settled, self.share_max, self.settings.safe_ratio, shelved, bounded=bounded)
         if not self.overloaded:
             return draft if self._spreads(draft) else self.empty(settled)
-        draft = self._finest(draft, settled, shelved)
+        if not self.coming or now >= BEYOND_HELP:
+            draft = self._finest(draft, settled, shelved, bounded=bounded)
         if float(draft.ratio.max()) / self.load.growth >= BEYOND_HELP and not settled.all():
-            draft = self._finest(draft, np.ones_like(settled), shelved)
+            draft = self._finest(draft, np.ones_like(settled), shelved, bounded=bounded)
+        if bounded and float(draft.ratio.max()) / self.load.growth >= self._dire:
+            draft = self._finest(draft, np.ones_like(settled), shelved, bounded=False)
         empty = self.empty(settled)
         relief = empty.excess(self.goal) - draft.excess(self.goal)
-        return draft if max(relief, float(empty.ratio.max() - draft.ratio.max())) >= MARGIN else empty
+        lowers = float(empty.ratio.max() - draft.ratio.max()) >= MARGIN and relief > -MARGIN
+        return draft if relief >= MARGIN or lowers else empty
 
-    def _finest(self, draft: Draft, free: Bools, shelved: _Shelved) -> Draft:
+    def _finest(self, draft: Draft, free: Bools, shelved: _Shelved, *, bounded: bool = True) -> Draft:
         """This one, or one with smaller shares of the large channels, whichever costs less."""
-        others = [self._attempt(free, share, SHARE_ABOVE * share, shelved) for share in SHARES]
+        others = [self._attempt(free, share, SHARE_ABOVE * share, shelved, bounded=bounded) for share in SHARES]
         return min((draft, *others), key=self._cost)
 
-    def empty(self, free: Bools | None = None) -> Draft:
+    def empty(self, free: Bools | None = None, *, bounded: bool = True) -> Draft:
         """A draft in which nothing moves but what is on dead servers."""
         free = np.ones(len(self.situation.channels), np.bool_) if free is None else free
-        draft = Draft(self.situation, self.load, self.settings, self.sizing.takes, free)
+        draft = Draft(self.situation, self.load, self.settings, self.sizing.takes, free, bounded=bounded)
         draft.rescue()
         return draft
 
@@ -203,11 +223,11 @@ class _Case:
         """Whether a draft without overload is worth it: what it moves for balance alone must lower the maximum."""
         return not draft.balanced or float(self.load.ratio.max() - draft.ratio.max()) >= SPREAD_MIN / 2.0
 
-    def _attempt(self, free: Bools, share: float, above: float, shelved: _Shelved) -> Draft:
-        draft = self.empty(free)
+    def _attempt(self, free: Bools, share: float, above: float, shelved: _Shelved, *, bounded: bool = True) -> Draft:
+        draft = self.empty(free, bounded=bounded)
         replication.replicate(draft, share, above, self.level)
         if self.full and not self.waiting:
-            replication.diffuse(draft, SHARE_WHEN_FULL, FULL_WHILE_MOVING)
+            replication.diffuse(draft, SHARE_WHEN_FULL)
         shelves, size = shelved
         level = self._level(draft, shelves, size)
         drained = ~self.sizing.takes & ~self.load.silent & ~self.load.dead

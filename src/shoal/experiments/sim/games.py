@@ -7,13 +7,13 @@ own capacity, so that the bound is near 1,050 players in all of them: what diffe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
 from shoal.balance.settings import BalanceSettings
-from shoal.sim.flow import Models, PoolModel, ServerModel
+from shoal.sim.flow import Models, MoveModel, PoolModel, ServerModel
 from shoal.sim.flow.workloads import RGameMap, Walk
 
 SERVERS_MAX: Final = 8
@@ -28,6 +28,8 @@ class Game:
     words: str
     map: RGameMap
     capacity_bytes_per_s: float
+    forward_share: float = MoveModel().forward_share
+    """What of a channel's load is forwarded while it moves: next to nothing by our protocol, all by the paper's."""
 
     @property
     def models(self) -> Models:
@@ -40,7 +42,8 @@ class Game:
             connection_buffer_bytes=1e6,
             output_buffer_bytes=8e6,
         )
-        return Models(server=server, pool=PoolModel(servers_max=SERVERS_MAX))
+        moves = MoveModel(forward_share=self.forward_share)
+        return Models(server=server, moves=moves, pool=PoolModel(servers_max=SERVERS_MAX))
 
 
 PAPER_GAME: Final = Game(
@@ -49,8 +52,15 @@ PAPER_GAME: Final = Game(
     RGameMap(5, Walk(speed_per_s=WALK.speed_per_s, towns=6, town_share=0.3)),
     4.1e6,
 )
+FORWARDING_GAME: Final = replace(
+    PAPER_GAME,
+    name="forwarding",
+    words="as `paper`, but all that moves is forwarded for a second, both ways, as the paper's moves do",
+    forward_share=1.0,
+)
 GAMES: Final = (
     PAPER_GAME,
+    FORWARDING_GAME,
     Game("coarse", "4x4 tiles, random waypoints", RGameMap(4, WALK), 5.6e6),
     Game("medium", "8x8 tiles, random waypoints", RGameMap(8, WALK), 1.55e6),
     Game("fine", "12x12 tiles, random waypoints", RGameMap(12, WALK), 0.74e6),
