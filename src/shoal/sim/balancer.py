@@ -46,8 +46,8 @@ channel as it is for 30 s, as its authors did, and only then knows whether it mu
 REST_WINDOWS: Final = 5
 """For so many windows it is watched that this is so."""
 STEADY_WINDOWS_MAX: Final = 80
-"""By then the last plan has been made, whatever had to be moved, merged and drained one after the other, and it has been
-quiet for as long as that takes to show."""
+"""By then the last plan has been made, whatever had to be moved, merged and drained one after the other, and it has
+been quiet for as long as that takes to show."""
 STEADY_RATIO: Final = 0.5
 """How much of all servers that there may be the steady load takes at the most."""
 STEADY_CHANNEL_RATIO: Final = 0.22
