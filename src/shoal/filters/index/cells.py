@@ -26,11 +26,9 @@ from shoal.wire.rawbytes import kernel, part
 FIRST_CELL: Final = 1
 """0 is the cell of an event without the attribute."""
 EDGES_MAX: Final = 253
-LAST_CELL: Final = 255
 COARSE_SHIFT: Final = 5
 COLUMNS: Final = 4
 """Byte columns: b low, b high, a low, a high."""
-NO_ATTRIBUTE: Final = -1
 
 _SAMPLES_MAX: Final = 1 << 16
 _BOUNDS_MAX: Final = 64

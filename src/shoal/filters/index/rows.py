@@ -37,7 +37,6 @@ BAD_NUMBER: Final = -2
 
 _TWO_63: Final = 9223372036854775808.0
 _TWO_64: Final = 18446744073709551616.0
-_INT_MAX: Final = whole(9223372036854775807)
 
 
 @part
@@ -181,7 +180,7 @@ def read_event(
 ) -> int:
     """Reads one event into a row; how many attributes that the index knows are `present`, or a negative code.
 
-    `names` and `strings` are (data, ends, slots) of their tables. The row must be clean: `clear_row` after use.
+    `names` and `strings` are (data, ends, slots) of their tables. The row must be clean.
     """
     spare = len(kinds) - 1  # for attributes that nobody asks for
     count, at = count_header(data, at, end, 0x80, 0x8F, 0xDE)
@@ -212,10 +211,3 @@ def read_event(
         return BAD_EVENT
     kinds[spare] = ABSENT
     return found
-
-
-@part
-def clear_row(kinds: Any, present: Any, found: int) -> None:
-    """Makes the row clean for the next event."""
-    for i in range(found):
-        kinds[present[i]] = ABSENT
