@@ -103,7 +103,10 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def address(self, server: str) -> ServerAddress | None:
         """Where a server listens; None if it is not a member."""
-        return next((member for member in self.servers if member.id == server), None)
+        cached: dict[str, ServerAddress] | None = self.__dict__.get("addresses")
+        if cached is None:
+            cached = self.__dict__["addresses"] = {member.id: member for member in self.servers}
+        return cached.get(server)
 
     @property
     def ids(self) -> tuple[str, ...]:

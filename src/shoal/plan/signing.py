@@ -1,11 +1,14 @@
 """Signatures on rings and plan entries, so that nobody but the holder of the cluster's key can move a channel.
 
 Owns the signed form. Entries pass through agents, inboxes and caches that are not trusted; what arrives is believed
-because of its signature (Ed25519 over kind and body), wherever it came from.
+because of its signature (Ed25519 over kind and body), wherever it came from. A signature costs more than all the rest
+of a control message, and the same entry comes from several servers and to several clients of a process; so what has
+been found genuine is remembered, byte for byte, by the process.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
@@ -21,6 +24,10 @@ T = TypeVar("T")
 
 _RING: Final = b"shoal ring"
 _ENTRY: Final = b"shoal entry"
+OPENED_MAX: Final = 4096
+"""Genuine entries that a process remembers, the latest ones; some hundred bytes each."""
+KEYS_MAX: Final = 64
+"""The same of clusters' keys, and of rings, which are larger and change less."""
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
@@ -72,35 +79,50 @@ class Verifier:
     """Holds the cluster's public key and opens what was signed."""
 
     def __init__(self, public: bytes) -> None:
-        self._key = Ed25519PublicKey.from_public_bytes(public)
+        _key(public)  # says at once if that is no key
+        self._public = public
 
     def ring(self, data: bytes) -> Ring:
         """The ring in `data`; ForgedEntryError if the cluster did not sign it."""
-        ring = self._open(_RING, data, _ring_decoder)
-        if not ring.homes or len(set(ring.ids)) != len(ring.ids):
-            raise ForgedEntryError("a signed ring has no home for channels, or a server twice; it is refused")
-        return ring
+        return _open_ring(self._public, data)
 
     def entry(self, data: bytes) -> Entry:
         """The plan entry in `data`; ForgedEntryError if the cluster did not sign it."""
-        entry = self._open(_ENTRY, data, _entry_decoder)
-        try:
-            _check(entry)
-        except ValueError as error:
-            raise ForgedEntryError(f"a signed entry cannot be: {error}") from error
-        return entry
+        return _open_entry(self._public, data)
 
-    def _open(self, kind: bytes, data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
-        try:
-            signed = _signed_decoder.decode(data)
-            if signed.kind != kind:
-                raise ForgedEntryError(f"expected a {kind.decode()}, got something else; it is refused")
-            self._key.verify(signed.signature, kind + b"\0" + signed.body)
-            return decoder.decode(signed.body)
-        except (msgspec.DecodeError, ValueError, RecursionError, InvalidSignature) as error:
-            raise ForgedEntryError(
-                "a ring or plan entry does not carry this cluster's signature; it is refused"
-            ) from error
+
+@lru_cache(maxsize=KEYS_MAX)
+def _key(public: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(public)
+
+
+@lru_cache(maxsize=KEYS_MAX)
+def _open_ring(public: bytes, data: bytes) -> Ring:
+    ring = _open(public, _RING, data, _ring_decoder)
+    if not ring.homes or len(set(ring.ids)) != len(ring.ids):
+        raise ForgedEntryError("a signed ring has no home for channels, or a server twice; it is refused")
+    return ring
+
+
+@lru_cache(maxsize=OPENED_MAX)
+def _open_entry(public: bytes, data: bytes) -> Entry:
+    entry = _open(public, _ENTRY, data, _entry_decoder)
+    try:
+        _check(entry)
+    except ValueError as error:
+        raise ForgedEntryError(f"a signed entry cannot be: {error}") from error
+    return entry
+
+
+def _open(public: bytes, kind: bytes, data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    try:
+        signed = _signed_decoder.decode(data)
+        if signed.kind != kind:
+            raise ForgedEntryError(f"expected a {kind.decode()}, got something else; it is refused")
+        _key(public).verify(signed.signature, kind + b"\0" + signed.body)
+        return decoder.decode(signed.body)
+    except (msgspec.DecodeError, ValueError, RecursionError, InvalidSignature) as error:
+        raise ForgedEntryError("a ring or plan entry does not carry this cluster's signature; it is refused") from error
 
 
 def _check(entry: Entry) -> None:

@@ -26,7 +26,7 @@ from shoal.plan.entry import Entry
 from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY, entry_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signing import Signer, Verifier
 from shoal.sim.agent_actor import AgentActor
 from shoal.sim.app import App
 from shoal.sim.checkers import Expectations, Verdict, judge
@@ -43,7 +43,6 @@ from shoal.sim.redis_node import RedisNode
 from shoal.sim.settled import check_settled
 from shoal.sim.shape import Shape
 from shoal.sim.stranger import Stranger
-from shoal.sim.verifying import RunVerifier
 from shoal.sim.world import World
 
 BEGIN_S: Final = 3.0
@@ -91,7 +90,7 @@ class Scenario:
         self.peace_s = 0.0
         """How long faults leave the run alone at first."""
         self.signer = Signer(rng.randbytes(32))
-        self.verifier = RunVerifier(self.signer.public)
+        self.verifier = Verifier(self.signer.public)
         self.book = PlanBook(self.verifier)
         self.coordinator = ModelCoordinator(self.network, options=self.coordinator_options())
         self.channels = [f"c.{index}" for index in range(shape.channels)]
