@@ -127,7 +127,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # -- Words, leases, handshake ----------------------------------------------------------------------------
 
     word_interval_s: float = 0.5
-    """How often an agent gives its word on its server that it holds the lease."""
+    """How often an agent gives its word on its server that it holds the lease: after this time at the latest."""
 
     server_lease_s: float = 3.0
     """For how long an agent may vouch for its server after it asked the coordinator, and for how long the ring waits

@@ -23,6 +23,7 @@ from tests.support.core_driver import (
     ring,
 )
 
+from shoal.channels.agent_core import WORD_SPREAD
 from shoal.channels.states import Agent
 from shoal.errors import ProtocolError
 from shoal.limits import DEFAULT_LIMITS
@@ -97,6 +98,24 @@ def test_the_word_is_given_again_and_again() -> None:
     assert [word.number for word in words] == list(range(words[0].number, words[0].number + 4))
     assert {(word.server, word.agent, word.granted, word.ring_version) for word in words} == {("s1", AGENT, True, 3)}
     assert all(first.lease_ms > second.lease_ms for first, second in itertools.pairwise(words))
+
+
+def test_agents_that_began_together_do_not_speak_together_for_ever() -> None:
+    interval_s = DEFAULT_LIMITS.word_interval_s
+    spoken: list[list[float]] = []
+    for instance in (1, 2):
+        driver = AgentDriver(instance=instance)
+        driver.open()
+        times: list[float] = []
+        while len(times) < 20:
+            driver.advance(0.001)
+            times += [driver.now] * len(driver.words())
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        assert max(gaps) <= interval_s + 0.002
+        assert min(gaps) >= interval_s * (1 - WORD_SPREAD) - 0.002
+        spoken.append(times)
+    together = sum(first == second for first, second in zip(*spoken, strict=True))
+    assert together <= 2  # the first one, and hardly another
 
 
 def test_a_word_says_which_of_its_own_words_came_back() -> None:

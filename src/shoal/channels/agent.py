@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import secrets
 import signal
 import threading
@@ -360,10 +361,13 @@ def run_agent(options: AgentOptions) -> None:
 
 
 def _load() -> None:
-    """What takes long: the compiled loops and Arrow."""
+    """What takes long: the compiled loops and Arrow. It stays for ever, so no later collection looks at it: that took
+    100 ms, in which the agent helped nobody."""
     from shoal.channels import analyzer, serving  # noqa: F401
 
     analyzer.warm_up()
+    gc.collect()
+    gc.freeze()
 
 
 def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from random import Random
+from typing import Any, Final
 
 from shoal.channels import states
 from shoal.channels.agent_counters import AgentCounters
@@ -40,6 +41,9 @@ from shoal.wire.envelope import AGENT_CHANNEL, ENDED, RESERVED_PREFIX, WORD_CHAN
 
 Handler = Callable[[Any, float], None]
 
+WORD_SPREAD: Final = 0.25
+"""The part of `word_interval_s` by which a word may come earlier."""
+
 
 class AgentCore:
     """One agent. `instance` is a random number that tells this process from the ones before it."""
@@ -55,6 +59,7 @@ class AgentCore:
     ) -> None:
         self.server = server
         self.instance = instance
+        self._random = Random(instance)
         self.scanner = scanner
         self.book = book
         self.limits = limits
@@ -176,8 +181,9 @@ class AgentCore:
         return int(1000 * self.lease.remaining_s(self.book.ring, now))
 
     def _speak(self, now: float) -> None:
-        """Gives the agent's word, as long as it can."""
-        self.timers.set("word", now + self.limits.word_interval_s)
+        """Gives the agent's word, as long as it can. All clients of a server answer at once, so agents that were begun
+        together are not to speak together for ever."""
+        self.timers.set("word", now + self.limits.word_interval_s * (1 - WORD_SPREAD * self._random.random()))
         lease_ms = self._lease_ms(now)
         granted = self.lease.is_granted(now)
         self.counters.words += 1
