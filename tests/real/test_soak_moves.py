@@ -71,16 +71,22 @@ SUBSCRIBED: list[Line] = [["sub", 1, "c", False, 3, False, 0.1], ["force", 1, 0.
 GOT: list[Line] = [["got", 1, 1.5, 1, "c", 7, 1], ["got", 1, 2.25, 2, "c", 7, 2]]
 
 
-def test_a_delivery_counts_by_whether_any_channel_was_in_motion_at_its_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("channel", "counts"), [("other", (1, 1, 0)), ("c", (1, 0, 1))])
+def test_a_delivery_counts_by_what_was_in_motion_at_its_time(
+    tmp_path: Path, channel: str, counts: tuple[int, int, int]
+) -> None:
     moves: list[Line] = [
-        ["ask", "other", "single", ["s2"], True, 2.0],
-        ["phase", "other", "end", 9, 5, "single", ["s2"], [], 2.5],
+        ["ask", channel, "single", ["s2"], True, 2.0],
+        ["phase", channel, "end", 9, 5, "single", ["s2"], [], 2.5],
+        ["busy", 0.4, 1.9],
+        ["busy", 0.95, 2.1],
     ]
     report = judged(tmp_path, moves, [], SUBSCRIBED + GOT).check()
     assert report.violations == []
-    assert (report.quiet.count, report.moving.count) == (1, 1)
+    assert (report.quiet.count, report.beside.count, report.moved.count) == counts
     assert report.quiet.highest_s == 0.5
-    assert report.moving.highest_s == 0.25
+    assert max(report.beside.highest_s, report.moved.highest_s) == 0.25
+    assert (report.free_quiet.count, report.free_moving.count) == (1, 0)
     assert (report.movements.asked, report.movements.ended) == (1, 1)
 
 

@@ -10,7 +10,7 @@ from shoal.plan.entry import Phase
 from shoal.plan.placement import Mode
 from shoal.sim.history import Published, SubscriberRecord
 from shoal.soak.movements import MoveReader
-from shoal.soak.records import Asked, Phased, PlainGot, PlainPublished, PlainSubscribed, Shut, Stayed, Told
+from shoal.soak.records import Asked, Busy, Phased, PlainGot, PlainPublished, PlainSubscribed, Shut, Stayed, Told
 
 
 def test_control_messages_are_counted_by_the_kind_of_their_move() -> None:
@@ -81,3 +81,18 @@ def test_what_is_open_and_what_was_closed_is_told() -> None:
     assert found.open == ["c: nobody answers"]
     assert found.subscriptions_closed == 1
     assert found.lazy.per_move_and_client is None
+
+
+def test_it_is_known_who_was_in_motion_and_when_processors_were_the_limit() -> None:
+    reader = MoveReader()
+    for channel, begin in (("a", 1.0), ("b", 2.0)):
+        reader.take(Asked(channel, Mode.SINGLE, ("s2",), False, begin))
+        reader.take(Phased(channel, Phase.END, 7, 4, Mode.SINGLE, ("s2",), (), begin + 1.5))
+    for at, share in ((0.5, 0.4), (1.0, 0.4), (1.5, 0.95), (2.0, 1.0), (2.5, 0.6), (3.0, 0.9)):
+        reader.take(Busy(share, at))
+    reader.begin_deliveries()
+    assert [reader.in_motion(at) for at in (0.9, 1.1, 2.9, 3.6)] == [False, True, True, False]
+    assert [reader.in_motion(at, "a") for at in (1.1, 2.9)] == [True, False]
+    assert not reader.in_motion(1.1, "c")
+    saturated = {(0.6, 0.9), (0.6, 1.2), (0.9, 2.1), (1.2, 1.3), (1.9, 2.4), (2.1, 2.4), (2.4, 2.6)}
+    assert {time for time in saturated if not reader.is_saturated(*time)} == {(0.6, 0.9), (2.1, 2.4)}

@@ -242,7 +242,11 @@ def _fate_rows(facts: dict[str, Any]) -> dict[str, str]:
         "closed by moves": f"{facts['subscriptions_closed']} subscriptions",
         "latency, quiet": _latency(facts["latency_ms"]["quiet"]),
         "latency, moving": _latency(facts["latency_ms"]["moving"]),
-        "p99.9 difference": f"{facts['latency_p999_difference_ms']} ms",
+        "latency, channels that moved": _latency(facts["latency_ms"]["moved"]),
+        "latency, others meanwhile": _latency(facts["latency_ms"]["beside"]),
+        "p99.9 difference": f"{facts['latency_p999_difference_ms']} ms while any channel moved; "
+        f"{facts['latency_p999_free_difference_ms']} ms where processors were not the limit; "
+        f"{facts['latency_p999_moved_difference_ms']} ms for channels that moved, by others meanwhile",
         "processors": f"{facts['cpu_share']['quiet']} (quiet), {facts['cpu_share']['moving']} (moving) of all",
     }
 

@@ -57,8 +57,14 @@ class Report(msgspec.Struct):
     exercised: dict[str, int] = {}
     quiet: Histogram = msgspec.field(default_factory=Histogram)
     """Times from publishing to delivery while no channel was in motion."""
-    moving: Histogram = msgspec.field(default_factory=Histogram)
-    """Those of deliveries while any channel was."""
+    beside: Histogram = msgspec.field(default_factory=Histogram)
+    """Those of deliveries on channels at rest, while others were in motion: processors are as busy as for those."""
+    moved: Histogram = msgspec.field(default_factory=Histogram)
+    """Those of deliveries on channels that were in motion themselves."""
+    free_quiet: Histogram = msgspec.field(default_factory=Histogram)
+    """Those of `quiet` during which processors were never the limit."""
+    free_moving: Histogram = msgspec.field(default_factory=Histogram)
+    """The same of `beside` and `moved`."""
     movements: Movements = msgspec.field(default_factory=Movements)
     balance: Balance = msgspec.field(default_factory=Balance)
     subscriptions: int = 0
@@ -76,7 +82,10 @@ class Checker:
         self._moves = MoveReader()
         self._balance = BalanceReader()
         self._quiet = Histogram()
-        self._moving = Histogram()
+        self._beside = Histogram()
+        self._moved = Histogram()
+        self._free_quiet = Histogram()
+        self._free_moving = Histogram()
         self._verdicts: list[Verdict] = []
         self._subscriptions = 0
 
@@ -182,8 +191,7 @@ class Checker:
                 sub.handed.append(Handed(record.at, message))
                 published = self._history.messages.get(record.number)
                 if published is not None and not slow and published.called_at >= sub.called_at:
-                    histogram = self._moving if self._moves.in_motion(record.at) else self._quiet
-                    histogram.add(record.at - published.called_at)
+                    self._time(channel, published.called_at, record.at)
             case records.Missed():
                 gap = Gap(record.channel, record.publisher, record.first, record.last, record.reason)
                 sub.handed.append(Handed(record.at, gap))
@@ -191,6 +199,17 @@ class Checker:
                 sub.in_force_at = record.at
             case records.Left():
                 sub.ended_at = record.at
+
+    def _time(self, channel: str, sent_at: float, at: float) -> None:
+        """Files how long a message took."""
+        moves = self._moves
+        moving = moves.in_motion(at)
+        histogram = self._quiet
+        if moving:
+            histogram = self._moved if moves.in_motion(at, channel) else self._beside
+        histogram.add(at - sent_at)
+        if not moves.is_saturated(sent_at, at):
+            (self._free_moving if moving else self._free_quiet).add(at - sent_at)
 
     def _lines(self, path: Path) -> Iterator[records.Record]:
         """The lines of a log; what is not about messages is taken on the way."""
@@ -238,7 +257,10 @@ class Checker:
             violations=self._violations[:VIOLATIONS_MAX],
             exercised=dict(self._counts),
             quiet=self._quiet,
-            moving=self._moving,
+            beside=self._beside,
+            moved=self._moved,
+            free_quiet=self._free_quiet,
+            free_moving=self._free_moving,
             movements=movements,
             balance=self._balance.sum_up(),
             subscriptions=self._subscriptions,

@@ -24,7 +24,8 @@ from shoal.plan.signing import Verifier
 from shoal.soak.ledger import Ledger, Move
 from shoal.soak.records import Asked, Busy, Counted, Dropped, Log, Noted, Phased, Stayed, Wrong
 
-SAMPLE_S: Final = 0.25
+SAMPLE_S: Final = 0.05
+"""How often it looks how busy the machine is: as long as the slowest messages take. Five ticks of its clock."""
 
 
 class Following:

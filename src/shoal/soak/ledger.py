@@ -143,10 +143,11 @@ class Ledger:
         index = bisect_right([move.version for move in moves], revision)
         return moves[index - 1] if index else None
 
-    def motions(self) -> list[tuple[float, float]]:
-        """The times in which any channel was in motion, in order and without overlaps."""
+    def motions(self, channel: str | None = None) -> list[tuple[float, float]]:
+        """The times in which a channel, or any at all, was in motion, in order and without overlaps."""
         found: list[tuple[float, float]] = []
-        for begin, end in sorted((move.asked_at, move.still_at or math.inf) for move in self.moves):
+        moves = self.moves if channel is None else self._of.get(channel, ())
+        for begin, end in sorted((move.asked_at, move.still_at or math.inf) for move in moves):
             if found and begin <= found[-1][1]:
                 found[-1] = found[-1][0], max(end, found[-1][1])
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -18,6 +19,8 @@ from shoal.soak import records
 from shoal.soak.ledger import Fate, Ledger
 from shoal.soak.shape import IDLE_PREFIX
 
+SATURATED: Final = 0.9
+"""From this share of all processors on they are the limit."""
 ANSWERED: Final = ("hello", "hello to publish")
 """Words that an agent answers, so that they cost two messages."""
 
@@ -94,7 +97,7 @@ class Movements(msgspec.Struct):
     idle_notices: int = 0
     """Notices to clients about channels on which nobody speaks, and which move lazily."""
     busy_quiet: list[float] = []
-    """How busy the machine was while no channel was in motion, four times a second."""
+    """How busy the machine was while no channel was in motion, at each look."""
     busy_moving: list[float] = []
     """The same while any channel was."""
 
@@ -120,8 +123,10 @@ class MoveReader:
         self.shut: list[str] = []
         self._stayed: list[str] = []
         self._busy: list[records.Busy] = []
-        self._motions: list[float] = []
-        """When motion began, ended, began again, and so on."""
+        self._saturated: list[float] = []
+        """When processors began to be the limit, ended to be it, and so on."""
+        self._motions: dict[str | None, list[float]] = {}
+        """When a channel's motion, or by None that of any, began, ended, began again, and so on."""
         self._told: list[records.Told] = []
         self._helloed: set[tuple[str, int]] = set()
         self.foreign = Foreign()
@@ -152,11 +157,21 @@ class MoveReader:
 
     def begin_deliveries(self) -> None:
         """All lines about moves were taken: from now on it is known when anything was in motion."""
-        self._motions = [at for motion in self.ledger.motions() for at in motion]
+        for channel in (None, *{move.channel for move in self.ledger.moves}):
+            self._motions[channel] = [at for motion in self.ledger.motions(channel) for at in motion]
 
-    def in_motion(self, at: float) -> bool:
-        """Whether any channel was in motion then."""
-        return bisect_right(self._motions, at) % 2 == 1
+        for before, busy in pairwise(self._busy):
+            if busy.share >= SATURATED:
+                self._saturated += (before.at, busy.at)
+
+    def is_saturated(self, begin: float, end: float) -> bool:
+        """Whether processors were the limit at any moment of a time."""
+        first, last = bisect_right(self._saturated, begin), bisect_right(self._saturated, end)
+        return first % 2 == 1 or first != last
+
+    def in_motion(self, at: float, channel: str | None = None) -> bool:
+        """Whether a channel, or any at all, was in motion then."""
+        return bisect_right(self._motions.get(channel, ()), at) % 2 == 1
 
     def sum_up(self, messages: Iterable[Published]) -> Movements:
         """The sums; `messages` are all that were published."""

@@ -16,6 +16,7 @@ from shoal.limits import Limits
 from shoal.soak.checker import Report, Severity
 from shoal.soak.corners import wanted_corners
 from shoal.soak.faults import FaultPlan
+from shoal.soak.histogram import Histogram
 
 OPEN_TOLD_MAX: Final = 20
 """Moves that did not end of which the facts say why; the rest is counted."""
@@ -75,8 +76,8 @@ class BaseOutcome(ABC):
         for name in _SUMS:
             setattr(total, name, getattr(total, name) + getattr(report, name))
         total.violations = total.violations + report.violations
-        total.quiet.merge(report.quiet)
-        total.moving.merge(report.moving)
+        for name in ("quiet", "beside", "moved", "free_quiet", "free_moving"):
+            getattr(total, name).merge(getattr(report, name))
         total.movements.add(report.movements)
         self.exercised.update(report.exercised)
 
@@ -123,9 +124,24 @@ class BaseOutcome(ABC):
         }
 
     def move_facts(self) -> dict[str, Any]:
-        """What became of moves, and what they cost those who were not concerned."""
-        moved, quiet, moving = self.report.movements, self.report.quiet, self.report.moving
-        before, during = quiet.percentile_s(0.999), moving.percentile_s(0.999)
+        """What became of moves, and what they cost in latency.
+
+        Everybody, while any channel moved, by what it was in quiet time; the same without the messages during which
+        processors were the limit; and channels that moved by others at the same time, for whom they were as busy.
+        """
+        report = self.report
+        moved = report.movements
+        moving = Histogram()
+        moving.merge(report.beside)
+        moving.merge(report.moved)
+        latencies = {
+            "quiet": report.quiet,
+            "moving": moving,
+            "moved": report.moved,
+            "beside": report.beside,
+            "free_quiet": report.free_quiet,
+            "free_moving": report.free_moving,
+        }
         return {
             "moves_ended": moved.ended,
             "moves_replaced": moved.replaced,
@@ -133,13 +149,10 @@ class BaseOutcome(ABC):
             "moves_open": len(moved.open),
             "moves_open_why": moved.open[:OPEN_TOLD_MAX],
             "subscriptions_closed": moved.subscriptions_closed,
-            "latency_ms": {
-                "quiet": {"deliveries": quiet.count, **quiet.summary_ms()},
-                "moving": {"deliveries": moving.count, **moving.summary_ms()},
-            },
-            "latency_p999_difference_ms": (
-                None if before is None or during is None else round((during - before) * 1000, 3)
-            ),
+            "latency_ms": {name: {"deliveries": one.count, **one.summary_ms()} for name, one in latencies.items()},
+            "latency_p999_difference_ms": _difference_ms(report.quiet, moving),
+            "latency_p999_free_difference_ms": _difference_ms(report.free_quiet, report.free_moving),
+            "latency_p999_moved_difference_ms": _difference_ms(report.beside, report.moved),
             "cpu_share": {"quiet": _mean(moved.busy_quiet), "moving": _mean(moved.busy_moving)},
         }
 
@@ -180,6 +193,12 @@ class Outcome(BaseOutcome):
             **{f"foreign_{name}": value for name, value in msgspec.structs.asdict(moved.foreign).items()},
             **{f"plain_{name}": value for name, value in msgspec.structs.asdict(moved.plain).items()},
         }
+
+
+def _difference_ms(less: Histogram, more: Histogram) -> float | None:
+    """Of the slowest in a thousand; None if one of them is empty."""
+    before, after = less.percentile_s(0.999), more.percentile_s(0.999)
+    return None if before is None or after is None else round((after - before) * 1000, 3)
 
 
 def _mean(values: list[float]) -> float | None:

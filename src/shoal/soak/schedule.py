@@ -17,7 +17,7 @@ from shoal.plan.placement import Mode
 
 WAVE_S: Final = 10.0
 """How long a wave is, with the quiet after it, when there is room."""
-ASKING_SHARE: Final = 0.4
+ASKING_SHARE: Final = 0.6
 """The part of a wave in which moves are asked for; in the rest they end, and then it is quiet."""
 WARM_S_MAX: Final = 5.0
 """How long it is quiet before the first wave, at the most."""

@@ -11,6 +11,7 @@ input is `end` too, so that the process does not outlive the run. What it tells 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from pathlib import Path
@@ -158,6 +159,7 @@ def main() -> None:
             load = Subscribers(site)
         case _:
             load = Watchers(site, directory)
+    gc.freeze()  # as every application that cares for its slowest messages
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_work(load, log))
 
