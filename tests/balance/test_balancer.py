@@ -430,6 +430,27 @@ class TestServersGoing:
         scene.window()
         assert scene.marks == {"s4": Mark.GUEST}
 
+    def test_who_takes_over_finishes_a_removal_of_which_nobody_was_told(self, wish: Wish) -> None:
+        scene = Scene("s1")
+        scene.marks["s2"] = Mark.OUT
+        scene.provider = replace(scene.provider, servers=("s1", "s2"))
+        scene.look()
+        assert scene.took(RemoveServer) == [RemoveServer("s2")]
+        scene.take_over()  # the provider did it, and the one who had asked is dead
+        scene.provider = replace(scene.provider, servers=("s1",), knows_all=True)
+        scene.look()
+        assert scene.state.removed == ("s2",)
+        scene.look(pooling.FORGET_S)
+        assert scene.marks == {}
+
+    def test_a_server_in_reserve_keeps_its_mark(self, wish: Wish) -> None:
+        scene = Scene("s1")
+        scene.marks["s2"] = Mark.OUT
+        scene.provider = replace(scene.provider, spare=1)
+        scene.look()
+        scene.look(2 * pooling.FORGET_S)
+        assert scene.marks == {"s2": Mark.OUT}
+
     def test_the_mark_of_a_server_that_is_gone_outlives_its_lease(self, wish: Wish) -> None:
         scene = Scene("s1")
         scene.marks["s2"] = Mark.OUT

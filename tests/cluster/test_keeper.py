@@ -124,6 +124,19 @@ def test_without_a_home_all_members_are_homes() -> None:
     assert store.keeper.ring.homes == ("s1", "s2")
 
 
+def test_a_server_that_is_about_to_leave_becomes_a_home_only_if_there_is_nobody_else() -> None:
+    store = Store("s1 s2 s3")
+    store.guests = frozenset({"s2", "s3"})
+    store.run("s1 s2 s3", FULL_S)
+    store.guests, store.outside = frozenset({"s1", "s2", "s3"}), frozenset({"s2"})
+    assert store.step("s1 s2 s3") == ["s1", "s2", "s3"]
+    assert store.keeper.ring is not None
+    assert store.keeper.ring.homes == ("s1", "s3")
+    store.outside = store.guests
+    store.step("s1 s2 s3")
+    assert store.keeper.ring.homes == ("s1", "s2", "s3")
+
+
 def test_a_server_with_a_new_address_is_updated() -> None:
     store = Store("s1")
     store.step("s1")

@@ -38,7 +38,7 @@ from shoal.balance.joining import History, PoolFacts, join
 from shoal.balance.lost import lost_channels, with_lost
 from shoal.balance.options import BalancerOptions
 from shoal.balance.policies import policy
-from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, keep_mark, promotions
+from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ended, keep_mark, promotions
 from shoal.balance.proposal import Proposal, decode_proposal, make_proposal, why_stale
 from shoal.balance.recording import Outcome, make_record
 from shoal.balance.records import REMOVED_MAX, Answer, Ask, BalancerState, why_of
@@ -144,6 +144,9 @@ class Balancer:
         if view.ring is None:
             return []
         self._note_members(view.ring, now_s)
+        for server in ended(view, view.ring):
+            if server not in self._state.removed:
+                self.removed(server)
         effects: list[Effect] = [*self._go_on(view, now_s)]
         steps = [*self._pool.steps(view, view.ring, self._quiet, {*self._state.removed}, now_s)]
         effects += steps

@@ -27,6 +27,8 @@ class ProviderState(msgspec.Struct, frozen=True):
     """The servers that it could remove."""
     spare: int | None = None
     """How many it could still add; None if only `servers_max` is in the way."""
+    knows_all: bool = False
+    """Whether a server that is not among them does not run: it was ended, or never was."""
     is_fixed: bool = False
     """Whether nobody can add or remove servers."""
     new_capacity: float = 125_000_000.0

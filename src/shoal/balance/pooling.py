@@ -157,6 +157,14 @@ class PoolKeeper:
         return asked_at is None or now_s - asked_at >= self._retry_s
 
 
+def ended(view: View, ring: Ring) -> Iterator[str]:
+    """Servers that were sent out and that the provider has ended. Whoever asked for that may have died before it was
+    told."""
+    if view.provider.knows_all:
+        gone = (server for server, mark in sorted(view.marks.items()) if mark is Mark.OUT)
+        yield from (server for server in gone if server not in ring.ids and server not in view.provider.servers)
+
+
 def named_servers(view: View) -> dict[str, int]:
     """How many entries and requests name each server in a placement that has not ended, or as one to be helped."""
     counts: dict[str, int] = {}

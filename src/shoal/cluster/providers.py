@@ -62,6 +62,7 @@ class LocalProcesses:
             servers_min=options.servers_min,
             servers_max=options.servers_max,
             servers=servers,
+            knows_all=bool(servers),
             new_capacity=options.new_max_out_bytes_per_s if capacity is None else capacity,
         )
 

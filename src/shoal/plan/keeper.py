@@ -136,7 +136,7 @@ class Keeper:
         servers = self._next_servers(snapshot.members, leases, now)
         if not servers:
             return None
-        guests = _guests(servers, snapshot.guests)
+        guests = _guests(servers, snapshot.guests, snapshot.outside)
         known = self._ring
         if known is None:
             ring = Ring(1, servers, guests=guests)
@@ -237,7 +237,11 @@ class Keeper:
         return True
 
 
-def _guests(servers: tuple[ServerAddress, ...], wanted: Set[str]) -> tuple[str, ...]:
-    """The members that are nobody's home: as the pool says, unless no home would be left."""
-    guests = tuple(server.id for server in servers if server.id in wanted)
-    return guests if len(guests) < len(servers) else ()
+def _guests(servers: tuple[ServerAddress, ...], wanted: Set[str], outside: Set[str]) -> tuple[str, ...]:
+    """The members that are nobody's home: as the pool says; if no home would be left, only those that are about to
+    leave; nobody, if that is all of them."""
+    for unwanted in (wanted, outside):
+        guests = tuple(server.id for server in servers if server.id in unwanted)
+        if len(guests) < len(servers):
+            return guests
+    return ()

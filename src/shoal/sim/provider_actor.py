@@ -62,7 +62,11 @@ class ProviderActor:
         """What it has, and what it could do."""
         limits = self._limits
         return ProviderState(
-            limits.servers_min, limits.servers_max, tuple(self.servers), new_capacity=limits.new_capacity
+            limits.servers_min,
+            limits.servers_max,
+            tuple(self.servers),
+            knows_all=True,
+            new_capacity=limits.new_capacity,
         )
 
     def add(self, node: Node, count: int, told: Told) -> None:
