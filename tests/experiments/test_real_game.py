@@ -10,7 +10,7 @@ from shoal.balance.settings import BalanceSettings
 from shoal.experiments.real.elasticity import extremes
 from shoal.experiments.real.game import AVERAGE_S, GameSecond, GameSetup, Played, play
 from shoal.experiments.real.network import Network, run_on_network
-from shoal.experiments.real.scalability import BROKEN_S, is_judged, is_over, supported
+from shoal.experiments.real.scalability import BROKEN_S, POLICIES, compared, is_over, supported
 from shoal.sim.flow import distance_model
 from shoal.sim.flow.workloads.curves import Curve
 
@@ -58,11 +58,16 @@ def test_a_run_without_an_answer_for_a_second_counts_it_as_infinite() -> None:
     assert is_over(game(seconds), limited=True)
 
 
-def test_policies_are_not_compared_on_a_machine_without_time_to_spare() -> None:
-    idle, busy = game([second(0.0)]), game([second(0.0)])
-    busy.seconds[0].machine_cpu_share = 0.99
-    assert is_judged({"a": idle, "b": idle})
-    assert not is_judged({"a": idle, "b": busy})
+def test_the_order_of_policies_is_told_and_only_losses_are_judged() -> None:
+    games = {
+        policy: game([second(0.0, players=players)]) for policy, players in zip(POLICIES, (30, 20, 10), strict=True)
+    }
+    found = compared(games, limited=True, parameters={})
+    assert found.headline["order"] == [*reversed(POLICIES)]
+    assert found.headline["cpu_share"]["shoal"]["machine_mean"] == 0.5
+    assert found.holds
+    games["shoal"].tally.lost = 1
+    assert not compared(games, limited=True, parameters={}).holds
 
 
 def test_servers_come_go_and_come_again() -> None:

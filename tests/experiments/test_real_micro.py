@@ -9,7 +9,7 @@ import pytest
 from shoal.cluster.server_meter import ServerSecond
 from shoal.experiments import Options, experiments
 from shoal.experiments.real import check, micro
-from shoal.experiments.real.micro import MICRO_A, MICRO_B, Point, mean_load_ratio, measure_sizes, supported
+from shoal.experiments.real.micro import MICRO_A, MICRO_B, Point, mean_load_ratio, measure_sizes, middle, supported
 from shoal.experiments.real.network import Network, may_limit, run_on_network
 from shoal.experiments.real.rig import Link
 from shoal.sim.flow import distance_model
@@ -29,6 +29,12 @@ def test_all_experiments_of_the_paper_run_on_real_servers() -> None:
 def test_supported_is_where_the_straight_line_crosses_the_limit() -> None:
     assert supported([point(50, 100.0), point(100, 200.0)], limited=True) == pytest.approx(75.0)
     assert supported([point(50, 100.0), point(100, 149.0)], limited=True) == 100.0
+
+
+def test_of_several_measurements_of_a_size_the_one_in_the_middle_counts() -> None:
+    assert middle([point(50, 300.0), point(50, 80.0), point(50, 100.0)]).response_ms == 100.0
+    lost = [point(50, 90.0, undelivered=1), point(50, 91.0, undelivered=2), point(50, 80.0)]
+    assert middle(lost).undelivered
 
 
 def test_a_size_that_was_not_delivered_is_not_supported() -> None:
