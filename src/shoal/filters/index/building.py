@@ -209,7 +209,7 @@ def lay_out(
         at = end
     clusters[made[0]] = total
     runs[made[1], 1] = total
-    blocks[made[3], 2] = made[4]
+    blocks[made[3], 1] = made[4]
     counts[:] = made
     return True
 
@@ -234,13 +234,12 @@ def _lay_out_cluster(
                 now = entries.sub[order[stop]]
                 if stop == at or now >> np.uint64(32) != block:
                     block = now >> np.uint64(32)
-                    blocks[made[3], 0] = (block >> np.uint64(8)) & np.uint64(0xFFFF)
-                    blocks[made[3], 1] = block & np.uint64(0xFF)
-                    blocks[made[3], 2] = made[4]
+                    blocks[made[3], 0] = block & cells.LOW_16
+                    blocks[made[3], 1] = made[4]
                     made[3] += 1
                 if stop == at or now != group:
                     group = now
-                    groups[made[4], 0] = group & np.uint64(0xFFFF)
+                    groups[made[4], 0] = cells.second_and_third(group)
                     groups[made[4], 1] = stop
                     made[4] += 1
                 groups[made[4] - 1, 2] += 1
@@ -255,29 +254,6 @@ def _lay_out_cluster(
         runs[run, 3] = made[3]
         made[1] += 1
         at = stop
-
-
-@background_kernel
-def pack_groups(groups: Any, count: int, order: Any, columns: Any, thirds: Any) -> Any:
-    """The cells of all entries that are filed, group by group, as `layout` says; writes down where each starts."""
-    size = 0
-    for group in range(count):
-        padded = (whole(groups[group, 2]) + 31) & ~31
-        groups[group, 3] = size // 32
-        size += 4 * padded + 4 * padded
-    filed = np.zeros(size, np.uint8)
-    words = filed.view(np.uint32)
-    for group in range(count):
-        padded = (whole(groups[group, 2]) + 31) & ~31
-        at = 32 * whole(groups[group, 3])
-        for i in range(padded):
-            filed[at + i] = 255  # nothing is in the cells from 255 to 0
-        for i in range(whole(groups[group, 2])):
-            entry = order[whole(groups[group, 1]) + i]
-            for column in range(cells.COLUMNS):
-                filed[at + column * padded + i] = columns[column, entry]
-            words[at // 4 + padded + i] = thirds[entry]
-    return filed
 
 
 @background_kernel
@@ -392,7 +368,7 @@ def _entries(
 
 def _arranged(words: Any, ends: Any, entries: Entries, attributes: int) -> tuple[dict[str, Any], Any, Any]:
     """The order of the entries and where everything begins; None for the order if two clusters have one hash."""
-    columns, thirds = np.empty((cells.COLUMNS, 0), np.uint8), np.empty(0, np.uint32)
+    columns, further = np.empty((0, cells.COLUMNS), np.uint8), np.empty((0, cells.FURTHER), np.uint32)
     edges, edge_starts = np.empty(0), np.zeros(attributes + 1, np.uint32)
     scan = np.flatnonzero(entries.sub >> np.uint64(60) == choosing.SCAN)
     if len(scan):
@@ -400,13 +376,16 @@ def _arranged(words: Any, ends: Any, entries: Entries, attributes: int) -> tuple
         many = scan[sizes[inverse] >= MANY]
         if len(many):
             edges, edge_starts = cells.edges_of(words, ends, entries.record[many], attributes)
-            columns = np.zeros((cells.COLUMNS, len(entries.record)), np.uint8)
-            thirds = np.zeros(len(entries.record), np.uint32)
-            cells.file_by_cells(words, ends, entries.record, many, edges, edge_starts, entries.sub, columns, thirds)
+            columns = np.zeros((len(entries.record), cells.COLUMNS), np.uint8)
+            further = np.zeros((len(entries.record), cells.FURTHER), np.uint32)
+            counts = np.zeros((cells.SIDES, cells.KEYS), np.uint32)
+            filing = words, ends, entries.record, many, edges, edge_starts, entries.hash, counts
+            cells.count_keys(*filing)
+            cells.file_by_cells(*filing, entries.sub, columns, further)
     order = np.lexsort((entries.key, entries.sub, entries.hash, entries.signature))
     size = len(order)
     clusters = np.empty(size + 1, np.uint32)
-    runs, blocks, groups = (np.zeros((size + 1, width), np.uint32) for width in (4, 3, 4))
+    runs, blocks, groups = (np.zeros((size + 1, width), np.uint32) for width in (4, 2, 4))
     keys, made = np.empty(size), np.zeros(6, np.int64)
     header = np.zeros(layout.HEADER_WORDS, np.int64)
     if not lay_out(entries, order, clusters, runs, keys, blocks, groups, made):
@@ -414,7 +393,8 @@ def _arranged(words: Any, ends: Any, entries: Entries, attributes: int) -> tuple
     slot_count = max(8, int(made[0] * _SLOTS_PER_CLUSTER))
     tags, slots = np.zeros(slot_count, np.uint8), np.zeros(slot_count, np.uint32)
     fill_slots(entries, order, clusters, made[0], tags, slots)
-    filed = pack_groups(groups, int(made[4]), order, columns, thirds)
+    cells.tile(groups, int(made[4]), order, entries.sub, columns)
+    filed = cells.pack_groups(groups, int(made[4]), order, columns, further)
     header[layout.H_CLUSTERS], header[layout.H_RUNS], header[layout.H_KEYS] = made[:3]
     header[layout.H_BLOCKS], header[layout.H_GROUPS], header[layout.H_GROUP_MOST] = made[3:]
     header[layout.H_SLOTS] = slot_count

@@ -1,14 +1,16 @@
 """Cells: many filters with several bounds, narrowed down to few before they are tested.
 
 Owns how the SCAN run of a large cluster is laid out. The number line of each attribute is cut into up to 254 cells of
-about equal weight, so that a bound is a byte. Each filter is filed under its narrowest attribute `a`, by the *coarse*
-cells (eight of them) in which its interval on `a` starts and ends, then under its second narrowest attribute `b`:
+about equal weight, so that a bound is a byte. Filters with bounds on the same narrowest three attributes are a *group*
+(the narrowest two or one, where too few have the same three). Within a group they are boxes in a space of bytes, sorted
+so that neighbours are near each other, in *chunks* of 32; each chunk has a box around its boxes:
 
-    block (a, first coarse cell, last coarse cell)  ->  group b  ->  entries
+    block (attribute a)  ->  group (a, b, c)  ->  boxes of 32 chunks  ->  boxes of 32 filters
 
-An event visits the blocks whose interval contains its coarse cell. Within a group it compares bytes, 32 filters at a
-time: first those of `b`, then of `a` and of the third attribute `c`; what is left is tested exactly. A byte never
-refuses what the exact bounds accept.
+An event compares the boxes of 32 chunks at once, then those of 32 filters, then the cells of up to two further
+attributes. A byte never refuses what the exact bounds accept. It cannot accept in the cell of a bound; but where the
+event's cell is strictly between those of the bounds, on all attributes, the filter matches, and nobody needs to look at
+the bounds themselves.
 """
 
 from __future__ import annotations
@@ -21,14 +23,29 @@ import numpy.typing as npt
 from shoal.filters.index import records
 from shoal.filters.index.memory import whole
 from shoal.filters.index.records import get_bits, get_float, item_words, width_words
-from shoal.wire.rawbytes import kernel, part
+from shoal.filters.index.vectors import WIDTH
+from shoal.wire.rawbytes import background_kernel, hash_pair, kernel, part
 
 FIRST_CELL: Final = 1
 """0 is the cell of an event without the attribute."""
 EDGES_MAX: Final = 253
-COARSE_SHIFT: Final = 5
-COLUMNS: Final = 4
-"""Byte columns: b low, b high, a low, a high."""
+SIDES: Final = 3
+"""Attributes by which entries are boxes."""
+COLUMNS: Final = 2 * SIDES
+"""Bytes of a box: low and high cell on each."""
+FURTHER: Final = 2
+"""Further attributes of an entry that have cells."""
+CHUNK: Final = WIDTH
+CHUNK_BYTES: Final = CHUNK * (COLUMNS + 4 * FURTHER)
+GROUP_MIN: Final = 96
+"""Entries that a group should have; with fewer it is worth to tell them apart by fewer attributes."""
+GROUP_LEAST: Final = 16
+"""Entries that a group must have; fewer are better tested one by one."""
+LOW_16: Final = np.uint64(0xFFFF)
+KEYS: Final = 1 << 18
+"""Counters of attributes that entries have in common, for each number of them."""
+UNDECIDED: Final = 0
+"""Stands for a further attribute of an entry about which cells cannot say everything: no high cell is 0."""
 
 _SAMPLES_MAX: Final = 1 << 16
 _BOUNDS_MAX: Final = 64
@@ -79,6 +96,17 @@ def bounds_of(words: Any, at: int, end: int, attributes: Any, lows: Any, highs: 
 
 
 @kernel
+def is_decided(words: Any, at: int, end: int) -> bool:
+    """Whether all that a record asks for are bounds on numbers that are float64."""
+    while at < end:
+        operator, width = whole(words[at]) & 0xFF, whole(words[at]) >> 8
+        if operator > records.RANGE or operator in (records.NE_NUMBER, records.EQ_NUMBER) or width > records.F64:
+            return False
+        at += item_words(words, at)
+    return True
+
+
+@kernel
 def collect_bounds(words: Any, ends: Any, chosen: Any, out_attribute: Any, out_bound: Any) -> int:
     """The finite bounds of some records, with their attributes, until the arrays are full; how many."""
     attributes = np.empty(_BOUNDS_MAX, np.int64)
@@ -117,32 +145,190 @@ def edges_of(words: Any, ends: Any, chosen: npt.NDArray[np.int64], attributes: i
 
 
 @kernel
-def file_by_cells(
-    words: Any, ends: Any, record_of: Any, chosen: Any, edges: Any, starts: Any, subs: Any, columns: Any, thirds: Any
+def narrowest(attributes: Any, widths: Any, count: int, sides: int) -> np.uint64:
+    """The attributes with the smallest widths, in order, as one number of 48 bits; they come first in the arrays then,
+    in that order. Missing ones are repeated."""
+    for i in range(min(sides, count)):
+        best = i
+        for j in range(i + 1, count):
+            if widths[j] < widths[best]:
+                best = j
+        swap(attributes, i, best)
+        swap(widths, i, best)
+    taken = min(sides, count)
+    for i in range(1, taken):
+        j = i
+        while j > 0 and attributes[j - 1] > attributes[j]:
+            swap(attributes, j - 1, j)
+            swap(widths, j - 1, j)
+            j -= 1
+    key = np.uint64(0)
+    for i in range(SIDES):
+        key = (key << np.uint64(16)) | np.uint64(attributes[min(i, taken - 1)])
+    return key
+
+
+@part
+def swap(array: Any, i: int, j: int) -> None:
+    """Exchanges two items."""
+    array[i], array[j] = array[j], array[i]
+
+
+@kernel
+def cells_of_record(
+    words: Any, at: int, end: int, edges: Any, starts: Any, attributes: Any, lows: Any, highs: Any, cells: Any
+) -> int:
+    """The attributes of a record's bounds, and low | high << 8 | width << 16 of each in cells; how many they are."""
+    count = bounds_of(words, at, end, attributes, lows, highs)
+    for i in range(count):
+        first, last = whole(starts[attributes[i]]), whole(starts[attributes[i] + 1])
+        low, high = cell_of(edges, first, last, lows[i]), cell_of(edges, first, last, highs[i])
+        cells[i] = low | (high << 8) | ((high - low) << 16)
+    return count
+
+
+@background_kernel
+def count_keys(
+    words: Any, ends: Any, record_of: Any, chosen: Any, edges: Any, starts: Any, hashes: Any, counts: Any
 ) -> None:
-    """For each chosen entry: its block and group (into `subs`, to sort by), its byte columns and its third attribute.
-    Entries without a bound stay as they are."""
-    attributes = np.empty(_BOUNDS_MAX, np.int64)
+    """Counts, in a sketch for each number of sides, how many entries of a cluster have the same attributes there."""
+    attributes, cells = np.empty(_BOUNDS_MAX, np.int64), np.empty(_BOUNDS_MAX, np.int64)
     lows, highs = np.empty(_BOUNDS_MAX), np.empty(_BOUNDS_MAX)
     for entry in chosen:
         record = record_of[entry]
-        count = bounds_of(words, ends[record], ends[record + 1], attributes, lows, highs)
+        count = cells_of_record(words, ends[record], ends[record + 1], edges, starts, attributes, lows, highs, cells)
+        for sides in range(min(SIDES, count), 0, -1):
+            key = narrowest(attributes, cells, count, sides)
+            counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(KEYS)] += 1
+
+
+@background_kernel
+def file_by_cells(
+    words: Any, ends: Any, record_of: Any, chosen: Any, edges: Any, starts: Any, hashes: Any, counts: Any, subs: Any,
+    columns: Any, further: Any,
+) -> None:  # fmt: skip
+    """For each chosen entry: its group (into `subs`, to sort by), its box and its further attributes. Entries without a
+    bound stay as they are."""
+    attributes, cells = np.empty(_BOUNDS_MAX, np.int64), np.empty(_BOUNDS_MAX, np.int64)
+    lows, highs = np.empty(_BOUNDS_MAX), np.empty(_BOUNDS_MAX)
+    for entry in chosen:
+        record = record_of[entry]
+        count = cells_of_record(words, ends[record], ends[record + 1], edges, starts, attributes, lows, highs, cells)
         if count == 0:
             continue
-        cell_low, cell_high = np.empty(count, np.int64), np.empty(count, np.int64)
-        for i in range(count):
-            first, last = whole(starts[attributes[i]]), whole(starts[attributes[i] + 1])
-            cell_low[i] = cell_of(edges, first, last, lows[i])
-            cell_high[i] = cell_of(edges, first, last, highs[i])
-        narrow = np.argsort(cell_high - cell_low, kind="mergesort")
-        a, b, c = narrow[0], narrow[min(1, count - 1)], narrow[2 if count > 2 else 0]
-        columns[0, entry], columns[1, entry] = cell_low[b], cell_high[b]
-        columns[2, entry], columns[3, entry] = cell_low[a], cell_high[a]
-        thirds[entry] = attributes[c] | (cell_low[c] << 16) | (cell_high[c] << 24)
-        coarse = ((cell_low[a] >> COARSE_SHIFT) << 4) | (cell_high[a] >> COARSE_SHIFT)
-        subs[entry] |= (
-            (np.uint64(1) << np.uint64(59))
-            | (np.uint64(attributes[a]) << np.uint64(40))
-            | (np.uint64(coarse) << np.uint64(32))
-            | np.uint64(attributes[b])
-        )
+        sides = min(SIDES, count)
+        while True:
+            key = narrowest(attributes, cells, count, sides)
+            common = counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(KEYS)]
+            if common >= (GROUP_MIN if sides > 1 else GROUP_LEAST) or sides == 1:
+                break
+            sides -= 1
+        if common < GROUP_LEAST:
+            continue
+        subs[entry] |= (np.uint64(1) << np.uint64(59)) | key
+        for i in range(SIDES):
+            side = min(i, sides - 1)
+            columns[entry, 2 * i], columns[entry, 2 * i + 1] = cells[side] & 0xFF, (cells[side] >> 8) & 0xFF
+        decided = count <= sides + FURTHER and is_decided(words, ends[record], ends[record + 1])
+        for i in range(FURTHER):
+            further[entry, i] = UNDECIDED
+            if decided or (i < FURTHER - 1 and sides + i < count):
+                c = sides + i if sides + i < count else 0
+                further[entry, i] = attributes[c] | ((cells[c] & 0xFFFF) << 16)
+
+
+@kernel
+def sort_by_center(order: Any, first: int, last: int, columns: Any, side: int) -> None:
+    """Sorts a part of the order by the middle of the boxes on one side."""
+    centers = np.empty(last - first, np.int64)
+    for i in range(first, last):
+        entry = order[i]
+        centers[i - first] = whole(columns[entry, 2 * side]) + whole(columns[entry, 2 * side + 1])
+    order[first:last] = order[first:last][np.argsort(centers, kind="mergesort")]
+
+
+@part
+def slice_of(chunks: int, sides: int) -> int:
+    """How many chunks a slice has if as many slices are made on each of the sides."""
+    slices = 1
+    while slices**sides < chunks:
+        slices += 1
+    return -(-chunks // slices)
+
+
+@background_kernel
+def tile(groups: Any, count: int, order: Any, subs: Any, columns: Any) -> None:
+    """Sorts the entries of each group so that those of a chunk are near each other: into slices by the first side, each
+    of these into slices by the second, and those by the third."""
+    for group in range(count):
+        first, size = whole(groups[group, 1]), whole(groups[group, 2])
+        sides = sides_of(subs[order[first]])
+        sort_by_center(order, first, first + size, columns, 0)
+        if sides == 1:
+            continue
+        step = CHUNK * slice_of(-(-size // CHUNK), sides)
+        for begin in range(first, first + size, step):
+            end = min(begin + step, first + size)
+            sort_by_center(order, begin, end, columns, 1)
+            if sides == 2:
+                continue
+            inner = CHUNK * slice_of(-(-(end - begin) // CHUNK), 2)
+            for at in range(begin, end, inner):
+                sort_by_center(order, at, min(at + inner, end), columns, 2)
+
+
+@part
+def second_and_third(sub: np.uint64) -> np.uint64:
+    """Those attributes of a group's key: the second | the third << 16."""
+    return ((sub >> np.uint64(16)) & LOW_16) | ((sub & LOW_16) << np.uint64(16))
+
+
+@part
+def sides_of(sub: np.uint64) -> int:
+    """How many different attributes a group's key has."""
+    a, b, c = (sub >> np.uint64(32)) & LOW_16, (sub >> np.uint64(16)) & LOW_16, sub & LOW_16
+    return 1 if a == b else 2 if b == c else 3
+
+
+@background_kernel
+def pack_groups(groups: Any, count: int, order: Any, columns: Any, further: Any) -> Any:
+    """The boxes of all groups and their chunks, as `layout` says; writes down where each group starts."""
+    size = 0
+    for group in range(count):
+        chunks = -(-whole(groups[group, 2]) // CHUNK)
+        groups[group, 3] = size // 64
+        size += boxes_bytes(chunks) + CHUNK_BYTES * chunks
+    filed = np.zeros(size, np.uint8)
+    words = filed.view(np.uint32)
+    for group in range(count):
+        first, entries = whole(groups[group, 1]), whole(groups[group, 2])
+        chunks = -(-entries // CHUNK)
+        boxes, room = 64 * whole(groups[group, 3]), (chunks + CHUNK - 1) & ~(CHUNK - 1)
+        at = boxes + boxes_bytes(chunks)
+        for chunk in range(chunks):
+            for column in range(0, COLUMNS, 2):
+                low, high = 255, 0  # nothing is in the cells from 255 to 0
+                for i in range(CHUNK):
+                    to = at + CHUNK_BYTES * chunk + CHUNK * column + i
+                    filed[to], filed[to + CHUNK] = 255, 0
+                    if CHUNK * chunk + i < entries:
+                        entry = order[first + CHUNK * chunk + i]
+                        filed[to], filed[to + CHUNK] = columns[entry, column], columns[entry, column + 1]
+                        low, high = min(low, whole(filed[to])), max(high, whole(filed[to + CHUNK]))
+                if chunks > 1:
+                    filed[boxes + room * column + chunk] = low
+                    filed[boxes + room * (column + 1) + chunk] = high
+            for i in range(min(CHUNK, entries - CHUNK * chunk)):
+                entry = order[first + CHUNK * chunk + i]
+                for j in range(FURTHER):
+                    words[(at + CHUNK_BYTES * chunk + CHUNK * COLUMNS) // 4 + FURTHER * i + j] = further[entry, j]
+        if chunks > 1:
+            for chunk in range(chunks, room):
+                filed[boxes + chunk] = 255
+    return filed
+
+
+@part
+def boxes_bytes(chunks: int) -> int:
+    """Room for the boxes around the chunks of a group: of one chunk there is none."""
+    return COLUMNS * ((chunks + CHUNK - 1) & ~(CHUNK - 1)) if chunks > 1 else 0

@@ -23,7 +23,6 @@ R_AUX: Final = 17
 R_PRESENT: Final = 18
 R_CELLS: Final = 19
 R_SCRATCH: Final = 20
-R_MASK: Final = 22
 R_VISITED: Final = 23
 R_SPANS: Final = 24
 R_SPAN_WORDS: Final = 25

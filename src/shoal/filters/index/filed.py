@@ -15,7 +15,6 @@ from shoal.filters.index.context import (
     FAR,
     R_CELLS,
     R_FOUND,
-    R_MASK,
     R_PRESENT,
     R_WAITING,
     address_of,
@@ -25,16 +24,25 @@ from shoal.filters.index.context import (
     floor_of,
     kind_of,
     root,
-    u16_part,
     u32_part,
 )
 from shoal.filters.index.holding import holds
 from shoal.filters.index.memory import i64_at, trailing_zeros, u8_at, u32_at, u64_at, whole
 from shoal.filters.index.spans import emit_entries
+from shoal.filters.index.vectors import prefetch, strictly_within, within
 from shoal.wire.rawbytes import kernel, part
 
-WAITING_MAX: Final = 8192
-"""Entries that wait for their exact test, before a further group is looked at."""
+WAITING_MAX: Final = 4096
+"""Chunks that wait to be looked at, before a further group is compared."""
+WAITING_WORDS: Final = 3
+"""Words of a chunk that waits: where it is; its first entry, the event's cells << 32; later which entries are left, and
+which of those are strictly between their bounds << 32."""
+AHEAD: Final = 4
+"""How many groups before its turn the boxes of a group are asked for."""
+LOW_32: Final = np.uint64(0xFFFFFFFF)
+_LINE: Final = 64
+_BOX_LINES: Final = cells.CHUNK * cells.COLUMNS // _LINE
+_FURTHER_LINES: Final = 4 * cells.CHUNK * cells.FURTHER // _LINE
 
 
 @part
@@ -65,80 +73,116 @@ def filed_parts(block: int) -> Any:
     return u32_part(block, layout.P_RUNS), u32_part(block, layout.P_BLOCKS), u32_part(block, layout.P_GROUPS)
 
 
+@part
+def compare(at: int, step: int, cells_at: np.uint64) -> Any:
+    """Compares 32 boxes, whose columns are `step` bytes apart, with an event's three cells, of 8 bits each: (those that
+    it is in, those of them whose sides it does not touch)."""
+    within_all, inside_all = LOW_32, LOW_32
+    for side in range(cells.SIDES):
+        lows = at + 2 * step * side
+        cell = np.uint8(cells_at >> np.uint64(8 * side))
+        within_all &= within(lows, lows + step, cell)
+        inside_all &= strictly_within(lows, lows + step, cell)
+    return within_all, inside_all
+
+
 @kernel
-def test_cells(columns: int, count: int, b_cell: Any, a_cell: Any, mask: Any) -> None:
-    """Compares the bytes of `count` entries, a multiple of 32, on `b` and `a`; the mask has a 1 for each that is not
-    refused. Written so that it compiles to vector instructions."""
-    b_low, b_high = u8_at(columns, count), u8_at(columns + count, count)
-    a_low, a_high = u8_at(columns + 2 * count, count), u8_at(columns + 3 * count, count)
-    for i in range(count):
-        mask[i] = (b_low[i] <= b_cell) & (b_cell <= b_high[i]) & (a_low[i] <= a_cell) & (a_cell <= a_high[i])
+def take_group(context: int, block: int, group: int, own: np.uint64, waiting: int) -> int:
+    """Compares the boxes around a group's chunks with an event's cells, and adds those that it is in to the chunks that
+    wait; how many wait then. There is room."""
+    groups = u32_part(block, layout.P_GROUPS)
+    first = whole(groups[4 * group + 1])
+    chunks = (whole(groups[4 * group + 2]) + cells.CHUNK - 1) // cells.CHUNK
+    boxes = boxes_of(block, group)
+    at = boxes + cells.boxes_bytes(chunks)
+    wait = u64_at(root(context, R_WAITING), FAR)
+    if chunks == 1:
+        return add_chunk(wait, waiting, at, first, own)
+    step = (chunks + cells.CHUNK - 1) & ~(cells.CHUNK - 1)
+    for batch in range(0, chunks, cells.CHUNK):
+        left, _ = compare(boxes + batch, step, own)
+        while left != 0:
+            chunk = batch + whole(trailing_zeros(left))
+            left &= left - np.uint64(1)
+            waiting = add_chunk(wait, waiting, at + cells.CHUNK_BYTES * chunk, first + cells.CHUNK * chunk, own)
+    return waiting
 
 
 @part
-def bits_of(truths: np.uint64) -> np.uint64:
-    """Eight bytes that are 0 or 1, as eight bits."""
-    return (truths * np.uint64(0x0102040810204080)) >> np.uint64(56)
+def joined(a_cell: Any, b_cell: Any, c_cell: Any) -> np.uint64:
+    """Three cells as one number; 0 if the event lacks an attribute."""
+    if a_cell == 0 or b_cell == 0 or c_cell == 0:
+        return np.uint64(0)
+    return np.uint64(a_cell) | (np.uint64(b_cell) << np.uint64(8)) | (np.uint64(c_cell) << np.uint64(16))
+
+
+@part
+def boxes_of(block: int, group: int) -> Any:
+    """Where the boxes of a group stand."""
+    return address_of(block, layout.P_FILED) + _LINE * whole(u32_part(block, layout.P_GROUPS)[4 * group + 3])
+
+
+@part
+def add_chunk(wait: Any, waiting: int, at: int, first: int, own: np.uint64) -> int:
+    """Adds a chunk to those that wait, and asks for its boxes."""
+    for line in range(_BOX_LINES):
+        prefetch(at + _LINE * line)
+    wait[WAITING_WORDS * waiting] = at
+    wait[WAITING_WORDS * waiting + 1] = np.uint64(first) | (own << np.uint64(32))
+    return waiting + 1
 
 
 @kernel
-def take_survivors(context: int, block: int, group: int, a_cell: Any, waiting: int) -> int:
-    """Adds the entries of a group that bytes do not refuse to those that wait; how many wait then. `a_cell` is the
-    event's on the block's attribute. There is room."""
-    groups, own = u32_part(block, layout.P_GROUPS), u8_at(root(context, R_CELLS), FAR)
-    b_cell = own[groups[4 * group]]
-    if b_cell == 0:
-        return waiting
-    first, count = whole(groups[4 * group + 1]), whole(groups[4 * group + 2])
-    padded = (count + 31) & ~31
-    columns = address_of(block, layout.P_FILED) + 32 * whole(groups[4 * group + 3])
-    thirds = u32_at(columns + 4 * padded, count)
-    mask = root(context, R_MASK)
-    wait = u32_at(root(context, R_WAITING), FAR)
-    test_cells(columns, padded, b_cell, a_cell, u8_at(mask, padded))
-    words = u64_at(mask, padded >> 3)
-    for chunk in range(padded >> 5):
-        left = (
-            bits_of(words[4 * chunk])
-            | bits_of(words[4 * chunk + 1]) << np.uint64(8)
-            | bits_of(words[4 * chunk + 2]) << np.uint64(16)
-            | bits_of(words[4 * chunk + 3]) << np.uint64(24)
-        )
-        while left != 0:
-            i = 32 * chunk + whole(trailing_zeros(left))
-            left &= left - np.uint64(1)
-            third = thirds[i]
-            c_cell = np.uint32(own[third & np.uint32(0xFFFF)])
-            wait[waiting] = first + i
-            waiting += whole(
-                ((third >> np.uint32(16)) & np.uint32(0xFF) <= c_cell) & (c_cell <= third >> np.uint32(24))
-            )
-    return waiting
+def compare_waiting(context: int, waiting: int) -> int:
+    """Compares the boxes of all chunks that wait; those in which some entries are left wait on. How many they are."""
+    wait = u64_at(root(context, R_WAITING), FAR)
+    kept = 0
+    for i in range(waiting):
+        at, whose = whole(wait[WAITING_WORDS * i]), wait[WAITING_WORDS * i + 1]
+        left, inside = compare(at, cells.CHUNK, whose >> np.uint64(32))
+        further = at + cells.CHUNK * cells.COLUMNS
+        wait[WAITING_WORDS * kept] = further
+        wait[WAITING_WORDS * kept + 1] = whose & LOW_32
+        wait[WAITING_WORDS * kept + 2] = left | (inside << np.uint64(32))
+        kept += whole(left != 0)  # without a jump that nobody could foresee
+    for i in range(kept):
+        for line in range(_FURTHER_LINES):
+            prefetch(whole(wait[WAITING_WORDS * i]) + _LINE * line)
+    return kept
+
+
+@part
+def decide(context: int, words: Any) -> Any:
+    """What the further attributes of an entry say: (whether it is not refused, whether it is accepted)."""
+    own = u8_at(root(context, R_CELLS), FAR)
+    remains, accepted = True, True
+    for i in range(cells.FURTHER):
+        word = words[i]
+        low, high = (word >> np.uint32(16)) & np.uint32(0xFF), word >> np.uint32(24)
+        cell = np.uint32(own[word & np.uint32(0xFFFF)])
+        remains = remains & (((low <= cell) & (cell <= high)) | (high == 0))
+        accepted = accepted & (low < cell) & (cell < high)
+    return remains, accepted
 
 
 @kernel
 def test_waiting(context: int, block: int, waiting: int, used: int, segment: int) -> int:
-    """Tests the entries that wait exactly. All records are touched first, so that the misses of the cache overlap."""
-    ends, words = u32_part(block, layout.P_WORD_ENDS), u16_part(block, layout.P_WORDS)
-    wait = u32_at(root(context, R_WAITING), FAR)
-    touched = np.uint16(0)
-    for i in range(waiting):
-        touched ^= words[ends[wait[i]] & layout.LOW_31]
-    u8_at(root(context, R_MASK), 1)[0] = touched & np.uint16(1)  # so that the loads are not left out
-    for i in range(waiting):
-        entry = whole(wait[i])
-        if entry_holds(context, block, entry):
-            used = emit_entries(context, block, used, segment, entry, entry + 1)
-            if used < 0:
-                break
+    """Looks at the entries of the chunks that wait, and adds those that match."""
+    wait = u64_at(root(context, R_WAITING), FAR)
+    for i in range(compare_waiting(context, waiting)):
+        further, first = whole(wait[WAITING_WORDS * i]), whole(wait[WAITING_WORDS * i + 1])
+        left, inside = wait[WAITING_WORDS * i + 2] & LOW_32, wait[WAITING_WORDS * i + 2] >> np.uint64(32)
+        while left != 0:
+            j = whole(trailing_zeros(left))
+            left &= left - np.uint64(1)
+            remains, accepted = decide(context, u32_at(further + 4 * cells.FURTHER * j, cells.FURTHER))
+            if not remains:
+                continue
+            if (accepted and (inside >> np.uint64(j)) & np.uint64(1) != 0) or entry_holds(context, block, first + j):
+                used = emit_entries(context, block, used, segment, first + j, first + j + 1)
+                if used < 0:
+                    return used
     return used
-
-
-@part
-def is_visited_by(a_cell: Any, ends: int) -> bool:
-    """Whether an event with a cell visits a block, by the block's coarse cells."""
-    coarse = whole(a_cell) >> cells.COARSE_SHIFT
-    return bool(a_cell != 0) and coarse >= (ends >> 4) and coarse <= (ends & 15)
 
 
 @kernel
@@ -147,38 +191,49 @@ def match_blocks(context: int, block: int, run: int, used: int, segment: int) ->
     runs, blocks, groups = filed_parts(block)
     waiting = 0
     for number in range(whole(runs[4 * run + 2]), whole(runs[4 * run + 3])):
-        a_cell = cell_at(context, blocks[3 * number])
-        if not is_visited_by(a_cell, whole(blocks[3 * number + 1])):
+        a_cell = cell_at(context, blocks[2 * number])
+        if a_cell == 0:
             continue
-        for group in range(whole(blocks[3 * number + 2]), whole(blocks[3 * number + 5])):
-            if waiting + whole(groups[4 * group + 2]) > WAITING_MAX:
+        for group in range(whole(blocks[2 * number + 1]), whole(blocks[2 * number + 3])):
+            ahead = boxes_of(block, group + AHEAD)  # there may be none; asking for what is not there does nothing
+            for line in range(_BOX_LINES):
+                prefetch(ahead + _LINE * line)
+            if waiting + whole(groups[4 * group + 2]) // cells.CHUNK + 1 > WAITING_MAX:
                 used = test_waiting(context, block, waiting, used, segment)
                 waiting = 0
                 if used < 0:
                     return used
-            waiting = take_survivors(context, block, group, a_cell, waiting)
+            attributes = whole(groups[4 * group])
+            own = joined(a_cell, cell_at(context, attributes & 0xFFFF), cell_at(context, attributes >> 16))
+            if own != 0:
+                waiting = take_group(context, block, group, own, waiting)
     return test_waiting(context, block, waiting, used, segment)
+
+
+@kernel
+def cells_by_attribute(contexts: Any, events: int, attributes: int) -> Any:
+    """The cells of many events, those of one attribute side by side."""
+    found = np.empty((attributes, events), np.uint8)
+    for event in range(events):
+        own = u8_at(root(contexts[event], R_CELLS), FAR)
+        for attribute in range(attributes):
+            found[attribute, event] = own[attribute]
+    return found
 
 
 @kernel
 def match_blocks_for_all(contexts: Any, events: int, block: int, run: int, used: Any, segment: int) -> None:
     """Matches a run that is filed by cells against many events: `contexts` has one in each row, and `used` is what is
     used of the spans of each, which a code takes the place of."""
-    runs, blocks, _ = filed_parts(block)
-    visitors = np.empty(events, np.int64)
+    runs, blocks, groups = filed_parts(block)
+    columns = cells_by_attribute(contexts, events, count_of(block, layout.H_ATTRIBUTES))
     for number in range(whole(runs[4 * run + 2]), whole(runs[4 * run + 3])):
-        count = 0
-        for event in range(events):
-            a_cell = cell_at(contexts[event], blocks[3 * number])
-            if is_visited_by(a_cell, whole(blocks[3 * number + 1])) and used[event] >= 0:
-                visitors[count] = event
-                count += 1
-        if count == 0:
-            continue
-        for group in range(whole(blocks[3 * number + 2]), whole(blocks[3 * number + 5])):
-            for i in range(count):
-                event = visitors[i]
-                a_cell = cell_at(contexts[event], blocks[3 * number])
-                waiting = take_survivors(contexts[event], block, group, a_cell, 0)
-                if waiting > 0 and used[event] >= 0:
-                    used[event] = test_waiting(contexts[event], block, waiting, used[event], segment)
+        a = whole(blocks[2 * number])
+        for group in range(whole(blocks[2 * number + 1]), whole(blocks[2 * number + 3])):
+            b, c = whole(groups[4 * group]) & 0xFFFF, whole(groups[4 * group]) >> 16
+            for event in range(events):
+                own = joined(columns[a, event], columns[b, event], columns[c, event])
+                if own != 0 and used[event] >= 0:
+                    waiting = take_group(contexts[event], block, group, own, 0)
+                    if waiting > 0:
+                        used[event] = test_waiting(contexts[event], block, waiting, used[event], segment)

@@ -13,10 +13,13 @@ starts; every part starts at a multiple of 64 bytes. So a segment is written to 
     slots      uint32[slots] ... and the cluster + 1
     runs       uint32[R+1,4] type | attribute << 8, first entry, first key or block, last block
     keys       float64       of LOW, HIGH and NOT runs, sorted within each
-    blocks     uint32[B+1,3] attribute, coarse cells, first group
-    groups     uint32[G,4]   attribute, first entry, how many, where its cells are in `filed`, in units of 32 bytes
-    filed      uint8         of each group: low cells on b, high ones, low ones on a, high ones, padded to 32 bytes;
-                             then 32-bit words: the third attribute, its low cell << 16, its high cell << 24; padded too
+    blocks     uint32[B+1,2] attribute, first group
+    groups     uint32[G,4]   second attribute | third << 16, first entry, how many, where its cells are in `filed`, in
+                             units of 64 bytes
+    filed      uint8         of each group: boxes around its chunks, if there are several: low cells on the first
+                             attribute, high ones, and so on, each padded to 32 bytes; then of each chunk: the same for
+                             its 32 entries, and for each entry two 32-bit words: a further attribute, its low cell
+                             << 16, its high cell << 24
     edges      float64, edge_starts uint32[A+1]
     signatures uint32        of each: parts, lengths, then the parts, then the lengths of its prefixes or suffixes
 """

@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 from shoal.filters.index import context, filed, matching
 from shoal.filters.index.texts import Texts
+from shoal.filters.index.vectors import WIDTH
 from shoal.wire.rawbytes import PADDING_BYTES
 
-BATCH: Final = 32
+BATCH: Final = 256
 """Events that are matched together."""
 ROWS_BYTES_MAX: Final = 1 << 25
 """With so many attributes that the rows of a batch would be larger, batches are smaller."""
 _ROW_BYTES_PER_ATTRIBUTE: Final = 66
 _SCRATCH_BYTES: Final = 1 << 14
-_MASK_BYTES: Final = 64
 _SPANS: Final = 3 * 4096
 
 
@@ -33,8 +33,7 @@ class Workspace:
         self._attributes = 0
         self._scratch_bytes = _SCRATCH_BYTES
         self._span_words = _SPANS
-        self._waiting = np.zeros(filed.WAITING_MAX, np.uint32)
-        self._mask = np.zeros(_MASK_BYTES, np.uint8)
+        self._waiting = np.zeros(filed.WAITING_WORDS * filed.WAITING_MAX, np.uint64)
         self._visited = np.zeros(matching.VISITED_MAX, np.int64)
         self._rows: dict[int, npt.NDArray[Any]] = {}
 
@@ -65,12 +64,12 @@ class Workspace:
         entries the largest group of any segment has, and `segments` are blocks and dead positions, those of the young
         records last."""
         self._make_rows(len(tables[0].ends) + 1)
-        if largest + filed.WAITING_MAX > len(self._waiting):
-            self._waiting = np.zeros(largest + filed.WAITING_MAX, np.uint32)
-            self._mask = np.zeros(largest + _MASK_BYTES, np.uint8)
+        waiting = filed.WAITING_WORDS * (filed.WAITING_MAX + largest // WIDTH + 1)
+        if waiting > len(self._waiting):
+            self._waiting = np.zeros(waiting, np.uint64)
         batch = len(self._rows[context.R_KINDS])
         roots = np.zeros((batch, context.R_FIRST_SEGMENT + context.SEGMENT_ROOTS * len(segments)), np.int64)
-        keep: list[Any] = [self._waiting, self._mask, self._visited, *self._rows.values()]
+        keep: list[Any] = [self._waiting, self._visited, *self._rows.values()]
         for first, table in zip((context.R_NAMES, context.R_STRINGS), tables, strict=True):
             arrays: list[npt.NDArray[Any]] = [table.data, table.ends, table.slots]
             for number, array in enumerate(arrays):
@@ -83,7 +82,6 @@ class Workspace:
             roots[:, place] = array.ctypes.data + array.strides[0] * np.arange(batch)
         for place, array in (
             *young,
-            (context.R_MASK, self._mask),
             (context.R_VISITED, self._visited),
             (context.R_WAITING, self._waiting),
         ):
