@@ -388,6 +388,20 @@ def test_a_server_that_left_before_it_answered_may_have_had_publishers_that_nobo
     assert "s3" in reason
 
 
+def test_what_only_a_server_knew_that_left_before_it_answered_is_owed_from_its_beginning() -> None:
+    """Its publishers announce themselves elsewhere, and nobody can tell whether they began before the subscription: the
+    price is that what is older may be delivered, too."""
+    driver = RouterDriver(("s1", "s2", "s3"))
+    driver.servers["s3"].silent = True
+    sub = driver.subscribe(b"ti*", pattern=True)
+    assert not driver.in_force(sub)
+    driver.change_ring(("s1", "s2"))
+    assert driver.in_force(sub)
+    driver.message("s1", TILE, STREAM, 5, pattern=b"ti*")
+    driver.advance(0.1)
+    assert asked(driver) == [(1, 4)]
+
+
 def test_what_an_entry_moved_to_a_server_that_left_before_it_answered_is_no_gap() -> None:
     """Publishers come by an entry only where every subscription stands."""
     driver = RouterDriver(("s1", "s2", "s3"))

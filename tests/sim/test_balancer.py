@@ -64,6 +64,18 @@ def test_a_seed_is_clean(seed: int) -> None:
     assert outcome.exercised["window"] > 20, "load was really measured"
 
 
+def test_nobody_dies_in_a_peaceful_run_though_servers_come_and_go() -> None:
+    """So what is promised without faults, that nothing comes early, is put to the test while the ring changes."""
+    run = BalancerRun(23)
+    assert run.peaceful
+    outcome = run.execute()
+    assert run.calm
+    assert run.deaths == 0
+    assert outcome.verdict.violations == []
+    assert outcome.exercised["server joined ring"] > 0
+    assert outcome.exercised["router late_joins"] > 0
+
+
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_rule_is_caught(name: str) -> None:
     seeds = chain(CATCHING[name], range(SEARCH_SEEDS_MAX))

@@ -83,6 +83,15 @@ def test_a_broken_rule_is_caught(name: str) -> None:
     assert run_seed(caught.seed).verdict.violations == [], "it is the rule that makes the difference"
 
 
+def test_a_run_is_not_calm_once_somebody_has_died_whoever_struck() -> None:
+    """Agents that die when the ring changes are struck by the scenario, and are no entry in the schedule of faults."""
+    run = ChannelsRun(4)
+    assert run.calm
+    run.agents[0].crash()
+    assert not run.faults.counts
+    assert not run.calm
+
+
 def test_only_rules_can_be_broken() -> None:
     with pytest.raises(ValueError, match="there is no rule 'gravity'; the rules are dedupe"):
         broken("gravity")

@@ -41,7 +41,7 @@ LAST_MOVE_S: Final = 4.0
 PEACE_S: Final = 10.0
 """Some runs have moves without trouble first, so that what is promised then is put to the test more often."""
 PEACEFUL: Final = 0.7
-"""How many of the runs without faults have no deaths and no changes of the ring either."""
+"""How many of the runs without faults have no deaths either, and no changes of the ring but those that are planned."""
 COPIES_MAX: Final = 300
 """How often one message is passed on at most, whatever is repeated; beyond it, messages chase each other."""
 BEACONS_FACTOR: Final = 20
@@ -90,6 +90,8 @@ class MovesRun(Scenario):
             notice_retry_s=rng.choice((0.3, 1.0)),
         )
         self.peaceful = options.peaceful and rng.random() < PEACEFUL
+        if self.peaceful:
+            self.ring_death = 0.0
         return dataclasses.replace(
             shape,
             limits=limits,

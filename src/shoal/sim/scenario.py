@@ -84,6 +84,8 @@ class Scenario:
         self.network = Network(self.world, options)
         self.history = History()
         self.exercised: Counter[str] = Counter()
+        self.deaths = 0
+        """How many processes have died, whoever struck them."""
         self.cut_off_at: dict[int, float] = {}
         """When a server first cut a client off."""
         self.active = True
@@ -171,6 +173,7 @@ class Scenario:
 
     def died(self, kind: str, name: str) -> None:
         """The process of a node is gone."""
+        self.deaths += 1
         self.exercised[f"{kind} crash"] += 1
 
     def go_on(self) -> None:
@@ -216,6 +219,7 @@ class Scenario:
 
     def _crash_agent(self, name: str, why: str) -> None:
         agent = self.network.nodes[f"agent-{name}"]
+        self.world.note("crash", agent.name, why)
         agent.crash()
         self.world.after(self.world.rng(why).uniform(0.3, 4.0), agent.restart)
 
@@ -374,8 +378,8 @@ class Scenario:
 
     @property
     def calm(self) -> bool:
-        """Whether nothing has gone wrong for anybody."""
-        return not self.faults.counts and not self.shape.lapses
+        """Whether nothing has gone wrong for anybody. Scenarios strike too, beside the faults: a death is a death."""
+        return not self.faults.counts and not self.deaths and not self.shape.lapses
 
     def quiet(self) -> bool:
         """Whether nobody waits for anything any more."""
