@@ -191,15 +191,17 @@ def cells_of_record(
 def count_keys(
     words: Any, ends: Any, record_of: Any, chosen: Any, edges: Any, starts: Any, hashes: Any, counts: Any
 ) -> None:
-    """Counts, in a sketch for each number of sides, how many entries of a cluster have the same attributes there."""
+    """Counts, in a sketch for each number of sides, how many entries of a cluster have the same attributes there: by a
+    sample of them."""
+    step = max(1, len(chosen) // _SAMPLES_MAX)
     attributes, cells = np.empty(_BOUNDS_MAX, np.int64), np.empty(_BOUNDS_MAX, np.int64)
     lows, highs = np.empty(_BOUNDS_MAX), np.empty(_BOUNDS_MAX)
-    for entry in chosen:
+    for entry in chosen[::step]:
         record = record_of[entry]
         count = cells_of_record(words, ends[record], ends[record + 1], edges, starts, attributes, lows, highs, cells)
         for sides in range(min(SIDES, count), 0, -1):
             key = narrowest(attributes, cells, count, sides)
-            counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(KEYS)] += 1
+            counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(KEYS)] += step
 
 
 @background_kernel
