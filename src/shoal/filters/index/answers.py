@@ -14,69 +14,27 @@ import numpy as np
 from shoal.filters.index import rows
 from shoal.filters.index.context import (
     FAR,
-    R_ATTRIBUTES,
-    R_AUX,
     R_CELLS,
     R_FIRST_SEGMENT,
     R_FOUND,
     R_KINDS,
-    R_NAMES,
-    R_NUMBERS,
     R_PLAIN,
     R_PRESENT,
     R_SCRATCH,
     R_SEGMENTS,
     R_SKIPPED_RUN,
     R_SPANS,
-    R_STRINGS,
     SEGMENT_ROOTS,
     root,
 )
 from shoal.filters.index.filed import match_blocks_for_all
 from shoal.filters.index.matching import match_segment, match_young, run_of_all
-from shoal.filters.index.memory import f64_at, i64_at, u8_at, u32_at, whole
-from shoal.filters.index.rows import EXOTIC, FLOOR
+from shoal.filters.index.memory import f64_at, i64_at, u8_at, whole
 from shoal.filters.index.spans import copy_spans, total_of
-from shoal.wire.rawbytes import PADDING_BYTES, kernel, part
+from shoal.wire.rawbytes import PADDING_BYTES, kernel
 
 NO_IDS: Final = -11
 """There were more ids than room for them."""
-
-
-@part
-def texts_at(context: int, first: int) -> Any:
-    """A table of texts: (data, ends, slots)."""
-    slots = u32_at(root(context, first + 4), root(context, first + 5))
-    return u8_at(root(context, first), FAR), u32_at(root(context, first + 2), FAR), slots
-
-
-@kernel
-def read_into(context: int, size: int) -> int:
-    """Reads the event in the scratch into the row; 0 or a negative code."""
-    attributes = root(context, R_ATTRIBUTES)
-    numbers = f64_at(root(context, R_NUMBERS), 2 * attributes).reshape((attributes, 2))
-    aux = i64_at(root(context, R_AUX), 4 * attributes).reshape((attributes, 4))
-    kinds, present = u8_at(root(context, R_KINDS), attributes), i64_at(root(context, R_PRESENT), attributes)
-    data, names = u8_at(root(context, R_SCRATCH), FAR), texts_at(context, R_NAMES)
-    found = rows.read_event(data, 0, size, names, texts_at(context, R_STRINGS), kinds, numbers, aux, present)
-    i64_at(context, FAR)[R_FOUND] = max(0, found)
-    plain = f64_at(root(context, R_PLAIN), FAR)
-    for i in range(found):
-        attribute = present[i]
-        if kinds[attribute] == rows.NUMBER and aux[attribute, EXOTIC] == 0:
-            plain[attribute] = numbers[attribute, FLOOR]
-    return min(0, found)
-
-
-@kernel
-def read_event(context: int, event: int, size: int) -> int:
-    """Reads the event of `size` bytes at an address into the row; 0 or a negative code."""
-    if size + PADDING_BYTES > root(context, R_SCRATCH + 1):
-        return rows.BAD_EVENT
-    data, given = u8_at(root(context, R_SCRATCH), size), u8_at(event, size)
-    for i in range(size):
-        data[i] = given[i]
-    return read_into(context, size)
 
 
 @kernel
@@ -89,6 +47,21 @@ def clear(context: int) -> None:
         plain[present[i]] = np.nan
         kinds[present[i]] = rows.ABSENT
     i64_at(context, FAR)[R_FOUND] = 0
+
+
+@kernel
+def read_event(context: int, event: int, size: int) -> int:
+    """Reads the event of `size` bytes at an address into the row; 0 or a negative code."""
+    if size + PADDING_BYTES > root(context, R_SCRATCH + 1):
+        return rows.BAD_EVENT
+    data, given = u8_at(root(context, R_SCRATCH), size), u8_at(event, size)
+    for i in range(size):
+        data[i] = given[i]
+    found, code = rows.read_attributes(context, size)
+    i64_at(context, FAR)[R_FOUND] = found
+    if code < 0:
+        clear(context)
+    return whole(code)
 
 
 @kernel
@@ -154,9 +127,8 @@ def match_next(contexts: Any, data: Any, offsets: Any, first: int, used: Any) ->
 
 
 @kernel
-def match_ids(roots: Any, event: Any) -> Any:
+def match_ids(context: int, event: Any) -> Any:
     """The ids that match an event, in an array of their own, and 0 or a negative code."""
-    context = whole(roots.ctypes.data)
     used = match_spans(context, whole(event.ctypes.data), len(event))
     if used < 0:
         return np.empty(0, np.uint32), used
@@ -166,9 +138,8 @@ def match_ids(roots: Any, event: Any) -> Any:
 
 
 @kernel
-def match_slices(roots: Any, event: Any) -> Any:
+def match_slices(context: int, event: Any) -> Any:
     """The spans that match an event, in an array of their own, and 0 or a negative code."""
-    context = whole(roots.ctypes.data)
     used = match_spans(context, whole(event.ctypes.data), len(event))
     if used < 0:
         return np.empty(0, np.int64), used

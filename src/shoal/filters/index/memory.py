@@ -34,10 +34,22 @@ def _trailing_zeros(_context: Any, word: Any) -> Any:
     return types.uint64(types.uint64), codegen
 
 
+@intrinsic
+def _swap_bytes(_context: Any, word: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bswap(arguments[0])
+
+    return types.uint64(types.uint64), codegen
+
+
 pointer: Final = cast(Any, _pointer)
 
 trailing_zeros: Final = cast(Any, _trailing_zeros)
 """How many of the lowest bits of a 64-bit word that is not 0 are 0."""
+
+
+swap_bytes: Final = cast(Any, _swap_bytes)
+"""A 64-bit word with its bytes in the opposite order."""
 
 
 @part

@@ -64,18 +64,18 @@ def _translate(words: Any, ends: Any, names: Any, strings: Any) -> None:
 
 
 @kernel
-def _intern_all(data: Any, ends: Any, slots: Any, counters: Any, from_data: Any, from_ends: Any, codes: Any) -> None:
+def _intern_all(into: Any, from_data: Any, from_ends: Any, codes: Any) -> None:
     for code in range(len(codes)):
         start = whole(from_ends[code])
         length = whole(from_ends[code + 1]) - start
-        codes[code] = texts.intern_text(data, ends, slots, counters, from_data, start, length)
+        codes[code] = texts.intern_text(whole(into.ctypes.data), whole(from_data.ctypes.data), start, length)
 
 
 def intern_all(into: Texts, other: Texts) -> npt.NDArray[np.int64]:
     """Takes all strings of another table in; their numbers here, by their numbers there."""
     into.reserve(len(other), int(other.counters[texts.USED]))
     codes = np.zeros(len(other), np.int64)
-    _intern_all(into.data, into.ends, into.slots, into.counters, other.data, other.ends, codes)
+    _intern_all(into.addresses(), other.data, other.ends, codes)
     return codes
 
 

@@ -17,10 +17,20 @@ from typing import Any, Final
 import numpy as np
 
 from shoal.filters.index import rows
-from shoal.filters.index.memory import whole
+from shoal.filters.index.context import (
+    FAR,
+    R_ATTRIBUTES,
+    R_AUX,
+    R_NAMES,
+    R_NUMBERS,
+    R_SCRATCH,
+    R_STRINGS,
+    root,
+)
+from shoal.filters.index.memory import f64_at, i64_at, u16_at, whole
 from shoal.filters.index.rows import CODE, EXOTIC, FLOOR
 from shoal.filters.index.texts import NO_ROOM, intern_text
-from shoal.wire.rawbytes import Bytes, kernel, part
+from shoal.wire.rawbytes import kernel, part
 
 # Operators. Up to NUMERIC_LAST the payload is one number.
 GE: Final = 1
@@ -107,14 +117,15 @@ def get_bits(words: Any, at: int, count: int) -> np.uint64:
 
 
 @kernel
-def put_float(words: Any, at: int, width: int, value: float) -> int:
-    """Writes a float64 that fits; where the next word goes."""
+def put_float(words: int, at: int, width: int, value: float) -> int:
+    """Writes a float64 that fits; where the next word goes. `words` is an address, here and below."""
+    own = u16_at(words, FAR)
     if width == I16:
-        words[at] = np.uint16(whole(value) & 0xFFFF)
+        own[at] = np.uint16(whole(value) & 0xFFFF)
     elif width == F32:
-        put_bits(words, at, np.uint64(np.float32(value).view(np.uint32)), 2)
+        put_bits(own, at, np.uint64(np.float32(value).view(np.uint32)), 2)
     else:
-        put_bits(words, at, np.float64(value).view(np.uint64), 4)
+        put_bits(own, at, np.float64(value).view(np.uint64), 4)
     return at + width_words(width)
 
 
@@ -128,22 +139,54 @@ def get_float(words: Any, at: int, width: int) -> float:
     return np.uint64(get_bits(words, at, 4)).view(np.float64)
 
 
-@kernel
-def put_header(words: Any, at: int, operator: int, width: int, attribute: int) -> int:
+@part
+def put_header(words: int, at: int, operator: int, width: int, attribute: int) -> int:
     """Begins an item; where its payload goes."""
-    words[at] = operator | (width << 8)
-    words[at + 1] = attribute
+    own = u16_at(words, FAR)
+    own[at] = operator | (width << 8)
+    own[at + 1] = attribute
     return at + 2
 
 
+@part
+def put_word(words: int, at: int, operator: int, attribute: int, word: int) -> int:
+    """Writes an item whose payload is one word."""
+    u16_at(words, FAR)[put_header(words, at, operator, 0, attribute)] = word
+    return at + 3
+
+
+@part
+def put_code(words: int, at: int, operator: int, attribute: int, code: int) -> int:
+    """Writes an item with the number of a string."""
+    at = put_header(words, at, operator, 0, attribute)
+    put_bits(u16_at(words, FAR), at, np.uint64(code), 2)
+    return at + 2
+
+
+@part
+def number_of(context: int) -> Any:
+    """The number that was read last, in the row for attributes that nobody asks for: (floats, further fields)."""
+    spare = root(context, R_ATTRIBUTES) - 1
+    return f64_at(root(context, R_NUMBERS) + 16 * spare, 2), i64_at(root(context, R_AUX) + 32 * spare, 4)
+
+
+@part
+def read_number(context: int, at: int, end: int) -> int:
+    """Reads a number of the scratch; where the next item starts, or a negative code."""
+    spare = root(context, R_ATTRIBUTES) - 1
+    number, aux = root(context, R_NUMBERS) + 16 * spare, root(context, R_AUX) + 32 * spare
+    return rows.read_number(root(context, R_SCRATCH), at, end, number, aux)
+
+
 @kernel
-def put_number(words: Any, at: int, operator: int, attribute: int, numbers: Any, aux: Any) -> int:
-    """Writes an item with the number that was read into (numbers, aux)."""
-    if aux[0, EXOTIC] != 0:
-        at = put_header(words, at, operator, INT if aux[0, EXOTIC] == 1 else UINT, attribute)
-        put_bits(words, at, np.uint64(aux[0, CODE]), 4)
+def put_number(context: int, words: int, at: int, operator: int, attribute: int) -> int:
+    """Writes an item with the number that was read last."""
+    floats, aux = number_of(context)
+    if aux[EXOTIC] != 0:
+        at = put_header(words, at, operator, INT if aux[EXOTIC] == 1 else UINT, attribute)
+        put_bits(u16_at(words, FAR), at, np.uint64(aux[CODE]), 4)
         return at + 4
-    value = numbers[0, FLOOR]
+    value = floats[FLOOR]
     width = width_of(value)
     if width == F64 and operator in (GE, LE):
         neighbour = np.nextafter(value, -np.inf if operator == GE else np.inf)
@@ -152,25 +195,24 @@ def put_number(words: Any, at: int, operator: int, attribute: int, numbers: Any,
     return put_float(words, put_header(words, at, operator, width, attribute), width, value)
 
 
-@kernel
-def put_code(words: Any, at: int, operator: int, attribute: int, code: int) -> int:
-    """Writes an item with the number of a string."""
-    at = put_header(words, at, operator, 0, attribute)
-    put_bits(words, at, np.uint64(code), 2)
-    return at + 2
+@part
+def array_header(context: int, at: int, end: int) -> tuple[int, int]:
+    """The count of an array in the scratch and where its first item starts; -1 if there is none."""
+    return rows.count_header(root(context, R_SCRATCH), at, end, 0x90, 0x9F, 0xDC)
 
 
 @kernel
-def write_numbers(data: Bytes, at: int, end: int, words: Any, to: int, attribute: int, numbers: Any, aux: Any) -> Any:
+def write_numbers(context: int, at: int, end: int, words: int, room: int, to: int, attribute: int) -> Any:
     """Reads `low, high, [excluded]` and writes its items: (next byte or a negative code, next word)."""
-    at = rows.read_number(data, at, end, numbers, aux, 0)
+    floats, aux = number_of(context)
+    at = read_number(context, at, end)
     if at < 0:
         return BAD_FILTER, to
-    low, low_exotic, low_bits = numbers[0, FLOOR], aux[0, EXOTIC], aux[0, CODE]
-    at = rows.read_number(data, at, end, numbers, aux, 0)
+    low, low_exotic, low_bits = floats[FLOOR], aux[EXOTIC], aux[CODE]
+    at = read_number(context, at, end)
     if at < 0:
         return BAD_FILTER, to
-    high, high_exotic = numbers[0, FLOOR], aux[0, EXOTIC]
+    high, high_exotic = floats[FLOOR], aux[EXOTIC]
     has_low, has_high = low_exotic != 0 or low > -_MOST, high_exotic != 0 or high < _MOST
     width = max(width_of(low), width_of(high))
     if has_low and has_high and low_exotic == 0 and high_exotic == 0 and width != F64:
@@ -178,36 +220,36 @@ def write_numbers(data: Bytes, at: int, end: int, words: Any, to: int, attribute
         to = put_float(words, to, width, high)
     else:
         if has_high:
-            to = put_number(words, to, LE, attribute, numbers, aux)
+            to = put_number(context, words, to, LE, attribute)
         if has_low:
-            numbers[0, FLOOR], aux[0, EXOTIC], aux[0, CODE] = low, low_exotic, low_bits
-            to = put_number(words, to, GE, attribute, numbers, aux)
-    count, at = rows.count_header(data, at, end, 0x90, 0x9F, 0xDC)
+            floats[FLOOR], aux[EXOTIC], aux[CODE] = low, low_exotic, low_bits
+            to = put_number(context, words, to, GE, attribute)
+    count, at = array_header(context, at, end)
     if count < 0:
         return BAD_FILTER, to
     if not (has_low or has_high):
-        words[put_header(words, to, IS, 0, attribute)] = rows.NUMBER
-        to += 3
+        to = put_word(words, to, IS, attribute, rows.NUMBER)
     for _ in range(count):
-        at = rows.read_number(data, at, end, numbers, aux, 0)
-        if at < 0 or to + ITEM_WORDS_MAX > len(words):
+        at = read_number(context, at, end)
+        if at < 0 or to + ITEM_WORDS_MAX > room:
             return BAD_FILTER if at < 0 else NO_WORDS, to
-        to = put_number(words, to, NE_NUMBER, attribute, numbers, aux)
+        to = put_number(context, words, to, NE_NUMBER, attribute)
     return at, to
 
 
 @kernel
 def write_text(
-    data: Bytes, at: int, end: int, texts: Any, words: Any, to: int, attribute: int, operator: int, empty_too: bool
+    context: int, at: int, end: int, words: int, room: int, to: int, attribute: int, operator: int, empty_too: bool
 ) -> Any:
     """Reads one string, or null, and writes an item for it unless it is empty and that says nothing."""
-    if at < end and data[at] == 0xC0:
+    data = root(context, R_SCRATCH)
+    if at < end and rows.byte_at(data, at) == 0xC0:
         return at + 1, to
     start, length = rows.text_header(data, at, end)
-    if start < 0 or to + ITEM_WORDS_MAX > len(words):
+    if start < 0 or to + ITEM_WORDS_MAX > room:
         return BAD_FILTER if start < 0 else NO_WORDS, to
     if length > 0 or empty_too:
-        code = intern_text(texts[0], texts[1], texts[2], texts[3], data, start, length)
+        code = intern_text(context + 8 * R_STRINGS, data, start, length)
         if code < 0:
             return NO_ROOM, to
         to = put_code(words, to, operator, attribute, code)
@@ -215,111 +257,117 @@ def write_text(
 
 
 @kernel
-def write_strings(data: Bytes, at: int, end: int, texts: Any, words: Any, to: int, attribute: int) -> Any:
+def write_strings(context: int, at: int, end: int, words: int, room: int, to: int, attribute: int) -> Any:
     """Reads the nine fields of a constraint on strings and writes their items."""
     first = to
-    at, to = write_text(data, at, end, texts, words, to, attribute, AT_LEAST, False)
-    if at >= 0:
-        at, to = write_text(data, at, end, texts, words, to, attribute, BELOW, True)
-    if at >= 0:
-        at, to = write_text(data, at, end, texts, words, to, attribute, PREFIX, False)
-    if at >= 0:
-        at, to = write_text(data, at, end, texts, words, to, attribute, SUFFIX, False)
+    for operator in (AT_LEAST, BELOW, PREFIX, SUFFIX):
+        if at >= 0:
+            at, to = write_text(context, at, end, words, room, to, attribute, operator, operator == BELOW)
     for operator in (CONTAINS, NE_STRING, NOT_PREFIX, NOT_SUFFIX, NOT_CONTAINS):
         if at < 0:
             break
-        count, at = rows.count_header(data, at, end, 0x90, 0x9F, 0xDC)
+        count, at = array_header(context, at, end)
         if count < 0:
             return BAD_FILTER, to
         for _ in range(count):
-            at, to = write_text(data, at, end, texts, words, to, attribute, operator, True)
+            at, to = write_text(context, at, end, words, room, to, attribute, operator, True)
             if at < 0:
                 break
     if at >= 0 and to == first:
-        words[put_header(words, to, IS, 0, attribute)] = rows.STRING
-        to += 3
+        to = put_word(words, to, IS, attribute, rows.STRING)
     return at, to
 
 
 @kernel
-def write_one_of(
-    data: Bytes, at: int, end: int, texts: Any, words: Any, to: int, attribute: int, numbers: Any, aux: Any
-) -> Any:
+def write_listed_string(context: int, at: int, end: int, words: int, to: int, attribute: int, alone: bool) -> Any:
+    """Reads one string of a list and writes it: as an item if it is alone, else as a value of an item."""
+    data = root(context, R_SCRATCH)
+    start, length = rows.text_header(data, at, end)
+    if start < 0:
+        return BAD_FILTER, to
+    code = intern_text(context + 8 * R_STRINGS, data, start, length)
+    if code < 0:
+        return NO_ROOM, to
+    if alone:
+        return start + length, put_code(words, to, EQ_STRING, attribute, code)
+    put_bits(u16_at(words, FAR), to, np.uint64(code), 2)
+    return start + length, to + 2
+
+
+@kernel
+def write_listed_number(context: int, at: int, end: int, words: int, to: int, attribute: int, alone: bool) -> Any:
+    """The same of a number."""
+    at = read_number(context, at, end)
+    if at < 0:
+        return BAD_FILTER, to
+    if alone:
+        return at, put_number(context, words, to, EQ_NUMBER, attribute)
+    floats, aux = number_of(context)
+    own = u16_at(words, FAR)
+    own[to] = F64 if aux[EXOTIC] == 0 else (INT if aux[EXOTIC] == 1 else UINT)
+    bits = np.float64(floats[FLOOR]).view(np.uint64) if aux[EXOTIC] == 0 else np.uint64(aux[CODE])
+    put_bits(own, to + 1, bits, 4)
+    return at, to + 5
+
+
+@kernel
+def write_one_of(context: int, at: int, end: int, words: int, room: int, to: int, attribute: int) -> Any:
     """Reads `[values], kind` and writes one item."""
-    count, at = rows.count_header(data, at, end, 0x90, 0x9F, 0xDC)
+    count, at = array_header(context, at, end)
     if count < 1 or at >= end:
         return BAD_FILTER, to
-    if to + 3 + 5 * count > len(words):
+    if to + 3 + 5 * count > room:
         return NO_WORDS, to
-    tag = whole(data[at])
+    data = root(context, R_SCRATCH)
+    tag = rows.byte_at(data, at)
     if tag in (0xC2, 0xC3):
         kind = rows.BOOLEAN if count == 2 else tag - 0xC2
-        words[put_header(words, to, IS if count == 2 else EQ_BOOLEAN, 0, attribute)] = kind
-        return at + count + 1, to + 3  # kind is one byte
+        to = put_word(words, to, IS if count == 2 else EQ_BOOLEAN, attribute, kind)
+        return at + count + 1, to  # kind is one byte
     start, _ = rows.text_header(data, at, end)
     if count > 1:
-        to = put_header(words, to, IN_STRINGS if start >= 0 else IN_NUMBERS, 0, attribute)
-        words[to] = count
-        to += 1
+        to = put_word(words, to, IN_STRINGS if start >= 0 else IN_NUMBERS, attribute, count)
     for _ in range(count):
         if start >= 0:
-            start, length = rows.text_header(data, at, end)
-            if start < 0:
-                return BAD_FILTER, to
-            code = intern_text(texts[0], texts[1], texts[2], texts[3], data, start, length)
-            if code < 0:
-                return NO_ROOM, to
-            at = start + length
-            if count > 1:
-                put_bits(words, to, np.uint64(code), 2)
-                to += 2
-            else:
-                to = put_code(words, to, EQ_STRING, attribute, code)
+            at, to = write_listed_string(context, at, end, words, to, attribute, count == 1)
         else:
-            at = rows.read_number(data, at, end, numbers, aux, 0)
-            if at < 0:
-                return BAD_FILTER, to
-            if count > 1:
-                words[to] = F64 if aux[0, EXOTIC] == 0 else (INT if aux[0, EXOTIC] == 1 else UINT)
-                bits = np.float64(numbers[0, FLOOR]).view(np.uint64) if aux[0, EXOTIC] == 0 else np.uint64(aux[0, CODE])
-                put_bits(words, to + 1, bits, 4)
-                to += 5
-            else:
-                to = put_number(words, to, EQ_NUMBER, attribute, numbers, aux)
+            at, to = write_listed_number(context, at, end, words, to, attribute, count == 1)
+        if at < 0:
+            return at, to
     return at + 1, to  # kind is one byte
 
 
 @kernel
-def write_record(
-    data: Bytes, at: int, end: int, names: Any, texts: Any, words: Any, to: int, numbers: Any, aux: Any
-) -> Any:
-    """Reads a conjunction and writes its record: (next byte or a negative code, next word)."""
-    count, at = rows.count_header(data, at, end, 0x90, 0x9F, 0xDC)
+def write_record(context: int, at: int, end: int, words: int, room: int, to: int) -> Any:
+    """Reads a conjunction in the scratch and writes its record from word `to` on, of which there are `room`: (next byte
+    or a negative code, next word)."""
+    data = root(context, R_SCRATCH)
+    count, at = array_header(context, at, end)
     if count < 0:
         return BAD_FILTER, to
     for _ in range(count):
-        pair, at = rows.count_header(data, at, end, 0x90, 0x9F, 0xDC)
+        pair, at = array_header(context, at, end)
         start, length = rows.text_header(data, at, end)
         if pair != 2 or start < 0:
             return BAD_FILTER, to
-        if to + 4 * ITEM_WORDS_MAX > len(words):
+        if to + 4 * ITEM_WORDS_MAX > room:
             return NO_WORDS, to
-        attribute = intern_text(names[0], names[1], names[2], names[3], data, start, length)
+        attribute = intern_text(context + 8 * R_NAMES, data, start, length)
         if attribute < 0:
             return NO_ROOM, to
         if attribute >= NAMES_MAX:
             return TOO_MANY_NAMES, to
-        fields, at = rows.count_header(data, start + length, end, 0x90, 0x9F, 0xDC)
+        fields, at = array_header(context, start + length, end)
         if fields < 1 or at >= end:
             return BAD_FILTER, to
-        tag = whole(data[at])
+        tag = rows.byte_at(data, at)
         at += 1
         if tag == _TAG_NUMBERS:
-            at, to = write_numbers(data, at, end, words, to, attribute, numbers, aux)
+            at, to = write_numbers(context, at, end, words, room, to, attribute)
         elif tag == _TAG_STRINGS:
-            at, to = write_strings(data, at, end, texts, words, to, attribute)
+            at, to = write_strings(context, at, end, words, room, to, attribute)
         elif tag == _TAG_ONE_OF:
-            at, to = write_one_of(data, at, end, texts, words, to, attribute, numbers, aux)
+            at, to = write_one_of(context, at, end, words, room, to, attribute)
         elif tag == _TAG_PRESENT:
             to = put_header(words, to, EXISTS, 0, attribute)
         elif tag == _TAG_ABSENT:

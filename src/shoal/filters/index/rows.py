@@ -13,9 +13,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index.memory import whole
+from shoal.filters.index.context import (
+    FAR,
+    R_ATTRIBUTES,
+    R_AUX,
+    R_KINDS,
+    R_NAMES,
+    R_NUMBERS,
+    R_PLAIN,
+    R_PRESENT,
+    R_SCRATCH,
+    R_STRINGS,
+    root,
+)
+from shoal.filters.index.memory import f64_at, i64_at, swap_bytes, u8_at, whole
 from shoal.filters.index.texts import find_text
-from shoal.wire.rawbytes import Bytes, kernel, part
+from shoal.wire.rawbytes import kernel, load_u64, part
 
 ABSENT: Final = 0
 NUMBER: Final = 1
@@ -40,20 +53,23 @@ _TWO_64: Final = 18446744073709551616.0
 
 
 @part
-def big_endian(data: Bytes, at: int, width: int) -> np.uint64:
-    """An unsigned integer of `width` bytes."""
-    value = np.uint64(0)
-    for i in range(width):
-        value = (value << np.uint64(8)) | np.uint64(data[at + i])
-    return value
+def byte_at(data: int, at: int) -> int:
+    """A byte of some data, which is given by its address."""
+    return whole(u8_at(data, FAR)[at])
+
+
+@part
+def big_endian(data: int, at: int, width: int) -> np.uint64:
+    """An unsigned integer of `width` (1, 2, 4 or 8) bytes. Behind the data is padding."""
+    return np.uint64(swap_bytes(load_u64(u8_at(data, FAR), at)) >> np.uint64(64 - 8 * width))
 
 
 @kernel
-def text_header(data: Bytes, at: int, end: int) -> tuple[int, int]:
+def text_header(data: int, at: int, end: int) -> tuple[int, int]:
     """Where the bytes of a msgpack string start and how many they are; -1 if there is none, or it is cut short."""
     if at >= end:
         return -1, -1
-    tag = whole(data[at])
+    tag = byte_at(data, at)
     start, length = -1, 0
     if 0xA0 <= tag <= 0xBF:
         start, length = at + 1, tag & 0x1F
@@ -68,11 +84,11 @@ def text_header(data: Bytes, at: int, end: int) -> tuple[int, int]:
 
 
 @kernel
-def count_header(data: Bytes, at: int, end: int, fixed: int, fixed_max: int, wide: int) -> tuple[int, int]:
+def count_header(data: int, at: int, end: int, fixed: int, fixed_max: int, wide: int) -> tuple[int, int]:
     """The count of a msgpack map or array and where its first item starts; -1 if there is none."""
     if at >= end:
         return -1, -1
-    tag = whole(data[at])
+    tag = byte_at(data, at)
     if fixed <= tag <= fixed_max:
         return tag - fixed, at + 1
     width = 2 if tag == wide else 4
@@ -82,12 +98,13 @@ def count_header(data: Bytes, at: int, end: int, fixed: int, fixed_max: int, wid
 
 
 @kernel
-def put_integer(bits: int, unsigned: bool, numbers: Any, words: Any, row: int) -> None:
-    """Writes an integer into a row: as a float64 where one equals it, else with its neighbours and its bits.
-    `unsigned`: the bits stand for an integer of 2**63 or more."""
+def put_integer(bits: int, unsigned: bool, number: int, aux: int) -> None:
+    """Writes an integer at the addresses of a row's number and its further fields: as a float64 where one equals it,
+    else with its neighbours and its bits. `unsigned`: the bits stand for an integer of 2**63 or more."""
+    numbers, words = f64_at(number, 2), i64_at(aux, 4)
+    words[EXOTIC] = 0
     if not unsigned and -9007199254740992 <= bits <= 9007199254740992:
-        numbers[row, FLOOR] = numbers[row, CEIL] = float(bits)
-        words[row, EXOTIC] = 0
+        numbers[FLOOR] = numbers[CEIL] = float(bits)
         return
     nearest = float(np.uint64(bits)) if unsigned else float(bits)
     order = 0  # of the integer against the nearest float
@@ -102,38 +119,36 @@ def put_integer(bits: int, unsigned: bool, numbers: Any, words: Any, row: int) -
         order = -1
     else:
         order = 1 if bits > whole(nearest) else (-1 if bits < whole(nearest) else 0)
-    numbers[row, FLOOR] = numbers[row, CEIL] = nearest
-    words[row, EXOTIC] = 0
+    numbers[FLOOR] = numbers[CEIL] = nearest
     if order != 0:
-        words[row, EXOTIC] = 2 if unsigned else 1
-        words[row, CODE] = bits
+        words[EXOTIC] = 2 if unsigned else 1
+        words[CODE] = bits
         if order > 0:
-            numbers[row, CEIL] = np.nextafter(nearest, np.inf)
+            numbers[CEIL] = np.nextafter(nearest, np.inf)
         else:
-            numbers[row, FLOOR] = np.nextafter(nearest, -np.inf)
+            numbers[FLOOR] = np.nextafter(nearest, -np.inf)
 
 
 @kernel
-def read_number(data: Bytes, at: int, end: int, numbers: Any, words: Any, row: int) -> int:
-    """Reads a msgpack number into a row; where the next item starts, or a negative code."""
-    tag = whole(data[at])
+def read_number(data: int, at: int, end: int, number: int, aux: int) -> int:
+    """Reads a msgpack number to the addresses of a row's; where the next item starts, or a negative code."""
+    tag = byte_at(data, at)
     if tag <= 0x7F:
-        put_integer(whole(tag), False, numbers, words, row)
+        put_integer(tag, False, number, aux)
         return at + 1
     if tag >= 0xE0:
-        put_integer(whole(tag - 256), False, numbers, words, row)
+        put_integer(tag - 256, False, number, aux)
         return at + 1
     if 0xCC <= tag <= 0xD3:
         width = 1 << ((tag - 0xCC) & 3)
         if at + 1 + width > end:
             return BAD_EVENT
-        raw = big_endian(data, at + 1, width)
-        bits = whole(raw)
+        bits = whole(big_endian(data, at + 1, width))
         if tag >= 0xD0:
-            shift = whole(64 - 8 * width)
-            put_integer((bits << shift) >> shift, False, numbers, words, row)
+            shift = 64 - 8 * width
+            put_integer((bits << shift) >> shift, False, number, aux)
         else:
-            put_integer(bits, bits < 0, numbers, words, row)
+            put_integer(bits, bits < 0, number, aux)
         return at + 1 + width
     if tag == 0xCB:
         if at + 9 > end:
@@ -147,67 +162,64 @@ def read_number(data: Bytes, at: int, end: int, numbers: Any, words: Any, row: i
         return BAD_EVENT
     if not np.isfinite(value):
         return BAD_NUMBER
-    numbers[row, FLOOR] = numbers[row, CEIL] = value + 0.0  # no -0.0
-    words[row, EXOTIC] = 0
+    numbers = f64_at(number, 2)
+    numbers[FLOOR] = numbers[CEIL] = value + 0.0  # no -0.0
+    i64_at(aux, 4)[EXOTIC] = 0
     return at + (9 if tag == 0xCB else 5)
 
 
 @kernel
-def read_value(data: Bytes, at: int, end: int, strings: Any, kinds: Any, numbers: Any, words: Any, row: int) -> int:
-    """Reads a scalar into a row; where the next item starts, or a negative code. Null is absence."""
-    tag = whole(data[at])
+def read_value(context: int, at: int, end: int, row: int) -> int:
+    """Reads a scalar of the scratch into a row; where the next item starts, or a negative code. Null is absence."""
+    data, kinds = root(context, R_SCRATCH), u8_at(root(context, R_KINDS), FAR)
+    aux = root(context, R_AUX) + 32 * row
+    tag = byte_at(data, at)
     if tag == 0xC0:
         kinds[row] = ABSENT
         return at + 1
     if tag in (0xC2, 0xC3):
         kinds[row] = BOOLEAN
-        words[row, CODE] = tag - 0xC2
+        i64_at(aux, 4)[CODE] = tag - 0xC2
         return at + 1
     start, length = text_header(data, at, end)
     if start >= 0:
         kinds[row] = STRING
-        words[row, CODE] = find_text(strings[0], strings[1], strings[2], data, start, length)
-        words[row, START] = start
-        words[row, LENGTH] = length
+        words = i64_at(aux, 4)
+        words[CODE] = find_text(context + 8 * R_STRINGS, data, start, length)
+        words[START], words[LENGTH] = start, length
         return start + length
     kinds[row] = NUMBER
-    return read_number(data, at, end, numbers, words, row)
+    number = root(context, R_NUMBERS) + 16 * row
+    next_at = read_number(data, at, end, number, aux)
+    if next_at >= 0 and i64_at(aux, 4)[EXOTIC] == 0:
+        f64_at(root(context, R_PLAIN), FAR)[row] = f64_at(number, 2)[FLOOR]
+    return next_at
 
 
 @kernel
-def read_event(
-    data: Bytes, at: int, end: int, names: Any, strings: Any, kinds: Any, numbers: Any, words: Any, present: Any
-) -> int:
-    """Reads one event into a row; how many attributes that the index knows are `present`, or a negative code.
-
-    `names` and `strings` are (data, ends, slots) of their tables. The row must be clean.
-    """
-    spare = len(kinds) - 1  # for attributes that nobody asks for
-    count, at = count_header(data, at, end, 0x80, 0x8F, 0xDE)
+def read_attributes(context: int, size: int) -> Any:
+    """Reads the event in the scratch into the row, which must be clean: (how many attributes that the index knows are
+    `present`, 0 or a negative code)."""
+    data, spare = root(context, R_SCRATCH), root(context, R_ATTRIBUTES) - 1  # for attributes that nobody asks for
+    kinds, present = u8_at(root(context, R_KINDS), FAR), i64_at(root(context, R_PRESENT), FAR)
+    count, at = count_header(data, 0, size, 0x80, 0x8F, 0xDE)
     if count < 0:
-        return BAD_EVENT
+        return 0, BAD_EVENT
     found = 0
     for _ in range(count):
-        start, length = text_header(data, at, end)
-        if start < 0 or start + length >= end:
-            for i in range(found):
-                kinds[present[i]] = ABSENT
-            return BAD_EVENT
-        code = find_text(names[0], names[1], names[2], data, start, length)
+        start, length = text_header(data, at, size)
+        if start < 0 or start + length >= size:
+            return found, BAD_EVENT
+        code = find_text(context + 8 * R_NAMES, data, start, length)
         row = spare if code < 0 else code
         was = kinds[row]
-        at = read_value(data, start + length, end, strings, kinds, numbers, words, row)
-        if at < 0:
-            kinds[row] = ABSENT if was == ABSENT else was
-            for i in range(found):
-                kinds[present[i]] = ABSENT
-            return at
+        if was != ABSENT:  # said twice: the last one counts
+            f64_at(root(context, R_PLAIN), FAR)[row] = np.nan
+        at = read_value(context, start + length, size, row)
         if code >= 0 and was == ABSENT and kinds[row] != ABSENT:
             present[found] = row
             found += 1
-    if at != end:
-        for i in range(found):
-            kinds[present[i]] = ABSENT
-        return BAD_EVENT
-    kinds[spare] = ABSENT
-    return found
+        kinds[spare] = ABSENT
+        if at < 0:
+            return found, at
+    return found, 0 if at == size else BAD_EVENT

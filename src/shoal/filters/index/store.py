@@ -126,10 +126,10 @@ class _Young:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _View:
-    """What kernels are handed: the addresses for one event, where those for each event of a batch are, and what they
-    all point to."""
+    """What kernels are handed: where the addresses for one event stand, and those for each event of a batch; and what
+    they all point to. Whoever calls a kernel without the lock keeps the view until it has returned."""
 
-    roots: npt.NDArray[np.int64]
+    context: int
     contexts: npt.NDArray[np.int64]
     keep: list[Any]
 
@@ -179,7 +179,7 @@ class Store:
             if not self.ids.add(number):
                 raise FilterError(f"there is a subscription {number} already")
             while True:
-                code = taking.take_in(self._view.roots, data, number)
+                code = taking.take_in(self._view.context, data, number)
                 if code > 0:
                     return True
                 if code == taking.SEVERAL:
@@ -246,7 +246,7 @@ class Store:
         ends = np.zeros(len(table) + 1, np.int64)
         done = 0
         while True:
-            done, code = taking.take_table(self._view.roots, table.data, table.offsets, done, words, ends)
+            done, code = taking.take_table(self._view.context, table.data, table.offsets, done, words, ends)
             if code == 0:
                 return words[: ends[-1]], ends
             if code == records.NO_WORDS:
@@ -302,7 +302,7 @@ class Store:
         held = [*((segment.block, segment.dead) for segment in self._segments), (young.block, young.dead)]
         roots, contexts, keep = self._workspace.roots((self.names, self.strings), places, largest, held)
         roots[:, context.R_YOUNG_WORD_COUNT] = len(young.words)
-        self._view = _View(roots[0], contexts, [roots, *keep])
+        self._view = _View(int(contexts[0]), contexts, [roots, *keep])
 
     # Merging
 
@@ -424,7 +424,8 @@ class Store:
     def match(self, event: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
         """The ids that match an event in its wire form."""
         while True:
-            ids, code = answers.match_ids(self._view.roots, event)
+            view = self._view
+            ids, code = answers.match_ids(view.context, event)
             if code == 0:
                 return ids  # type: ignore[no-any-return]
             self._make_room(code, len(event))
@@ -432,8 +433,8 @@ class Store:
     def spans(self, event: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.uint32]]]:
         """The spans that match an event, and the arrays that they are of."""
         while True:
-            segments, young = self._segments, self._young
-            spans, code = answers.match_slices(self._view.roots, event)
+            segments, young, view = self._segments, self._young, self._view
+            spans, code = answers.match_slices(view.context, event)
             if code == 0 and segments is self._segments and young is self._young:
                 return spans, [*(segment.ids() for segment in segments), young.ids()]
             if code != 0:
@@ -445,7 +446,8 @@ class Store:
         ids = np.empty(max(1024, len(self) // 4, 16 * len(events)), np.uint32)
         done = 0
         while True:
-            done, code = answers.match_table(self._view.contexts, events.data, events.offsets, done, ids, ends)
+            view = self._view
+            done, code = answers.match_table(view.contexts, events.data, events.offsets, done, ids, ends)
             if code == 0:
                 return ends, ids[: ends[-1]]
             if code == answers.NO_IDS:
@@ -459,7 +461,8 @@ class Store:
         """How many ids match the events of a table together, found as spans."""
         done, total = 0, 0
         while True:
-            done, code, more = answers.count_table(self._view.contexts, events.data, events.offsets, done)
+            view = self._view
+            done, code, more = answers.count_table(view.contexts, events.data, events.offsets, done)
             total += int(more)
             if code == 0:
                 return total

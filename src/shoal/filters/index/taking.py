@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
-
-from shoal.filters.index import layout, records
+from shoal.filters.index import layout, records, rows
 from shoal.filters.index.context import (
     R_FIRST_SEGMENT,
-    R_NAMES,
     R_SCRATCH,
     R_SEGMENTS,
-    R_STRINGS,
     R_YOUNG_COUNT,
     R_YOUNG_ENDS,
     R_YOUNG_WORD_COUNT,
     R_YOUNG_WORDS,
     SEGMENT_ROOTS,
+    root,
+    u32_part,
 )
 from shoal.filters.index.memory import i64_at, u8_at, u16_at, u32_at, whole
-from shoal.wire.rawbytes import PADDING_BYTES, background_kernel, kernel, part
+from shoal.wire.rawbytes import PADDING_BYTES, background_kernel, kernel
 
 YOUNG_MAX: Final = 256
 """Records that are tested one by one before they become a segment."""
@@ -37,68 +35,59 @@ NO_YOUNG: Final = -7
 NO_SCRATCH: Final = -8
 
 
-@part
-def growing_texts_at(roots: Any, first: int) -> Any:
-    """A table of texts that takes new ones in: (data, ends, slots, counters)."""
-    ends, slots = u32_at(roots[first + 2], roots[first + 3]), u32_at(roots[first + 4], roots[first + 5])
-    return u8_at(roots[first], roots[first + 1]), ends, slots, i64_at(roots[first + 6], 2)
-
-
 @kernel
-def conjunction_start(data: Any, at: int, end: int) -> int:
-    """Where the only conjunction of a filter starts; a negative code if it has several, or is none."""
-    if end - at < 3 or data[at] != 0x91:
+def conjunction_start(data: int, end: int) -> int:
+    """Where the only conjunction of the filter at an address starts; a negative code if it has several, or is none."""
+    if end < 3 or rows.byte_at(data, 0) != 0x91:
         return records.BAD_FILTER
-    if data[at + 1] != 0x91:
+    if rows.byte_at(data, 1) != 0x91:
         return SEVERAL
-    return at + 3 if data[at + 2] == 0x91 else records.BAD_FILTER
+    return 3 if rows.byte_at(data, 2) == 0x91 else records.BAD_FILTER
 
 
 @kernel
-def write_wire(roots: Any, wire: Any, start: int, end: int, words: Any, to: int) -> int:
-    """Writes the record of a filter in its wire form; where the next word goes, or a negative code."""
-    scratch = u8_at(roots[R_SCRATCH], roots[R_SCRATCH + 1])
-    size = end - start
-    if size + PADDING_BYTES > len(scratch):
+def write_wire(context: int, wire: int, size: int, words: int, room: int, to: int) -> int:
+    """Writes the record of the filter of `size` bytes at an address; where the next word goes, or a negative code."""
+    if size + PADDING_BYTES > root(context, R_SCRATCH + 1):
         return NO_SCRATCH
+    scratch, given = u8_at(root(context, R_SCRATCH), size), u8_at(wire, size)
     for i in range(size):
-        scratch[i] = wire[start + i]
-    at = conjunction_start(scratch, 0, size)
+        scratch[i] = given[i]
+    at = conjunction_start(root(context, R_SCRATCH), size)
     if at < 0:
         return whole(at)
-    numbers, aux = np.empty((1, 2)), np.empty((1, 4), np.int64)
-    names, strings = growing_texts_at(roots, R_NAMES), growing_texts_at(roots, R_STRINGS)
-    at, to = records.write_record(scratch, at, size, names, strings, words, to, numbers, aux)
+    at, to = records.write_record(context, at, size, words, room, to)
     if at < 0:
         return whole(at)
     return to if at == size else records.BAD_FILTER
 
 
 @kernel
-def take_in(roots: Any, wire: Any, number: int) -> int:
+def take_in(context: int, wire: Any, number: int) -> int:
     """Adds a filter to the records that are in no segment; how many they are then, or a negative code."""
-    counter = u32_at(roots[R_YOUNG_COUNT], 1)
+    counter = u32_at(root(context, R_YOUNG_COUNT), 1)
     count = whole(counter[0])
     if count == YOUNG_MAX:
         return NO_YOUNG
-    ends = i64_at(roots[R_YOUNG_ENDS], YOUNG_MAX + 1)
-    words = u16_at(roots[R_YOUNG_WORDS], roots[R_YOUNG_WORD_COUNT])
-    to = write_wire(roots, wire, 0, len(wire), words, ends[count])
+    ends = i64_at(root(context, R_YOUNG_ENDS), YOUNG_MAX + 1)
+    words, room = root(context, R_YOUNG_WORDS), root(context, R_YOUNG_WORD_COUNT)
+    to = write_wire(context, whole(wire.ctypes.data), len(wire), words, room, ends[count])
     if to < 0:
         return NO_YOUNG if to == records.NO_WORDS and count > 0 else to
-    block = roots[R_FIRST_SEGMENT + SEGMENT_ROOTS * roots[R_SEGMENTS]]
-    ids = u32_at(block + i64_at(block, layout.HEADER_WORDS)[layout.H_PARTS + layout.P_IDS], YOUNG_MAX)
-    ids[count] = number
+    block = root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * root(context, R_SEGMENTS))
+    u32_part(block, layout.P_IDS)[count] = number
     ends[count + 1] = to
     counter[0] = count + 1
     return whole(count + 1)
 
 
 @kernel
-def take_table(roots: Any, data: Any, offsets: Any, first: int, words: Any, ends: Any) -> Any:
+def take_table(context: int, data: Any, offsets: Any, first: int, words: Any, ends: Any) -> Any:
     """Writes the records of a table of filters from `first` on: (the next one, 0 or a negative code)."""
+    wires, to_words, room = whole(data.ctypes.data), whole(words.ctypes.data), len(words)
     for item in range(first, len(offsets) - 1):
-        to = write_wire(roots, data, offsets[item], offsets[item + 1], words, ends[item])
+        size = whole(offsets[item + 1] - offsets[item])
+        to = write_wire(context, wires + whole(offsets[item]), size, to_words, room, ends[item])
         if to < 0:
             return item, to
         ends[item + 1] = to

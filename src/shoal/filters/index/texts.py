@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index.memory import whole
-from shoal.wire.rawbytes import PADDING_BYTES, Bytes, hash_words, kernel, same_words
+from shoal.filters.index.memory import i64_at, u8_at, u32_at, whole
+from shoal.wire.rawbytes import PADDING_BYTES, Bytes, hash_words, kernel, part, same_words
 
 NO_TEXT: Final = -1
 NO_ROOM: Final = -2
@@ -22,44 +22,60 @@ NO_ROOM: Final = -2
 COUNT: Final = 0
 USED: Final = 1
 
+# The addresses of a table, and the lengths behind the first three.
+T_DATA: Final = 0
+T_ENDS: Final = 2
+T_SLOTS: Final = 4
+T_COUNTERS: Final = 6
+T_WORDS: Final = 7
+_FAR: Final = 1 << 40
+
 _SEED: Final = np.uint64(0x51_0A_10_0D)
 _FIRST_TEXTS: Final = 64
 _FIRST_BYTES: Final = 1024
 
 
-@kernel
-def find_text(data: Bytes, ends: Any, slots: Any, wanted: Bytes, start: int, length: int) -> int:
-    """The number of a string, or `NO_TEXT`. `wanted` is padded."""
-    mask = np.uint64(len(slots) - 1)
-    slot = hash_words(wanted, start, length, _SEED) & mask
+@part
+def slot_of(table: int, wanted: int, start: int, length: int) -> Any:
+    """Where a string has its slot, or would have it. `table` is where the addresses of a table stand (see `context`),
+    `wanted` that of the padded bytes."""
+    roots = i64_at(table, T_WORDS)
+    slots, ends = u32_at(roots[T_SLOTS], roots[T_SLOTS + 1]), u32_at(roots[T_ENDS], _FAR)
+    data, own = u8_at(roots[T_DATA], _FAR), u8_at(wanted, _FAR)
+    mask = np.uint64(roots[T_SLOTS + 1] - 1)
+    slot = hash_words(own, start, length, _SEED) & mask
     while slots[slot] != 0:
         code = whole(slots[slot]) - 1
         at = whole(ends[code])
-        if whole(ends[code + 1]) - at == length and same_words(data, at, wanted, start, length):
-            return code
+        if whole(ends[code + 1]) - at == length and same_words(data, at, own, start, length):
+            break
         slot = (slot + np.uint64(1)) & mask
-    return NO_TEXT
+    return slot
 
 
 @kernel
-def intern_text(
-    data: Bytes, ends: Any, slots: Any, counters: npt.NDArray[np.int64], wanted: Bytes, start: int, length: int
-) -> int:
+def find_text(table: int, wanted: int, start: int, length: int) -> int:
+    """The number of a string, or `NO_TEXT`."""
+    slot = slot_of(table, wanted, start, length)
+    return whole(u32_at(i64_at(table, T_WORDS)[T_SLOTS], _FAR)[slot]) - 1
+
+
+@kernel
+def intern_text(table: int, wanted: int, start: int, length: int) -> int:
     """The number of a string, which is taken in if it is new; `NO_ROOM` if it would not fit."""
-    mask = np.uint64(len(slots) - 1)
-    slot = hash_words(wanted, start, length, _SEED) & mask
-    while slots[slot] != 0:
-        code = whole(slots[slot]) - 1
-        at = whole(ends[code])
-        if whole(ends[code + 1]) - at == length and same_words(data, at, wanted, start, length):
-            return code
-        slot = (slot + np.uint64(1)) & mask
+    roots = i64_at(table, T_WORDS)
+    slot, slots = slot_of(table, wanted, start, length), u32_at(roots[T_SLOTS], _FAR)
+    if slots[slot] != 0:
+        return whole(slots[slot]) - 1
+    counters = i64_at(roots[T_COUNTERS], 2)
     count, used = counters[COUNT], counters[USED]
-    if count + 2 > len(ends) or used + length + PADDING_BYTES > len(data) or 5 * (count + 1) > 4 * len(slots):
+    no_room = count + 2 > roots[T_ENDS + 1] or used + length + PADDING_BYTES > roots[T_DATA + 1]
+    if no_room or 5 * (count + 1) > 4 * roots[T_SLOTS + 1]:
         return NO_ROOM
+    data, own = u8_at(roots[T_DATA], _FAR), u8_at(wanted, _FAR)
     for i in range(length):
-        data[used + i] = wanted[start + i]
-    ends[count + 1] = used + length
+        data[used + i] = own[start + i]
+    u32_at(roots[T_ENDS], _FAR)[count + 1] = used + length
     slots[slot] = count + 1
     counters[COUNT] = count + 1
     counters[USED] = used + length
@@ -88,6 +104,15 @@ class Texts:
 
     def __len__(self) -> int:
         return int(self.counters[COUNT])
+
+    def addresses(self) -> npt.NDArray[np.int64]:
+        """Where the arrays stand and how long they are, as kernels are told."""
+        found = np.zeros(T_WORDS, np.int64)
+        arrays: list[npt.NDArray[Any]] = [self.data, self.ends, self.slots]
+        for number, array in enumerate(arrays):
+            found[2 * number], found[2 * number + 1] = array.ctypes.data, len(array)
+        found[T_COUNTERS] = self.counters.ctypes.data
+        return found
 
     @property
     def nbytes(self) -> int:

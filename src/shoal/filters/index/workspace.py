@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.filters.index import context, filed, matching
-from shoal.filters.index.texts import Texts
+from shoal.filters.index.texts import T_WORDS, Texts
 from shoal.filters.index.vectors import WIDTH
 from shoal.wire.rawbytes import PADDING_BYTES
 
 BATCH: Final = 256
 """Events that are matched together."""
 ROWS_BYTES_MAX: Final = 1 << 25
-"""With so many attributes that the rows of a batch would be larger, batches are smaller."""
+"""With so many attributes, or events so large, that the rows of a batch would be larger, batches are smaller."""
 _ROW_BYTES_PER_ATTRIBUTE: Final = 66
 _SCRATCH_BYTES: Final = 1 << 14
 _SPANS: Final = 3 * 4096
@@ -71,13 +71,8 @@ class Workspace:
         roots = np.zeros((batch, context.R_FIRST_SEGMENT + context.SEGMENT_ROOTS * len(segments)), np.int64)
         keep: list[Any] = [self._waiting, self._visited, *self._rows.values()]
         for first, table in zip((context.R_NAMES, context.R_STRINGS), tables, strict=True):
-            arrays: list[npt.NDArray[Any]] = [table.data, table.ends, table.slots]
-            for number, array in enumerate(arrays):
-                roots[:, first + 2 * number] = array.ctypes.data
-                roots[:, first + 2 * number + 1] = len(array)
-                keep.append(array)
-            roots[:, first + 6] = table.counters.ctypes.data
-            keep.append(table.counters)
+            roots[:, first : first + T_WORDS] = table.addresses()
+            keep += table.arrays().values()
         for place, array in self._rows.items():
             roots[:, place] = array.ctypes.data + array.strides[0] * np.arange(batch)
         for place, array in (
@@ -102,7 +97,8 @@ class Workspace:
         if self._rows and attributes == self._attributes:
             return
         self._attributes = attributes
-        batch = max(1, min(BATCH, ROWS_BYTES_MAX // (_ROW_BYTES_PER_ATTRIBUTE * attributes)))
+        row_bytes = _ROW_BYTES_PER_ATTRIBUTE * attributes + self._scratch_bytes + 8 * self._span_words
+        batch = max(1, min(BATCH, ROWS_BYTES_MAX // row_bytes))
         self._rows = {
             context.R_KINDS: np.zeros((batch, attributes), np.uint8),
             context.R_NUMBERS: np.zeros((batch, 2 * attributes)),
