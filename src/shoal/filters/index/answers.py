@@ -1,8 +1,7 @@
 """Answers: events come in, ids go out.
 
 Owns the kernels that Python calls to match: an event or a table of them is read into the context, matched against all
-segments, and answered with ids, spans or a count. A table is matched in batches, because a batch shares the walk
-through filters that are filed by cells.
+segments, and answered with ids, spans or a count.
 """
 
 from __future__ import annotations
@@ -15,20 +14,16 @@ from shoal.filters.index import rows
 from shoal.filters.index.context import (
     FAR,
     R_CELLS,
-    R_FIRST_SEGMENT,
     R_FOUND,
     R_KINDS,
     R_PLAIN,
     R_PRESENT,
     R_SCRATCH,
     R_SEGMENTS,
-    R_SKIPPED_RUN,
     R_SPANS,
-    SEGMENT_ROOTS,
     root,
 )
-from shoal.filters.index.filed import match_blocks_for_all
-from shoal.filters.index.matching import match_segment, match_young, run_of_all
+from shoal.filters.index.matching import match_segment, match_young
 from shoal.filters.index.memory import f64_at, i64_at, u8_at, whole
 from shoal.filters.index.spans import copy_spans, total_of
 from shoal.wire.rawbytes import PADDING_BYTES, kernel
@@ -71,7 +66,6 @@ def match_spans(context: int, event: int, size: int) -> int:
     if used < 0:
         return used
     segments = root(context, R_SEGMENTS)
-    i64_at(context, FAR)[R_SKIPPED_RUN] = -1
     for segment in range(segments):
         used = match_segment(context, segment, used)
         if used < 0:
@@ -80,50 +74,6 @@ def match_spans(context: int, event: int, size: int) -> int:
         used = match_young(context, segments, used)
     clear(context)
     return used
-
-
-@kernel
-def match_batch(contexts: Any, events: int, used: Any) -> None:
-    """Matches the events that have been read into as many contexts; `used` of each becomes what is used of its spans,
-    or a negative code."""
-    segments = root(contexts[0], R_SEGMENTS)
-    used[:events] = 0
-    for segment in range(segments):
-        block = root(contexts[0], R_FIRST_SEGMENT + SEGMENT_ROOTS * segment)
-        shared = run_of_all(block)
-        for event in range(events):
-            if used[event] >= 0:
-                i64_at(contexts[event], FAR)[R_SKIPPED_RUN] = shared
-                used[event] = match_segment(contexts[event], segment, used[event])
-        if shared >= 0:
-            match_blocks_for_all(contexts, events, block, shared, used, segment)
-    for event in range(events):
-        if used[event] >= 0:
-            used[event] = match_young(contexts[event], segments, used[event])
-
-
-@kernel
-def match_next(contexts: Any, data: Any, offsets: Any, first: int, used: Any) -> Any:
-    """Reads and matches the next batch of a table: (how many events, 0 or a negative code, which event has it). All
-    contexts are clean afterwards; their spans stay."""
-    events = min(len(contexts), len(offsets) - 1 - first)
-    code, where = 0, first
-    read = 0
-    for event in range(events):
-        start = offsets[first + event]
-        code = read_event(contexts[event], whole(data.ctypes.data) + start, offsets[first + event + 1] - start)
-        if code < 0:
-            where = first + event
-            break
-        read += 1
-    if code == 0:
-        match_batch(contexts, events, used)
-        for event in range(events):
-            if used[event] < 0:
-                code, where = used[event], first + event
-    for event in range(read):
-        clear(contexts[event])
-    return events, code, where
 
 
 @kernel
@@ -147,34 +97,28 @@ def match_slices(context: int, event: Any) -> Any:
 
 
 @kernel
-def match_table(contexts: Any, data: Any, offsets: Any, first: int, ids: Any, ends: Any) -> Any:
+def match_table(context: int, data: Any, offsets: Any, first: int, ids: Any, ends: Any) -> Any:
     """Matches the events of a table from `first` on, until `ids` is full: (the next event, 0 or a negative code).
     `ends[i + 1]` becomes where the ids of event `i` end, `ends[first]` says where those of the first begin."""
-    used = np.zeros(len(contexts), np.int64)
-    while first < len(offsets) - 1:
-        events, code, where = match_next(contexts, data, offsets, first, used)
-        if code < 0:
-            return where if code in (rows.BAD_EVENT, rows.BAD_NUMBER) else first, code
-        for event in range(events):
-            total = total_of(contexts[event], used[event])
-            if ends[first + event] + total > len(ids):
-                return first + event, NO_IDS
-            copy_spans(contexts[event], used[event], ids, ends[first + event])
-            ends[first + event + 1] = ends[first + event] + total
-        first += events
-    return first, 0
+    for event in range(first, len(offsets) - 1):
+        used = match_spans(context, whole(data.ctypes.data) + offsets[event], offsets[event + 1] - offsets[event])
+        if used < 0:
+            return event, used
+        total = total_of(context, used)
+        if ends[event] + total > len(ids):
+            return event, NO_IDS
+        copy_spans(context, used, ids, ends[event])
+        ends[event + 1] = ends[event] + total
+    return len(offsets) - 1, 0
 
 
 @kernel
-def count_table(contexts: Any, data: Any, offsets: Any, first: int) -> Any:
+def count_table(context: int, data: Any, offsets: Any, first: int) -> Any:
     """Finds the spans of the events of a table from `first` on: (the next event, 0 or a negative code, their ids)."""
-    used = np.zeros(len(contexts), np.int64)
     total = 0
-    while first < len(offsets) - 1:
-        events, code, where = match_next(contexts, data, offsets, first, used)
-        if code < 0:
-            return where if code in (rows.BAD_EVENT, rows.BAD_NUMBER) else first, code, total
-        for event in range(events):
-            total += total_of(contexts[event], used[event])
-        first += events
-    return first, 0, total
+    for event in range(first, len(offsets) - 1):
+        used = match_spans(context, whole(data.ctypes.data) + offsets[event], offsets[event + 1] - offsets[event])
+        if used < 0:
+            return event, used, total
+        total += total_of(context, used)
+    return len(offsets) - 1, 0, total

@@ -36,9 +36,7 @@ R_SEGMENTS: Final = 31
 R_WAITING: Final = 32
 R_PLAIN: Final = 33
 """The event's numbers once more: NaN for whatever is no number that a float64 equals."""
-R_SKIPPED_RUN: Final = 34
-"""A run of the segment that is matched, which is left to whoever matches a batch; -1 for none."""
-R_FIRST_SEGMENT: Final = 35
+R_FIRST_SEGMENT: Final = 34
 """From here on, of each segment: its block and its dead positions. Last come the records that are in no segment."""
 SEGMENT_ROOTS: Final = 2
 

@@ -1,7 +1,7 @@
 """Filed: the matching of runs that are filed by cells (see `cells`).
 
-Owns the walk through blocks and groups, for one event and for a batch of them. A batch shares what it reads: each
-group is compared with all events that visit it while it is in the cache.
+Owns the walk through blocks and groups. Most of its time would be spent waiting for memory, so it goes in three steps,
+each of which asks for what the next one reads: boxes around chunks, then boxes, then further attributes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import cells, layout, rows
+from shoal.filters.index import boxes, cells, layout, rows
 from shoal.filters.index.context import (
     FAR,
     R_CELLS,
@@ -35,14 +35,15 @@ from shoal.wire.rawbytes import kernel, part
 WAITING_MAX: Final = 4096
 """Chunks that wait to be looked at, before a further group is compared."""
 WAITING_WORDS: Final = 3
-"""Words of a chunk that waits: where it is; its first entry, the event's cells << 32; later which entries are left, and
-which of those are strictly between their bounds << 32."""
+"""Words of a chunk that waits: where it is; its first entry, the event's cells << 32; later which entries are left."""
+DOUBTS_MAX: Final = 1024
+"""Entries that wait for their exact test."""
 AHEAD: Final = 4
 """How many groups before its turn the boxes of a group are asked for."""
 LOW_32: Final = np.uint64(0xFFFFFFFF)
 _LINE: Final = 64
-_BOX_LINES: Final = cells.CHUNK * cells.COLUMNS // _LINE
-_FURTHER_LINES: Final = 4 * cells.CHUNK * cells.FURTHER // _LINE
+_BOX_LINES: Final = boxes.CHUNK * cells.COLUMNS // _LINE
+_FURTHER_LINES: Final = 4 * boxes.CHUNK * cells.FURTHER // _LINE
 
 
 @part
@@ -74,16 +75,30 @@ def filed_parts(block: int) -> Any:
 
 
 @part
-def compare(at: int, step: int, cells_at: np.uint64) -> Any:
-    """Compares 32 boxes, whose columns are `step` bytes apart, with an event's three cells, of 8 bits each: (those that
-    it is in, those of them whose sides it does not touch)."""
-    within_all, inside_all = LOW_32, LOW_32
+def waiting_at(context: int) -> Any:
+    """The chunks that wait; they stand behind the entries in doubt."""
+    return u64_at(root(context, R_WAITING) + 8 * DOUBTS_MAX, FAR)
+
+
+@part
+def touches(at: int, step: int, own: np.uint64) -> np.uint64:
+    """Compares 32 boxes, whose columns are `step` bytes apart, with an event's three cells, of 8 bits each: those that
+    it is in."""
+    found = LOW_32
     for side in range(cells.SIDES):
         lows = at + 2 * step * side
-        cell = np.uint8(cells_at >> np.uint64(8 * side))
-        within_all &= within(lows, lows + step, cell)
-        inside_all &= strictly_within(lows, lows + step, cell)
-    return within_all, inside_all
+        found &= within(lows, lows + step, np.uint8(own >> np.uint64(8 * side)))
+    return found
+
+
+@part
+def contains(at: int, own: np.uint64) -> np.uint64:
+    """The same of the boxes of a chunk: those whose sides it does not even touch."""
+    found = LOW_32
+    for side in range(cells.SIDES):
+        lows = at + 2 * boxes.CHUNK * side
+        found &= strictly_within(lows, lows + boxes.CHUNK, np.uint8(own >> np.uint64(8 * side)))
+    return found
 
 
 @kernel
@@ -92,19 +107,19 @@ def take_group(context: int, block: int, group: int, own: np.uint64, waiting: in
     wait; how many wait then. There is room."""
     groups = u32_part(block, layout.P_GROUPS)
     first = whole(groups[4 * group + 1])
-    chunks = (whole(groups[4 * group + 2]) + cells.CHUNK - 1) // cells.CHUNK
-    boxes = boxes_of(block, group)
-    at = boxes + cells.boxes_bytes(chunks)
-    wait = u64_at(root(context, R_WAITING), FAR)
+    chunks = (whole(groups[4 * group + 2]) + boxes.CHUNK - 1) // boxes.CHUNK
+    around = boxes_of(block, group)
+    at = around + boxes.boxes_bytes(chunks)
+    wait = waiting_at(context)
     if chunks == 1:
         return add_chunk(wait, waiting, at, first, own)
-    step = (chunks + cells.CHUNK - 1) & ~(cells.CHUNK - 1)
-    for batch in range(0, chunks, cells.CHUNK):
-        left, _ = compare(boxes + batch, step, own)
+    step = (chunks + boxes.CHUNK - 1) & ~(boxes.CHUNK - 1)
+    for batch in range(0, chunks, boxes.CHUNK):
+        left = touches(around + batch, step, own)
         while left != 0:
             chunk = batch + whole(trailing_zeros(left))
             left &= left - np.uint64(1)
-            waiting = add_chunk(wait, waiting, at + cells.CHUNK_BYTES * chunk, first + cells.CHUNK * chunk, own)
+            waiting = add_chunk(wait, waiting, at + boxes.CHUNK_BYTES * chunk, first + boxes.CHUNK * chunk, own)
     return waiting
 
 
@@ -135,19 +150,19 @@ def add_chunk(wait: Any, waiting: int, at: int, first: int, own: np.uint64) -> i
 @kernel
 def compare_waiting(context: int, waiting: int) -> int:
     """Compares the boxes of all chunks that wait; those in which some entries are left wait on. How many they are."""
-    wait = u64_at(root(context, R_WAITING), FAR)
+    wait = waiting_at(context)
     kept = 0
     for i in range(waiting):
-        at, whose = whole(wait[WAITING_WORDS * i]), wait[WAITING_WORDS * i + 1]
-        left, inside = compare(at, cells.CHUNK, whose >> np.uint64(32))
-        further = at + cells.CHUNK * cells.COLUMNS
-        wait[WAITING_WORDS * kept] = further
-        wait[WAITING_WORDS * kept + 1] = whose & LOW_32
-        wait[WAITING_WORDS * kept + 2] = left | (inside << np.uint64(32))
+        at, whose = wait[WAITING_WORDS * i], wait[WAITING_WORDS * i + 1]
+        left = touches(whole(at), boxes.CHUNK, whose >> np.uint64(32))
+        wait[WAITING_WORDS * kept] = at
+        wait[WAITING_WORDS * kept + 1] = whose
+        wait[WAITING_WORDS * kept + 2] = left
         kept += whole(left != 0)  # without a jump that nobody could foresee
     for i in range(kept):
+        further = whole(wait[WAITING_WORDS * i]) + boxes.CHUNK * cells.COLUMNS
         for line in range(_FURTHER_LINES):
-            prefetch(whole(wait[WAITING_WORDS * i]) + _LINE * line)
+            prefetch(further + _LINE * line)
     return kept
 
 
@@ -166,23 +181,51 @@ def decide(context: int, words: Any) -> Any:
 
 
 @kernel
+def test_doubts(context: int, block: int, undecided: int, used: int, segment: int) -> int:
+    """Tests the entries about which cells cannot say everything, and adds those that match."""
+    doubts = u64_at(root(context, R_WAITING), DOUBTS_MAX)
+    ends, words = u32_part(block, layout.P_WORD_ENDS), address_of(block, layout.P_WORDS)
+    for i in range(undecided):
+        prefetch(words + 2 * whole(ends[doubts[i]] & layout.LOW_31))
+    for i in range(undecided):
+        entry = whole(doubts[i])
+        if entry_holds(context, block, entry):
+            used = emit_entries(context, block, used, segment, entry, entry + 1)
+            if used < 0:
+                break
+    return used
+
+
+@kernel
 def test_waiting(context: int, block: int, waiting: int, used: int, segment: int) -> int:
     """Looks at the entries of the chunks that wait, and adds those that match."""
-    wait = u64_at(root(context, R_WAITING), FAR)
+    wait, doubts, undecided = waiting_at(context), u64_at(root(context, R_WAITING), DOUBTS_MAX), 0
+    ids, records = address_of(block, layout.P_IDS), address_of(block, layout.P_WORD_ENDS)
     for i in range(compare_waiting(context, waiting)):
-        further, first = whole(wait[WAITING_WORDS * i]), whole(wait[WAITING_WORDS * i + 1])
-        left, inside = wait[WAITING_WORDS * i + 2] & LOW_32, wait[WAITING_WORDS * i + 2] >> np.uint64(32)
+        at, whose = whole(wait[WAITING_WORDS * i]), wait[WAITING_WORDS * i + 1]
+        first, further = whole(whose & LOW_32), at + boxes.CHUNK * cells.COLUMNS
+        left, inside = wait[WAITING_WORDS * i + 2], contains(at, whose >> np.uint64(32))
         while left != 0:
             j = whole(trailing_zeros(left))
             left &= left - np.uint64(1)
             remains, accepted = decide(context, u32_at(further + 4 * cells.FURTHER * j, cells.FURTHER))
             if not remains:
                 continue
-            if (accepted and (inside >> np.uint64(j)) & np.uint64(1) != 0) or entry_holds(context, block, first + j):
+            if accepted and (inside >> np.uint64(j)) & np.uint64(1) != 0:
+                prefetch(ids + 4 * (first + j))
                 used = emit_entries(context, block, used, segment, first + j, first + j + 1)
                 if used < 0:
                     return used
-    return used
+            else:
+                prefetch(records + 4 * (first + j))
+                doubts[undecided] = first + j
+                undecided += 1
+                if undecided == DOUBTS_MAX:
+                    used = test_doubts(context, block, undecided, used, segment)
+                    undecided = 0
+                    if used < 0:
+                        return used
+    return test_doubts(context, block, undecided, used, segment)
 
 
 @kernel
@@ -198,7 +241,7 @@ def match_blocks(context: int, block: int, run: int, used: int, segment: int) ->
             ahead = boxes_of(block, group + AHEAD)  # there may be none; asking for what is not there does nothing
             for line in range(_BOX_LINES):
                 prefetch(ahead + _LINE * line)
-            if waiting + whole(groups[4 * group + 2]) // cells.CHUNK + 1 > WAITING_MAX:
+            if waiting + whole(groups[4 * group + 2]) // boxes.CHUNK + 1 > WAITING_MAX:
                 used = test_waiting(context, block, waiting, used, segment)
                 waiting = 0
                 if used < 0:
@@ -208,32 +251,3 @@ def match_blocks(context: int, block: int, run: int, used: int, segment: int) ->
             if own != 0:
                 waiting = take_group(context, block, group, own, waiting)
     return test_waiting(context, block, waiting, used, segment)
-
-
-@kernel
-def cells_by_attribute(contexts: Any, events: int, attributes: int) -> Any:
-    """The cells of many events, those of one attribute side by side."""
-    found = np.empty((attributes, events), np.uint8)
-    for event in range(events):
-        own = u8_at(root(contexts[event], R_CELLS), FAR)
-        for attribute in range(attributes):
-            found[attribute, event] = own[attribute]
-    return found
-
-
-@kernel
-def match_blocks_for_all(contexts: Any, events: int, block: int, run: int, used: Any, segment: int) -> None:
-    """Matches a run that is filed by cells against many events: `contexts` has one in each row, and `used` is what is
-    used of the spans of each, which a code takes the place of."""
-    runs, blocks, groups = filed_parts(block)
-    columns = cells_by_attribute(contexts, events, count_of(block, layout.H_ATTRIBUTES))
-    for number in range(whole(runs[4 * run + 2]), whole(runs[4 * run + 3])):
-        a = whole(blocks[2 * number])
-        for group in range(whole(blocks[2 * number + 1]), whole(blocks[2 * number + 3])):
-            b, c = whole(groups[4 * group]) & 0xFFFF, whole(groups[4 * group]) >> 16
-            for event in range(events):
-                own = joined(columns[a, event], columns[b, event], columns[c, event])
-                if own != 0 and used[event] >= 0:
-                    waiting = take_group(contexts[event], block, group, own, 0)
-                    if waiting > 0:
-                        used[event] = test_waiting(contexts[event], block, waiting, used[event], segment)

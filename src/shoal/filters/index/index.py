@@ -20,11 +20,11 @@ import numpy.typing as npt
 from shoal.errors import EventError, FilterError, SnapshotError
 from shoal.filters.filter import Filter
 from shoal.filters.index import snapshot
-from shoal.filters.index.building import Records
 from shoal.filters.index.ids import ID_MAX
 from shoal.filters.index.parts import select
 from shoal.filters.index.store import Store
 from shoal.filters.index.tables import WireTable, filter_table, wire_table
+from shoal.filters.index.uniting import Records
 from shoal.filters.values import Event
 
 _encoder: Final = msgspec.msgpack.Encoder()

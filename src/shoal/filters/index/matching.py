@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import building, choosing, layout, records, rows
+from shoal.filters.index import arranging, choosing, layout, records, rows
 from shoal.filters.index.context import (
     FAR,
     R_FIRST_SEGMENT,
     R_SCRATCH,
-    R_SKIPPED_RUN,
     R_VISITED,
     R_YOUNG_COUNT,
     R_YOUNG_ENDS,
@@ -144,9 +143,8 @@ def match_cluster(context: int, block: int, cluster: int, used: int, segment: in
             used = emit_entries(context, block, used, segment, entry, stop)
         elif kind == choosing.SCAN:
             used = match_scan(context, block, entry, stop, used, segment)
-        elif kind == building.GRID:
-            if run != root(context, R_SKIPPED_RUN):
-                used = match_blocks(context, block, run, used, segment)
+        elif kind == arranging.GRID:
+            used = match_blocks(context, block, run, used, segment)
         else:
             used = match_sorted(context, block, run, stop, used, segment)
         run += 1
@@ -184,8 +182,8 @@ def match_value(context: int, block: int, signature: int, value: Any, used: int,
     signatures, slots = u32_part(block, layout.P_SIGNATURES), u32_part(block, layout.P_SLOTS)
     tags = u8_part(block, layout.P_TAGS)
     count = count_of(block, layout.H_SLOTS)
-    slot = building.first_slot(value, count)
-    tag = building.tag_of(value)
+    slot = arranging.first_slot(value, count)
+    tag = arranging.tag_of(value)
     first, last = whole(signatures[signature + 2]), whole(signatures[signature + 3])
     while slots[slot] != 0 and used >= 0:
         if tags[slot] == tag:
@@ -303,25 +301,3 @@ def match_young(context: int, segment: int, used: int) -> int:
             if used < 0:
                 break
     return used
-
-
-@kernel
-def run_of_all(block: int) -> int:
-    """The run of a segment that every event is matched against by cells: that of the cluster without a signature; -1 if
-    there is none."""
-    signatures, clusters = u32_part(block, layout.P_SIGNATURES), u32_part(block, layout.P_CLUSTERS)
-    runs = u32_part(block, layout.P_RUNS)
-    signature = 0
-    for _ in range(count_of(block, layout.H_SIGNATURES)):
-        if signatures[signature] == 0:
-            cluster = whole(signatures[signature + 2])
-            first = whole(clusters[cluster] & layout.LOW_31)
-            last = whole(clusters[cluster + 1] & layout.LOW_31)
-            run = first_run(block, first)
-            while run < count_of(block, layout.H_RUNS) and whole(runs[4 * run + 1]) < last:
-                if (whole(runs[4 * run]) & 0xFF) == building.GRID:
-                    return run
-                run += 1
-            return -1
-        signature += S_HEADER + whole(signatures[signature]) + whole(signatures[signature + 1])
-    return -1

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.filters.index import records, texts
-from shoal.filters.index.building import Records
 from shoal.filters.index.memory import whole
 from shoal.filters.index.records import get_bits, item_words, put_bits
 from shoal.filters.index.texts import Texts
+from shoal.filters.index.uniting import Records
 from shoal.wire.rawbytes import kernel
 
 

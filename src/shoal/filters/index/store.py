@@ -25,12 +25,12 @@ import numpy.typing as npt
 
 from shoal.errors import EventError, FilterError, FilterTooLargeError
 from shoal.filters.index import answers, building, context, layout, records, rows, taking
-from shoal.filters.index.building import Records
 from shoal.filters.index.ids import Ids
 from shoal.filters.index.parts import intern_all, translate
 from shoal.filters.index.spans import NO_SPANS
 from shoal.filters.index.tables import WireTable
 from shoal.filters.index.texts import NO_ROOM, Texts
+from shoal.filters.index.uniting import Records
 from shoal.filters.index.workspace import Workspace
 from shoal.wire.rawbytes import announce_compilations
 
@@ -126,11 +126,10 @@ class _Young:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _View:
-    """What kernels are handed: where the addresses for one event stand, and those for each event of a batch; and what
-    they all point to. Whoever calls a kernel without the lock keeps the view until it has returned."""
+    """What kernels are handed: where the addresses of everything stand; and what they point to. Whoever calls a kernel
+    without the lock keeps the view until it has returned."""
 
     context: int
-    contexts: npt.NDArray[np.int64]
     keep: list[Any]
 
 
@@ -300,9 +299,9 @@ class Store:
         )
         largest = max((int(segment.header[layout.H_GROUP_MOST]) for segment in self._segments), default=0)
         held = [*((segment.block, segment.dead) for segment in self._segments), (young.block, young.dead)]
-        roots, contexts, keep = self._workspace.roots((self.names, self.strings), places, largest, held)
-        roots[:, context.R_YOUNG_WORD_COUNT] = len(young.words)
-        self._view = _View(int(contexts[0]), contexts, [roots, *keep])
+        roots, keep = self._workspace.roots((self.names, self.strings), places, largest, held)
+        roots[context.R_YOUNG_WORD_COUNT] = len(young.words)
+        self._view = _View(roots.ctypes.data, [roots, *keep])
 
     # Merging
 
@@ -447,7 +446,7 @@ class Store:
         done = 0
         while True:
             view = self._view
-            done, code = answers.match_table(view.contexts, events.data, events.offsets, done, ids, ends)
+            done, code = answers.match_table(view.context, events.data, events.offsets, done, ids, ends)
             if code == 0:
                 return ends, ids[: ends[-1]]
             if code == answers.NO_IDS:
@@ -462,7 +461,7 @@ class Store:
         done, total = 0, 0
         while True:
             view = self._view
-            done, code, more = answers.count_table(view.contexts, events.data, events.offsets, done)
+            done, code, more = answers.count_table(view.context, events.data, events.offsets, done)
             total += int(more)
             if code == 0:
                 return total

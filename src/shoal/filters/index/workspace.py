@@ -1,7 +1,6 @@
 """The workspace: where events are read into, and the addresses that kernels are handed.
 
-Owns the rows of a batch of events with the arrays that belong to them, and the making of `roots` (see `context`): one
-row of addresses for each event of a batch, the first of which serves single events.
+Owns the row of an event with the arrays that belong to it, and the making of `roots` (see `context`).
 """
 
 from __future__ import annotations
@@ -17,25 +16,20 @@ from shoal.filters.index.texts import T_WORDS, Texts
 from shoal.filters.index.vectors import WIDTH
 from shoal.wire.rawbytes import PADDING_BYTES
 
-BATCH: Final = 256
-"""Events that are matched together."""
-ROWS_BYTES_MAX: Final = 1 << 25
-"""With so many attributes, or events so large, that the rows of a batch would be larger, batches are smaller."""
-_ROW_BYTES_PER_ATTRIBUTE: Final = 66
 _SCRATCH_BYTES: Final = 1 << 14
 _SPANS: Final = 3 * 4096
 
 
 class Workspace:
-    """Room for the events of a batch. It grows; what was handed out as roots keeps what it points to."""
+    """Room for one event. It grows; what was handed out as roots keeps what it points to."""
 
     def __init__(self) -> None:
         self._attributes = 0
         self._scratch_bytes = _SCRATCH_BYTES
         self._span_words = _SPANS
-        self._waiting = np.zeros(filed.WAITING_WORDS * filed.WAITING_MAX, np.uint64)
+        self._waiting = np.zeros(0, np.uint64)
         self._visited = np.zeros(matching.VISITED_MAX, np.int64)
-        self._rows: dict[int, npt.NDArray[Any]] = {}
+        self._row: dict[int, npt.NDArray[Any]] = {}
 
     @property
     def event_bytes_max(self) -> int:
@@ -45,12 +39,12 @@ class Workspace:
     def grow_scratch(self, size: int) -> None:
         """Makes room for an event or a filter of so many bytes."""
         self._scratch_bytes = 2 * size + PADDING_BYTES
-        self._rows.clear()
+        self._row.clear()
 
     def grow_spans(self) -> None:
-        """Makes room for twice as many spans of each event."""
+        """Makes room for twice as many spans."""
         self._span_words *= 2
-        self._rows.clear()
+        self._row.clear()
 
     def roots(
         self,
@@ -58,54 +52,48 @@ class Workspace:
         young: Sequence[tuple[int, npt.NDArray[Any]]],
         largest: int,
         segments: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]],
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[Any]]:
-        """The addresses of everything, in as many rows as a batch has events; where each row is; and what must be kept
-        alive. `young` says where in the roots the arrays of the records in no segment go, `largest` is how many
-        entries the largest group of any segment has, and `segments` are blocks and dead positions, those of the young
-        records last."""
-        self._make_rows(len(tables[0].ends) + 1)
-        waiting = filed.WAITING_WORDS * (filed.WAITING_MAX + largest // WIDTH + 1)
+    ) -> tuple[npt.NDArray[np.int64], list[Any]]:
+        """The addresses of everything, and what must be kept alive. `young` says where in the roots the arrays of the
+        records in no segment go, `largest` is how many entries the largest group of any segment has, and `segments` are
+        blocks and dead positions, those of the young records last."""
+        self._make_row(len(tables[0].ends) + 1)
+        waiting = filed.DOUBTS_MAX + filed.WAITING_WORDS * (filed.WAITING_MAX + largest // WIDTH + 1)
         if waiting > len(self._waiting):
             self._waiting = np.zeros(waiting, np.uint64)
-        batch = len(self._rows[context.R_KINDS])
-        roots = np.zeros((batch, context.R_FIRST_SEGMENT + context.SEGMENT_ROOTS * len(segments)), np.int64)
-        keep: list[Any] = [self._waiting, self._visited, *self._rows.values()]
+        roots = np.zeros(context.R_FIRST_SEGMENT + context.SEGMENT_ROOTS * len(segments), np.int64)
+        keep: list[Any] = []
         for first, table in zip((context.R_NAMES, context.R_STRINGS), tables, strict=True):
-            roots[:, first : first + T_WORDS] = table.addresses()
+            roots[first : first + T_WORDS] = table.addresses()
             keep += table.arrays().values()
-        for place, array in self._rows.items():
-            roots[:, place] = array.ctypes.data + array.strides[0] * np.arange(batch)
         for place, array in (
+            *self._row.items(),
             *young,
             (context.R_VISITED, self._visited),
             (context.R_WAITING, self._waiting),
         ):
-            roots[:, place] = array.ctypes.data
+            roots[place] = array.ctypes.data
             keep.append(array)
-        roots[:, context.R_ATTRIBUTES] = self._attributes
-        roots[:, context.R_SCRATCH + 1] = self._scratch_bytes
-        roots[:, context.R_SPAN_WORDS] = self._span_words
-        roots[:, context.R_SEGMENTS] = len(segments) - 1
+        roots[context.R_ATTRIBUTES] = self._attributes
+        roots[context.R_SCRATCH + 1] = self._scratch_bytes
+        roots[context.R_SPAN_WORDS] = self._span_words
+        roots[context.R_SEGMENTS] = len(segments) - 1
         for number, held in enumerate(segments):
             place = context.R_FIRST_SEGMENT + context.SEGMENT_ROOTS * number
-            roots[:, place], roots[:, place + 1] = held[0].ctypes.data, held[1].ctypes.data
+            roots[place], roots[place + 1] = held[0].ctypes.data, held[1].ctypes.data
             keep += held
-        contexts = roots.ctypes.data + roots.strides[0] * np.arange(batch)
-        return roots, contexts, keep
+        return roots, keep
 
-    def _make_rows(self, attributes: int) -> None:
-        if self._rows and attributes == self._attributes:
+    def _make_row(self, attributes: int) -> None:
+        if self._row and attributes == self._attributes:
             return
         self._attributes = attributes
-        row_bytes = _ROW_BYTES_PER_ATTRIBUTE * attributes + self._scratch_bytes + 8 * self._span_words
-        batch = max(1, min(BATCH, ROWS_BYTES_MAX // row_bytes))
-        self._rows = {
-            context.R_KINDS: np.zeros((batch, attributes), np.uint8),
-            context.R_NUMBERS: np.zeros((batch, 2 * attributes)),
-            context.R_AUX: np.zeros((batch, 4 * attributes), np.int64),
-            context.R_PRESENT: np.zeros((batch, attributes), np.int64),
-            context.R_CELLS: np.zeros((batch, attributes), np.uint8),
-            context.R_PLAIN: np.full((batch, attributes), np.nan),
-            context.R_SCRATCH: np.zeros((batch, self._scratch_bytes), np.uint8),
-            context.R_SPANS: np.zeros((batch, self._span_words), np.int64),
+        self._row = {
+            context.R_KINDS: np.zeros(attributes, np.uint8),
+            context.R_NUMBERS: np.zeros(2 * attributes),
+            context.R_AUX: np.zeros(4 * attributes, np.int64),
+            context.R_PRESENT: np.zeros(attributes, np.int64),
+            context.R_CELLS: np.zeros(attributes, np.uint8),
+            context.R_PLAIN: np.full(attributes, np.nan),
+            context.R_SCRATCH: np.zeros(self._scratch_bytes, np.uint8),
+            context.R_SPANS: np.zeros(self._span_words, np.int64),
         }
