@@ -156,7 +156,7 @@ def arrange(words: Any, ends: Any, entries: Entries, attributes: int) -> tuple[d
     order = np.lexsort((entries.key, entries.sub, entries.hash, entries.signature))
     size = len(order)
     clusters = np.empty(size + 1, np.uint32)
-    runs, blocks, groups = (np.zeros((size + 1, width), np.uint32) for width in (4, 2, 4))
+    runs, blocks, groups = (np.zeros((size + 1, width), np.uint32) for width in (4, 3, 4))
     keys, made = np.empty(size), np.zeros(6, np.int64)
     header = np.zeros(layout.HEADER_WORDS, np.int64)
     if not lay_out(entries, order, clusters, runs, keys, blocks, groups, made):
@@ -165,13 +165,14 @@ def arrange(words: Any, ends: Any, entries: Entries, attributes: int) -> tuple[d
     tags, slots = np.zeros(slot_count, np.uint8), np.zeros(slot_count, np.uint32)
     fill_slots(entries, order, clusters, made[0], tags, slots)
     boxes.tile(groups, int(made[4]), order, entries.sub, columns)
-    filed = boxes.pack_groups(groups, int(made[4]), order, columns, further)
+    filed, around, starts = boxes.pack_groups(groups, int(made[4]), order, columns, further)
+    blocks[: made[3], 2] = starts[blocks[: made[3], 1]] // 64
     header[layout.H_CLUSTERS], header[layout.H_RUNS], header[layout.H_KEYS] = made[:3]
     header[layout.H_BLOCKS], header[layout.H_GROUPS], header[layout.H_GROUP_MOST] = made[3:]
     header[layout.H_SLOTS] = slot_count
     parts: dict[str, Any] = {
         "clusters": clusters[: made[0] + 1], "tags": tags, "slots": slots, "runs": runs[: made[1] + 1],
         "keys": keys[: made[2]], "blocks": blocks[: made[3] + 1], "groups": groups[: made[4]],
-        "filed": filed, "edges": edges, "edge_starts": edge_starts,
+        "around": around, "filed": filed, "edges": edges, "edge_starts": edge_starts,
     }  # fmt: skip
     return parts, header, order

@@ -68,40 +68,46 @@ def sides_of(sub: np.uint64) -> int:
 
 @background_kernel
 def pack_groups(groups: Any, count: int, order: Any, columns: Any, further: Any) -> Any:
-    """The boxes of all groups and their chunks, as `layout` says; writes down where each group starts."""
+    """The chunks of all groups and the boxes around them, as `layout` says, and where the latter start for each group;
+    writes down where the chunks of each start."""
+    starts = np.zeros(count + 1, np.int64)
     size = 0
     for group in range(count):
         chunks = -(-whole(groups[group, 2]) // CHUNK)
         groups[group, 3] = size // 64
-        size += boxes_bytes(chunks) + CHUNK_BYTES * chunks
-    filed = np.zeros(size, np.uint8)
-    words = filed.view(np.uint32)
+        size += CHUNK_BYTES * chunks
+        starts[group + 1] = starts[group] + boxes_bytes(chunks)
+    filed, around = np.zeros(size, np.uint8), np.zeros(starts[count], np.uint8)
     for group in range(count):
-        first, entries = whole(groups[group, 1]), whole(groups[group, 2])
-        chunks = -(-entries // CHUNK)
-        boxes, room = 64 * whole(groups[group, 3]), (chunks + CHUNK - 1) & ~(CHUNK - 1)
-        at = boxes + boxes_bytes(chunks)
-        for chunk in range(chunks):
-            for column in range(0, COLUMNS, 2):
-                low, high = 255, 0  # nothing is in the cells from 255 to 0
-                for i in range(CHUNK):
-                    to = at + CHUNK_BYTES * chunk + CHUNK * column + i
-                    filed[to], filed[to + CHUNK] = 255, 0
-                    if CHUNK * chunk + i < entries:
-                        entry = order[first + CHUNK * chunk + i]
-                        filed[to], filed[to + CHUNK] = columns[entry, column], columns[entry, column + 1]
-                        low, high = min(low, whole(filed[to])), max(high, whole(filed[to + CHUNK]))
-                if chunks > 1:
-                    filed[boxes + room * column + chunk] = low
-                    filed[boxes + room * (column + 1) + chunk] = high
-            for i in range(min(CHUNK, entries - CHUNK * chunk)):
-                entry = order[first + CHUNK * chunk + i]
-                for j in range(FURTHER):
-                    words[(at + CHUNK_BYTES * chunk + CHUNK * COLUMNS) // 4 + FURTHER * i + j] = further[entry, j]
-        if chunks > 1:
-            for chunk in range(chunks, room):
-                filed[boxes + chunk] = 255
-    return filed
+        pack_group(groups[group], order, columns, further, filed, around[starts[group] :])
+    return filed, around, starts
+
+
+@kernel
+def pack_group(group: Any, order: Any, columns: Any, further: Any, filed: Any, around: Any) -> None:
+    """Writes the chunks of one group, and the boxes around them if there are several."""
+    words = filed.view(np.uint32)
+    first, entries, at = whole(group[1]), whole(group[2]), 64 * whole(group[3])
+    chunks = -(-entries // CHUNK)
+    room = (chunks + CHUNK - 1) & ~(CHUNK - 1)
+    for chunk in range(chunks):
+        for column in range(0, COLUMNS, 2):
+            low, high = 255, 0  # nothing is in the cells from 255 to 0
+            for i in range(CHUNK):
+                to = at + CHUNK_BYTES * chunk + CHUNK * column + i
+                filed[to], filed[to + CHUNK] = 255, 0
+                if CHUNK * chunk + i < entries:
+                    entry = order[first + CHUNK * chunk + i]
+                    filed[to], filed[to + CHUNK] = columns[entry, column], columns[entry, column + 1]
+                    low, high = min(low, whole(filed[to])), max(high, whole(filed[to + CHUNK]))
+            if chunks > 1:
+                around[room * column + chunk], around[room * (column + 1) + chunk] = low, high
+        for i in range(min(CHUNK, entries - CHUNK * chunk)):
+            entry = order[first + CHUNK * chunk + i]
+            for j in range(FURTHER):
+                words[(at + CHUNK_BYTES * chunk + CHUNK * COLUMNS) // 4 + FURTHER * i + j] = further[entry, j]
+    if chunks > 1:
+        around[chunks:room] = 255
 
 
 @part

@@ -38,8 +38,6 @@ WAITING_WORDS: Final = 3
 """Words of a chunk that waits: where it is; its first entry, the event's cells << 32; later which entries are left."""
 DOUBTS_MAX: Final = 1024
 """Entries that wait for their exact test."""
-AHEAD: Final = 4
-"""How many groups before its turn the boxes of a group are asked for."""
 LOW_32: Final = np.uint64(0xFFFFFFFF)
 _LINE: Final = 64
 _BOX_LINES: Final = boxes.CHUNK * cells.COLUMNS // _LINE
@@ -102,14 +100,12 @@ def contains(at: int, own: np.uint64) -> np.uint64:
 
 
 @kernel
-def take_group(context: int, block: int, group: int, own: np.uint64, waiting: int) -> int:
-    """Compares the boxes around a group's chunks with an event's cells, and adds those that it is in to the chunks that
-    wait; how many wait then. There is room."""
+def take_group(context: int, block: int, group: int, around: int, own: np.uint64, waiting: int) -> int:
+    """Compares the boxes around a group's chunks, which are at an address, with an event's cells, and adds those that
+    it is in to the chunks that wait; how many wait then. There is room."""
     groups = u32_part(block, layout.P_GROUPS)
-    first = whole(groups[4 * group + 1])
-    chunks = (whole(groups[4 * group + 2]) + boxes.CHUNK - 1) // boxes.CHUNK
-    around = boxes_of(block, group)
-    at = around + boxes.boxes_bytes(chunks)
+    first, chunks = whole(groups[4 * group + 1]), chunks_of(block, group)
+    at = address_of(block, layout.P_FILED) + _LINE * whole(groups[4 * group + 3])
     wait = waiting_at(context)
     if chunks == 1:
         return add_chunk(wait, waiting, at, first, own)
@@ -124,17 +120,17 @@ def take_group(context: int, block: int, group: int, own: np.uint64, waiting: in
 
 
 @part
+def chunks_of(block: int, group: int) -> int:
+    """How many chunks a group has."""
+    return (whole(u32_part(block, layout.P_GROUPS)[4 * group + 2]) + boxes.CHUNK - 1) // boxes.CHUNK
+
+
+@part
 def joined(a_cell: Any, b_cell: Any, c_cell: Any) -> np.uint64:
     """Three cells as one number; 0 if the event lacks an attribute."""
     if a_cell == 0 or b_cell == 0 or c_cell == 0:
         return np.uint64(0)
     return np.uint64(a_cell) | (np.uint64(b_cell) << np.uint64(8)) | (np.uint64(c_cell) << np.uint64(16))
-
-
-@part
-def boxes_of(block: int, group: int) -> Any:
-    """Where the boxes of a group stand."""
-    return address_of(block, layout.P_FILED) + _LINE * whole(u32_part(block, layout.P_GROUPS)[4 * group + 3])
 
 
 @part
@@ -234,14 +230,13 @@ def match_blocks(context: int, block: int, run: int, used: int, segment: int) ->
     runs, blocks, groups = filed_parts(block)
     waiting = 0
     for number in range(whole(runs[4 * run + 2]), whole(runs[4 * run + 3])):
-        a_cell = cell_at(context, blocks[2 * number])
+        a_cell = cell_at(context, blocks[3 * number])
         if a_cell == 0:
             continue
-        for group in range(whole(blocks[2 * number + 1]), whole(blocks[2 * number + 3])):
-            ahead = boxes_of(block, group + AHEAD)  # there may be none; asking for what is not there does nothing
-            for line in range(_BOX_LINES):
-                prefetch(ahead + _LINE * line)
-            if waiting + whole(groups[4 * group + 2]) // boxes.CHUNK + 1 > WAITING_MAX:
+        around = address_of(block, layout.P_AROUND) + _LINE * whole(blocks[3 * number + 2])
+        for group in range(whole(blocks[3 * number + 1]), whole(blocks[3 * number + 4])):
+            chunks = chunks_of(block, group)
+            if waiting + chunks > WAITING_MAX:
                 used = test_waiting(context, block, waiting, used, segment)
                 waiting = 0
                 if used < 0:
@@ -249,5 +244,6 @@ def match_blocks(context: int, block: int, run: int, used: int, segment: int) ->
             attributes = whole(groups[4 * group])
             own = joined(a_cell, cell_at(context, attributes & 0xFFFF), cell_at(context, attributes >> 16))
             if own != 0:
-                waiting = take_group(context, block, group, own, waiting)
+                waiting = take_group(context, block, group, around, own, waiting)
+            around += boxes.boxes_bytes(chunks)
     return test_waiting(context, block, waiting, used, segment)

@@ -13,13 +13,13 @@ starts; every part starts at a multiple of 64 bytes. So a segment is written to 
     slots      uint32[slots] ... and the cluster + 1
     runs       uint32[R+1,4] type | attribute << 8, first entry, first key or block, last block
     keys       float64       of LOW, HIGH and NOT runs, sorted within each
-    blocks     uint32[B+1,2] attribute, first group
+    blocks     uint32[B+1,3] attribute, first group, where its boxes are in `around`, in units of 64 bytes
     groups     uint32[G,4]   second attribute | third << 16, first entry, how many, where its cells are in `filed`, in
                              units of 64 bytes
-    filed      uint8         of each group: boxes around its chunks, if there are several: low cells on the first
-                             attribute, high ones, and so on, each padded to 32 bytes; then of each chunk: the same for
-                             its 32 entries, and for each entry two 32-bit words: a further attribute, its low cell
-                             << 16, its high cell << 24
+    around     uint8         of each group, if it has several chunks, boxes around them: low cells on the first
+                             attribute, high ones, and so on, each padded to 32 bytes
+    filed      uint8         of each chunk: the same for its 32 entries; then for each entry two 32-bit words: a
+                             further attribute, its low cell << 16, its high cell << 24
     edges      float64, edge_starts uint32[A+1]
     signatures uint32        of each: parts, lengths, then the parts, then the lengths of its prefixes or suffixes
 """
@@ -73,13 +73,14 @@ PARTS: Final = (
     ("keys", np.float64),
     ("blocks", np.uint32),
     ("groups", np.uint32),
+    ("around", np.uint8),
     ("filed", np.uint8),
     ("edges", np.float64),
     ("edge_starts", np.uint32),
     ("signatures", np.uint32),
 )
 P_IDS, P_IDS_ENDS, P_ORDER, P_WORD_ENDS, P_WORDS, P_CLUSTERS, P_TAGS, P_SLOTS, P_RUNS, P_KEYS = range(10)
-P_BLOCKS, P_GROUPS, P_FILED, P_EDGES, P_EDGE_STARTS, P_SIGNATURES = range(10, 16)
+P_BLOCKS, P_GROUPS, P_AROUND, P_FILED, P_EDGES, P_EDGE_STARTS, P_SIGNATURES = range(10, 17)
 
 _ALIGNED: Final = 64
 _GUARD_BYTES: Final = 64
