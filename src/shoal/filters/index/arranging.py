@@ -149,7 +149,7 @@ def arrange(words: Any, ends: Any, entries: Entries, attributes: int) -> tuple[d
             edges, edge_starts = cells.edges_of(words, ends, entries.record[many], attributes)
             columns = np.zeros((len(entries.record), cells.COLUMNS), np.uint8)
             further = np.zeros((len(entries.record), cells.FURTHER), np.uint32)
-            counts = np.zeros((cells.SIDES, cells.KEYS), np.uint32)
+            counts = np.zeros((cells.SIDES, min(cells.KEYS_MAX, 8 * len(many))), np.uint32)
             filing = words, ends, entries.record, many, edges, edge_starts, entries.hash, counts
             cells.count_keys(*filing)
             cells.file_by_cells(*filing, entries.sub, columns, further)

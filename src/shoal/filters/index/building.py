@@ -19,7 +19,8 @@ from shoal.filters.index.memory import whole
 from shoal.filters.index.uniting import Records, unite
 from shoal.wire.rawbytes import background_kernel, hash_pair, kernel
 
-_SKETCH: Final = 1 << 16
+_SKETCH_MAX: Final = 1 << 16
+"""Counters of values, and of shapes of records."""
 _SIGNATURES_FIRST: Final = 1024
 _LENGTHS: Final = 4097
 """Lengths of prefixes and suffixes that are told apart; longer ones are not allowed."""
@@ -126,7 +127,7 @@ def build(given: Records, texts: tuple[Any, Any, Any], attributes: int) -> npt.N
     ids = np.empty(len(given.ids), np.uint32)
     unique = unite(words, ends, given.id_ends, given.ids, first, id_ends, ids)
     first = first[:unique]
-    values, shapes = np.zeros(_SKETCH, np.uint32), np.zeros(_SKETCH, np.uint32)
+    values, shapes = (np.zeros(min(_SKETCH_MAX, 16 * unique), np.uint32) for _ in range(2))
     choosing.survey(words, ends, first, texts, values, shapes)
     popular = max(choosing.POPULAR_MIN, unique // choosing.POPULAR_SHARE)
     seed = 1

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal.filters.index import records
 from shoal.filters.index.memory import whole
@@ -39,13 +38,15 @@ GROUP_MIN: Final = 96
 GROUP_LEAST: Final = 16
 """Entries that a group must have; fewer are better tested one by one."""
 LOW_16: Final = np.uint64(0xFFFF)
-KEYS: Final = 1 << 18
+KEYS_MAX: Final = 1 << 18
 """Counters of attributes that entries have in common, for each number of them."""
 UNDECIDED: Final = 0
 """Stands for a further attribute of an entry about which cells cannot say everything: no high cell is 0."""
 
 _SAMPLES_MAX: Final = 1 << 16
 _BOUNDS_MAX: Final = 64
+_BOUNDS_PER_RECORD: Final = 16
+"""Of a sample of records, on average; if they have more, the sample is smaller."""
 
 
 @part
@@ -121,24 +122,33 @@ def collect_bounds(words: Any, ends: Any, chosen: Any, out_attribute: Any, out_b
     return to
 
 
-def edges_of(words: Any, ends: Any, chosen: npt.NDArray[np.int64], attributes: int) -> tuple[Any, Any]:
+@background_kernel
+def edges_of(words: Any, ends: Any, chosen: Any, attributes: int) -> Any:
     """The edges of all cells, and where those of each attribute start: quantiles of a sample of the bounds."""
-    step = max(1, len(chosen) // _SAMPLES_MAX)
-    out_attribute = np.empty(4 * _SAMPLES_MAX * 4, np.int32)
-    out_bound = np.empty(len(out_attribute))
-    count = collect_bounds(words, ends, chosen[::step], out_attribute, out_bound)
-    order = np.lexsort((out_bound[:count], out_attribute[:count]))
-    sorted_attribute, sorted_bound = out_attribute[order], out_bound[order]
-    starts = np.zeros(attributes + 1, np.uint32)
-    edges: list[npt.NDArray[np.float64]] = []
-    for attribute in np.unique(sorted_attribute):
-        first, last = np.searchsorted(sorted_attribute, [attribute, attribute + 1])
-        bounds = sorted_bound[first:last]
-        picks = np.unique(np.linspace(0, len(bounds) - 1, EDGES_MAX).astype(np.int64))
-        own = np.unique(bounds[picks])
-        edges.append(own)
-        starts[attribute + 1] = len(own)
-    return (np.concatenate(edges) if edges else np.empty(0)), np.cumsum(starts, dtype=np.uint32)
+    sample = chosen[:: max(1, len(chosen) // _SAMPLES_MAX)]
+    owners = np.empty(_BOUNDS_PER_RECORD * len(sample) + 2 * _BOUNDS_MAX, np.int32)
+    found = np.empty(len(owners))
+    count = collect_bounds(words, ends, sample, owners, found)
+    firsts = np.zeros(attributes + 1, np.int64)
+    for i in range(count):
+        firsts[owners[i] + 1] += 1
+    for attribute in range(attributes):
+        firsts[attribute + 1] += firsts[attribute]
+    bounds, to = np.empty(count), firsts.copy()
+    for i in range(count):
+        bounds[to[owners[i]]] = found[i]
+        to[owners[i]] += 1
+    edges, starts, made = np.empty(min(count, EDGES_MAX * attributes)), np.zeros(attributes + 1, np.uint32), 0
+    for attribute in range(attributes):
+        own = np.sort(bounds[firsts[attribute] : firsts[attribute + 1]])
+        picks, first = min(len(own), EDGES_MAX), made
+        for i in range(picks):
+            edge = own[i * (len(own) - 1) // max(1, picks - 1)]
+            if made == first or edge > edges[made - 1]:
+                edges[made] = edge
+                made += 1
+        starts[attribute + 1] = made
+    return edges[:made], starts
 
 
 @kernel
@@ -198,7 +208,7 @@ def count_keys(
         count = cells_of_record(words, ends[record], ends[record + 1], edges, starts, attributes, lows, highs, cells)
         for sides in range(min(SIDES, count), 0, -1):
             key = narrowest(attributes, cells, count, sides)
-            counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(KEYS)] += step
+            counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(counts.shape[1])] += step
 
 
 @background_kernel
@@ -218,7 +228,7 @@ def file_by_cells(
         sides = min(SIDES, count)
         while True:
             key = narrowest(attributes, cells, count, sides)
-            common = counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(KEYS)]
+            common = counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(counts.shape[1])]
             if common >= (GROUP_MIN if sides > 1 else GROUP_LEAST) or sides == 1:
                 break
             sides -= 1

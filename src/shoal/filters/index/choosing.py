@@ -51,7 +51,6 @@ POPULAR_MIN: Final = 32
 POPULAR_SHARE: Final = 64
 """All equalities of a filter are its signature if one in so many filters has the same ones."""
 
-_SKETCH: Final = 1 << 16
 _FNV: Final = np.uint64(0x100000001B3)
 FNV_START: Final = np.uint64(0xCBF29CE484222325)
 _TAG_NUMBER: Final = np.uint64(0x10)
@@ -203,16 +202,16 @@ def survey(words: Any, ends: Any, chosen: Any, texts: Any, values: Any, shapes: 
         count = equalities_of(words, at, end, found)
         for j in range(count):
             item = found[j]
-            values[hash_pair(np.uint64(words[item + 1]), equal_value(words, item)) % np.uint64(_SKETCH)] += 1
+            values[hash_pair(np.uint64(words[item + 1]), equal_value(words, item)) % np.uint64(len(values))] += 1
         string = best_string(words, at, end, texts)
         if string >= 0 and (whole(words[string]) & 0xFF) == records.CONTAINS:
             code = whole(get_bits(words, string + 2, 2))
             start, stop = whole(texts[1][code]), whole(texts[1][code + 1])
             size = min(PART_BYTES, stop - start)
             for position in range(start, stop - size + 1):
-                values[part_value(texts[0], position, size) % np.uint64(_SKETCH)] += 1
+                values[part_value(texts[0], position, size) % np.uint64(len(values))] += 1
         if count > 0:
-            shapes[shape_of(words, found, count, string, texts) % np.uint64(_SKETCH)] += 1
+            shapes[shape_of(words, found, count, string, texts) % np.uint64(len(shapes))] += 1
 
 
 @kernel
@@ -224,7 +223,7 @@ def rarest_part(words: Any, at: int, texts: Any, values: Any) -> np.uint64:
     best = part_value(texts[0], start, size)
     for position in range(start + 1, stop - size + 1):
         value = part_value(texts[0], position, size)
-        if values[value % np.uint64(_SKETCH)] < values[best % np.uint64(_SKETCH)]:
+        if values[value % np.uint64(len(values))] < values[best % np.uint64(len(values))]:
             best = value
     return best
 
@@ -238,7 +237,7 @@ def two_rarest(words: Any, found: Any, count: int, values: Any) -> int:
     rare, next_rare = whole(1 << 62), whole(1 << 62)
     for i in range(count):
         seen = whole(
-            values[hash_pair(np.uint64(words[found[i] + 1]), equal_value(words, found[i])) % np.uint64(_SKETCH)]
+            values[hash_pair(np.uint64(words[found[i] + 1]), equal_value(words, found[i])) % np.uint64(len(values))]
         )
         if seen < rare:
             first, second, rare, next_rare = i, first, seen, rare
@@ -255,7 +254,7 @@ def rarest(words: Any, found: Any, count: int, values: Any) -> int:
     best, rare = 0, whole(1 << 62)
     for i in range(count):
         seen = whole(
-            values[hash_pair(np.uint64(words[found[i] + 1]), equal_value(words, found[i])) % np.uint64(_SKETCH)]
+            values[hash_pair(np.uint64(words[found[i] + 1]), equal_value(words, found[i])) % np.uint64(len(values))]
         )
         if seen < rare:
             best, rare = i, seen
@@ -377,7 +376,7 @@ def signature_of(
     string = best_string(words, at, end, texts)
     count = 0
     if equalities > 0:
-        if shapes[shape_of(words, found, equalities, string, texts) % np.uint64(_SKETCH)] < popular:
+        if shapes[shape_of(words, found, equalities, string, texts) % np.uint64(len(shapes))] < popular:
             string = -1
             if single:
                 found[0], equalities = found[rarest(words, found, equalities, values)], 1

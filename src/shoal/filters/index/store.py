@@ -40,7 +40,6 @@ SEGMENTS_MAX: Final = 48
 """With so many segments a change waits for the background."""
 STALE_SHARE: Final = 4
 """A segment is made anew when one in so many of its subscribers has gone."""
-_DEAD_FIRST: Final = 16
 _WORDS_PER_RECORD: Final = 24
 
 
@@ -88,14 +87,14 @@ class Segment:
 
 
 def _no_dead() -> npt.NDArray[np.uint32]:
-    return np.zeros(_DEAD_FIRST, np.uint32)
+    return np.zeros(taking.DEAD_MIN, np.uint32)
 
 
 class _Young:
     """The records that are in no segment yet."""
 
-    def __init__(self) -> None:
-        self.words = np.zeros(taking.YOUNG_WORDS, np.uint16)
+    def __init__(self, words: int = taking.YOUNG_WORDS) -> None:
+        self.words = np.zeros(words, np.uint16)
         self.ends = np.zeros(taking.YOUNG_MAX + 1, np.int64)
         self.count = np.zeros(1, np.uint32)
         self.dead = np.zeros(taking.YOUNG_MAX + 1, np.uint32)
@@ -241,7 +240,7 @@ class Store:
         return buried
 
     def _read(self, table: WireTable) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-        words = np.empty(_WORDS_PER_RECORD * len(table) + taking.YOUNG_WORDS, np.uint16)
+        words = np.empty(_WORDS_PER_RECORD * len(table) + taking.YOUNG_WORDS_MAX, np.uint16)
         ends = np.zeros(len(table) + 1, np.int64)
         done = 0
         while True:
@@ -263,6 +262,8 @@ class Store:
             self._workspace.grow_scratch(size)
         elif code == records.TOO_MANY_NAMES:
             raise FilterTooLargeError(f"the index knows {records.NAMES_MAX} attribute names, the most that it can")
+        elif code == records.NO_WORDS and len(self._young.words) < taking.YOUNG_WORDS_MAX:
+            self._young = _Young(taking.YOUNG_WORDS_MAX)  # there is none in it
         elif code == records.NO_WORDS:
             raise FilterTooLargeError("the filter is larger than the index can hold")
         else:
@@ -356,15 +357,14 @@ class Store:
         alive = records_of(segments, dead)
         merged = (self._build(alive),) if len(alive.ids) else ()
         with self._lock:
-            removed, self._removed = self._removed or [], None
+            removed, self._removed = np.unique(np.array(self._removed or [], np.uint32)), None
+            for segment in merged:
+                segment.dead = taking.dead_of(segment.ids(), segment.order(), removed)
             first = self._segments.index(segments[0])
             others = [segment for segment in self._segments if segment not in segments]
             self._segments = (*others[:first], *merged, *others[first:])
             self._merge = None
             self._refresh()
-            for number in removed:
-                for segment in merged:
-                    self._bury(segment, number)
             due = self._due()
             if due:
                 self._start_merge(due)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
+
 from shoal.filters.index import layout, records, rows
 from shoal.filters.index.context import (
     R_FIRST_SEGMENT,
@@ -26,13 +28,18 @@ from shoal.wire.rawbytes import PADDING_BYTES, background_kernel, kernel
 
 YOUNG_MAX: Final = 256
 """Records that are tested one by one before they become a segment."""
-YOUNG_WORDS: Final = 1 << 16
+YOUNG_WORDS: Final = 1 << 13
+"""Words that they have together; with a filter that is larger than that, `YOUNG_WORDS_MAX`."""
+YOUNG_WORDS_MAX: Final = 1 << 16
 
 SEVERAL: Final = -6
 """The filter has alternatives."""
 NO_YOUNG: Final = -7
 """There are `YOUNG_MAX` records, or no room for the words of one more."""
 NO_SCRATCH: Final = -8
+
+DEAD_MIN: Final = 16
+"""Words of an array of dead positions, at the least."""
 
 
 @kernel
@@ -184,3 +191,24 @@ def positions_of(ids: Any, order: Any, number: int) -> Any:
     while last < len(order) and ids[order[last]] == number:
         last += 1
     return low, last
+
+
+@background_kernel
+def dead_of(ids: Any, order: Any, numbers: Any) -> Any:
+    """The dead positions of a segment from which some ids have gone: how many, which, sorted, and room for more."""
+    found = np.empty(0, np.uint32)
+    made = 0
+    for turn in range(2):  # the first one counts
+        made = 0
+        for number in numbers:
+            first, last = positions_of(ids, order, number)
+            for i in range(first, last):
+                if turn == 1:
+                    found[made] = order[i]
+                made += 1
+        if turn == 0:
+            found = np.empty(made, np.uint32)
+    dead = np.zeros(2 * made + DEAD_MIN, np.uint32)
+    dead[0] = made
+    dead[1 : 1 + made] = np.sort(found)
+    return dead
