@@ -36,8 +36,10 @@ WAITING_MAX: Final = 4096
 """Chunks that wait to be looked at, before a further group is compared."""
 WAITING_WORDS: Final = 3
 """Words of a chunk that waits: where it is; its first entry, the event's cells << 32; later which entries are left."""
-DOUBTS_MAX: Final = 1024
-"""Entries that wait for their exact test."""
+ENTRIES_MAX: Final = 1024
+"""Entries that wait to be added, or tested before."""
+ACCEPTED: Final = np.uint64(1 << 32)
+"""Marks an entry that needs no test."""
 LOW_32: Final = np.uint64(0xFFFFFFFF)
 _LINE: Final = 64
 _BOX_LINES: Final = boxes.CHUNK * cells.COLUMNS // _LINE
@@ -74,8 +76,8 @@ def filed_parts(block: int) -> Any:
 
 @part
 def waiting_at(context: int) -> Any:
-    """The chunks that wait; they stand behind the entries in doubt."""
-    return u64_at(root(context, R_WAITING) + 8 * DOUBTS_MAX, FAR)
+    """The chunks that wait; they stand behind the entries that do."""
+    return u64_at(root(context, R_WAITING) + 8 * ENTRIES_MAX, FAR)
 
 
 @part
@@ -177,15 +179,17 @@ def decide(context: int, words: Any) -> Any:
 
 
 @kernel
-def test_doubts(context: int, block: int, undecided: int, used: int, segment: int) -> int:
-    """Tests the entries about which cells cannot say everything, and adds those that match."""
-    doubts = u64_at(root(context, R_WAITING), DOUBTS_MAX)
+def add_entries(context: int, block: int, count: int, used: int, segment: int) -> int:
+    """Adds the first `count` entries of those that wait and match: those that cells have accepted, and those that hold
+    when they are tested."""
+    entries = u64_at(root(context, R_WAITING), ENTRIES_MAX)
     ends, words = u32_part(block, layout.P_WORD_ENDS), address_of(block, layout.P_WORDS)
-    for i in range(undecided):
-        prefetch(words + 2 * whole(ends[doubts[i]] & layout.LOW_31))
-    for i in range(undecided):
-        entry = whole(doubts[i])
-        if entry_holds(context, block, entry):
+    for i in range(count):
+        if entries[i] & ACCEPTED == 0:
+            prefetch(words + 2 * whole(ends[entries[i]] & layout.LOW_31))
+    for i in range(count):
+        entry = whole(entries[i] & LOW_32)
+        if entries[i] & ACCEPTED != 0 or entry_holds(context, block, entry):
             used = emit_entries(context, block, used, segment, entry, entry + 1)
             if used < 0:
                 break
@@ -195,8 +199,8 @@ def test_doubts(context: int, block: int, undecided: int, used: int, segment: in
 @kernel
 def test_waiting(context: int, block: int, waiting: int, used: int, segment: int) -> int:
     """Looks at the entries of the chunks that wait, and adds those that match."""
-    wait, doubts, undecided = waiting_at(context), u64_at(root(context, R_WAITING), DOUBTS_MAX), 0
-    ids, records = address_of(block, layout.P_IDS), address_of(block, layout.P_WORD_ENDS)
+    wait, entries, count = waiting_at(context), u64_at(root(context, R_WAITING), ENTRIES_MAX), 0
+    records, members = address_of(block, layout.P_WORD_ENDS), members_of(block)
     for i in range(compare_waiting(context, waiting)):
         at, whose = whole(wait[WAITING_WORDS * i]), wait[WAITING_WORDS * i + 1]
         first, further = whole(whose & LOW_32), at + boxes.CHUNK * cells.COLUMNS
@@ -207,21 +211,23 @@ def test_waiting(context: int, block: int, waiting: int, used: int, segment: int
             remains, accepted = decide(context, u32_at(further + 4 * cells.FURTHER * j, cells.FURTHER))
             if not remains:
                 continue
-            if accepted and (inside >> np.uint64(j)) & np.uint64(1) != 0:
-                prefetch(ids + 4 * (first + j))
-                used = emit_entries(context, block, used, segment, first + j, first + j + 1)
+            accepted &= (inside >> np.uint64(j)) & np.uint64(1) != 0
+            prefetch((members if accepted else records) + 4 * (first + j))
+            entries[count] = np.uint64(first + j) | (ACCEPTED if accepted else np.uint64(0))
+            count += 1
+            if count == ENTRIES_MAX:
+                used = add_entries(context, block, count, used, segment)
+                count = 0
                 if used < 0:
                     return used
-            else:
-                prefetch(records + 4 * (first + j))
-                doubts[undecided] = first + j
-                undecided += 1
-                if undecided == DOUBTS_MAX:
-                    used = test_doubts(context, block, undecided, used, segment)
-                    undecided = 0
-                    if used < 0:
-                        return used
-    return test_doubts(context, block, undecided, used, segment)
+    return add_entries(context, block, count, used, segment)
+
+
+@part
+def members_of(block: int) -> Any:
+    """Where it stands which subscribers an entry has: in `ids_ends`, or in `ids` if each has one."""
+    several = count_of(block, layout.H_IDS) != count_of(block, layout.H_ENTRIES)
+    return address_of(block, layout.P_IDS_ENDS) if several else address_of(block, layout.P_IDS)
 
 
 @kernel

@@ -22,6 +22,7 @@ from shoal.filters.index.context import (
     u32_part,
 )
 from shoal.filters.index.memory import i64_at, u32_at, whole
+from shoal.filters.index.vectors import prefetch
 from shoal.wire.rawbytes import kernel, part
 
 NO_SPANS: Final = -10
@@ -72,6 +73,7 @@ def emit_entries(context: int, block: int, used: int, segment: int, first: int, 
     if count_of(block, layout.H_IDS) != count_of(block, layout.H_ENTRIES):
         ends = u32_part(block, layout.P_IDS_ENDS)
         first, last = whole(ends[first]), whole(ends[last])
+        prefetch(address_of(block, layout.P_IDS) + 4 * first)
     return emit(context, used, segment, first, last)
 
 

@@ -57,7 +57,7 @@ class Workspace:
         records in no segment go, `largest` is how many entries the largest group of any segment has, and `segments` are
         blocks and dead positions, those of the young records last."""
         self._make_row(len(tables[0].ends) + 1)
-        waiting = filed.DOUBTS_MAX + filed.WAITING_WORDS * (filed.WAITING_MAX + largest // WIDTH + 1)
+        waiting = filed.ENTRIES_MAX + filed.WAITING_WORDS * (filed.WAITING_MAX + largest // WIDTH + 1)
         if waiting > len(self._waiting):
             self._waiting = np.zeros(waiting, np.uint64)
         roots = np.zeros(context.R_FIRST_SEGMENT + context.SEGMENT_ROOTS * len(segments), np.int64)
