@@ -132,6 +132,14 @@ def test_true_covers_all_filters() -> None:
     assert set(poset.remove(parse("true"), 0).exposed) == set(others)
 
 
+@pytest.mark.parametrize("narrow", ["a contains 'bcd'", "a suffix 'bc'", "a prefix 'a'"])
+@pytest.mark.parametrize("wide", ["a > ''", "a != ''", "a >= '\0\0'"])
+def test_all_but_the_smallest_strings_cover_what_ends_with_or_contains_something(wide: str, narrow: str) -> None:
+    poset = Poset()
+    poset.insert(parse(narrow), 0)
+    assert poset.insert(parse(wide), 0).covered == (parse(narrow),)
+
+
 def test_all_alternatives_of_a_filter_count_not_only_those_nearest_to_one_of_them() -> None:
     poset = Poset()
     near, far = parse("a < 3"), parse("a < 9")

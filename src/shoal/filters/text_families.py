@@ -37,6 +37,13 @@ def text_shape(constraint: Strings) -> str | None:
     return None
 
 
+def _is_nearly_open(constraint: Strings) -> bool:
+    """Whether bounds refuse nothing but the smallest strings: the empty one, as `!= ''` does, and rows of NULs. What
+    strings end with or contain says nothing of how they begin, so no other bounds can cover it."""
+    low, high = constraint.bounds
+    return high is None and not low.strip("\0")
+
+
 class AffixFamily(Generic[Member]):
     """Members by their prefix for one attribute, or by their suffix read backwards, in order. All other attributes have
     a single value. Those that cover a text are on one line: the longest is the nearest."""
@@ -80,7 +87,7 @@ class AffixFamily(Generic[Member]):
         constraint = conjunction.constraint(self._attribute)
         low, high = "", None
         if isinstance(constraint, Strings):
-            if constraint.suffix if self._is_prefix else constraint.bounds != ("", None):
+            if constraint.suffix if self._is_prefix else not _is_nearly_open(constraint):
                 return []
             grams = self._grams.rarest(constraint.contains)
             if grams is not None:
@@ -152,7 +159,7 @@ class ContainsFamily(ScanFamily[Member]):
         constraint = conjunction.constraint(self._attribute)
         if constraint is None or isinstance(constraint, Present):
             return self._members
-        if not isinstance(constraint, Strings) or constraint.suffix or constraint.bounds != ("", None):
+        if not isinstance(constraint, Strings) or constraint.suffix or not _is_nearly_open(constraint):
             return ()
         grams = self._grams.rarest(constraint.contains)
         return self._members if grams is None else map(self._by_text.__getitem__, grams)
