@@ -71,7 +71,8 @@ class TestAuto:
         scene.join("s2")
         scene.look(0.25, window_of(scene.window_at, ("s1",), scene.load))
         assert len(wish.seen) == 2
-        assert wish.seen[-1].hosts.heard.tolist() == [True, False]
+        assert wish.seen[-1].hosts.takes.tolist() == [True, True]
+        assert wish.seen[-1].hosts.bytes_out[1] == 0.0
 
     def test_the_situation_tells_of_marks_servers_and_history(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", "s3")

@@ -89,7 +89,7 @@ def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, hom
         at_s=float(window.end_s),
         channels=channel_totals(names, placements, units, rows, host_places, host_cpu),
         placements=replace(placements, parts=parts),
-        hosts=_hosts(ids, of_hosts, facts),
+        hosts=_hosts(ids, of_hosts, facts, window.start_s),
         pool=facts.pool,
         moved_at=moved_at,
         planned_at=history.planned_at,
@@ -157,9 +157,11 @@ def _living(entry: Entry, place_of: Mapping[str, int]) -> tuple[Mode, tuple[int,
     return None
 
 
-def _hosts(ids: tuple[str, ...], rows: pa.Table, facts: PoolFacts) -> Hosts:
-    """The members, with what the window tells of them."""
+def _hosts(ids: tuple[str, ...], rows: pa.Table, facts: PoolFacts, start_s: float) -> Hosts:
+    """The members, with what the window tells of them. Of one that has joined since it began there is nothing to tell: it
+    is empty, and is not kept waiting for a window of its own."""
     measured = {row["host"]: row for row in rows.to_pylist()}
+    told = np.array([server in measured or facts.joined_at.get(server, NEVER) > start_s for server in ids], np.bool_)
     pool = facts.pool
 
     def measure(server: str, name: str, otherwise: str = "") -> float:
@@ -170,16 +172,16 @@ def _hosts(ids: tuple[str, ...], rows: pa.Table, facts: PoolFacts) -> Hosts:
     def known(values: Mapping[str, float], otherwise: float) -> Floats:
         return np.array([values.get(server, otherwise) for server in ids], np.float64)
 
-    told = np.array([measure(server, "capacity_bytes_per_s") for server in ids])
+    capacity = np.array([measure(server, "capacity_bytes_per_s") for server in ids])
     return Hosts(
         ids=ids,
-        capacity=np.where(told > 0, told, known(facts.capacities, pool.new_capacity)),
+        capacity=np.where(capacity > 0, capacity, known(facts.capacities, pool.new_capacity)),
         cpu_capacity=known(facts.cpu_capacities, pool.new_cpu_capacity),
         bytes_out=np.array([measure(server, "bandwidth_bytes_per_s", "bytes_out") for server in ids]),
         cpu=np.array([measure(server, "cpu_share") for server in ids]),
         cost=known(facts.costs, pool.new_cost),
-        takes=np.array([server in measured and server not in facts.draining for server in ids], np.bool_),
-        heard=np.array([server in measured for server in ids], np.bool_),
+        takes=told & np.array([server not in facts.draining for server in ids], np.bool_),
+        heard=told,
         joined_at=known(facts.joined_at, NEVER),
     )
 
