@@ -145,8 +145,8 @@ class Hosts:
     takes: Bools
     """Whether it may receive channels: it is in the ring, is known to live and is not being drained."""
     heard: Bools
-    """Whether the window tells of it, or it came too late for that and is empty. Of one that did not report nobody knows
-    what it carries: it is left as it is."""
+    """Whether the window tells of it, or it came too late for that and is empty. Of one that did not report nobody
+    knows what it carries: it is left as it is."""
     joined_at: Floats
     """Since when it is in the pool, in seconds; `NEVER` for always."""
 

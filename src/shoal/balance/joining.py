@@ -158,8 +158,8 @@ def _living(entry: Entry, place_of: Mapping[str, int]) -> tuple[Mode, tuple[int,
 
 
 def _hosts(ids: tuple[str, ...], rows: pa.Table, facts: PoolFacts, start_s: float) -> Hosts:
-    """The members, with what the window tells of them. Of one that has joined since it began there is nothing to tell: it
-    is empty, and is not kept waiting for a window of its own."""
+    """The members, with what the window tells of them. Of one that has joined since it began there is nothing to tell:
+    it is empty, and is not kept waiting for a window of its own."""
     measured = {row["host"]: row for row in rows.to_pylist()}
     told = np.array([server in measured or facts.joined_at.get(server, NEVER) > start_s for server in ids], np.bool_)
     pool = facts.pool

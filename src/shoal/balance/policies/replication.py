@@ -118,9 +118,9 @@ def diffuse(draft: Draft, part: float) -> None:
             return
         if degree < DIFFUSED * len(old):
             continue
-        before = draft.lift(row)
+        draft.lift(row)
         servers, worst = _spots(draft, row, mode, degree, old)
-        if worst > max(draft.settings.safe_ratio, before):
+        if worst == np.inf:
             draft.put_back(row)
             refused += 1
             continue

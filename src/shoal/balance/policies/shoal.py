@@ -54,7 +54,7 @@ from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 
 FRESH_WINDOWS: Final = 2
-"""Windows after channels were placed before the next plan can be: one of them has then seen nothing but that."""
+"""Windows after a plan before the next one can be: one of them has then seen nothing but the new placements."""
 SHARE_OF_SAFE: Final = 0.3
 """What one server may have of a channel that is replicated, as part of the safe ratio: room to grow, and so small that
 a plan can move it."""
@@ -89,9 +89,10 @@ _Shelved: TypeAlias = tuple[packing.Shelves, Floats]
 
 def decide(situation: Situation, settings: BalanceSettings) -> Decision:
     """The policy."""
+    since_s = situation.at_s - situation.planned_at
     load = estimate(situation, settings)
     lost = load.dead[situation.placements.servers].any()
-    fresh = since_moves_s(situation) < FRESH_WINDOWS * settings.window_s
+    fresh = since_s < FRESH_WINDOWS * settings.window_s
     unsure = jumped(situation.past_bytes_out) and load.ratio.max(initial=0.0) / load.growth < BEYOND_HELP
     if (fresh or unsure) and not lost:
         return Decision.nothing()
