@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shoal.filters.index.context import FAR
 from shoal.filters.index.memory import i64_at, u8_at, u32_at, whole
 from shoal.wire.rawbytes import PADDING_BYTES, Bytes, hash_words, kernel, part, same_words
 
@@ -28,7 +29,6 @@ T_ENDS: Final = 2
 T_SLOTS: Final = 4
 T_COUNTERS: Final = 6
 T_WORDS: Final = 7
-_FAR: Final = 1 << 40
 
 _SEED: Final = np.uint64(0x51_0A_10_0D)
 _FIRST_TEXTS: Final = 64
@@ -40,8 +40,8 @@ def slot_of(table: int, wanted: int, start: int, length: int) -> Any:
     """Where a string has its slot, or would have it. `table` is where the addresses of a table stand (see `context`),
     `wanted` that of the padded bytes."""
     roots = i64_at(table, T_WORDS)
-    slots, ends = u32_at(roots[T_SLOTS], roots[T_SLOTS + 1]), u32_at(roots[T_ENDS], _FAR)
-    data, own = u8_at(roots[T_DATA], _FAR), u8_at(wanted, _FAR)
+    slots, ends = u32_at(roots[T_SLOTS], roots[T_SLOTS + 1]), u32_at(roots[T_ENDS], FAR)
+    data, own = u8_at(roots[T_DATA], FAR), u8_at(wanted, FAR)
     mask = np.uint64(roots[T_SLOTS + 1] - 1)
     slot = hash_words(own, start, length, _SEED) & mask
     while slots[slot] != 0:
@@ -57,14 +57,14 @@ def slot_of(table: int, wanted: int, start: int, length: int) -> Any:
 def find_text(table: int, wanted: int, start: int, length: int) -> int:
     """The number of a string, or `NO_TEXT`."""
     slot = slot_of(table, wanted, start, length)
-    return whole(u32_at(i64_at(table, T_WORDS)[T_SLOTS], _FAR)[slot]) - 1
+    return whole(u32_at(i64_at(table, T_WORDS)[T_SLOTS], FAR)[slot]) - 1
 
 
 @kernel
 def intern_text(table: int, wanted: int, start: int, length: int) -> int:
     """The number of a string, which is taken in if it is new; `NO_ROOM` if it would not fit."""
     roots = i64_at(table, T_WORDS)
-    slot, slots = slot_of(table, wanted, start, length), u32_at(roots[T_SLOTS], _FAR)
+    slot, slots = slot_of(table, wanted, start, length), u32_at(roots[T_SLOTS], FAR)
     if slots[slot] != 0:
         return whole(slots[slot]) - 1
     counters = i64_at(roots[T_COUNTERS], 2)
@@ -72,10 +72,10 @@ def intern_text(table: int, wanted: int, start: int, length: int) -> int:
     no_room = count + 2 > roots[T_ENDS + 1] or used + length + PADDING_BYTES > roots[T_DATA + 1]
     if no_room or 5 * (count + 1) > 4 * roots[T_SLOTS + 1]:
         return NO_ROOM
-    data, own = u8_at(roots[T_DATA], _FAR), u8_at(wanted, _FAR)
+    data, own = u8_at(roots[T_DATA], FAR), u8_at(wanted, FAR)
     for i in range(length):
         data[used + i] = own[start + i]
-    u32_at(roots[T_ENDS], _FAR)[count + 1] = used + length
+    u32_at(roots[T_ENDS], FAR)[count + 1] = used + length
     slots[slot] = count + 1
     counters[COUNT] = count + 1
     counters[USED] = used + length
