@@ -23,6 +23,8 @@ ROUNDS_MAX: Final = 6
 GATHERING: Final = 0.3
 """How much of the unevenness that must be feared of a replicated channel's clients is reckoned with as it moves: not
 all of its servers have the worst of it."""
+ROUNDING: Final = 1e-9
+"""The part of a load that is no change."""
 MARGIN: Final = 0.01
 """What a move that does not bring its server to the level must lower the busier server by, as a load ratio."""
 
@@ -97,6 +99,24 @@ class Draft:
     def replicas(self) -> int:
         """How many servers channels have more than before."""
         return sum(len(servers) - len(self.before.of(row)) for row, (_, servers, _) in self.replaced.items())
+
+    @property
+    def lowers(self) -> bool:
+        """Whether no server is filled above the safe ratio but to lower a busier one.
+
+        What is on servers that take nothing more has to go somewhere.
+        """
+        estimate = self.estimate
+        before, after = estimate.ratio, self.ratio
+        gives = self.load.bytes_out < estimate.host_bytes_out * (1.0 - ROUNDING)
+        highest = np.where(self.takes, before, np.inf)[gives].max(initial=0.0)
+        filled = (after > before * (1.0 + ROUNDING)) & (after > self.safe_ratio)
+        return bool((after[filled] < highest).all())
+
+    @property
+    def safe_ratio(self) -> float:
+        """What is the safe ratio now, at the load of the horizon."""
+        return self.settings.safe_ratio * self.estimate.growth
 
     def excess(self, goal: float) -> float:
         """By how much servers are above the goal, all together."""

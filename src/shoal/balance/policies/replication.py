@@ -101,26 +101,31 @@ def _degree_useful(draft: Draft, row: int, mode: int) -> int:
     return min(draft.degree_max, int(clients) // 2)
 
 
-def diffuse(draft: Draft, part: float) -> None:
+def diffuse(draft: Draft, part: float, *, careful: bool) -> None:
     """Gives channels so many servers that none has more than `part`, wherever they are: ups and downs even out.
 
-    As far as channels have clients to divide, and if that is clearly more than they have.
+    As far as channels have clients to divide, and if that is clearly more than they have. A careful one leaves out
+    servers that would be as busy as the busiest that gave something; the other trusts that shares move on afterwards.
     """
     size = draft.sizes()
     large = np.flatnonzero((size > part) & draft.shares.free)
     rows = draft.shares.row[large[np.argsort(-size[large], kind="stable")]]
     rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
     wanted = _diffused(draft, rows, part)
-    refused = 0
+    refused, highest = 0, draft.safe_ratio
     for row, mode, degree in zip(rows.tolist(), wanted.mode.tolist(), wanted.degree.tolist(), strict=True):
         old = draft.before.of(row)
         if not draft.budget or refused > REFUSED_MAX:
             return
         if degree < DIFFUSED * len(old):
             continue
+        highest = max(highest, float(draft.estimate.ratio[list(old)].max()))
+        limit = highest if careful else np.inf
         draft.lift(row)
         servers, worst = _spots(draft, row, mode, degree, old)
-        if worst == np.inf:
+        while limit <= worst < np.inf and len(servers) > DIFFUSED * len(old):
+            servers, worst = _spots(draft, row, mode, len(servers) - 1, old)
+        if worst >= limit:
             draft.put_back(row)
             refused += 1
             continue

@@ -39,6 +39,7 @@ of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -111,6 +112,16 @@ def decide(situation: Situation, settings: BalanceSettings) -> Decision:
     if stuck and case.bound > settings.grow_ratio and not sizing.add and not situation.pool.adding:
         sizing = grown(situation, load, settings, least=1)
     return words.decision(draft, sizing)
+
+
+class _Diffusion(Enum):
+    """How channels are made finer when the servers are full."""
+
+    NONE = 0
+    CAREFUL = 1
+    """Only over servers that can bear it at once."""
+    BOLD = 2
+    """Over all that are wanted; other shares make room afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +235,25 @@ class _Case:
         return not draft.balanced or float(self.load.ratio.max() - draft.ratio.max()) >= SPREAD_MIN / 2.0
 
     def _attempt(self, free: Bools, share: float, above: float, shelved: _Shelved, *, bounded: bool = True) -> Draft:
+        """A draft with shares of the large channels that are no larger than `share`, where they were above `above`.
+
+        When the servers are full it is made finer still, if that can be done without filling a server beyond those
+        that it relieves.
+        """
+        ways = (_Diffusion.BOLD, _Diffusion.CAREFUL, _Diffusion.NONE)
+        for diffusion in ways if self.full and not self.waiting else ways[-1:]:
+            draft = self._drafted(free, share, above, shelved, diffusion, bounded=bounded)
+            if draft.lowers:
+                return draft
+        return self.empty(free, bounded=bounded)
+
+    def _drafted(
+        self, free: Bools, share: float, above: float, shelved: _Shelved, diffusion: _Diffusion, *, bounded: bool
+    ) -> Draft:
         draft = self.empty(free, bounded=bounded)
         replication.replicate(draft, share, above, self.level)
-        if self.full and not self.waiting:
-            replication.diffuse(draft, SHARE_WHEN_FULL)
+        if diffusion is not _Diffusion.NONE:
+            replication.diffuse(draft, SHARE_WHEN_FULL, careful=diffusion is _Diffusion.CAREFUL)
         shelves, size = shelved
         level = self._level(draft, shelves, size)
         drained = ~self.sizing.takes & ~self.load.silent & ~self.load.dead
@@ -239,10 +265,13 @@ class _Case:
         return draft
 
     def _level(self, draft: Draft, shelves: packing.Shelves, size: Floats) -> float | None:
-        """The load ratio to bring servers to; None if they stay as they are."""
+        """The load ratio to bring servers to; None if they stay as they are.
+
+        A draft that has filled servers so far without relief to others goes on until it has, as one that has not
+        relieved all does."""
         ratio = draft.ratio
         highest = float(ratio.max())
-        overloaded = highest > self.goal
+        overloaded = highest > self.goal or not draft.lowers
         if not overloaded and (self.waiting or self.situation.pool.adding):
             return None
         low = NEAR_BOUND * self.bound
@@ -257,7 +286,8 @@ class _Case:
         cost = np.where(can, self._waste(levels) + self.settings.move_price * moves, np.inf)
         best = int(np.argmin(cost))
         gain = self._useful(highest) - self._useful(float(levels[best]))
-        if overloaded or (gain >= SPREAD_MIN and cost[best] < self._waste(levels[-1:])[0]):
+        worth_it = gain >= SPREAD_MIN or (gain > 0.0 and self.overloaded)
+        if overloaded or (worth_it and cost[best] < self._waste(levels[-1:])[0]):
             return float(levels[best])
         return None
 
