@@ -150,9 +150,9 @@ def arrange(words: Any, ends: Any, entries: Entries, attributes: int) -> tuple[d
             columns = np.zeros((len(entries.record), cells.COLUMNS), np.uint8)
             further = np.zeros((len(entries.record), cells.FURTHER), np.uint32)
             counts = np.zeros((cells.SIDES, min(cells.KEYS_MAX, 8 * len(many))), np.uint32)
-            filing = words, ends, entries.record, many, edges, edge_starts, entries.hash, counts
-            cells.count_keys(*filing)
-            cells.file_by_cells(*filing, entries.sub, columns, further)
+            measured = cells.measure(words, ends, entries.record[many], edges, edge_starts)
+            cells.count_keys(measured, many, entries.hash, counts)
+            cells.file_by_cells(measured, many, entries.hash, counts, entries.sub, columns, further)
     order = np.lexsort((entries.key, entries.sub, entries.hash, entries.signature))
     size = len(order)
     clusters = np.empty(size + 1, np.uint32)

@@ -20,43 +20,94 @@ CHUNK_BYTES: Final = CHUNK * (COLUMNS + 4 * FURTHER)
 
 
 @kernel
-def sort_by_center(order: Any, first: int, last: int, columns: Any, side: int) -> None:
-    """Sorts a part of the order by the middle of the boxes on one side."""
-    centers = np.empty(last - first, np.int64)
+def split_value(order: Any, first: int, last: int, columns: Any, column: int, half: int, counts: Any) -> Any:
+    """(value, count): `half` entries of a part of the order come first by one column: those whose number is below the
+    value, and so many that equal it."""
+    counts[:] = 0
+    for i in range(first, last):
+        counts[columns[order[i], column]] += 1
+    value, below = 0, 0
+    while below + counts[value] < half:
+        below += counts[value]
+        value += 1
+    return value, half - below
+
+
+@kernel
+def split_cost(order: Any, first: int, last: int, columns: Any, column: int, half: int, counts: Any, sides: int) -> Any:
+    """(cost, value, count): how many entries an event is compared with if a part of the order is split by one column:
+    those of each half as often as its cells are in the box around them."""
+    value, equal = split_value(order, first, last, columns, column, half, counts)
+    lows, highs = np.full((2, 3), 255), np.zeros((2, 3), np.int64)
+    taken = 0
     for i in range(first, last):
         entry = order[i]
-        centers[i - first] = whole(columns[entry, 2 * side]) + whole(columns[entry, 2 * side + 1])
-    order[first:last] = order[first:last][np.argsort(centers, kind="mergesort")]
+        own = whole(columns[entry, column])
+        after = 1
+        if own < value:
+            after = 0
+        elif own == value and taken < equal:
+            taken += 1
+            after = 0
+        for side in range(sides):
+            lows[after, side] = min(lows[after, side], whole(columns[entry, 2 * side]))
+            highs[after, side] = max(highs[after, side], whole(columns[entry, 2 * side + 1]))
+    cost = 0.0
+    for after in range(2):
+        volume = 1.0
+        for side in range(sides):
+            volume *= highs[after, side] - lows[after, side] + 1
+        cost += volume * (half if after == 0 else last - first - half)
+    return cost, value, equal
 
 
-@part
-def slice_of(chunks: int, sides: int) -> int:
-    """How many chunks a slice has if as many slices are made on each of the sides."""
-    slices = 1
-    while slices**sides < chunks:
-        slices += 1
-    return -(-chunks // slices)
+@kernel
+def split(order: Any, first: int, last: int, columns: Any, sides: int, counts: Any, moved: Any) -> int:
+    """Splits a part of the order in two, of whole chunks but for the last, so that an event is in as few boxes as
+    possible; where the second begins."""
+    chunks = -(-(last - first) // CHUNK)
+    half = CHUNK * (chunks // 2)
+    best, best_column, best_value, best_equal = np.inf, 0, 0, 0
+    for column in range(2 * sides):
+        cost, value, equal = split_cost(order, first, last, columns, column, half, counts, sides)
+        if cost < best:
+            best, best_column, best_value, best_equal = cost, column, value, equal
+    to, later, taken = first, 0, 0
+    for i in range(first, last):
+        entry = order[i]
+        own = whole(columns[entry, best_column])
+        if own < best_value or (own == best_value and taken < best_equal):
+            taken += whole(own == best_value)
+            order[to] = entry
+            to += 1
+        else:
+            moved[later] = entry
+            later += 1
+    order[to:last] = moved[:later]
+    return to
 
 
 @background_kernel
 def tile(groups: Any, count: int, order: Any, subs: Any, columns: Any) -> None:
-    """Sorts the entries of each group so that those of a chunk are near each other: into slices by the first side, each
-    of these into slices by the second, and those by the third."""
+    """Sorts the entries of each group so that those of a chunk are near each other."""
+    most = 0
+    for group in range(count):
+        most = max(most, whole(groups[group, 2]))
+    moved, counts, parts = np.empty(most, order.dtype), np.empty(256, np.int64), np.empty((64, 2), np.int64)
     for group in range(count):
         first, size = whole(groups[group, 1]), whole(groups[group, 2])
         sides = sides_of(subs[order[first]])
-        sort_by_center(order, first, first + size, columns, 0)
-        if sides == 1:
-            continue
-        step = CHUNK * slice_of(-(-size // CHUNK), sides)
-        for begin in range(first, first + size, step):
-            end = min(begin + step, first + size)
-            sort_by_center(order, begin, end, columns, 1)
-            if sides == 2:
+        parts[0, 0], parts[0, 1] = first, first + size
+        waiting = 1
+        while waiting > 0:
+            waiting -= 1
+            begin, end = parts[waiting]
+            if end - begin <= CHUNK:
                 continue
-            inner = CHUNK * slice_of(-(-(end - begin) // CHUNK), 2)
-            for at in range(begin, end, inner):
-                sort_by_center(order, at, min(at + inner, end), columns, 2)
+            middle = split(order, begin, end, columns, sides, counts, moved)
+            parts[waiting, 0], parts[waiting, 1] = begin, middle
+            parts[waiting + 1, 0], parts[waiting + 1, 1] = middle, end
+            waiting += 2
 
 
 @part

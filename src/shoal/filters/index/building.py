@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shoal.filters.index import choosing, layout
 from shoal.filters.index.arranging import Entries, arrange
 from shoal.filters.index.choosing import PARTS, S_PREFIX, S_SUFFIX
+from shoal.filters.index.members import pack_members
 from shoal.filters.index.memory import whole
 from shoal.filters.index.uniting import Records, unite
 from shoal.wire.rawbytes import background_kernel, hash_pair, kernel
@@ -148,7 +149,7 @@ def build(given: Records, texts: tuple[Any, Any, Any], attributes: int) -> npt.N
         words, ends, first, id_ends, ids, unique_of, entries, order, out_words, word_ends, out_ids, out_id_ends
     )
     parts["words"], parts["word_ends"], parts["ids"] = out_words, word_ends, out_ids
-    parts["ids_ends"] = out_id_ends if len(out_ids) != len(order) else out_id_ends[:0]
+    parts["id_starts"], parts["id_lists"] = pack_members(out_id_ends)
     parts["order"] = np.argsort(out_ids, kind="stable").astype(np.uint32)
     owners = entries.signature[order[parts["clusters"][:-1] & layout.LOW_31]]
     parts["signatures"] = _signature_words(words, ends, entries, signatures, counts, owners, texts)

@@ -15,7 +15,7 @@ the bounds themselves.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from shoal.wire.rawbytes import background_kernel, hash_pair, kernel, part
 FIRST_CELL: Final = 1
 """0 is the cell of an event without the attribute."""
 EDGES_MAX: Final = 253
+EDGE_BOUNDS: Final = 16
+"""Bounds for which an attribute gets an edge, so that edges take little room where filters are few."""
 SIDES: Final = 3
 """Attributes by which entries are boxes."""
 COLUMNS: Final = 2 * SIDES
@@ -44,7 +46,12 @@ UNDECIDED: Final = 0
 """Stands for a further attribute of an entry about which cells cannot say everything: no high cell is 0."""
 
 _SAMPLES_MAX: Final = 1 << 16
+_SAMPLED_MIN: Final = 256
+_SAMPLE_STEP: Final = 4
+"""Of so many records one is asked for its bounds, and of more if they are very many; but of each while they are few."""
 _BOUNDS_MAX: Final = 64
+_BOUNDS_EXPECTED: Final = 5
+"""Of a record, on average; room for more is made."""
 _BOUNDS_PER_RECORD: Final = 16
 """Of a sample of records, on average; if they have more, the sample is smaller."""
 
@@ -52,13 +59,11 @@ _BOUNDS_PER_RECORD: Final = 16
 @part
 def cell_of(edges: Any, first: int, last: int, value: float) -> int:
     """The cell of a number: one more than the edges that are not above it."""
-    low, high = first, last
-    while low < high:
-        middle = (low + high) >> 1
-        if edges[middle] <= value:
-            low = middle + 1
-        else:
-            high = middle
+    low, count = first, last - first
+    while count > 0:
+        half = (count + 1) >> 1
+        low += half * whole(edges[low + half - 1] <= value)  # without a jump that nobody could foresee
+        count -= half
     return FIRST_CELL + low - first
 
 
@@ -125,7 +130,8 @@ def collect_bounds(words: Any, ends: Any, chosen: Any, out_attribute: Any, out_b
 @background_kernel
 def edges_of(words: Any, ends: Any, chosen: Any, attributes: int) -> Any:
     """The edges of all cells, and where those of each attribute start: quantiles of a sample of the bounds."""
-    sample = chosen[:: max(1, len(chosen) // _SAMPLES_MAX)]
+    step = max(1, min(_SAMPLE_STEP, len(chosen) // _SAMPLED_MIN), len(chosen) // _SAMPLES_MAX)
+    sample = chosen[::step]
     owners = np.empty(_BOUNDS_PER_RECORD * len(sample) + 2 * _BOUNDS_MAX, np.int32)
     found = np.empty(len(owners))
     count = collect_bounds(words, ends, sample, owners, found)
@@ -141,7 +147,7 @@ def edges_of(words: Any, ends: Any, chosen: Any, attributes: int) -> Any:
     edges, starts, made = np.empty(min(count, EDGES_MAX * attributes)), np.zeros(attributes + 1, np.uint32), 0
     for attribute in range(attributes):
         own = np.sort(bounds[firsts[attribute] : firsts[attribute + 1]])
-        picks, first = min(len(own), EDGES_MAX), made
+        picks, first = min(-(-step * len(own) // EDGE_BOUNDS), EDGES_MAX, len(own)), made
         for i in range(picks):
             edge = own[i * (len(own) - 1) // max(1, picks - 1)]
             if made == first or edge > edges[made - 1]:
@@ -152,26 +158,26 @@ def edges_of(words: Any, ends: Any, chosen: Any, attributes: int) -> Any:
 
 
 @kernel
-def narrowest(attributes: Any, widths: Any, count: int, sides: int) -> np.uint64:
-    """The attributes with the smallest widths, in order, as one number of 48 bits; they come first in the arrays then,
-    in that order. Missing ones are repeated."""
-    for i in range(min(sides, count)):
+def narrowest(attributes: Any, cells: Any, first: int, last: int, sides: int) -> np.uint64:
+    """The attributes of an entry whose bounds are nearest to each other, in order, as one number of 48 bits; they come
+    first among the entry's then, in that order. Missing ones are repeated."""
+    taken = min(sides, last - first)
+    for i in range(first, first + taken):
         best = i
-        for j in range(i + 1, count):
-            if widths[j] < widths[best]:
+        for j in range(i + 1, last):
+            if cells[j] < cells[best] or (cells[j] == cells[best] and attributes[j] < attributes[best]):
                 best = j
         swap(attributes, i, best)
-        swap(widths, i, best)
-    taken = min(sides, count)
-    for i in range(1, taken):
+        swap(cells, i, best)
+    for i in range(first + 1, first + taken):
         j = i
-        while j > 0 and attributes[j - 1] > attributes[j]:
+        while j > first and attributes[j - 1] > attributes[j]:
             swap(attributes, j - 1, j)
-            swap(widths, j - 1, j)
+            swap(cells, j - 1, j)
             j -= 1
     key = np.uint64(0)
     for i in range(SIDES):
-        key = (key << np.uint64(16)) | np.uint64(attributes[min(i, taken - 1)])
+        key = (key << np.uint64(16)) | np.uint64(attributes[first + min(i, taken - 1)])
     return key
 
 
@@ -181,53 +187,66 @@ def swap(array: Any, i: int, j: int) -> None:
     array[i], array[j] = array[j], array[i]
 
 
-@kernel
-def cells_of_record(
-    words: Any, at: int, end: int, edges: Any, starts: Any, attributes: Any, lows: Any, highs: Any, cells: Any
-) -> int:
-    """The attributes of a record's bounds, and low | high << 8 | width << 16 of each in cells; how many they are."""
-    count = bounds_of(words, at, end, attributes, lows, highs)
-    for i in range(count):
-        first, last = whole(starts[attributes[i]]), whole(starts[attributes[i] + 1])
-        low, high = cell_of(edges, first, last, lows[i]), cell_of(edges, first, last, highs[i])
-        cells[i] = low | (high << 8) | ((high - low) << 16)
-    return count
+class Measured(NamedTuple):
+    """The bounds of some entries in cells. Those of the entry at place `i` are from `firsts[i]` to `firsts[i + 1]`."""
+
+    firsts: Any
+    attributes: Any
+    cells: Any
+    """Low cell | high << 8 | how far they are apart << 16."""
+    decided: Any
+    """By place: whether bounds on numbers that are float64 are all that the record asks for."""
 
 
 @background_kernel
-def count_keys(
-    words: Any, ends: Any, record_of: Any, chosen: Any, edges: Any, starts: Any, hashes: Any, counts: Any
-) -> None:
+def measure(words: Any, ends: Any, chosen: Any, edges: Any, starts: Any) -> Measured:
+    """The bounds of some records."""
+    firsts, decided = np.zeros(len(chosen) + 1, np.int64), np.zeros(len(chosen), np.bool_)
+    owners = np.empty(_BOUNDS_EXPECTED * len(chosen) + _BOUNDS_MAX, np.uint16)
+    found = np.empty(len(owners), np.uint32)
+    attributes, lows, highs = np.empty(_BOUNDS_MAX, np.int64), np.empty(_BOUNDS_MAX), np.empty(_BOUNDS_MAX)
+    to = 0
+    for place in range(len(chosen)):
+        at, end = ends[chosen[place]], ends[chosen[place] + 1]
+        count = bounds_of(words, at, end, attributes, lows, highs)
+        if to + count > len(owners):
+            owners = np.concatenate((owners, np.empty_like(owners)))
+            found = np.concatenate((found, np.empty_like(found)))
+        for i in range(count):
+            first, last = whole(starts[attributes[i]]), whole(starts[attributes[i] + 1])
+            low, high = cell_of(edges, first, last, lows[i]), cell_of(edges, first, last, highs[i])
+            owners[to + i], found[to + i] = attributes[i], low | (high << 8) | ((high - low) << 16)
+        to += count
+        firsts[place + 1], decided[place] = to, is_decided(words, at, end)
+    return Measured(firsts, owners, found, decided)
+
+
+@background_kernel
+def count_keys(measured: Measured, chosen: Any, hashes: Any, counts: Any) -> None:
     """Counts, in a sketch for each number of sides, how many entries of a cluster have the same attributes there: by a
     sample of them."""
     step = max(1, len(chosen) // _SAMPLES_MAX)
-    attributes, cells = np.empty(_BOUNDS_MAX, np.int64), np.empty(_BOUNDS_MAX, np.int64)
-    lows, highs = np.empty(_BOUNDS_MAX), np.empty(_BOUNDS_MAX)
-    for entry in chosen[::step]:
-        record = record_of[entry]
-        count = cells_of_record(words, ends[record], ends[record + 1], edges, starts, attributes, lows, highs, cells)
-        for sides in range(min(SIDES, count), 0, -1):
-            key = narrowest(attributes, cells, count, sides)
-            counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(counts.shape[1])] += step
+    for place in range(0, len(chosen), step):
+        first, last = measured.firsts[place], measured.firsts[place + 1]
+        for sides in range(min(SIDES, last - first), 0, -1):
+            key = narrowest(measured.attributes, measured.cells, first, last, sides)
+            counts[sides - 1, hash_pair(hashes[chosen[place]], key) % np.uint64(counts.shape[1])] += step
 
 
 @background_kernel
 def file_by_cells(
-    words: Any, ends: Any, record_of: Any, chosen: Any, edges: Any, starts: Any, hashes: Any, counts: Any, subs: Any,
-    columns: Any, further: Any,
-) -> None:  # fmt: skip
+    measured: Measured, chosen: Any, hashes: Any, counts: Any, subs: Any, columns: Any, further: Any
+) -> None:
     """For each chosen entry: its group (into `subs`, to sort by), its box and its further attributes. Entries without a
     bound stay as they are."""
-    attributes, cells = np.empty(_BOUNDS_MAX, np.int64), np.empty(_BOUNDS_MAX, np.int64)
-    lows, highs = np.empty(_BOUNDS_MAX), np.empty(_BOUNDS_MAX)
-    for entry in chosen:
-        record = record_of[entry]
-        count = cells_of_record(words, ends[record], ends[record + 1], edges, starts, attributes, lows, highs, cells)
-        if count == 0:
+    attributes, cells = measured.attributes, measured.cells
+    for place in range(len(chosen)):
+        entry, first, last = chosen[place], measured.firsts[place], measured.firsts[place + 1]
+        if first == last:
             continue
-        sides = min(SIDES, count)
+        sides = min(SIDES, last - first)
         while True:
-            key = narrowest(attributes, cells, count, sides)
+            key = narrowest(attributes, cells, first, last, sides)
             common = counts[sides - 1, hash_pair(hashes[entry], key) % np.uint64(counts.shape[1])]
             if common >= (GROUP_MIN if sides > 1 else GROUP_LEAST) or sides == 1:
                 break
@@ -236,14 +255,15 @@ def file_by_cells(
             continue
         subs[entry] |= (np.uint64(1) << np.uint64(59)) | key
         for i in range(SIDES):
-            side = min(i, sides - 1)
-            columns[entry, 2 * i], columns[entry, 2 * i + 1] = cells[side] & 0xFF, (cells[side] >> 8) & 0xFF
-        decided = count <= sides + FURTHER and is_decided(words, ends[record], ends[record + 1])
+            cell = cells[first + min(i, sides - 1)]
+            columns[entry, 2 * i], columns[entry, 2 * i + 1] = cell & 0xFF, (cell >> 8) & 0xFF
+        decided = last - first <= sides + FURTHER and measured.decided[place]
         for i in range(FURTHER):
             further[entry, i] = UNDECIDED
-            if decided or (i < FURTHER - 1 and sides + i < count):
-                c = sides + i if sides + i < count else 0
-                further[entry, i] = attributes[c] | ((cells[c] & 0xFFFF) << 16)
+            at = first + sides + i
+            if decided or (i < FURTHER - 1 and at < last):
+                at = at if at < last else first
+                further[entry, i] = whole(attributes[at]) | ((whole(cells[at]) & 0xFFFF) << 16)
 
 
 @part

@@ -27,6 +27,7 @@ from shoal.filters.index.context import (
     u32_part,
 )
 from shoal.filters.index.holding import holds
+from shoal.filters.index.members import first_id
 from shoal.filters.index.memory import i64_at, trailing_zeros, u8_at, u32_at, u64_at, whole
 from shoal.filters.index.spans import emit_entries
 from shoal.filters.index.vectors import prefetch, strictly_within, within
@@ -44,6 +45,7 @@ LOW_32: Final = np.uint64(0xFFFFFFFF)
 _LINE: Final = 64
 _BOX_LINES: Final = boxes.CHUNK * cells.COLUMNS // _LINE
 _FURTHER_LINES: Final = 4 * boxes.CHUNK * cells.FURTHER // _LINE
+_LINE_ENTRIES: Final = boxes.CHUNK // _FURTHER_LINES
 
 
 @part
@@ -158,9 +160,11 @@ def compare_waiting(context: int, waiting: int) -> int:
         wait[WAITING_WORDS * kept + 2] = left
         kept += whole(left != 0)  # without a jump that nobody could foresee
     for i in range(kept):
-        further = whole(wait[WAITING_WORDS * i]) + boxes.CHUNK * cells.COLUMNS
+        at, left = whole(wait[WAITING_WORDS * i]), wait[WAITING_WORDS * i + 2]
+        further = at + boxes.CHUNK * cells.COLUMNS
         for line in range(_FURTHER_LINES):
-            prefetch(further + _LINE * line)
+            wanted = (left >> np.uint64(_LINE_ENTRIES * line)) & np.uint64((1 << _LINE_ENTRIES) - 1) != 0
+            prefetch(further + _LINE * line if wanted else at)
     return kept
 
 
@@ -200,7 +204,7 @@ def add_entries(context: int, block: int, count: int, used: int, segment: int) -
 def test_waiting(context: int, block: int, waiting: int, used: int, segment: int) -> int:
     """Looks at the entries of the chunks that wait, and adds those that match."""
     wait, entries, count = waiting_at(context), u64_at(root(context, R_WAITING), ENTRIES_MAX), 0
-    records, members = address_of(block, layout.P_WORD_ENDS), members_of(block)
+    records, ids = address_of(block, layout.P_WORD_ENDS), address_of(block, layout.P_IDS)
     for i in range(compare_waiting(context, waiting)):
         at, whose = whole(wait[WAITING_WORDS * i]), wait[WAITING_WORDS * i + 1]
         first, further = whole(whose & LOW_32), at + boxes.CHUNK * cells.COLUMNS
@@ -212,7 +216,7 @@ def test_waiting(context: int, block: int, waiting: int, used: int, segment: int
             if not remains:
                 continue
             accepted &= (inside >> np.uint64(j)) & np.uint64(1) != 0
-            prefetch((members if accepted else records) + 4 * (first + j))
+            prefetch(ids + 4 * first_id(block, first + j) if accepted else records + 4 * (first + j))
             entries[count] = np.uint64(first + j) | (ACCEPTED if accepted else np.uint64(0))
             count += 1
             if count == ENTRIES_MAX:
@@ -221,13 +225,6 @@ def test_waiting(context: int, block: int, waiting: int, used: int, segment: int
                 if used < 0:
                     return used
     return add_entries(context, block, count, used, segment)
-
-
-@part
-def members_of(block: int) -> Any:
-    """Where it stands which subscribers an entry has: in `ids_ends`, or in `ids` if each has one."""
-    several = count_of(block, layout.H_IDS) != count_of(block, layout.H_ENTRIES)
-    return address_of(block, layout.P_IDS_ENDS) if several else address_of(block, layout.P_IDS)
 
 
 @kernel

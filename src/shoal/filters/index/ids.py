@@ -25,7 +25,8 @@ def _home(number: Any, slots: int) -> int:
 
 
 @part
-def _find(table: Any, number: int) -> int:
+def find_slot(table: Any, number: int) -> int:
+    """Where a number is in a table (as one more than it), or where it would be."""
     slot = _home(number, len(table))
     while table[slot] != 0 and table[slot] != np.uint32(number + 1):
         slot = slot + 1 if slot + 1 < len(table) else 0
@@ -36,7 +37,7 @@ def _find(table: Any, number: int) -> int:
 def _add_all(table: Any, numbers: Any) -> int:
     """Adds numbers until one is there already; how many were added."""
     for done in range(len(numbers)):
-        slot = _find(table, whole(numbers[done]))
+        slot = find_slot(table, whole(numbers[done]))
         if table[slot] != 0:
             return done
         table[slot] = np.uint32(whole(numbers[done]) + 1)
@@ -44,18 +45,9 @@ def _add_all(table: Any, numbers: Any) -> int:
 
 
 @kernel
-def _add(table: Any, number: int) -> bool:
-    slot = _find(table, number)
-    if table[slot] != 0:
-        return False
-    table[slot] = np.uint32(number + 1)
-    return True
-
-
-@kernel
 def _remove(table: Any, number: int) -> bool:
     """Takes a number out and moves those behind it that would not be found any more."""
-    slot = _find(table, number)
+    slot = find_slot(table, number)
     if table[slot] == 0:
         return False
     size = len(table)
@@ -74,7 +66,7 @@ def _remove(table: Any, number: int) -> bool:
 
 @kernel
 def _has(table: Any, number: int) -> bool:
-    return bool(table[_find(table, number)] != 0)
+    return bool(table[find_slot(table, number)] != 0)
 
 
 class Ids:
@@ -107,16 +99,13 @@ class Ids:
         ids._table, ids._count = table, count
         return ids
 
-    def add(self, number: int) -> bool:
-        """Adds a number; False if it was there."""
-        self._make_room(1)
-        added = bool(_add(self._table, number))
-        self._count += added
-        return added
+    def added(self) -> None:
+        """Somebody has added a number to the table."""
+        self._count += 1
 
     def add_all(self, numbers: npt.NDArray[np.uint32]) -> int:
         """Adds all numbers, or none; how many could be added before one was there already."""
-        self._make_room(len(numbers))
+        self.make_room(len(numbers))
         added = int(_add_all(self._table, numbers))
         if added < len(numbers):
             for number in numbers[:added]:
@@ -131,7 +120,8 @@ class Ids:
         self._count -= removed
         return removed
 
-    def _make_room(self, more: int) -> None:
+    def make_room(self, more: int) -> None:
+        """Makes room for more numbers; the table may be another one then."""
         needed = self._count + more
         if 4 * needed > 3 * len(self._table):
             table = np.zeros(max(needed * 3 // 2, len(self._table) * 3 // 2), np.uint32)

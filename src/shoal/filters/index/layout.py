@@ -4,7 +4,8 @@ Owns where the parts of a segment stand in it. A header of 64-bit words holds co
 starts; every part starts at a multiple of 64 bytes. So a segment is written to a file and mapped from it as it is.
 
     ids        uint32[N]     subscribers, in the order of the entries
-    ids_ends   uint32[E+1]   entry -> its ids (left out when each entry has one)
+    id_starts  uint32        where the ids of entries start, of 64 each (see `members`) ...
+    id_lists   uint32        ... and of each one, where some of the 64 have several
     order      uint32[N]     positions in `ids`, sorted by id
     word_ends  uint32[E+1]   entry -> its record; the top bit marks an entry that repeats another one's record (lists)
     words      uint16        records
@@ -32,14 +33,14 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC: Final = 0x31_4C_41_4F_48_53  # "SHOAL1"
-VERSION: Final = 1
+VERSION: Final = 2
 
 REPEATED: Final = np.uint32(1 << 31)
 WITH_RUNS: Final = np.uint32(1 << 31)
 LOW_31: Final = np.uint32((1 << 31) - 1)
 
 H_MAGIC: Final = 0
-H_VERSION: Final = 1
+H_VERSION: Final = 2
 H_BYTES: Final = 2
 H_SEED: Final = 3
 H_ENTRIES: Final = 4
@@ -62,7 +63,8 @@ HEADER_WORDS: Final = 40
 
 PARTS: Final = (
     ("ids", np.uint32),
-    ("ids_ends", np.uint32),
+    ("id_starts", np.uint32),
+    ("id_lists", np.uint32),
     ("order", np.uint32),
     ("word_ends", np.uint32),
     ("words", np.uint16),
@@ -79,8 +81,8 @@ PARTS: Final = (
     ("edge_starts", np.uint32),
     ("signatures", np.uint32),
 )
-P_IDS, P_IDS_ENDS, P_ORDER, P_WORD_ENDS, P_WORDS, P_CLUSTERS, P_TAGS, P_SLOTS, P_RUNS, P_KEYS = range(10)
-P_BLOCKS, P_GROUPS, P_AROUND, P_FILED, P_EDGES, P_EDGE_STARTS, P_SIGNATURES = range(10, 17)
+P_IDS, P_ID_STARTS, P_ID_LISTS, P_ORDER, P_WORD_ENDS, P_WORDS, P_CLUSTERS, P_TAGS, P_SLOTS, P_RUNS = range(10)
+P_KEYS, P_BLOCKS, P_GROUPS, P_AROUND, P_FILED, P_EDGES, P_EDGE_STARTS, P_SIGNATURES = range(10, 18)
 
 _ALIGNED: Final = 64
 _GUARD_BYTES: Final = 64

@@ -17,12 +17,10 @@ from shoal.filters.index.context import (
     R_SPANS,
     SEGMENT_ROOTS,
     address_of,
-    count_of,
     root,
-    u32_part,
 )
+from shoal.filters.index.members import first_id
 from shoal.filters.index.memory import i64_at, u32_at, whole
-from shoal.filters.index.vectors import prefetch
 from shoal.wire.rawbytes import kernel, part
 
 NO_SPANS: Final = -10
@@ -70,11 +68,7 @@ def emit_entries(context: int, block: int, used: int, segment: int, first: int, 
     """Adds the subscribers of some entries."""
     if first >= last:
         return used
-    if count_of(block, layout.H_IDS) != count_of(block, layout.H_ENTRIES):
-        ends = u32_part(block, layout.P_IDS_ENDS)
-        first, last = whole(ends[first]), whole(ends[last])
-        prefetch(address_of(block, layout.P_IDS) + 4 * first)
-    return emit(context, used, segment, first, last)
+    return emit(context, used, segment, first_id(block, first), first_id(block, last))
 
 
 @kernel

@@ -27,11 +27,13 @@ from shoal.errors import EventError, FilterError, FilterTooLargeError
 from shoal.filters.index import answers, building, context, layout, records, rows, taking
 from shoal.filters.index.ids import Ids
 from shoal.filters.index.parts import intern_all, translate
+from shoal.filters.index.segment import Segment
 from shoal.filters.index.spans import NO_SPANS
 from shoal.filters.index.tables import WireTable
 from shoal.filters.index.texts import NO_ROOM, Texts
 from shoal.filters.index.uniting import Records
 from shoal.filters.index.workspace import Workspace
+from shoal.filters.index.young import Young
 from shoal.wire.rawbytes import announce_compilations
 
 FAN_IN: Final = 8
@@ -41,86 +43,6 @@ SEGMENTS_MAX: Final = 48
 STALE_SHARE: Final = 4
 """A segment is made anew when one in so many of its subscribers has gone."""
 _WORDS_PER_RECORD: Final = 24
-
-
-@dataclass(slots=True, eq=False)
-class Segment:
-    """A block of bytes, and the positions whose subscribers have gone: their number, then they, sorted."""
-
-    block: npt.NDArray[np.uint8]
-    dead: npt.NDArray[np.uint32]
-
-    @property
-    def header(self) -> npt.NDArray[np.int64]:
-        """Counts and places: see `layout`."""
-        return self.block[: 8 * layout.HEADER_WORDS].view(np.int64)
-
-    @property
-    def positions(self) -> int:
-        """Subscribers, also those that have gone."""
-        return int(self.header[layout.H_IDS])
-
-    @property
-    def gone(self) -> int:
-        """Positions whose subscribers have gone."""
-        return int(self.dead[0])
-
-    @property
-    def living(self) -> int:
-        """Different subscribers that have not gone."""
-        ids = self.ids() if not self.gone else np.delete(self.ids(), self.dead[1 : 1 + self.gone])
-        repeats = int(self.header[layout.H_ENTRIES]) != int(self.header[layout.H_UNIQUE])
-        return len(np.unique(ids)) if repeats else len(ids)
-
-    @property
-    def tier(self) -> int:
-        """Segments of one tier are of about one size."""
-        return max(0, (max(1, self.positions // taking.YOUNG_MAX).bit_length() - 1) // 3)
-
-    def ids(self) -> npt.NDArray[np.uint32]:
-        """The subscribers, by position."""
-        return layout.part(self.block, layout.P_IDS, self.positions)
-
-    def order(self) -> npt.NDArray[np.uint32]:
-        """The positions, sorted by subscriber."""
-        return layout.part(self.block, layout.P_ORDER, self.positions)
-
-
-def _no_dead() -> npt.NDArray[np.uint32]:
-    return np.zeros(taking.DEAD_MIN, np.uint32)
-
-
-class _Young:
-    """The records that are in no segment yet."""
-
-    def __init__(self, words: int = taking.YOUNG_WORDS) -> None:
-        self.words = np.zeros(words, np.uint16)
-        self.ends = np.zeros(taking.YOUNG_MAX + 1, np.int64)
-        self.count = np.zeros(1, np.uint32)
-        self.dead = np.zeros(taking.YOUNG_MAX + 1, np.uint32)
-        self.block = np.zeros(8 * layout.HEADER_WORDS + 4 * taking.YOUNG_MAX, np.uint8)
-        self.block[: 8 * layout.HEADER_WORDS].view(np.int64)[layout.H_PARTS + layout.P_IDS] = 8 * layout.HEADER_WORDS
-
-    def __len__(self) -> int:
-        return int(self.count[0])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return self.words.nbytes + self.ends.nbytes + self.dead.nbytes + self.block.nbytes
-
-    def ids(self) -> npt.NDArray[np.uint32]:
-        """The subscribers, by position."""
-        return self.block[8 * layout.HEADER_WORDS :].view(np.uint32)[: len(self)]
-
-    def alive(self) -> Records:
-        """The records of those that have not gone."""
-        live = np.setdiff1d(np.arange(len(self)), self.dead[1 : 1 + int(self.dead[0])])
-        words = [self.words[self.ends[i] : self.ends[i + 1]] for i in live]
-        ends = np.zeros(len(live) + 1, np.int64)
-        np.cumsum([len(each) for each in words], out=ends[1:])
-        joined = np.concatenate(words) if words else np.empty(0, np.uint16)
-        return Records(joined, ends, self.ids()[live], np.arange(len(live) + 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +63,7 @@ class Store:
         self.strings = strings or Texts()
         self.ids = Ids()
         self._segments: tuple[Segment, ...] = ()
-        self._young = _Young()
+        self._young = Young()
         self._lock = threading.RLock()
         self._merge: threading.Thread | None = None
         self._removed: list[int] | None = None
@@ -174,23 +96,20 @@ class Store:
         """Adds a filter in its wire form; False, and nothing has changed, if it has alternatives."""
         data = np.frombuffer(wire, np.uint8)
         with self._lock:
-            if not self.ids.add(number):
-                raise FilterError(f"there is a subscription {number} already")
+            self.ids.make_room(1)
             while True:
-                code = taking.take_in(self._view.context, data, number)
+                code = taking.take_in(self._view.context, data, number, self.ids.table)
                 if code > 0:
+                    self.ids.added()
                     return True
+                if code == taking.THERE:
+                    raise FilterError(f"there is a subscription {number} already")
                 if code == taking.SEVERAL:
-                    self.ids.remove(number)
                     return False
-                if code == taking.NO_YOUNG:
+                if code == taking.NO_YOUNG or (code == records.NO_WORDS and self._young.is_full):
                     self._flush()
                 else:
-                    try:
-                        self._help(code, len(data))
-                    except FilterError:
-                        self.ids.remove(number)
-                        raise
+                    self._help(code, len(data))
 
     def insert_many(self, numbers: npt.NDArray[np.uint32], table: WireTable) -> None:
         """Adds many filters without alternatives as a segment of their own."""
@@ -263,7 +182,7 @@ class Store:
         elif code == records.TOO_MANY_NAMES:
             raise FilterTooLargeError(f"the index knows {records.NAMES_MAX} attribute names, the most that it can")
         elif code == records.NO_WORDS and len(self._young.words) < taking.YOUNG_WORDS_MAX:
-            self._young = _Young(taking.YOUNG_WORDS_MAX)  # there is none in it
+            self._young = self._young.grown()
         elif code == records.NO_WORDS:
             raise FilterTooLargeError("the filter is larger than the index can hold")
         else:
@@ -274,12 +193,12 @@ class Store:
 
     def _build(self, given: Records) -> Segment:
         texts = self.strings.data, self.strings.ends, self.strings.slots
-        return Segment(building.build(given, texts, len(self.names)), _no_dead())
+        return Segment(building.build(given, texts, len(self.names)))
 
     def _flush(self) -> None:
         """Makes a segment of the records that are in none."""
         alive = self._young.alive()
-        self._young = _Young()
+        self._young = Young(len(self._young.words))
         if len(alive.ids):
             self._add(self._build(alive))
         else:

@@ -23,20 +23,25 @@ from shoal.filters.index.context import (
     root,
     u32_part,
 )
+from shoal.filters.index.ids import find_slot
+from shoal.filters.index.members import first_id
 from shoal.filters.index.memory import i64_at, u8_at, u16_at, u32_at, whole
 from shoal.wire.rawbytes import PADDING_BYTES, background_kernel, kernel
 
-YOUNG_MAX: Final = 256
+YOUNG_MAX: Final = 512
 """Records that are tested one by one before they become a segment."""
-YOUNG_WORDS: Final = 1 << 13
-"""Words that they have together; with a filter that is larger than that, `YOUNG_WORDS_MAX`."""
+YOUNG_WORDS: Final = 1 << 9
+"""Words that there is room for at first; it grows."""
 YOUNG_WORDS_MAX: Final = 1 << 16
+"""Words that they may have together, so the most that one filter may have."""
 
 SEVERAL: Final = -6
 """The filter has alternatives."""
 NO_YOUNG: Final = -7
-"""There are `YOUNG_MAX` records, or no room for the words of one more."""
+"""There are `YOUNG_MAX` records."""
 NO_SCRATCH: Final = -8
+THERE: Final = -9
+"""There is a filter with this id."""
 
 DEAD_MIN: Final = 16
 """Words of an array of dead positions, at the least."""
@@ -70,8 +75,12 @@ def write_wire(context: int, wire: int, size: int, words: int, room: int, to: in
 
 
 @kernel
-def take_in(context: int, wire: Any, number: int) -> int:
-    """Adds a filter to the records that are in no segment; how many they are then, or a negative code."""
+def take_in(context: int, wire: Any, number: int, ids: Any) -> int:
+    """Adds a filter to the records that are in no segment, and its id to a table of ids that has room; how many they
+    are then, or a negative code."""
+    slot = find_slot(ids, number)
+    if ids[slot] != 0:
+        return THERE
     counter = u32_at(root(context, R_YOUNG_COUNT), 1)
     count = whole(counter[0])
     if count == YOUNG_MAX:
@@ -80,11 +89,12 @@ def take_in(context: int, wire: Any, number: int) -> int:
     words, room = root(context, R_YOUNG_WORDS), root(context, R_YOUNG_WORD_COUNT)
     to = write_wire(context, whole(wire.ctypes.data), len(wire), words, room, ends[count])
     if to < 0:
-        return NO_YOUNG if to == records.NO_WORDS and count > 0 else to
+        return to
     block = root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * root(context, R_SEGMENTS))
     u32_part(block, layout.P_IDS)[count] = number
     ends[count + 1] = to
     counter[0] = count + 1
+    ids[slot] = np.uint32(number + 1)
     return whole(count + 1)
 
 
@@ -107,12 +117,9 @@ def count_alive(block: int, dead: Any) -> Any:
     header = i64_at(block, layout.HEADER_WORDS)
     entries = header[layout.H_ENTRIES]
     word_ends = u32_at(block + header[layout.H_PARTS + layout.P_WORD_ENDS], entries + 1)
-    several = header[layout.H_IDS] != entries
-    id_ends = u32_at(block + header[layout.H_PARTS + layout.P_IDS_ENDS], entries + 1)
     made, words, ids, at = 0, 0, 0, 0
     for entry in range(entries):
-        first = whole(id_ends[entry]) if several else entry
-        last = whole(id_ends[entry + 1]) if several else entry + 1
+        first, last = first_id(block, entry), first_id(block, entry + 1)
         gone = 0
         while at < len(dead) and dead[at] < last:
             gone += 1
@@ -131,14 +138,11 @@ def copy_alive(block: int, dead: Any, words: Any, ends: Any, ids: Any, id_ends: 
     entries = header[layout.H_ENTRIES]
     start = header[layout.H_PARTS :]
     word_ends = u32_at(block + start[layout.P_WORD_ENDS], entries + 1)
-    several = header[layout.H_IDS] != entries
-    own_ends = u32_at(block + start[layout.P_IDS_ENDS], entries + 1)
     own_words = u16_at(block + start[layout.P_WORDS], header[layout.H_WORDS])
     own_ids = u32_at(block + start[layout.P_IDS], header[layout.H_IDS])
     at = 0
     for entry in range(entries):
-        first = whole(own_ends[entry]) if several else entry
-        last = whole(own_ends[entry + 1]) if several else entry + 1
+        first, last = first_id(block, entry), first_id(block, entry + 1)
         repeated = (word_ends[entry] & layout.REPEATED) != 0
         to = id_ends[record]
         for position in range(first, last):

@@ -31,8 +31,8 @@ T_COUNTERS: Final = 6
 T_WORDS: Final = 7
 
 _SEED: Final = np.uint64(0x51_0A_10_0D)
-_FIRST_TEXTS: Final = 64
-_FIRST_BYTES: Final = 1024
+_FIRST_TEXTS: Final = 16
+_FIRST_BYTES: Final = 256
 
 
 @part

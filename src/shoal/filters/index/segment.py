@@ -1,0 +1,60 @@
+"""A segment: a block of bytes that is never written again, and what has gone from it.
+
+Owns what can be asked of a segment without matching. What stands in the block is said in `layout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.filters.index import layout, taking
+
+
+def _nobody() -> npt.NDArray[np.uint32]:
+    return np.zeros(taking.DEAD_MIN, np.uint32)
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A block of bytes, and the positions whose subscribers have gone: their number, then they, sorted."""
+
+    block: npt.NDArray[np.uint8]
+    dead: npt.NDArray[np.uint32] = field(default_factory=_nobody)
+
+    @property
+    def header(self) -> npt.NDArray[np.int64]:
+        """Counts and places: see `layout`."""
+        return self.block[: 8 * layout.HEADER_WORDS].view(np.int64)
+
+    @property
+    def positions(self) -> int:
+        """Subscribers, also those that have gone."""
+        return int(self.header[layout.H_IDS])
+
+    @property
+    def gone(self) -> int:
+        """Positions whose subscribers have gone."""
+        return int(self.dead[0])
+
+    @property
+    def living(self) -> int:
+        """Different subscribers that have not gone."""
+        ids = self.ids() if not self.gone else np.delete(self.ids(), self.dead[1 : 1 + self.gone])
+        repeats = int(self.header[layout.H_ENTRIES]) != int(self.header[layout.H_UNIQUE])
+        return len(np.unique(ids)) if repeats else len(ids)
+
+    @property
+    def tier(self) -> int:
+        """Segments of one tier are of about one size."""
+        return max(0, (max(1, self.positions // taking.YOUNG_MAX).bit_length() - 1) // 3)
+
+    def ids(self) -> npt.NDArray[np.uint32]:
+        """The subscribers, by position."""
+        return layout.part(self.block, layout.P_IDS, self.positions)
+
+    def order(self) -> npt.NDArray[np.uint32]:
+        """The positions, sorted by subscriber."""
+        return layout.part(self.block, layout.P_ORDER, self.positions)
