@@ -52,24 +52,24 @@ _DIGITS_MAX: Final = 18
 
 def kernel(function: Function) -> Function:
     """Marks a compiled loop: compiled at its first call, then loaded from the cache on disk."""
-    return cast(Function, _stamped(numba.njit(cache=True, boundscheck=False)(function)))
+    return cast(Function, stamped(numba.njit(cache=True, boundscheck=False)(function), function))
 
 
 def part(function: Function) -> Function:
     """Marks a part of compiled loops: merged into them, for handing over arrays costs more than the work."""
-    return cast(Function, _stamped(numba.njit(cache=True, boundscheck=False, forceinline=True)(function)))
+    return cast(Function, stamped(numba.njit(cache=True, boundscheck=False, forceinline=True)(function), function))
 
 
 def background_kernel(function: Function) -> Function:
     """Marks a compiled loop that runs without the interpreter's lock."""
-    return cast(Function, _stamped(numba.njit(cache=True, boundscheck=False, nogil=True)(function)))
+    return cast(Function, stamped(numba.njit(cache=True, boundscheck=False, nogil=True)(function), function))
 
 
-def _stamped(compiled: Any) -> Any:
+def stamped(compiled: Any, function: Callable[..., Any]) -> Any:
     """Makes the cache of a loop depend on all files that can be merged into it: numba itself asks only whether the file
     of the loop has changed, and would go on with old parts of other files."""
     stored = compiled._cache._cache_file
-    own = Path(compiled.py_func.__code__.co_filename).parent
+    own = Path(function.__code__.co_filename).parent
     stored._source_stamp = stored._source_stamp, _stamp_of(own), _stamp_of(Path(__file__).parent)
     return compiled
 

@@ -36,7 +36,21 @@ R_SEGMENTS: Final = 31
 R_WAITING: Final = 32
 R_PLAIN: Final = 33
 """The event's numbers once more: NaN for whatever is no number that a float64 equals."""
-R_FIRST_SEGMENT: Final = 34
+R_CANDIDATES: Final = 34
+"""Entries that boxes leave (see `candidates`), and ids that were found for the events of a batch."""
+R_ITEMS: Final = 35
+R_ROWS: Final = 36
+"""Where the rows of the events of a batch are (see `reading`)."""
+R_BATCH: Final = 37
+"""How many events there are rows for."""
+R_NEXT_ITEM: Final = 38
+"""Where the next run that has to wait is written down; 0 while runs are matched at once."""
+R_EVENT: Final = 39
+"""The number of the event in its batch."""
+R_MATCH_CLUSTER: Final = 40
+"""The address of the function that matches a cluster, and of the one that matches a segment."""
+R_MATCH_SEGMENT: Final = 41
+R_FIRST_SEGMENT: Final = 42
 """From here on, of each segment: its block and its dead positions. Last come the records that are in no segment."""
 SEGMENT_ROOTS: Final = 2
 
@@ -75,9 +89,15 @@ def aux_of(context: int, attribute: int, field: int) -> Any:
 
 
 @part
-def cell_at(context: int, attribute: Any) -> Any:
-    """The cell of the event's attribute in the segment that is matched."""
-    return u8_at(root(context, R_CELLS), FAR)[attribute]
+def cells_at(context: int, row: int) -> Any:
+    """A row of cells, by attribute."""
+    return u8_at(root(context, R_CELLS) + row * root(context, R_ATTRIBUTES), FAR)
+
+
+@part
+def block_of(context: int, segment: int) -> Any:
+    """Where a segment stands."""
+    return root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * segment)
 
 
 @part

@@ -1,7 +1,8 @@
 """Filed: the matching of runs that are filed by cells (see `cells`).
 
-Owns the walk through blocks and groups. Most of its time would be spent waiting for memory, so it goes in three steps,
-each of which asks for what the next one reads: boxes around chunks, then boxes, then further attributes.
+Owns the walk through blocks and groups, for one event or for several. Most of its time would be spent waiting for
+memory, so it goes in three steps, each of which asks for what the next one reads: boxes around chunks, then boxes, then
+further attributes. What is left then are candidates.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import boxes, cells, layout, rows
+from shoal.filters.index import boxes, candidates, cells, layout, rows
+from shoal.filters.index.candidates import ACCEPTED, ITEM_SHIFT
 from shoal.filters.index.context import (
     FAR,
     R_CELLS,
     R_FOUND,
+    R_NEXT_ITEM,
     R_PRESENT,
     R_WAITING,
     address_of,
-    cell_at,
+    cells_at,
     count_of,
     f64_part,
     floor_of,
@@ -26,34 +29,22 @@ from shoal.filters.index.context import (
     root,
     u32_part,
 )
-from shoal.filters.index.holding import holds
 from shoal.filters.index.members import first_id
 from shoal.filters.index.memory import i64_at, trailing_zeros, u8_at, u32_at, u64_at, whole
-from shoal.filters.index.spans import emit_entries
 from shoal.filters.index.vectors import prefetch, strictly_within, within
 from shoal.wire.rawbytes import kernel, part
 
 WAITING_MAX: Final = 4096
 """Chunks that wait to be looked at, before a further group is compared."""
 WAITING_WORDS: Final = 3
-"""Words of a chunk that waits: where it is; its first entry, the event's cells << 32; later which entries are left."""
-ENTRIES_MAX: Final = 1024
-"""Entries that wait to be added, or tested before."""
-ACCEPTED: Final = np.uint64(1 << 32)
-"""Marks an entry that needs no test."""
+"""Words of a chunk that waits: where it is; its first entry, cells << 32 and whose they are << 56; later which entries
+are left."""
 LOW_32: Final = np.uint64(0xFFFFFFFF)
+_CELL_BITS: Final = 24
 _LINE: Final = 64
 _BOX_LINES: Final = boxes.CHUNK * cells.COLUMNS // _LINE
 _FURTHER_LINES: Final = 4 * boxes.CHUNK * cells.FURTHER // _LINE
 _LINE_ENTRIES: Final = boxes.CHUNK // _FURTHER_LINES
-
-
-@part
-def entry_holds(context: int, block: int, entry: int) -> bool:
-    """Whether the record of an entry holds for the event."""
-    ends = u32_part(block, layout.P_WORD_ENDS)
-    at, end = whole(ends[entry] & layout.LOW_31), whole(ends[entry + 1] & layout.LOW_31)
-    return holds(context, address_of(block, layout.P_WORDS), at, end)
 
 
 @part
@@ -78,8 +69,8 @@ def filed_parts(block: int) -> Any:
 
 @part
 def waiting_at(context: int) -> Any:
-    """The chunks that wait; they stand behind the entries that do."""
-    return u64_at(root(context, R_WAITING) + 8 * ENTRIES_MAX, FAR)
+    """The chunks that wait."""
+    return u64_at(root(context, R_WAITING), FAR)
 
 
 @part
@@ -106,7 +97,7 @@ def contains(at: int, own: np.uint64) -> np.uint64:
 @kernel
 def take_group(context: int, block: int, group: int, around: int, own: np.uint64, waiting: int) -> int:
     """Compares the boxes around a group's chunks, which are at an address, with an event's cells, and adds those that
-    it is in to the chunks that wait; how many wait then. There is room."""
+    it is in to the chunks that wait; how many wait then. There is room. Above the cells stands whose they are."""
     groups = u32_part(block, layout.P_GROUPS)
     first, chunks = whole(groups[4 * group + 1]), chunks_of(block, group)
     at = address_of(block, layout.P_FILED) + _LINE * whole(groups[4 * group + 3])
@@ -169,9 +160,8 @@ def compare_waiting(context: int, waiting: int) -> int:
 
 
 @part
-def decide(context: int, words: Any) -> Any:
+def decide(own: Any, words: Any) -> Any:
     """What the further attributes of an entry say: (whether it is not refused, whether it is accepted)."""
-    own = u8_at(root(context, R_CELLS), FAR)
     remains, accepted = True, True
     for i in range(cells.FURTHER):
         word = words[i]
@@ -183,70 +173,104 @@ def decide(context: int, words: Any) -> Any:
 
 
 @kernel
-def add_entries(context: int, block: int, count: int, used: int, segment: int) -> int:
-    """Adds the first `count` entries of those that wait and match: those that cells have accepted, and those that hold
-    when they are tested."""
-    entries = u64_at(root(context, R_WAITING), ENTRIES_MAX)
-    ends, words = u32_part(block, layout.P_WORD_ENDS), address_of(block, layout.P_WORDS)
-    for i in range(count):
-        if entries[i] & ACCEPTED == 0:
-            prefetch(words + 2 * whole(ends[entries[i]] & layout.LOW_31))
-    for i in range(count):
-        entry = whole(entries[i] & LOW_32)
-        if entries[i] & ACCEPTED != 0 or entry_holds(context, block, entry):
-            used = emit_entries(context, block, used, segment, entry, entry + 1)
-            if used < 0:
-                break
-    return used
-
-
-@kernel
-def test_waiting(context: int, block: int, waiting: int, used: int, segment: int) -> int:
-    """Looks at the entries of the chunks that wait, and adds those that match."""
-    wait, entries, count = waiting_at(context), u64_at(root(context, R_WAITING), ENTRIES_MAX), 0
+def collect(context: int, block: int, chunk: int, kept: int) -> Any:
+    """Looks at the entries of the chunks that wait, from one on, and makes those that remain candidates, while there is
+    room: (the next chunk, how many candidates there are)."""
+    count = 0
+    wait, found = waiting_at(context), candidates.candidates_at(context)
     records, ids = address_of(block, layout.P_WORD_ENDS), address_of(block, layout.P_IDS)
-    for i in range(compare_waiting(context, waiting)):
-        at, whose = whole(wait[WAITING_WORDS * i]), wait[WAITING_WORDS * i + 1]
+    while chunk < kept and count + boxes.CHUNK <= candidates.AT_ONCE:
+        at, whose = whole(wait[WAITING_WORDS * chunk]), wait[WAITING_WORDS * chunk + 1]
         first, further = whole(whose & LOW_32), at + boxes.CHUNK * cells.COLUMNS
-        left, inside = wait[WAITING_WORDS * i + 2], contains(at, whose >> np.uint64(32))
+        left, inside = wait[WAITING_WORDS * chunk + 2], contains(at, whose >> np.uint64(32))
+        item = whose >> np.uint64(32 + _CELL_BITS)
+        own = cells_at(context, whole(item))
         while left != 0:
             j = whole(trailing_zeros(left))
             left &= left - np.uint64(1)
-            remains, accepted = decide(context, u32_at(further + 4 * cells.FURTHER * j, cells.FURTHER))
+            remains, accepted = decide(own, u32_at(further + 4 * cells.FURTHER * j, cells.FURTHER))
             if not remains:
                 continue
             accepted &= (inside >> np.uint64(j)) & np.uint64(1) != 0
             prefetch(ids + 4 * first_id(block, first + j) if accepted else records + 4 * (first + j))
-            entries[count] = np.uint64(first + j) | (ACCEPTED if accepted else np.uint64(0))
+            mark = ACCEPTED if accepted else np.uint64(0)
+            found[count] = np.uint64(first + j) | mark | (item << np.uint64(ITEM_SHIFT))
             count += 1
-            if count == ENTRIES_MAX:
-                used = add_entries(context, block, count, used, segment)
-                count = 0
-                if used < 0:
-                    return used
-    return add_entries(context, block, count, used, segment)
+        chunk += 1
+    return chunk, count
+
+
+@kernel
+def add_waiting(context: int, block: int, waiting: int, used: int, segment: int) -> int:
+    """Adds the entries of the chunks that wait and match, of one event."""
+    kept, chunk = compare_waiting(context, waiting), 0
+    while chunk < kept and used >= 0:
+        chunk, count = collect(context, block, chunk, kept)
+        used = candidates.add_entries(context, block, count, used, segment)
+    return used
 
 
 @kernel
 def match_blocks(context: int, block: int, run: int, used: int, segment: int) -> int:
-    """Matches a run that is filed by cells."""
+    """Matches a run that is filed by cells; in a batch it has to wait for the other events."""
+    if root(context, R_NEXT_ITEM) != 0:
+        return used if candidates.queue(context, segment, run) else candidates.OVERFLOW
+    own = cells_at(context, 0)
     runs, blocks, groups = filed_parts(block)
     waiting = 0
     for number in range(whole(runs[4 * run + 2]), whole(runs[4 * run + 3])):
-        a_cell = cell_at(context, blocks[3 * number])
+        a_cell = own[blocks[3 * number]]
         if a_cell == 0:
             continue
         around = address_of(block, layout.P_AROUND) + _LINE * whole(blocks[3 * number + 2])
         for group in range(whole(blocks[3 * number + 1]), whole(blocks[3 * number + 4])):
             chunks = chunks_of(block, group)
             if waiting + chunks > WAITING_MAX:
-                used = test_waiting(context, block, waiting, used, segment)
+                used = add_waiting(context, block, waiting, used, segment)
                 waiting = 0
                 if used < 0:
                     return used
             attributes = whole(groups[4 * group])
-            own = joined(a_cell, cell_at(context, attributes & 0xFFFF), cell_at(context, attributes >> 16))
-            if own != 0:
-                waiting = take_group(context, block, group, around, own, waiting)
+            three = joined(a_cell, own[attributes & 0xFFFF], own[attributes >> 16])
+            if three != 0:
+                waiting = take_group(context, block, group, around, three, waiting)
             around += boxes.boxes_bytes(chunks)
-    return test_waiting(context, block, waiting, used, segment)
+    return add_waiting(context, block, waiting, used, segment)
+
+
+@kernel
+def match_together(context: int, block: int, run: int, queued: Any, found: int) -> int:
+    """Matches several events with a run, group by group, so that each group comes from memory once; how many ids were
+    found then, or a negative code. `queued` are their items."""
+    runs, blocks, groups = filed_parts(block)
+    waiting = 0
+    for number in range(whole(runs[4 * run + 2]), whole(runs[4 * run + 3])):
+        a = whole(blocks[3 * number])
+        around = address_of(block, layout.P_AROUND) + _LINE * whole(blocks[3 * number + 2])
+        for group in range(whole(blocks[3 * number + 1]), whole(blocks[3 * number + 4])):
+            attributes, chunks = whole(groups[4 * group]), chunks_of(block, group)
+            b, c = attributes & 0xFFFF, attributes >> 16
+            for item in queued:
+                if waiting + chunks > WAITING_MAX:
+                    found = find_waiting(context, block, waiting, found)
+                    waiting = 0
+                    if found < 0:
+                        return found
+                own = cells_at(context, item)
+                three = joined(own[a], own[b], own[c])
+                if three != 0:
+                    three |= np.uint64(item) << np.uint64(_CELL_BITS)
+                    waiting = take_group(context, block, group, around, three, waiting)
+            around += boxes.boxes_bytes(chunks)
+    return find_waiting(context, block, waiting, found)
+
+
+@kernel
+def find_waiting(context: int, block: int, waiting: int, found: int) -> int:
+    """Finds the ids of the entries of the chunks that wait, of several events; how many there are then, or a negative
+    code."""
+    kept, chunk = compare_waiting(context, waiting), 0
+    while chunk < kept and found >= 0:
+        chunk, count = collect(context, block, chunk, kept)
+        found = candidates.find_ids(context, block, count, found)
+    return found

@@ -12,9 +12,12 @@ from typing import Any, Final
 import numpy as np
 
 from shoal.filters.index import arranging, choosing, layout, records, rows
+from shoal.filters.index.calls import Addressed, call_5
+from shoal.filters.index.candidates import entry_holds
 from shoal.filters.index.context import (
     FAR,
     R_FIRST_SEGMENT,
+    R_MATCH_CLUSTER,
     R_SCRATCH,
     R_VISITED,
     R_YOUNG_COUNT,
@@ -33,7 +36,7 @@ from shoal.filters.index.context import (
     u16_part,
     u32_part,
 )
-from shoal.filters.index.filed import entry_holds, find_cells, match_blocks
+from shoal.filters.index.filed import find_cells, match_blocks
 from shoal.filters.index.holding import holds, holds_item
 from shoal.filters.index.memory import i64_at, u8_at, u32_at, whole
 from shoal.filters.index.rows import CODE, EXOTIC, LENGTH, START
@@ -128,7 +131,7 @@ def first_run(block: int, first: int) -> int:
     return run
 
 
-@kernel
+@Addressed
 def match_cluster(context: int, block: int, cluster: int, used: int, segment: int) -> int:
     """Matches all runs of a cluster."""
     clusters, runs = u32_part(block, layout.P_CLUSTERS), u32_part(block, layout.P_RUNS)
@@ -193,7 +196,7 @@ def match_value(context: int, block: int, signature: int, value: Any, used: int,
                 and is_its_cluster(context, block, signature, cluster)
                 and not is_visited(context, cluster)
             ):
-                used = match_cluster(context, block, cluster, used, segment)
+                used = call_5(root(context, R_MATCH_CLUSTER), context, block, cluster, used, segment)
         slot = slot + 1 if slot + 1 < count else 0
     return used
 
@@ -253,7 +256,7 @@ def match_texts(
     return used
 
 
-@kernel
+@Addressed
 def match_segment(context: int, segment: int, used: int) -> int:
     """Matches an event against a segment."""
     block = root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * segment)

@@ -39,23 +39,35 @@ def span(context: int, used: int, segment: int, first: int, last: int) -> int:
     return used + SPAN
 
 
+@part
+def dead_at(context: int, segment: int) -> Any:
+    """The positions of a segment whose subscribers have gone: their number, then they, sorted."""
+    return u32_at(root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * segment + 1), FAR)
+
+
 @kernel
-def emit(context: int, used: int, segment: int, first: int, last: int) -> int:
-    """Adds the positions of [first, last) whose subscribers have not gone."""
-    address = root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * segment + 1)
-    count = whole(u32_at(address, FAR)[0])
-    if count == 0:
-        return span(context, used, segment, first, last)
-    dead = u32_at(address + 4, FAR)
-    low, high = 0, count
+def first_dead(dead: Any, position: int) -> int:
+    """Where the first one is that is not before a position."""
+    low, high = 1, 1 + whole(dead[0])
     while low < high:
         middle = (low + high) >> 1
-        if whole(dead[middle]) < first:
+        if whole(dead[middle]) < position:
             low = middle + 1
         else:
             high = middle
+    return low
+
+
+@kernel
+def emit(context: int, used: int, segment: int, first: int, last: int) -> int:
+    """Adds the positions of [first, last) whose subscribers have not gone."""
+    dead = dead_at(context, segment)
+    count = whole(dead[0])
+    if count == 0:
+        return span(context, used, segment, first, last)
+    low = first_dead(dead, first)
     while first < last and used >= 0:
-        stop = min(whole(dead[low]), last) if low < count else last
+        stop = min(whole(dead[low]), last) if low <= count else last
         if first < stop:
             used = span(context, used, segment, first, stop)
         first = stop + 1
@@ -72,10 +84,10 @@ def emit_entries(context: int, block: int, used: int, segment: int, first: int, 
 
 
 @kernel
-def copy_spans(context: int, used: int, ids: Any, to: int) -> None:
-    """Copies the ids of all spans."""
+def copy_spans(context: int, first: int, last: int, ids: Any, to: int) -> None:
+    """Copies the ids of some spans."""
     spans = i64_at(root(context, R_SPANS), FAR)
-    for at in range(0, used, SPAN):
+    for at in range(first, last, SPAN):
         block = root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * spans[at])
         count = spans[at + 2] - spans[at + 1]
         own = u32_at(address_of(block, layout.P_IDS) + 4 * spans[at + 1], count)
@@ -85,10 +97,10 @@ def copy_spans(context: int, used: int, ids: Any, to: int) -> None:
 
 
 @part
-def total_of(context: int, used: int) -> int:
-    """How many ids the spans have."""
+def total_of(context: int, first: int, last: int) -> int:
+    """How many ids some spans have."""
     spans = i64_at(root(context, R_SPANS), FAR)
     total = 0
-    for at in range(0, used, SPAN):
+    for at in range(first, last, SPAN):
         total += spans[at + 2] - spans[at + 1]
     return total

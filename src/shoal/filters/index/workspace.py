@@ -1,6 +1,6 @@
 """The workspace: where events are read into, and the addresses that kernels are handed.
 
-Owns the row of an event with the arrays that belong to it, and the making of `roots` (see `context`).
+Owns the rows of events with the arrays that belong to them, and the making of `roots` (see `context`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import context, filed, matching
+from shoal.filters.index import candidates, context, filed, matching, reading
 from shoal.filters.index.texts import T_WORDS, Texts
 from shoal.filters.index.vectors import WIDTH
 from shoal.wire.rawbytes import PADDING_BYTES
@@ -21,13 +21,15 @@ _SPANS: Final = 3 * 4096
 
 
 class Workspace:
-    """Room for one event. It grows; what was handed out as roots keeps what it points to."""
+    """Room for one event, or a batch. It grows; what was handed out as roots keeps what it points to."""
 
     def __init__(self) -> None:
         self._attributes = 0
         self._scratch_bytes = _SCRATCH_BYTES
         self._span_words = _SPANS
         self._waiting = np.zeros(0, np.uint64)
+        self._candidates = np.zeros(candidates.AT_ONCE + candidates.FOUND_MAX, np.uint64)
+        self._items = np.zeros(candidates.ITEM_WORDS * candidates.ITEMS_MAX, np.int64)
         self._visited = np.zeros(matching.VISITED_MAX, np.int64)
         self._row: dict[int, npt.NDArray[Any]] = {}
 
@@ -57,7 +59,7 @@ class Workspace:
         records in no segment go, `largest` is how many entries the largest group of any segment has, and `segments` are
         blocks and dead positions, those of the young records last."""
         self._make_row(len(tables[0].ends) + 1)
-        waiting = filed.ENTRIES_MAX + filed.WAITING_WORDS * (filed.WAITING_MAX + largest // WIDTH + 1)
+        waiting = filed.WAITING_WORDS * (filed.WAITING_MAX + largest // WIDTH + 1)
         if waiting > len(self._waiting):
             self._waiting = np.zeros(waiting, np.uint64)
         roots = np.zeros(context.R_FIRST_SEGMENT + context.SEGMENT_ROOTS * len(segments), np.int64)
@@ -70,10 +72,15 @@ class Workspace:
             *young,
             (context.R_VISITED, self._visited),
             (context.R_WAITING, self._waiting),
+            (context.R_CANDIDATES, self._candidates),
+            (context.R_ITEMS, self._items),
         ):
             roots[place] = array.ctypes.data
             keep.append(array)
         roots[context.R_ATTRIBUTES] = self._attributes
+        roots[context.R_BATCH] = self._batch
+        roots[context.R_MATCH_CLUSTER] = matching.match_cluster.address
+        roots[context.R_MATCH_SEGMENT] = matching.match_segment.address
         roots[context.R_SCRATCH + 1] = self._scratch_bytes
         roots[context.R_SPAN_WORDS] = self._span_words
         roots[context.R_SEGMENTS] = len(segments) - 1
@@ -83,17 +90,30 @@ class Workspace:
             keep += held
         return roots, keep
 
+    @property
+    def _batch(self) -> int:
+        """How many events there are rows for."""
+        return reading.BATCH if self._attributes <= reading.ATTRIBUTES_MAX else 1
+
     def _make_row(self, attributes: int) -> None:
         if self._row and attributes == self._attributes:
             return
         self._attributes = attributes
+        batch = self._batch
         self._row = {
-            context.R_KINDS: np.zeros(attributes, np.uint8),
-            context.R_NUMBERS: np.zeros(2 * attributes),
-            context.R_AUX: np.zeros(4 * attributes, np.int64),
-            context.R_PRESENT: np.zeros(attributes, np.int64),
-            context.R_CELLS: np.zeros(attributes, np.uint8),
-            context.R_PLAIN: np.full(attributes, np.nan),
-            context.R_SCRATCH: np.zeros(self._scratch_bytes, np.uint8),
-            context.R_SPANS: np.zeros(self._span_words, np.int64),
+            context.R_KINDS: np.zeros((batch, attributes), np.uint8),
+            context.R_NUMBERS: np.zeros((batch, 2 * attributes)),
+            context.R_AUX: np.zeros((batch, 4 * attributes), np.int64),
+            context.R_PRESENT: np.zeros((batch, attributes), np.int64),
+            context.R_PLAIN: np.full((batch, attributes), np.nan),
+            context.R_SCRATCH: np.zeros((batch, self._scratch_bytes), np.uint8),
         }
+        places = [each for place in reading.ROW_ROOTS for each in _first_and_step(self._row[place])]
+        self._row[context.R_ROWS] = np.array([*places, *[0] * batch], np.int64)
+        self._row[context.R_CELLS] = np.zeros((candidates.ITEMS_MAX if batch > 1 else 1, attributes), np.uint8)
+        self._row[context.R_SPANS] = np.zeros(self._span_words, np.int64)
+
+
+def _first_and_step(rows: npt.NDArray[Any]) -> tuple[int, int]:
+    """Where the first of some rows is, and how far they are apart, in bytes."""
+    return rows.ctypes.data, rows.strides[0]

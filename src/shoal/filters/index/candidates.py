@@ -1,0 +1,147 @@
+"""Candidates: entries that boxes leave, of one event or of a batch of them.
+
+Owns what is written down about each, and about the runs that events of a batch wait for: an *item* is an event with a
+run, and a row of the event's cells in the run's segment. Item 0 is that of an event that is matched alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from shoal.filters.index import layout
+from shoal.filters.index.context import (
+    FAR,
+    R_ATTRIBUTES,
+    R_CANDIDATES,
+    R_EVENT,
+    R_ITEMS,
+    R_NEXT_ITEM,
+    address_of,
+    cells_at,
+    root,
+    u32_part,
+)
+from shoal.filters.index.holding import holds
+from shoal.filters.index.members import first_id
+from shoal.filters.index.memory import i64_at, u64_at, whole
+from shoal.filters.index.reading import select_row
+from shoal.filters.index.spans import dead_at, emit_entries, first_dead
+from shoal.filters.index.vectors import prefetch
+from shoal.wire.rawbytes import kernel, part
+
+ITEMS_MAX: Final = 256
+"""Rows of cells, that of the event included."""
+ITEM_WORDS: Final = 3
+"""Words of an item: segment, run, the event's number in its batch."""
+AT_ONCE: Final = 1024
+"""Candidates that are looked at together."""
+FOUND_MAX: Final = 1 << 17
+"""Ids that may be found for the events of a batch."""
+OVERFLOW: Final = -12
+"""There are more runs or ids than room for them."""
+ACCEPTED: Final = np.uint64(1 << 32)
+"""Marks an entry that needs no test."""
+ITEM_SHIFT: Final = 40
+_ENTRY: Final = np.uint64(0xFFFFFFFF)
+
+
+@part
+def candidates_at(context: int) -> Any:
+    """The candidates."""
+    return u64_at(root(context, R_CANDIDATES), FAR)
+
+
+@part
+def found_at(context: int) -> Any:
+    """The ids that were found for the events of a batch: the id | the event << 32."""
+    return u64_at(root(context, R_CANDIDATES) + 8 * AT_ONCE, FAR)
+
+
+@part
+def items_at(context: int) -> Any:
+    """The items."""
+    return i64_at(root(context, R_ITEMS), FAR)
+
+
+@part
+def item_of(candidate: np.uint64) -> int:
+    """The item of a candidate."""
+    return whole(candidate >> np.uint64(ITEM_SHIFT))
+
+
+@kernel
+def queue(context: int, segment: int, run: int) -> bool:
+    """Writes down that the event waits for a run; False if there is no room."""
+    item = root(context, R_NEXT_ITEM)
+    if item == ITEMS_MAX:
+        return False
+    items = items_at(context)
+    items[ITEM_WORDS * item], items[ITEM_WORDS * item + 1] = segment, run
+    items[ITEM_WORDS * item + 2] = root(context, R_EVENT)
+    own, kept = cells_at(context, 0), cells_at(context, item)
+    for attribute in range(root(context, R_ATTRIBUTES)):
+        kept[attribute] = own[attribute]
+    i64_at(context, FAR)[R_NEXT_ITEM] = item + 1
+    return True
+
+
+@part
+def entry_holds(context: int, block: int, entry: int) -> bool:
+    """Whether the record of an entry holds for the event."""
+    ends = u32_part(block, layout.P_WORD_ENDS)
+    at, end = whole(ends[entry] & layout.LOW_31), whole(ends[entry + 1] & layout.LOW_31)
+    return holds(context, address_of(block, layout.P_WORDS), at, end)
+
+
+@part
+def ask_for_records(block: int, given: Any, count: int) -> None:
+    """Asks for the records of those candidates that have to be tested."""
+    ends, words = u32_part(block, layout.P_WORD_ENDS), address_of(block, layout.P_WORDS)
+    for i in range(count):
+        if given[i] & ACCEPTED == 0:
+            prefetch(words + 2 * whole(ends[given[i] & _ENTRY] & layout.LOW_31))
+
+
+@kernel
+def add_entries(context: int, block: int, count: int, used: int, segment: int) -> int:
+    """Adds those of the first candidates, which are all of one event and segment, that cells have accepted, and those
+    that hold when they are tested."""
+    given = candidates_at(context)
+    ask_for_records(block, given, count)
+    for i in range(count):
+        entry = whole(given[i] & _ENTRY)
+        if given[i] & ACCEPTED != 0 or entry_holds(context, block, entry):
+            used = emit_entries(context, block, used, segment, entry, entry + 1)
+            if used < 0:
+                break
+    return used
+
+
+@kernel
+def find_ids(context: int, block: int, count: int, to: int) -> int:
+    """Finds the ids of the first candidates, which are all of one segment; how many ids were found then, or
+    `OVERFLOW`."""
+    given, found, items = candidates_at(context), found_at(context), items_at(context)
+    ask_for_records(block, given, count)
+    ids = u32_part(block, layout.P_IDS)
+    for i in range(count):
+        item, entry = item_of(given[i]), whole(given[i] & _ENTRY)
+        event = items[ITEM_WORDS * item + 2]
+        if given[i] & ACCEPTED == 0:
+            select_row(context, event)
+            if not entry_holds(context, block, entry):
+                continue
+        first, last = first_id(block, entry), first_id(block, entry + 1)
+        if to + last - first > FOUND_MAX:
+            return OVERFLOW
+        dead = dead_at(context, items[ITEM_WORDS * item])
+        gone = first_dead(dead, first) if dead[0] != 0 else 1
+        for position in range(first, last):
+            if gone <= whole(dead[0]) and whole(dead[gone]) == position:
+                gone += 1
+                continue
+            found[to] = np.uint64(ids[position]) | (np.uint64(event) << np.uint64(32))
+            to += 1
+    return to
