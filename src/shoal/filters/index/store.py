@@ -2,7 +2,7 @@
 
 Owns the segments, the few records that are in none yet, and the merging of segments in the background.
 
-    take in --256 records--> segment --8 of about one size, in the background--> larger segment --...--> one
+    take in --512 records--> segment --8 of about one size, in the background--> larger segment --...--> one
 
 A segment is made once and then only read; what is removed from it is listed beside it, and left out when it is
 merged. So memory and places follow the filters that are alive: each merge chooses clusters and cells anew.
