@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shoal.pipeline.session import SessionOptions, running
+from shoal.errors import NoJavaError, NoSparkError
+from shoal.pipeline.java import find_java
+from shoal.pipeline.session import SessionOptions, import_spark, running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,5 +18,10 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session on two threads of this machine."""
+    try:
+        find_java()
+        import_spark()
+    except (NoJavaError, NoSparkError) as error:
+        pytest.skip(str(error))
     with running(SessionOptions(name="tests")) as session:
         yield session
