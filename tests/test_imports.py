@@ -45,6 +45,7 @@ MAY_IMPORT_SIM = {
     "cli": "its command runs campaigns",
     "soak": "real runs are judged by the same checkers as simulated ones",
     "experiments": "they run at the papers' scale in the flow simulator",
+    "pipeline": "its what-if job replays recorded load in the flow simulator",
     "bench": "its loads come from the flow simulator's workloads",
 }
 """Who may import the simulator, and why. No core may."""
