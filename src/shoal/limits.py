@@ -165,6 +165,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What an agent keeps for one other server that cannot be reached. Beyond it the oldest is dropped, and
     subscribers ask its publishers."""
 
+    # -- Recorded channels -----------------------------------------------------------------------------------
+
+    recorded_entries_max: int = 1_000_000
+    """Entries of one channel's record on one server. Beyond it the oldest are dropped; readers see that they are."""
+
+    recorded_bytes_max: int = 256 * MIB
+    """The same in bytes, reckoned by the mean size of an entry. Beyond it the oldest are dropped."""
+
+    since_buffer_messages_max: int = 100_000
+    """Live messages that wait while `subscribe(since=...)` reads what was recorded. More wait at their publishers, as
+    with a full inbox."""
+
     # -- Connections and waits -------------------------------------------------------------------------------
 
     connect_timeout_s: float = 5.0
