@@ -173,10 +173,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recorded_bytes_max: int = 256 * MIB
     """The same in bytes, reckoned by the mean size of an entry. Beyond it the oldest are dropped."""
 
-    since_buffer_messages_max: int = 100_000
-    """Live messages that wait while `subscribe(since=...)` reads what was recorded. More wait at their publishers, as
-    with a full inbox."""
-
     # -- Connections and waits -------------------------------------------------------------------------------
 
     connect_timeout_s: float = 5.0

@@ -13,13 +13,20 @@ from shoal.cli.output import Subparsers, add_command, result
 from shoal.wire.envelope import check_channel_name
 
 _TIMEOUT_S: Final = 5.0
+_EXAMPLE: Final = "shoal channels record 'orders.*'"
 
 
 def register(subparsers: Subparsers) -> None:
     """Add the commands."""
-    group = subparsers.add_parser("channels", help="which channels are recorded").add_subparsers(
-        title="commands", metavar="COMMAND", required=True
+    parser = subparsers.add_parser(
+        "channels",
+        help="which channels are recorded",
+        description="Which channels are recorded.",
+        epilog=f"example:\n  {_EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     record = add_command(
         group,
         "record",

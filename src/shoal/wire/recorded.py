@@ -113,11 +113,11 @@ def foreign_blob(payload: bytes) -> bytes:
 
 
 def read_entry(fields: Any) -> tuple[int, Said]:
-    """Number and content of an entry, whose fields are a flat list; ProtocolError if it is none."""
+    """Number and content of an entry, whose fields are a flat list or a mapping; ProtocolError if it is none."""
     try:
-        pairs = dict(zip(fields[::2], fields[1::2], strict=True))
-        number = int(pairs.pop(NUMBER_FIELD))
-        ((kind, value),) = pairs.items()
+        pairs = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+        number = int(pairs[NUMBER_FIELD])
+        ((kind, value),) = (pair for pair in pairs.items() if pair[0] != NUMBER_FIELD)
         if kind == MESSAGE_FIELD:
             return number, _read_message(value)
         if kind == GAP_FIELD:
