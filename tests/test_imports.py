@@ -22,6 +22,7 @@ HOUSE = [
     ["shoal"],  # the package itself: what `import shoal` offers
     ["redis"],
     ["bus"],
+    ["history"],  # what was recorded: buses join it to what is live, jobs archive it, commands show it
     ["config"],  # knows the settings of every room below
     ["balance", "overlay", "engine", "queues", "channels", "places", "filters"],
     ["plan"],

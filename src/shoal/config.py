@@ -56,6 +56,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_dir: str = ""
     """Where a local cluster keeps its state; empty means `default_state_dir()`."""
 
+    archive_dir: str = ""
+    """Where the archive of recorded channels lies; empty means that there is none."""
+
     servers: int = 3
     """How many servers a local cluster has."""
 

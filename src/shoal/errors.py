@@ -31,6 +31,7 @@
     │   └── FilterTooLargeError             over one of the limits of filters
     ├── SnapshotError                   a file that is no snapshot of an index, or a damaged one
     ├── EventError                      attributes that no event can have
+    ├── ArchiveError                    an archive that is not there, damaged, or of another version
     ├── PipelineError                   a Spark job that cannot start, or cannot go on
     │   ├── NoJavaError                     no Java here, or one that is too old for Spark
     │   ├── NoSparkError                    PySpark is not installed
@@ -222,6 +223,10 @@ class SnapshotError(ShoalError):
 
 class EventError(ShoalError):
     """Attributes that no event can have: their names, their values or their number. Nothing was sent."""
+
+
+class ArchiveError(ShoalError):
+    """An archive is not there, is damaged, is of another version, or is written by somebody else. Nothing was lost."""
 
 
 class PipelineError(ShoalError):

@@ -218,7 +218,7 @@ class _Printer:
         if isinstance(item, Gap):
             self.gaps += 1
             self.lost += item.count or 0
-            note(f"gap on {item.channel}: {_missing(item)} ({item.reason})")
+            note(f"gap on {item.channel}: {missing_words(item)} ({item.reason})")
         else:
             self.messages += 1
         if not self._quiet and (self._json_lines or isinstance(item, Message)):
@@ -232,19 +232,20 @@ class _Printer:
 
     def _line(self, item: Item) -> bytes:
         if self._json_lines:
-            return json.dumps(_facts(item)).encode()
+            return json.dumps(item_facts(item)).encode()
         assert isinstance(item, Message)
         prefix = item.channel.encode("utf-8", "surrogateescape") + b" " if self._show_channel else b""
         return prefix + item.payload
 
 
-def _missing(gap: Gap) -> str:
+def missing_words(gap: Gap) -> str:
+    """How much is missing, in words."""
     if gap.count is None:
         return f"everything from {gap.first} on" if gap.publisher is not None else "an unknown number of messages"
     return "1 message" if gap.count == 1 else f"{gap.count} messages"
 
 
-def _facts(item: Item) -> dict[str, Any]:
+def item_facts(item: Item) -> dict[str, Any]:
     """An item as the fields of one JSON object; a payload that is no text is given in hexadecimal."""
     channel = item.channel.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if isinstance(item, Gap):
