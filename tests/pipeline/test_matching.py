@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +22,8 @@ from shoal.filters.filter import Filter
 from shoal.filters.index import Index
 from shoal.filters.language import parse
 from shoal.filters.values import Event
+from shoal.history.manifest import ArchivedFile, Manifest, file_path, write_manifest
+from shoal.history.table import SCHEMA
 from shoal.pipeline import matching, matching_job
 from shoal.pipeline.filter_sets import FilterSet, attributes_of, keep, opened, read_filters
 
@@ -77,27 +81,32 @@ def test_every_output_tells_what_filters_say_of_events_one_by_one(
     filters: list[Filter], events: list[Event], in_columns: bool, cut: int
 ) -> None:
     held = dict(enumerate(filters, 10))
-    index, attributes = indexed(held), attributes_of(filters)
-    whole = to_arrow(events) if in_columns else messages(events).combine_chunks().to_batches()
-    batch = whole if isinstance(whole, pa.RecordBatch) else (whole or [None])[0]
-    if batch is None:
-        return
+    index, attributes = indexed(held), (*attributes_of(filters), "sequence")
+    table = pa.Table.from_batches([to_arrow(events)]) if in_columns else messages(events)
+    numbers = pa.array(range(len(events)), pa.int64())
     if in_columns:
-        places = pa.array(range(batch.num_rows), pa.int64())
-        batch = pa.RecordBatch.from_arrays(
-            [*batch.columns, pa.array(["f"] * batch.num_rows, pa.string()), places],
-            names=[*batch.schema.names, "file", "row"],
-        )
-    parts = [batch.slice(first, cut) for first in range(0, batch.num_rows, cut)]
+        table = table.append_column("sequence", numbers)
     said = [sorted(number for number, each in held.items() if each.matches(event)) for event in events]
-    counts = matching.sum_counts(matching.match_batches(parts, index, "counts", attributes)).to_pylist()
-    assert {row["filter"]: row["matches"] for row in counts} == {
+
+    def found(output: matching.Output) -> list[dict[str, Any]]:
+        query = matching.query_of(table.schema, output, attributes)
+        given = table.select(query.columns)
+        if query.place:
+            given = given.append_column("file", pa.array(["f"] * len(events), pa.string()))
+            given = given.append_column("row", numbers)
+        parts = [part for first in range(0, len(events), cut) for part in given.slice(first, cut).to_batches()]
+        matched = list(matching.match_batches(parts, index, query))
+        if output == "counts":
+            return list(matching.sum_counts(matched).to_pylist())
+        assert all(part.schema.equals(matching.output_schema(table.schema, query)) for part in matched)
+        return [row for part in matched for row in part.to_pylist()]
+
+    assert {row["filter"]: row["matches"] for row in found("counts")} == {
         number: times for number in held if (times := sum(number in ids for ids in said))
     }
-    key = "row" if in_columns else "sequence"
-    for output in ("ids", "rows"):
-        found = [row for each in matching.match_batches(parts, index, output, attributes) for row in each.to_pylist()]
-        assert [(row[key], row["filters"]) for row in found] == [(at, ids) for at, ids in enumerate(said) if ids]
+    expected = [(at, ids) for at, ids in enumerate(said) if ids]
+    assert [(row["sequence"], row["filters"]) for row in found("rows")] == expected
+    assert [(row["row" if in_columns else "sequence"], row["filters"]) for row in found("ids")] == expected
 
 
 def test_the_filters_of_a_file_have_the_ids_that_it_gives_or_the_numbers_of_their_lines(tmp_path: Path) -> None:
@@ -166,6 +175,33 @@ def archive_of_messages(folder: Path) -> Path:
     return folder
 
 
+def archive_of_records(folder: Path) -> Path:
+    """What the archive job leaves: two servers recorded the same messages, and one of them a gap and an end."""
+    rows = []
+    for server in ("s1", "s2"):
+        for number, event in enumerate(EVENTS):
+            text = json.dumps(event)
+            rows.append(recorded("quotes", server, number, sequence=number + 1, payload=b"x", attributes=text))
+    rows.append(recorded("quotes", "s2", 7, is_gap=True, gap_from=1, gap_to=2, reason="lost"))
+    rows.append(recorded("quotes", "s2", 8, sequence=4, is_end=True))
+    files = []
+    for number, part in enumerate((rows[:5], rows[5:])):
+        path = file_path("2026-01-01", "quotes", f"batch-{number}.parquet")
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(part, SCHEMA), folder / path)
+        files.append(ArchivedFile(path, "quotes", "2026-01-01", len(part), 1, 0, 1, number))
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), (folder / path).with_name("unlisted.parquet"))
+    write_manifest(folder, Manifest(files=tuple(files)))
+    return folder
+
+
+def recorded(channel: str, server: str, number: int, **more: Any) -> dict[str, Any]:
+    at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    row: dict[str, Any] = {"channel": channel, "server": server, "entry": f"1-{number}", "number": number}
+    row |= {"recorded_at": at, "published_at": at, "publisher": 7, "epoch": 1, "is_gap": False, "is_end": False}
+    return row | more
+
+
 def checked(outcome: matching_job.Outcome, output: str) -> None:
     assert (outcome.events, outcome.matches, outcome.filters, outcome.matching_filters) == (4, 6, 4, 3)
     assert dict(outcome.top) == COUNTS
@@ -216,6 +252,24 @@ def test_an_archive_of_messages_is_matched_by_their_attributes(
     found = pq.read_table(out / matching_job.OUT_FILE).sort_by("sequence").to_pylist()
     assert [(row["channel"], row["publisher"], row["sequence"], row["filters"]) for row in found] == [
         ("17", 7, number, ids) for number, ids in enumerate(EXPECTED) if ids
+    ]
+
+
+@pytest.mark.parametrize("way", ["in process", "on Spark"])
+def test_of_recorded_channels_each_message_counts_once_and_gaps_do_not(
+    way: str, filter_set: FilterSet, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    archive = archive_of_records(tmp_path / "archive")
+    for output in matching.OUTPUTS:
+        out = tmp_path / output
+        if way == "in process":
+            checked(matching_job.match_in_process(filter_set, archive, output, out), output)
+        else:
+            spark: SparkSession = request.getfixturevalue("spark")
+            checked(matching_job.match_on_spark(spark, filter_set, archive, output, out), output)
+    found = pq.read_table(tmp_path / "rows" / matching_job.OUT_FILE).sort_by("sequence").to_pylist()
+    assert [(row["sequence"], row["payload"], row["filters"]) for row in found] == [
+        (number, b"x", ids) for number, ids in enumerate(EXPECTED, 1) if ids
     ]
 
 

@@ -5,8 +5,8 @@ Owns what an archive must look like to be matched, and the three outputs. Reads 
 
 An archive has its events in one of two forms:
 
-- a column `attributes` with each event in its wire form (msgpack; null: no attributes), as the archive of recorded
-  channels has them;
+- messages: a column `attributes` with each event as a JSON object, beside a column `payload`, as the archive of
+  recorded channels has them, or in its wire form (msgpack). Null: no attributes;
 - otherwise every column is an attribute of its name, in the form of `shoal.filters.event_batches`.
 
 Columns out:
@@ -15,8 +15,8 @@ Columns out:
     ids      the event's key, filters list<int64>: for each event that some filter matched, which ones
     rows     all columns of the event, filters list<int64>
 
-The key is `channel`, `publisher`, `sequence` and `published_at`, as far as the archive has them, otherwise `file` and
-`row`, the event's place in the archive.
+The key of a message is `channel`, `publisher`, `epoch`, `sequence` and `published_at`, as far as the archive has them;
+otherwise it is `file` and `row`, the event's place in the archive.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, TypeAlias, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.errors import PipelineError
-from shoal.filters.index import Index, Matches, WireTable
+from shoal.errors import EventError, PipelineError
+from shoal.filters.index import Index, Matches, WireTable, event_table
 from shoal.filters.index.encoding import batch_table
+from shoal.filters.values import Value
 
 Output: TypeAlias = Literal["counts", "ids", "rows"]
-OUTPUTS: Final[tuple[str, ...]] = get_args(Output)
+OUTPUTS: Final[tuple[Output, ...]] = get_args(Output)
 
 ATTRIBUTES: Final = "attributes"
 """The column of an archive of messages that has the events."""
-KEYS: Final = ("channel", "publisher", "sequence", "published_at")
+KEYS: Final = ("channel", "publisher", "epoch", "sequence", "published_at")
 PLACE: Final = ("file", "row")
 """The key of an event in an archive without messages."""
 FILTERS: Final = "filters"
@@ -49,59 +51,76 @@ NO_EVENT: Final = b"\x80"
 """The event without attributes."""
 FILTER_IDS: Final = pa.list_(pa.int64())
 
+_objects: Final = msgspec.json.Decoder(dict[str, Value])
+
 COUNTS_SCHEMA: Final = pa.schema([("filter", pa.int64()), ("matches", pa.int64())])
 
 
-def key_columns(schema: pa.Schema) -> tuple[str, ...]:
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of an archive, and what of it has to be read for that. `query_of` makes one."""
+
+    output: Output
+    attributes: tuple[str, ...]
+    """Those that filters ask for."""
+    messages: bool
+    """Whether events are in the column `attributes`."""
+    keys: tuple[str, ...]
     """The columns by which an event is known."""
-    keys = tuple(name for name in KEYS if name in schema.names)
-    return keys if is_messages(schema) and keys else PLACE
+    columns: tuple[str, ...]
+    """The columns to be read, in the archive's order; without `file` and `row`."""
+
+    @property
+    def place(self) -> bool:
+        """Whether an event is known by its place in the archive."""
+        return self.output == "ids" and self.keys == PLACE
 
 
-def is_messages(schema: pa.Schema) -> bool:
-    """Whether an archive has messages, with their events in one column."""
-    return ATTRIBUTES in schema.names and _is_binary(schema.field(ATTRIBUTES).type)
+def query_of(schema: pa.Schema, output: Output, attributes: Sequence[str]) -> Query:
+    """The query for an archive with this schema. PipelineError if it cannot be answered."""
+    messages = _is_messages(schema)
+    keys = tuple(name for name in KEYS if messages and name in schema.names) or PLACE
+    wanted = {ATTRIBUTES} if messages else set(attributes)
+    if not wanted & set(schema.names):
+        raise PipelineError(
+            "no filter asks for an attribute that the archive has",
+            do=f"filters ask for {', '.join(attributes)}; the archive has {', '.join(schema.names)}",
+        )
+    taken = {FILTERS} if output == "rows" else set(PLACE) if output == "ids" and keys == PLACE else set()
+    if taken & set(schema.names):
+        name = min(taken & set(schema.names))
+        raise PipelineError(f"the archive has a column {name!r} of its own", do="ask for another output, or rename it")
+    wanted |= {"ids": set(keys), "rows": set(schema.names)}.get(output, set())
+    return Query(
+        output=output,
+        attributes=tuple(attributes),
+        messages=messages,
+        keys=keys,
+        columns=tuple(name for name in schema.names if name in wanted),
+    )
 
 
-def needed_columns(schema: pa.Schema, output: Output, attributes: Sequence[str]) -> list[str]:
-    """The columns of an archive that have to be read for an output, in the archive's order."""
-    if output == "rows":
-        return list(schema.names)
-    wanted = {ATTRIBUTES} if is_messages(schema) else set(attributes)
-    if output == "ids":
-        wanted |= set(key_columns(schema))
-    return [name for name in schema.names if name in wanted]
-
-
-def output_schema(schema: pa.Schema, output: Output) -> pa.Schema:
-    """The columns that come out for an archive's schema; `file` and `row` come with the batches if they are keys."""
-    if output == "counts":
-        return COUNTS_SCHEMA
+def output_schema(schema: pa.Schema, query: Query) -> pa.Schema:
+    """The columns that come out for an archive's schema."""
     filters = pa.field(FILTERS, FILTER_IDS)
-    if output == "rows":
-        if FILTERS in schema.names:
-            raise PipelineError(
-                f"the archive has a column {FILTERS!r} of its own", do="ask for ids, or rename the column"
-            )
-        return schema.append(filters)
-    keys = key_columns(schema)
-    if keys == PLACE:
+    if query.output == "counts":
+        return COUNTS_SCHEMA
+    if query.output == "rows":
+        return pa.schema([*schema, filters])
+    if query.place:
         return pa.schema([("file", pa.string()), ("row", pa.int64()), filters])
-    return pa.schema([*(schema.field(name) for name in keys), filters])
+    return pa.schema([*(schema.field(name) for name in query.keys), filters])
 
 
-def match_batches(
-    batches: Iterable[pa.RecordBatch], index: Index, output: Output, attributes: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def match_batches(batches: Iterable[pa.RecordBatch], index: Index, query: Query) -> Iterator[pa.RecordBatch]:
     """Matches batches of an archive; for `counts` one batch comes out at the end, otherwise one for each."""
-    if output == "counts":
-        yield _counted(batches, index, attributes)
+    if query.output == "counts":
+        yield _counted(batches, index, query)
         return
+    columns = list(query.columns if query.output == "rows" else query.keys)
     for batch in batches:
         for first in range(0, batch.num_rows, BATCH_EVENTS):
             part = batch.slice(first, BATCH_EVENTS)
-            matches = index.match_many(events_of(part, attributes))
-            columns = list(part.schema.names) if output == "rows" else list(key_columns(part.schema))
+            matches = index.match_many(events_of(part, query))
             matched = np.diff(matches.offsets) > 0
             yield _with_filters(part.select(columns).filter(pa.array(matched)), matches, matched)
 
@@ -113,18 +132,27 @@ def sum_counts(parts: Iterable[pa.RecordBatch]) -> pa.Table:
     return summed.rename_columns(["filter", "matches"]).cast(COUNTS_SCHEMA).sort_by("filter")
 
 
-def events_of(batch: pa.RecordBatch, attributes: Sequence[str]) -> WireTable:
+def events_of(batch: pa.RecordBatch, query: Query) -> WireTable:
     """The events of a batch of an archive, as the index takes them."""
-    if is_messages(batch.schema):
-        return _wire(batch.column(batch.schema.get_field_index(ATTRIBUTES)))
-    return batch_table(batch, frozenset(attributes) - frozenset(PLACE))
+    if not query.messages:
+        return batch_table(batch, frozenset(query.attributes) - frozenset(PLACE if query.place else ()))
+    column = batch.column(batch.schema.get_field_index(ATTRIBUTES))
+    return _wire(column) if _is_binary(column.type) else _of_json(column)
 
 
-def _counted(batches: Iterable[pa.RecordBatch], index: Index, attributes: Sequence[str]) -> pa.RecordBatch:
+def _is_messages(schema: pa.Schema) -> bool:
+    """Whether an archive has messages, with their events in one column."""
+    if ATTRIBUTES not in schema.names:
+        return False
+    kind = schema.field(ATTRIBUTES).type
+    return _is_binary(kind) or (_is_text(kind) and "payload" in schema.names)
+
+
+def _counted(batches: Iterable[pa.RecordBatch], index: Index, query: Query) -> pa.RecordBatch:
     counts = np.zeros(0, np.int64)
     for batch in batches:
         for first in range(0, batch.num_rows, BATCH_EVENTS):
-            found = index.match_many(events_of(batch.slice(first, BATCH_EVENTS), attributes)).ids
+            found = index.match_many(events_of(batch.slice(first, BATCH_EVENTS), query)).ids
             more = np.bincount(found, minlength=len(counts))
             if len(more) > len(counts):
                 counts = np.concatenate([counts, np.zeros(len(more) - len(counts), np.int64)])
@@ -155,6 +183,18 @@ def _wire(column: pa.Array) -> WireTable:
     if places is not None and len(column):
         offsets[:] = np.frombuffer(places, kind)[column.offset : column.offset + len(column) + 1]
     return WireTable(np.frombuffer(data if data is not None else b"", np.uint8), offsets)
+
+
+def _of_json(column: pa.Array) -> WireTable:
+    """A column of events as JSON objects."""
+    try:
+        return event_table({} if text is None else _objects.decode(text) for text in column.to_pylist())
+    except msgspec.DecodeError as error:
+        raise EventError(f"the attributes of a message are no event: {error}") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_binary(kind: pa.DataType) -> bool:

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from shoal.errors import PipelineError
 from shoal.pipeline import archives, matching
+from shoal.pipeline.archives import Archive, Task
 from shoal.pipeline.filter_sets import FilterSet, opened
-from shoal.pipeline.matching import PLACE, Output
+from shoal.pipeline.matching import Output, Query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,26 +51,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The filters that matched most events, and how many."""
 
 
-class _Plan(msgspec.Struct, frozen=True):
-    """What of an archive is read, and how."""
-
-    path: Path
-    columns: list[str]
-    place: bool
-
-
-def match_in_process(filters: FilterSet, archive: Path, output: Output, out: Path | None = None) -> Outcome:
+def match_in_process(filters: FilterSet, path: Path, output: Output, out: Path | None = None) -> Outcome:
     """The job on one core of this process."""
-    plan = _planned(filters, archive, output)
-    _warm(filters, plan, output)
+    archive = archives.open_archive(path)
+    query = matching.query_of(archive.schema, output, filters.attributes)
+    _warm(filters, archive, query)
     index = opened(filters.path, filters.version)
     began, events = time.perf_counter(), _Counter()
-    batches = events.counted(archives.read(plan.path, plan.columns, place=plan.place))
-    found = matching.match_batches(batches, index, output, filters.attributes)
+    batches = _counted(archive.read(query.columns, place=query.place), events.add)
+    found = matching.match_batches(batches, index, query)
     if output == "counts":
         table = matching.sum_counts(found)
-        where = _written(table, out)
-        return _of_counts(filters, table, events.rows, began, where)
+        return _of_counts(filters, table, events.rows, began, _written(table, out))
     folded, where = _Folded(), None if out is None else _new_file(out)
     writer: pq.ParquetWriter | None = None
     try:
@@ -86,49 +78,42 @@ def match_in_process(filters: FilterSet, archive: Path, output: Output, out: Pat
 
 
 def match_on_spark(
-    spark: SparkSession, filters: FilterSet, archive: Path, output: Output, out: Path | None = None
+    spark: SparkSession, filters: FilterSet, path: Path, output: Output, out: Path | None = None
 ) -> Outcome:
     """The job on a Spark session. The file of the index travels with it: workers share no disk with the driver."""
-    plan = _planned(filters, archive, output)
-    _warm(filters, plan, output)
+    archive = archives.open_archive(path)
+    query = matching.query_of(archive.schema, output, filters.attributes)
+    _warm(filters, archive, query)
     spark.sparkContext.addFile(filters.path)
-    began = time.perf_counter()
-    frame = archives.on_spark(spark, archive, plan.columns, place=plan.place)
-    schema = matching.output_schema(archives.arrow_schema(frame), output)
-    events = open_rows(archive)
-    task = _task(filters, output, archive if plan.place else None)
-    found = frame.mapInArrow(task, archives.spark_schema(schema))
+    began, events = time.perf_counter(), spark.sparkContext.accumulator(0)
+    task = _task(filters, query, events.add)
+    schema = matching.output_schema(archive.schema, query)
+    found = archive.on_spark(spark, query.columns, task, schema, place=query.place)
     if output == "counts":
         table = matching.sum_counts(_summed(found).to_batches())
-        return _of_counts(filters, table, events, began, _written(table, out))
-    where = None
-    if out is not None:
-        where = _new_file(out)
+        return _of_counts(filters, table, events.value, began, _written(table, out))
+    where = None if out is None else _new_file(out)
+    if where is None:
+        found = found.cache()  # it is looked at twice, and events shall be counted once
+    else:
         found.write.mode("overwrite").parquet(str(where))
         found = spark.read.parquet(str(where))
     folded = _Folded()
     folded.add_summary(found)
-    return folded.outcome(filters, output, events, began, where)
+    if where is None:
+        found.unpersist()
+    return folded.outcome(filters, output, events.value, began, where)
 
 
-def open_rows(archive: Path) -> int:
-    """How many rows an archive has, by the ends of its files."""
-    return int(archives.open_archive(archive).count_rows())
-
-
-def _task(
-    filters: FilterSet, output: Output, root: Path | None
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(filters: FilterSet, query: Query, count: Callable[[int], None]) -> Task:
     """What a worker runs."""
     name = Path(filters.path).name
-    place = None if root is None else archives.relative(root)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import SparkFiles
 
         index = opened(SparkFiles.get(name), filters.version)
-        batches = batches if place is None else place(batches)
-        yield from matching.match_batches(batches, index, output, filters.attributes)
+        yield from matching.match_batches(_counted(batches, count), index, query)
 
     return run
 
@@ -142,43 +127,31 @@ def _summed(found: DataFrame) -> pa.Table:
     return table.cast(matching.COUNTS_SCHEMA)
 
 
-def _planned(filters: FilterSet, archive: Path, output: Output) -> _Plan:
-    schema = archives.open_archive(archive).schema
-    columns = matching.needed_columns(schema, output, filters.attributes)
-    place = output == "ids" and matching.key_columns(schema) == PLACE
-    if place and (taken := [name for name in PLACE if name in schema.names]):
-        raise PipelineError(
-            f"the archive has a column {taken[0]!r} of its own", do="ask for rows, or rename the column"
-        )
-    if not matching.is_messages(schema) and not set(columns) & set(filters.attributes):
-        raise PipelineError(
-            f"no filter asks for an attribute that {archive} has",
-            do=f"filters ask for {', '.join(filters.attributes)}; the archive has {', '.join(schema.names)}",
-        )
-    return _Plan(archive, columns, place)
-
-
-def _warm(filters: FilterSet, plan: _Plan, output: Output) -> None:
+def _warm(filters: FilterSet, archive: Archive, query: Query) -> None:
     """Matches a few events of the archive: what is compiled is then on disk, and what is wrong is found before Spark
     has run a task."""
-    for batch in archives.read(plan.path, plan.columns, place=plan.place):
-        index = opened(filters.path, filters.version)
-        for _ in matching.match_batches([batch.slice(0, WARM_EVENTS)], index, output, filters.attributes):
+    for batch in archive.read(query.columns, place=query.place):
+        for _ in matching.match_batches([batch.slice(0, WARM_EVENTS)], opened(filters.path, filters.version), query):
             pass
         return
 
 
 class _Counter:
-    """Counts the rows that go by."""
+    """A sum."""
 
     def __init__(self) -> None:
         self.rows = 0
 
-    def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches."""
-        for batch in batches:
-            self.rows += batch.num_rows
-            yield batch
+    def add(self, rows: int) -> None:
+        """Adds to it."""
+        self.rows += rows
+
+
+def _counted(batches: Iterable[pa.RecordBatch], count: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+    """The same batches; their rows are counted."""
+    for batch in batches:
+        count(batch.num_rows)
+        yield batch
 
 
 class _Folded:
