@@ -45,7 +45,7 @@ def test_old_servers_get_plain_rules() -> None:
 
 
 def test_an_unknown_role_is_refused() -> None:
-    with pytest.raises(ValueError, match="roles are client, agent, reader, admin"):
+    with pytest.raises(ValueError, match="roles are client, agent, reader, pipeline, admin"):
         rights("root", (7, 0, 0))
 
 
