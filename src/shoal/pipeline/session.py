@@ -82,6 +82,9 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
             raise
     gateway.when_closed(archive.keep)
     _running.append(gateway)
+    from pyspark_shoal import register
+
+    register(spark)
     return spark
 
 

@@ -1,0 +1,136 @@
+"""Load windows on Spark: telemetry through the source, micro-batch by micro-batch, into the same fold as in process.
+
+Owns the query and where its parts lie. What a window is and when it closes is decided in `shoal.balance`: the fold's
+`lateness_s` is the watermark, by arrival times that are the same each time a batch is read. Spark reads the servers in
+parallel and remembers how far it came; the fold itself is one small step of the driver for each record.
+
+    servers --source, a task each--> records --foreachBatch--> fold --> windows
+                                                    state of the batch before <--> state of this one
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.balance.fold_in_order import fold_in_order
+from shoal.balance.reports import BATCH_SCHEMA
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.window import LoadWindow
+from shoal.pipeline.saved_folds import SavedFolds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+TRIGGER_S: Final = 1.0
+"""How often a micro-batch begins, unless the one before takes longer."""
+
+Take = Callable[[int, list[LoadWindow]], None]
+"""What is done with the windows that a batch has closed. It may be called again for the same batch, with the same."""
+
+
+@dataclass(slots=True)
+class LoadFacts:
+    """What a job has done so far."""
+
+    batches: int = 0
+    records: int = 0
+    windows: int = 0
+    hosts: set[str] = field(default_factory=set)
+    units: set[bytes] = field(default_factory=set)
+    first_s: int | None = None
+    last_s: int | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+    batch_s: list[float] = field(default_factory=list)
+    """How long the fold of each batch took, the last `BATCHES_KEPT`."""
+
+    def take(self, windows: list[LoadWindow]) -> None:
+        """Counts windows."""
+        self.windows += len(windows)
+        for window in windows:
+            self.hosts.update(window.hosts["host"].to_pylist())
+            self.units.update(window.units["unit"].unique().to_pylist())
+            self.first_s = window.start_s if self.first_s is None else min(self.first_s, window.start_s)
+            self.last_s = window.end_s if self.last_s is None else max(self.last_s, window.end_s)
+
+    def to_json(self, seconds: float) -> dict[str, Any]:
+        """As the command prints them."""
+        rows = self.counters.get("rows", 0)
+        return {
+            "windows": self.windows,
+            "records": self.records,
+            "rows": rows,
+            "hosts": sorted(self.hosts),
+            "units": len(self.units),
+            "first_s": self.first_s,
+            "last_s": self.last_s,
+            "counters": self.counters,
+            "batches": self.batches,
+            "rows_per_s": round(rows / seconds, 1) if seconds > 0 else 0.0,
+            "seconds": round(seconds, 3),
+        }
+
+
+BATCHES_KEPT: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """What to read and where to remember it. `directory` is on the driver's machine."""
+
+    directory: Path
+    source: Mapping[str, str]
+    """Options of the source, but for its kind."""
+    settings: BalanceSettings
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where Spark remembers how far it came."""
+        return self.directory / "checkpoint"
+
+
+def start(spark: SparkSession, job: LoadJob, take: Take, facts: LoadFacts, *, once: bool) -> StreamingQuery:
+    """Starts the query. With `once` it ends with what is there now, else it goes on until it is stopped."""
+    reader = spark.readStream.format("shoal").options(**{**job.source, "kind": "telemetry"})
+    folding = Folding(job, take, facts)
+    writer = reader.load().select(*BATCH_SCHEMA.names).writeStream.foreachBatch(folding.fold_batch)
+    writer = writer.option("checkpointLocation", str(job.checkpoint)).queryName("load windows")
+    writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{TRIGGER_S:g} seconds")
+    return writer.start()
+
+
+class Folding:
+    """What is done with each micro-batch."""
+
+    def __init__(self, job: LoadJob, take: Take, facts: LoadFacts) -> None:
+        self._saved = SavedFolds(job.directory / "fold")
+        self._settings = job.settings
+        self._take = take
+        self._facts = facts
+
+    def fold_batch(self, rows: DataFrame, batch: int) -> None:
+        """Folds a batch. Its state is kept before anybody sees its windows: what is repeated is the same."""
+        began = time.monotonic()
+        state = self._saved.before(batch)
+        table = rows.toArrow()
+        windows, state = fold_in_order(state, table, self._settings)
+        self._saved.save(batch, state)
+        self._take(batch, windows)
+        facts = self._facts
+        facts.batches += 1
+        facts.records += table.num_rows
+        facts.counters = {name: getattr(state.counters, name) for name in state.counters.__struct_fields__}
+        facts.take(windows)
+        facts.batch_s = [*facts.batch_s[1 - BATCHES_KEPT :], time.monotonic() - began]
+
+
+def run_once(spark: SparkSession, job: LoadJob, take: Take | None = None) -> LoadFacts:
+    """Folds what is on the streams now, and returns what came of it."""
+    facts = LoadFacts()
+    query = start(spark, job, take or (lambda batch, windows: None), facts, once=True)
+    query.awaitTermination()
+    return facts
