@@ -24,6 +24,7 @@ from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 
 WAIT_S = 20.0
+PUBLISHERS, JOINERS, COUNT = 3, 8, 400
 
 
 @pytest.fixture(autouse=True)
@@ -122,42 +123,71 @@ async def test_what_cannot_be_is_said(bus: shoal.Bus, url: str, tmp_path: Path) 
             await reader.subscribe("a", since=60).open()
 
 
+async def publish(url: str, channel: str, name: int) -> None:
+    async with shoal.connect(url) as bus:
+        for number in range(COUNT):
+            await bus.publish(channel, b"%d %d" % (name, number))
+            await asyncio.sleep(0.01)
+
+
+async def join(url: str, channel: str, begin: dt.datetime, delay_s: float) -> list[Item]:
+    """All items of a subscriber that joins after a while, until it has as many messages as there were."""
+    await asyncio.sleep(delay_s)
+    items: list[Item] = []
+    async with shoal.connect(url) as bus, bus.subscribe(channel, since=begin) as messages:
+        while sum(isinstance(item, Message) for item in items) < PUBLISHERS * COUNT:
+            items.append(await messages.get(WAIT_S))
+        await asyncio.sleep(0.2)
+        while (item := messages.get_nowait()) is not None:
+            items.append(item)
+    return items
+
+
+def check(items: list[Item], *, absences: bool) -> None:
+    """Every message once, in order per publisher. `absences` of recorders may be told."""
+    heard: defaultdict[int, list[int]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, Gap):
+            assert absences, item
+            assert item.publisher is None, item
+        else:
+            name, number = map(int, item.payload.split())
+            heard[name].append(number)
+    assert dict(heard) == {name: list(range(COUNT)) for name in range(PUBLISHERS)}
+
+
 async def test_joining_at_any_time_through_moves_has_no_hole_and_no_double(
-    channel: str, url: str, shared_cluster: ClusterThread, capsys: pytest.CaptureFixture[str]
+    channel: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publishers, joiners, count = 3, 8, 400
     chance = random.Random(20261101)
     begin = dt.datetime.now(dt.UTC)
-
-    async def publish(name: int) -> None:
-        async with shoal.connect(url) as bus:
-            for number in range(count):
-                await bus.publish(channel, b"%d %d" % (name, number))
-                await asyncio.sleep(0.01)
-
-    async def join(delay_s: float) -> list[Item]:
-        await asyncio.sleep(delay_s)
-        items: list[Item] = []
-        async with shoal.connect(url) as bus, bus.subscribe(channel, since=begin) as messages:
-            while sum(isinstance(item, Message) for item in items) < publishers * count:
-                items.append(await messages.get(WAIT_S))
-            await asyncio.sleep(0.2)
-            while (item := messages.get_nowait()) is not None:
-                items.append(item)
-        return items
 
     async def move() -> None:
         for target in ("s1", "s2", "s3", "s1"):
             await asyncio.sleep(0.7)
             await command(capsys, "plan", "move", channel, "--to", target, "--eager")
 
-    tasks = [asyncio.create_task(publish(name)) for name in range(publishers)]
-    joins = [asyncio.create_task(join(chance.uniform(0.0, 5.0))) for _ in range(joiners)]
-    await asyncio.gather(*tasks, move())
+    publishers = [publish(url, channel, name) for name in range(PUBLISHERS)]
+    joins = [asyncio.create_task(join(url, channel, begin, chance.uniform(0.0, 5.0))) for _ in range(JOINERS)]
+    await asyncio.gather(*publishers, move())
     for items in await asyncio.gather(*joins):
-        heard: defaultdict[int, list[int]] = defaultdict(list)
-        for item in items:
-            assert not isinstance(item, Gap), item
-            name, number = map(int, item.payload.split())
-            heard[name].append(number)
-        assert dict(heard) == {name: list(range(count)) for name in range(publishers)}
+        check(items, absences=False)
+
+
+async def test_joining_while_agents_die_has_no_hole_and_no_double(
+    channel: str, url: str, shared_cluster: ClusterThread, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(20261102)
+    begin = dt.datetime.now(dt.UTC)
+    home = (await command(capsys, "plan", "show", channel))["channels"][0]["servers"][0]
+
+    async def kill() -> None:
+        for _ in range(2):
+            await asyncio.sleep(1.2)
+            await asyncio.to_thread(shared_cluster.call, lambda cluster: cluster.kill(f"agent-{home}"))
+
+    publishers = [publish(url, channel, name) for name in range(PUBLISHERS)]
+    joins = [asyncio.create_task(join(url, channel, begin, chance.uniform(0.0, 5.0))) for _ in range(JOINERS)]
+    await asyncio.gather(*publishers, kill())
+    for items in await asyncio.gather(*joins):
+        check(items, absences=True)
