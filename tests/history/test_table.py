@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.filters.language import parse
 from shoal.history.joining import join
-from shoal.history.table import SCHEMA, dedupe, entries_to_batch, matching, to_items
+from shoal.history.table import SCHEMA, dedupe, entries_to_batch, matching, one_by_one, to_items
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Attributes, Gap, Message
 from shoal.wire import envelope
@@ -141,3 +141,33 @@ def test_any_split_over_records_is_the_same_history(drawn: tuple[int, list[list[
     assert missing == [n for n in range(heard[0], heard[-1]) if n not in heard] if heard else not missing
     told = [item.sequence if isinstance(item, Message) else item.first for item in items]
     assert told == sorted(told)
+
+
+ENTRY = st.one_of(
+    st.builds(lambda n, t: ("m", blob(n, t)), st.integers(1, 99), st.integers(1, 2**64 - 1)),
+    st.builds(lambda n, v: ("m", blob(n, 0, {"v": v, "w": "x"})), st.integers(1, 99), st.integers(-9, 9)),
+)
+ODD = st.one_of(
+    st.just(("m", foreign_blob(b"plain"))),
+    st.just(("m", envelope.beacon(1, STREAM, 3, 3, 9, final=True))),
+    st.just(("m", blob(1)[:20])),
+    st.just(("m", b"garbage")),
+    st.just(("g", b"\xc1")),
+    st.just(("?", b"")),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ENTRY, max_size=12), st.lists(ODD, max_size=1), st.integers(-1, 1), st.sampled_from([None, 0, 4]))
+def test_both_ways_to_read_entries_give_the_same_rows(
+    plain: list[tuple[str, bytes]], odd: list[tuple[str, bytes]], skip: int, after: int | None
+) -> None:
+    kinds = [*plain[:5], *odd, *plain[5:]]
+    entries = [
+        (f"{row}-0", [b"n", b"%d" % ((after or 0) + 1 + row + max(skip, 0) * (row > 3)), kind.encode(), data])
+        for row, (kind, data) in enumerate(kinds)
+    ]
+    quick = entries_to_batch("orders", "s1", entries, after)
+    assert quick.equals(one_by_one("orders", "s1", entries, after), check_metadata=True)
+    mapped = [(entry, dict(zip(fields[::2], fields[1::2], strict=True))) for entry, fields in entries]
+    assert entries_to_batch("orders", "s1", mapped, after).equals(quick)

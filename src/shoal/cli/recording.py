@@ -13,7 +13,7 @@ from shoal.cli.output import Subparsers, add_command, result
 from shoal.wire.envelope import check_channel_name
 
 _TIMEOUT_S: Final = 5.0
-_EXAMPLE: Final = "shoal channels record 'orders.*'"
+_EXAMPLE: Final = "shoal channels record 'orders.*'\n  shoal channels recorded --json"
 
 
 def register(subparsers: Subparsers) -> None:

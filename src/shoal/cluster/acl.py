@@ -27,8 +27,9 @@ CHANNEL_RIGHTS_SINCE: Final = (6, 2)
 CLIENT: Final = "client"
 AGENT: Final = "agent"
 READER: Final = "reader"
+PIPELINE: Final = "pipeline"
 ADMIN: Final = "admin"
-ROLES: Final = (CLIENT, AGENT, READER, ADMIN)
+ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
 
 _LISTEN: Final = "+subscribe +unsubscribe +psubscribe +punsubscribe"
 _COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
@@ -70,7 +71,7 @@ def rights(role: str, version: tuple[int, ...]) -> str:
         write = "+xadd +xlen +xtrim +sadd"
         keys = f"{_TELEMETRY} {_RECORDS}"
         return f"allchannels {keys} {_BASE} {_LISTEN} {_COUNT} +publish +info +client|list {write} {_READ_RECORDS}"
-    if role == READER:
+    if role in (READER, PIPELINE):
         return f"{_TELEMETRY} {_RECORDS} {_BASE} +info +xread +xlen +xinfo|stream {_READ_RECORDS}"
     if role == ADMIN:
         return f"{_BASE} {_COUNT} +info +client|list +client|kill +config|get +shutdown"
@@ -93,6 +94,12 @@ def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str
 
 def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
     """The ACL file of the coordinator: the same users."""
-    here: dict[str, Role] = {CLIENT: "client", AGENT: "agent", READER: "reader", ADMIN: "admin"}
+    here: dict[str, Role] = {
+        CLIENT: "client",
+        AGENT: "agent",
+        READER: "reader",
+        PIPELINE: "pipeline",
+        ADMIN: "admin",
+    }
     rules = {role: " ".join(acl_rules(there, server_version=version)) for role, there in here.items()}
     return acl_file(_REPLAY, rules, passwords)

@@ -20,6 +20,12 @@ from shoal.history.records import BEGINNING, Login, Position, RecordReader, entr
 from shoal.history.table import SCHEMA, TIME, channel_text, dedupe, entries_to_batch, gap_row
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
+from shoal.wire.envelope import EPOCH_BITS, client_of, stream_id
+
+LATE_S_MAX: Final = 5
+"""How long an agent may take to write down what it hears: what is missing among the newest messages may yet come."""
+
+EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
 
 CLOCKS_S_MAX: Final = 60.0
 """How much publishers' clocks may differ from servers': records are read from so much earlier than asked for."""
@@ -106,19 +112,61 @@ class ChannelHistory:
                 self.unreachable[server.id] = str(error)
         return ends
 
-    def rows(self) -> pa.Table:
-        """All that was read, as it was found, each message once."""
-        return self._rows
+    def reached(self, before: Mapping[int, int]) -> dict[int, int]:
+        """The last number of each stream among what was read, of those that are before a number."""
+        rows = _before(self._rows, before)
+        rows = rows.filter(pc.and_(pc.invert(rows["is_end"]), pc.greater(pc.fill_null(rows["sequence"], 0), 0)))
+        last = rows.group_by(["publisher", "epoch"], use_threads=False).aggregate([("sequence", "max")])
+        return {stream_id(row["publisher"], row["epoch"]): row["sequence_max"] for row in last.to_pylist()}
 
-    def joined(self, until_us: int | None = None) -> pa.Table:
-        """The history: in order, with gaps, from the time that was asked for to before `until_us`."""
+    def unsettled(self, before: Mapping[int, int]) -> bool:
+        """Whether something is missing that may only be late: another server's agent may be slower to write it down."""
+        table = self.joined(None, before)
+        if not table.num_rows:
+            return False
+        newest = pc.max(table["published_at"])
+        late = pc.less(pc.subtract(newest, table["published_at"]), pa.scalar(LATE_S_MAX * 1_000_000, pa.duration("us")))
+        missing = pc.and_(table["is_gap"], pc.is_valid(table["publisher"]))
+        return bool(pc.any(pc.and_(missing, late)).as_py())
+
+    def ended(self) -> set[int]:
+        """The streams that have ended, by what was read."""
+        ends = self._rows.filter(self._rows["is_end"])
+        pairs = zip(ends["publisher"].to_pylist(), ends["epoch"].to_pylist(), strict=True)
+        return {stream_id(publisher, epoch) for publisher, epoch in pairs}
+
+    def joined(self, until_us: int | None = None, before: Mapping[int, int] | None = None) -> pa.Table:
+        """The history: in order, with gaps, from the time that was asked for to before `until_us`, and of each stream
+        only what comes before a number, if there is one for it."""
         missing = [
             gap_row(self._name, server, self._since_us, f"server {server} cannot be asked: {why}")
             for server, why in self.unreachable.items()
         ]
-        table = join(pa.concat_tables([self._rows, *missing]))
+        table = join(pa.concat_tables([_before(self._rows, before or {}), *missing]))
         since = pa.scalar(self._since_us, pa.int64()).cast(TIME)
         kept = pc.greater_equal(table["published_at"], since)
         if until_us is not None:
             kept = pc.and_(kept, pc.less(table["published_at"], pa.scalar(until_us, pa.int64()).cast(TIME)))
         return table.filter(kept)
+
+
+def _before(rows: pa.Table, before: Mapping[int, int]) -> pa.Table:
+    """The rows of each stream up to before a number. A gap that reaches further is cut; so is an open one, since the
+    stream goes on."""
+    if not before or not rows.num_rows:
+        return rows
+    limits = pa.table(
+        {
+            "publisher": pa.array([client_of(stream) for stream in before], pa.int64()),
+            "epoch": pa.array([stream & EPOCH_MASK for stream in before], pa.int32()),
+            "limit": pa.array(list(before.values()), pa.int64()),
+        }
+    )
+    numbered = rows.append_column("row", pa.array(range(rows.num_rows), pa.int64()))
+    found = numbered.select(["row", "publisher", "epoch"]).join(limits, ["publisher", "epoch"], use_threads=False)
+    limit = found.sort_by("row")["limit"].combine_chunks()
+    first = pc.coalesce(rows["sequence"], rows["gap_from"], pa.scalar(0, pa.int64()))
+    kept = pc.or_(pc.is_null(limit), pc.less(first, pc.fill_null(limit, 0)))
+    last = pc.subtract(pc.if_else(rows["is_gap"], limit, None), 1)
+    cut = pc.if_else(pc.is_null(last), rows["gap_to"], pc.min_element_wise(rows["gap_to"], last))
+    return rows.set_column(rows.schema.get_field_index("gap_to"), SCHEMA.field("gap_to"), cut).filter(kept)

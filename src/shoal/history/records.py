@@ -13,7 +13,7 @@ import hiredis
 import msgspec
 
 from shoal.errors import ConnectError, ProtocolError
-from shoal.history.table import Entries
+from shoal.history.plain import Entries
 from shoal.plan.ring import ServerAddress
 from shoal.wire.ask import Asking
 from shoal.wire.recorded import INDEX_KEY, RecordedMessage, read_entry, record_key

@@ -26,15 +26,17 @@ Two rows with the same channel, publisher, epoch and sequence are the same messa
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.errors import ProtocolError
 from shoal.filters.filter import Filter
+from shoal.history.plain import Entries, PlainColumns, plain_columns, recorded_ms
 from shoal.message import Gap, Item, Message
 from shoal.wire.envelope import EPOCH_BITS
 from shoal.wire.recorded import RecordedGap, RecordedMessage, read_entry
@@ -75,18 +77,10 @@ _CORRUPT: Final = "an entry of the record cannot be read"
 _json: Final = msgspec.json.Encoder()
 _attributes: Final = msgspec.json.Decoder(dict[str, str | int | float | bool])
 
-Entries = Sequence[tuple[str, Any]]
-"""Ids and fields of entries, as a server lists them."""
-
 
 def channel_text(channel: bytes) -> str:
     """A channel's name as text."""
     return channel.decode("utf-8", "backslashreplace")
-
-
-def recorded_ms(entry: str) -> int:
-    """When an entry was written, in milliseconds since 1970, by its server's clock."""
-    return int(entry.partition("-")[0])
 
 
 def entries_to_batch(channel: str, server: str, entries: Entries, after: int | None = None) -> pa.RecordBatch:
@@ -95,6 +89,40 @@ def entries_to_batch(channel: str, server: str, entries: Entries, after: int | N
     `after` is the number of the last entry that was read before: if entries are missing between it and the first one
     here, a gap says so. None: nobody knows which entry came before.
     """
+    plain = plain_columns(entries, after)
+    if plain is not None:
+        return _plain_batch(channel, server, plain)
+    return one_by_one(channel, server, entries, after)
+
+
+def _plain_batch(channel: str, server: str, plain: PlainColumns) -> pa.RecordBatch:
+    rows = len(plain.entries)
+    at_us = plain.recorded_ms * 1000
+    times_us = np.where(plain.times_us == 0, at_us, np.minimum(plain.times_us, TIME_US_MAX).astype(np.int64))
+    columns: dict[str, Any] = {
+        "channel": [channel] * rows,
+        "server": [server] * rows,
+        "entry": plain.entries,
+        "number": plain.numbers,
+        "recorded_at": at_us,
+        "publisher": (plain.streams >> np.uint64(EPOCH_BITS)).astype(np.int64),
+        "epoch": (plain.streams & np.uint64(_EPOCH_MASK)).astype(np.int32),
+        "sequence": plain.sequences.astype(np.int64),
+        "published_at": times_us,
+        "payload": plain.payloads,
+        "attributes": plain.attributes,
+        "is_gap": np.zeros(rows, np.bool_),
+        "is_end": np.zeros(rows, np.bool_),
+    }
+    arrays = [
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(rows, field.type)
+        for field in SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def one_by_one(channel: str, server: str, entries: Entries, after: int | None) -> pa.RecordBatch:
+    """The same, for entries of any kind."""
     rows: list[tuple[Any, ...]] = []
     expected = None if after is None else after + 1
     for entry, fields in entries:

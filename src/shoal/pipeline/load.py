@@ -24,7 +24,7 @@ from shoal.pipeline.saved_folds import SavedFolds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER_S: Final = 1.0
 """How often a micro-batch begins, unless the one before takes longer."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 from shoal.balance.reports import BATCH_SCHEMA
 from shoal.channels.telemetry import DATA_FIELD, ID_FIELD, RecordId
 from shoal.errors import ConfigError, ProtocolError
+from shoal.pipeline.recorded import Channel
 from shoal.pipeline.source.offsets import EntryId
 from shoal.wire.envelope import TELEMETRY_KEY
 
@@ -80,7 +81,10 @@ def _record_id(fields: Mapping[bytes, bytes]) -> RecordId | None:
     return id if abs(id.second) < 2**63 and abs(id.sequence) < 2**63 else None
 
 
-KINDS: Final[dict[str, Callable[[Mapping[str, str]], Kind]]] = {"telemetry": Telemetry}
+KINDS: Final[dict[str, Callable[[Mapping[str, str]], Kind]]] = {
+    "telemetry": Telemetry,
+    "channel": Channel,
+}
 """By the name that the option `kind` gives."""
 
 
