@@ -6,6 +6,7 @@ parallel and remembers how far it came; the fold itself is one small step of the
 
     servers --source, a task each--> records --foreachBatch--> fold --> windows
                                                     state of the batch before <--> state of this one
+                                                    what is no record --> refused/<batch>.parquet, with the reason
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from shoal.balance.fold_in_order import fold_in_order
-from shoal.balance.reports import BATCH_SCHEMA
+from shoal.balance.reports import BATCH_SCHEMA, refusals
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
+from shoal.logs import get_log
 from shoal.pipeline.saved_folds import SavedFolds
 
 if TYPE_CHECKING:
@@ -45,6 +50,8 @@ class LoadFacts:
     first_s: int | None = None
     last_s: int | None = None
     counters: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, None] = field(default_factory=dict)
+    """Why records could not be read, each reason once."""
     batch_s: list[float] = field(default_factory=list)
     """How long the fold of each batch took, the last `BATCHES_KEPT`."""
 
@@ -69,6 +76,7 @@ class LoadFacts:
             "first_s": self.first_s,
             "last_s": self.last_s,
             "counters": self.counters,
+            "refused": list(self.refused),
             "batches": self.batches,
             "rows_per_s": round(rows / seconds, 1) if seconds > 0 else 0.0,
             "seconds": round(seconds, 3),
@@ -76,6 +84,11 @@ class LoadFacts:
 
 
 BATCHES_KEPT: Final = 1000
+
+REFUSED_MAX: Final = 1000
+"""Rows of one batch that are put aside because they are no records. More are only counted."""
+
+_log: Final = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,7 @@ class Folding:
 
     def __init__(self, job: LoadJob, take: Take, facts: LoadFacts) -> None:
         self._saved = SavedFolds(job.directory / "fold")
+        self._refused = job.directory / "refused"
         self._settings = job.settings
         self._take = take
         self._facts = facts
@@ -115,9 +129,11 @@ class Folding:
     def fold_batch(self, rows: DataFrame, batch: int) -> None:
         """Folds a batch. Its state is kept before anybody sees its windows: what is repeated is the same."""
         began = time.monotonic()
-        state = self._saved.before(batch)
+        before = self._saved.before(batch)
         table = rows.toArrow()
-        windows, state = fold_in_order(state, table, self._settings)
+        windows, state = fold_in_order(before, table, self._settings)
+        if state.counters.garbage > before.counters.garbage:
+            self._put_aside(table, batch)
         self._saved.save(batch, state)
         self._take(batch, windows)
         facts = self._facts
@@ -126,6 +142,19 @@ class Folding:
         facts.counters = {name: getattr(state.counters, name) for name in state.counters.__struct_fields__}
         facts.take(windows)
         facts.batch_s = [*facts.batch_s[1 - BATCHES_KEPT :], time.monotonic() - began]
+
+    def _put_aside(self, table: pa.Table, batch: int) -> None:
+        """Keeps rows that are no records, with the reason: nothing is lost, whoever wants can look."""
+        found = refusals(table, REFUSED_MAX)
+        if not found:
+            return
+        places, why = zip(*found, strict=True)
+        kept = table.take(pa.array(places)).append_column("why", pa.array(why, pa.string()))
+        self._refused.mkdir(parents=True, exist_ok=True)
+        path = self._refused / f"{batch}.parquet"
+        pq.write_table(kept, path)
+        self._facts.refused = {**self._facts.refused, **dict.fromkeys(why)}
+        _log.warning("telemetry records cannot be read", records=len(found), first=why[0], kept_in=str(path))
 
 
 def run_once(spark: SparkSession, job: LoadJob, take: Take | None = None) -> LoadFacts:

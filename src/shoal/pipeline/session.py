@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -72,15 +74,18 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     java = find_java()
     archive = Archive(java, str(pyspark.__version__))
     settings = settings_of(options, archive.flags())
-    with _environment(options):
+    home = _home_of_workers(options)
+    with _environment(options, home):
         gateway = Gateway.launch(settings)
         try:
             with explained(heap_mb=_heap_mb(options)):
                 spark = gateway.start(settings)
         except BaseException:
             gateway.close()
+            _remove(home)
             raise
     gateway.when_closed(archive.keep)
+    _homes.append(home)
     _running.append(gateway)
     from pyspark_shoal import register
 
@@ -105,6 +110,8 @@ def stop(spark: SparkSession) -> None:
         spark.stop()
     while _running:
         _running.pop().close()
+    while _homes:
+        _remove(_homes.pop())
 
 
 def import_spark() -> Any:
@@ -154,6 +161,8 @@ def settings_of(options: SessionOptions, java_flags: str = "") -> dict[str, str]
             "spark.sql.shuffle.partitions": "2",
             "spark.shuffle.compress": "false",
         }
+    if options.master.startswith("local-cluster"):
+        settings["spark.executor.extraJavaOptions"] = "-Xss8m -Xlog:disable -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     settings |= options.conf
     given = options.conf.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = f"{flags.strip()} {given}".strip()
@@ -204,14 +213,37 @@ def _python_path(environ: Mapping[str, str] = os.environ) -> str:
     return os.pathsep.join(filter(None, (_SOURCES, environ.get("PYTHONPATH", ""))))
 
 
+_homes: Final[list[Path | None]] = []
+"""The Spark home that was made for it."""
+
+
+def _home_of_workers(options: SessionOptions) -> Path | None:
+    """A Spark home of our own for `local-cluster`, whose workers write beside Spark: links to what is installed."""
+    if not options.master.startswith("local-cluster"):
+        return None
+    installed = Path(os.environ.get("SPARK_HOME") or Path(import_spark().__file__).parent)
+    home = Path(tempfile.mkdtemp(prefix="shoal-spark-"))
+    for entry in installed.iterdir():
+        if entry.name != "work":
+            (home / entry.name).symlink_to(entry)
+    return home
+
+
+def _remove(home: Path | None) -> None:
+    if home is not None:
+        shutil.rmtree(home, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def _environment(options: SessionOptions) -> Iterator[None]:
+def _environment(options: SessionOptions, home: Path | None) -> Iterator[None]:
     """What Spark reads from the environment, for as long as a session starts: workers run this Python and find us."""
     python = options.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
     wanted = {"PYTHONPATH": _python_path(), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
     wanted["SPARK_LAUNCHER_OPTS"] = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     if options.master.startswith("local"):
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if home is not None:
+        wanted["SPARK_HOME"] = str(home)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
