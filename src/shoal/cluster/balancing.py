@@ -41,6 +41,7 @@ from shoal.balance.window_source import Standing, Way, WindowSource
 from shoal.cluster import balancing_metrics as metrics
 from shoal.cluster.audit_log import AuditLog
 from shoal.cluster.balancing_store import BalancingStore
+from shoal.cluster.expecting import ForecastFile
 from shoal.cluster.moving import Leading
 from shoal.cluster.providers import Provider
 from shoal.cluster.telemetry_reader import TelemetryReader
@@ -86,6 +87,7 @@ class Balancing:
         self._spark = spark
         self._windows = WindowSource(time.time(), wanted=spark is not None)
         self._standing: Standing | None = None
+        self._expected = ForecastFile(options.forecast)
         self._core: Balancer | None = None
         self._token = 0
         self._fold = FoldState()
@@ -168,6 +170,7 @@ class Balancing:
         metrics.WINDOWS.inc(len(windows))
         if self._spark is not None:
             windows = self._windows.step(windows, self._spark.take(), now_s, alive=self._spark.alive)
+        core.expect(self._expected.look())
         return core.observe(windows, view, now_s)
 
     async def _say_which_windows(self, lease: Lease) -> None:
