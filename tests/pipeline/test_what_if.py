@@ -133,6 +133,8 @@ def test_the_same_runs_in_process_and_on_spark(folder: Path, tmp_path: Path, spa
     assert here.runs.equals(there.runs)
     assert here.held_back.equals(there.held_back)
     assert here.chosen_cost <= here.default_cost
+    assert here.with_forecast is not None
+    assert here.with_forecast["cost"][0].as_py() <= here.chosen_cost
     assert here.chosen == there.chosen
     best = what_if.summary(here.runs)["case"][0].as_py()
     assert cases[best] == here.best
@@ -144,7 +146,7 @@ def test_a_best_case_that_is_worse_on_the_held_back_day_is_not_chosen(
     days = what_if_job.read_days(folder, servers_min=1, servers_max=4, start_s=5)
     lucky = Case(settings={"safe_ratio": 0.6})
 
-    def run(number: int, case: Case, day: int, traffic: pa.Table, site: Site) -> pa.RecordBatch:
+    def run(number: int, case: Case, day: int, *more: object) -> pa.RecordBatch:
         worse = (number == 1) == (day == 2)
         figures = dict.fromkeys(what_if.RUN_SCHEMA.names, 0) | {
             "case": number,

@@ -129,6 +129,7 @@ def _facts(found: Finding, *, cases: int) -> dict[str, Any]:
             "default_cost": found.default_cost,
             "no_worse": found.chosen_cost <= found.default_cost,
             "rows": found.held_back.to_pylist(),
+            "with_forecast": None if found.with_forecast is None else found.with_forecast.to_pylist()[0],
         },
         "cost_by_defaults": what_if_job.shares_of_defaults(found.runs),
         "top": what_if.summary(found.runs).slice(0, SHOWN).to_pylist(),
@@ -165,6 +166,8 @@ def _show(args: argparse.Namespace, found: Finding) -> None:
 
     table("the days that were chosen by", what_if.summary(found.runs).slice(0, SHOWN).to_pylist())
     table(f"the day held back ({found.held_back_day})", found.held_back.to_pylist())
+    if found.with_forecast is not None:
+        table("the same day, with a forecast from the days before", found.with_forecast.to_pylist())
     screen.print(_why(found, len(set(found.runs["case"].to_pylist()))))
 
 
@@ -199,6 +202,9 @@ def _drawing(days: Days, found: Finding) -> Drawing:
     traffic = days.traffic[found.held_back_day]
     cases = {"defaults": what_if.Case(), "chosen": found.chosen}
     series = {name: what_if.replay(traffic, case, days.site) for name, case in cases.items()}
+    if found.with_forecast is not None:
+        expected = days.forecast(found.held_back_day)
+        series["chosen, with a forecast"] = what_if.replay(traffic, found.chosen, days.site, expected)
     for title, column, label in (
         ("the day held back: busiest server", "ratio_max", "load ratio"),
         ("the day held back: servers", "servers", "servers"),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -31,21 +32,21 @@ from shoal.balance.window import LoadWindow
 from shoal.errors import PipelineError
 
 SLOTS: Final = 288
-"""Of a day: five minutes each, if the day is the world's."""
+"""Of a day: five minutes each, if the day is the world's. Fewer if windows are longer than a slot."""
 LATEST_WEIGHT: Final = 0.5
 """What the latest day counts in the season; each day before it counts the same part of the rest."""
-LEVEL_SLOTS: Final = 6
-"""Slots that the level is seen from: half an hour."""
+LEVEL_DAYS: Final = 1 / 48
+"""Part of a day that the level is seen from: half an hour."""
 LEVEL_MAX: Final = 3.0
 """How far off the season the level may be; what is beyond is not believed."""
-FADE_SLOTS: Final = 48.0
-"""Slots after which a third of the level is left: four hours."""
+FADE_DAYS: Final = 1 / 6
+"""Part of a day after which a third of the level is left: four hours."""
 DAYS_MIN: Final = 2
 """Whole days that a forecast needs."""
 BACKTEST_ORIGINS: Final = 8
 """Moments of each past day from which forecasts are made."""
-BACKTEST_SLOTS: Final = 72
-"""How far each of them looks: a quarter of a day."""
+BACKTEST_DAYS: Final = 1 / 4
+"""How far each of them looks, as part of a day."""
 
 LOAD_SCHEMA: Final = pa.schema([("group", pa.string()), ("at_s", pa.int64()), ("bytes_out", pa.float64())])
 """What goes in: the load of each group in each window, by the window's end."""
@@ -104,18 +105,17 @@ def loads_of(windows: Iterable[LoadWindow]) -> pa.Table:
 def forecasts(loads: pa.Table, day_s: int) -> pa.Table:
     """The next day of every group."""
     parts = []
-    for group, (first, slots) in _slotted(loads, day_s).items():
-        ahead = _ahead(slots, SLOTS)
-        slot_s = day_s / SLOTS
-        at_s = (first + len(slots) + np.arange(SLOTS) + 0.5) * slot_s
-        names = pa.array([group] * SLOTS)
-        parts.append(pa.table([names, at_s, ahead, slots[-SLOTS:]], schema=FORECAST_SCHEMA))
+    for past in _slotted(loads, day_s):
+        at_s = (past.first + len(past.loads) + np.arange(past.slots) + 0.5) * day_s / past.slots
+        names = pa.array([past.group] * past.slots)
+        columns = [names, at_s, _ahead(past.loads, past.slots, past.slots), past.loads[-past.slots :]]
+        parts.append(pa.table(columns, schema=FORECAST_SCHEMA))
     return pa.concat_tables(parts)
 
 
 def backtest(loads: pa.Table, day_s: int) -> list[Backtest]:
     """What the forecasts of the past were worth, group by group."""
-    return [_backtest(group, slots) for group, (_, slots) in _slotted(loads, day_s).items()]
+    return [_backtest(past) for past in _slotted(loads, day_s)]
 
 
 def forecast_of(table: pa.Table, group: str | None = None) -> Forecast:
@@ -126,62 +126,77 @@ def forecast_of(table: pa.Table, group: str | None = None) -> Forecast:
     return Forecast(summed["at_s"].to_numpy(), summed["bytes_out_sum"].to_numpy())
 
 
-def _slotted(loads: pa.Table, day_s: int) -> dict[str, tuple[int, Floats]]:
-    """For each group the number of its first slot, and the mean load of each slot from there on. Slots of which nothing
-    is known are like the one a day before, or the last one that is known."""
-    slot_s = day_s / SLOTS
-    found: dict[str, tuple[int, Floats]] = {}
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """The load of one group, slot by slot."""
+
+    group: str
+    slots: int
+    """Of a day."""
+    first: int
+    """The number of the first slot."""
+    loads: Floats
+
+
+def _slotted(loads: pa.Table, day_s: int) -> list[_Past]:
+    """The past of every group. A slot of which nothing is known is like the one a day before, or the last known."""
+    found = []
     for group in sorted(set(loads["group"].to_pylist())):
-        rows = loads.filter(pc.equal(loads["group"], group))
+        rows = loads.filter(pc.equal(loads["group"], group)).sort_by("at_s")
+        at_s = rows["at_s"].to_numpy()
+        window_s = float(np.median(np.diff(at_s))) if len(at_s) > 1 else 1.0
+        slots = int(min(SLOTS, max(1.0, day_s // max(window_s, 1.0))))
         # A window that ends with a slot belongs to it.
-        numbers = np.ceil(rows["at_s"].to_numpy() / slot_s).astype(np.int64) - 1
-        first, count = int(numbers.min()), int(numbers.max() - numbers.min()) + 1
-        seen = np.bincount(numbers - first, minlength=count)
-        total = np.bincount(numbers - first, rows["bytes_out"].to_numpy(), count)
-        slots = np.divide(total, seen, out=np.full(count, np.nan), where=seen > 0)
-        for gap in np.flatnonzero(seen == 0):
-            slots[gap] = slots[gap - SLOTS] if gap >= SLOTS else slots[gap - 1]
-        if count < DAYS_MIN * SLOTS:
+        numbers = np.ceil(at_s * slots / day_s - 1e-9).astype(np.int64) - 1
+        first, count = int(numbers[0]), int(numbers[-1] - numbers[0]) + 1
+        if count < DAYS_MIN * slots:
             raise PipelineError(
-                f"group {group!r} has {count / SLOTS:.1f} days of load, a forecast needs {DAYS_MIN}",
+                f"group {group!r} has {count / slots:.1f} days of load, a forecast needs {DAYS_MIN}",
                 do="record for longer",
             )
-        found[group] = first, slots
+        seen = np.bincount(numbers - first, minlength=count)
+        total = np.bincount(numbers - first, rows["bytes_out"].to_numpy(), count)
+        means = np.divide(total, seen, out=np.full(count, np.nan), where=seen > 0)
+        for gap in np.flatnonzero(seen == 0):
+            means[gap] = means[gap - slots] if gap >= slots else means[gap - 1]
+        found.append(_Past(group, slots, first, means))
     if not found:
         raise PipelineError("there is no load to make forecasts from", do="record load windows first")
     return found
 
 
-def _ahead(slots: Floats, count: int) -> Floats:
+def _ahead(loads: Floats, slots: int, count: int) -> Floats:
     """The next slots, from all that is known."""
-    season = _season(slots)
-    past = _season(slots[:-LEVEL_SLOTS]) if len(slots) - LEVEL_SLOTS >= SLOTS else season
-    expected = float(past[:LEVEL_SLOTS].sum())
-    level = float(slots[-LEVEL_SLOTS:].sum()) / expected if expected > 0 else 1.0
+    recent = max(1, round(slots * LEVEL_DAYS))
+    season = _season(loads, slots)
+    before = _season(loads[:-recent], slots) if len(loads) - recent >= slots else season
+    expected = float(before[:recent].sum())
+    level = float(loads[-recent:].sum()) / expected if expected > 0 else 1.0
     level = min(max(level, 1.0 / LEVEL_MAX), LEVEL_MAX)
     steps = np.arange(count)
-    fading = 1.0 + (level - 1.0) * np.exp(-(steps + 1.0) / FADE_SLOTS)
-    return np.asarray(season[steps % SLOTS] * fading, np.float64)
+    fading = 1.0 + (level - 1.0) * np.exp(-(steps + 1.0) / (slots * FADE_DAYS))
+    return np.asarray(season[steps % slots] * fading, np.float64)
 
 
-def _season(slots: Floats) -> Floats:
+def _season(loads: Floats, slots: int) -> Floats:
     """The mean of the past days, slot by slot, beginning with the slot that comes next."""
-    days = len(slots) // SLOTS
-    table = slots[len(slots) - days * SLOTS :].reshape(days, SLOTS)
+    days = len(loads) // slots
+    table = loads[len(loads) - days * slots :].reshape(days, slots)
     weights = LATEST_WEIGHT ** np.arange(days - 1, -1, -1)
     return np.asarray(weights @ table / weights.sum(), np.float64)
 
 
-def _backtest(group: str, slots: Floats) -> Backtest:
+def _backtest(past: _Past) -> Backtest:
+    loads, slots = past.loads, past.slots
     off = off_before = total = 0.0
-    points = 0
-    for origin in range(DAYS_MIN * SLOTS, len(slots) - BACKTEST_SLOTS + 1, SLOTS // BACKTEST_ORIGINS):
-        came = slots[origin : origin + BACKTEST_SLOTS]
-        off += float(np.abs(_ahead(slots[:origin], BACKTEST_SLOTS) - came).sum())
-        off_before += float(np.abs(slots[origin - SLOTS : origin - SLOTS + BACKTEST_SLOTS] - came).sum())
+    points, reach = 0, max(1, round(slots * BACKTEST_DAYS))
+    for origin in range(DAYS_MIN * slots, len(loads) - reach + 1, max(1, slots // BACKTEST_ORIGINS)):
+        came = loads[origin : origin + reach]
+        off += float(np.abs(_ahead(loads[:origin], slots, reach) - came).sum())
+        off_before += float(np.abs(loads[origin - slots : origin - slots + reach] - came).sum())
         total += float(came.sum())
-        points += len(came)
+        points += reach
     if not points:
-        return Backtest(group=group, forecasts=0, error=float("nan"), error_day_before=float("nan"))
+        return Backtest(group=past.group, forecasts=0, error=float("nan"), error_day_before=float("nan"))
     total = total or 1.0
-    return Backtest(group=group, forecasts=points, error=off / total, error_day_before=off_before / total)
+    return Backtest(group=past.group, forecasts=points, error=off / total, error_day_before=off_before / total)

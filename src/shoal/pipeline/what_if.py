@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from shoal.balance.forecast import Forecast
 from shoal.balance.policies import POLICIES, policy
 from shoal.balance.policies.sizing import OVERLOAD_HOUR_PRICE
 from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
@@ -162,15 +163,20 @@ def _is_ordered(settings: BalanceSettings) -> bool:
     return settings.low_ratio < settings.safe_ratio < settings.high_ratio < settings.fail_ratio
 
 
-def replay(traffic: pa.Table, case: Case, site: Site) -> Series:
-    """One run over a table of traffic, second by second."""
+def replay(traffic: pa.Table, case: Case, site: Site, forecast: Forecast | None = None) -> Series:
+    """One run over a table of traffic, second by second. A forecast has the clock of the record."""
     load = Recorded(traffic, LATENCY_MS)
-    return FlowSimulator(load, policy(case.policy), case.balance(), site.models(), seed=SEED).run()
+    if forecast is not None:
+        forecast = Forecast(forecast.at_s - traffic["start_s"][0].as_py(), forecast.bytes_out)
+    models = site.models()
+    return FlowSimulator(load, policy(case.policy), case.balance(), models, seed=SEED, forecast=forecast).run()
 
 
-def run(number: int, case: Case, day: int, traffic: pa.Table, site: Site) -> pa.RecordBatch:
+def run(
+    number: int, case: Case, day: int, traffic: pa.Table, site: Site, forecast: Forecast | None = None
+) -> pa.RecordBatch:
     """One run, as a row of figures."""
-    series = replay(traffic, case, site)
+    series = replay(traffic, case, site, forecast)
     ratio, used = series.column("ratio_max"), series.column("utilisation_max")
     overload = (ratio > OVERLOAD_RATIO) | (used > OVERLOAD_RATIO)
     undelivered = series.column("undelivered") > 0

@@ -20,10 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.feather as feather
 
 from shoal import config
+from shoal.balance.forecast import Forecast
 from shoal.balance.options import BalancerOptions
 from shoal.balance.window import LoadWindow
 from shoal.errors import PipelineError
 from shoal.pipeline import archives, what_if
+from shoal.pipeline.forecast import DAYS_MIN as FORECAST_DAYS_MIN
+from shoal.pipeline.forecast import forecast_of, forecasts, loads_of
 from shoal.pipeline.kept_windows import read_manifest, read_windows
 from shoal.pipeline.what_if import Case, Site
 from shoal.sim.flow import ServerModel
@@ -44,8 +47,19 @@ class Days(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded load by day."""
 
     traffic: dict[int, pa.Table]
+    loads: pa.Table
+    """Of groups of servers, for forecasts."""
+    day_s: int
     site: Site
     source: str
+
+    def forecast(self, day: int) -> Forecast | None:
+        """What was to be expected of a day, by the days before it; None if they are too few."""
+        past = self.loads.filter(pc.less_equal(self.loads["at_s"], day * self.day_s))
+        known = [before for before in self.traffic if before < day]
+        if known != list(range(day - len(known), day)) or len(known) < FORECAST_DAYS_MIN:
+            return None
+        return forecast_of(forecasts(past, self.day_s))
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +77,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     chosen_cost: float
     default_cost: float
     """Of the held-back day both."""
+    with_forecast: pa.Table | None
+    """The run of the chosen case on that day with a forecast from the days before; None if they are too few, or if its
+    policy goes by none."""
 
 
 def read_days(folder: Path, *, servers_min: int, servers_max: int, start_s: int) -> Days:
@@ -92,7 +109,8 @@ def read_days(folder: Path, *, servers_min: int, servers_max: int, start_s: int)
         start_s=start_s,
     )
     traffic = {day: traffic_of(windows) for day, windows in sorted(kept.items())}
-    return Days(traffic=traffic, site=site, source=manifest.source)
+    loads = loads_of(window for windows in kept.values() for window in windows)
+    return Days(traffic=traffic, loads=loads, day_s=manifest.day_s, site=site, source=manifest.source)
 
 
 def day_held_back(days: Days, wanted: str) -> int:
@@ -119,6 +137,11 @@ def find(
     last = _run([(number, held_back) for number in sorted({0, best})], days, cases, work, spark, note)
     costs = dict(zip(last["case"].to_pylist(), last["cost"].to_pylist(), strict=True))
     chosen = best if costs[best] <= costs[0] else 0
+    expected = days.forecast(held_back) if cases[chosen].policy == what_if.DEFAULT_POLICY else None
+    ahead = None
+    if expected is not None:
+        ran = what_if.run(chosen, cases[chosen], held_back, days.traffic[held_back], days.site, expected)
+        ahead = pa.Table.from_batches([ran])
     return Finding(
         runs=runs,
         held_back=last,
@@ -127,6 +150,7 @@ def find(
         held_back_day=held_back,
         chosen_cost=costs[chosen],
         default_cost=costs[0],
+        with_forecast=ahead,
     )
 
 
