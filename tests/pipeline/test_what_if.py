@@ -127,8 +127,8 @@ def test_the_same_runs_in_process_and_on_spark(folder: Path, tmp_path: Path, spa
     days = what_if_job.read_days(folder, servers_min=1, servers_max=4, start_s=5)
     cases = [Case(), Case(settings={"safe_ratio": 0.6}), Case(policy="bounded-load")]
     notes: list[str] = []
-    here = what_if_job.find(days, cases, 2, tmp_path, note=notes.append)
-    there = what_if_job.find(days, cases, 2, tmp_path, spark, note=notes.append)
+    here = what_if_job.find(days, cases, 2, note=notes.append)
+    there = what_if_job.find(days, cases, 2, spark, note=notes.append)
     assert here.runs.num_rows == 6
     assert here.runs.equals(there.runs)
     assert here.held_back.equals(there.held_back)
@@ -157,7 +157,7 @@ def test_a_best_case_that_is_worse_on_the_held_back_day_is_not_chosen(
         return pa.RecordBatch.from_pylist([figures | {"cost": 2.0 if worse else 1.0}], what_if.RUN_SCHEMA)
 
     monkeypatch.setattr(what_if, "run", run)
-    found = what_if_job.find(days, [Case(), lucky], 2, tmp_path, note=lambda _: None)
+    found = what_if_job.find(days, [Case(), lucky], 2, note=lambda _: None)
     assert found.best == lucky
     assert found.chosen == Case()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,15 +73,14 @@ def run_what_if(args: argparse.Namespace) -> int:
     days = what_if_job.read_days(args.windows, servers_min=1, servers_max=args.servers_max, start_s=args.server_start_s)
     cases = what_if.read_grid(None if args.grid == "default" else Path(args.grid))
     held_back = what_if_job.day_held_back(days, args.hold_back)
-    with tempfile.TemporaryDirectory(prefix="shoal-what-if-") as work:
-        if args.in_process:
-            found = what_if_job.find(days, cases, held_back, Path(work), note=note)
-        else:
-            from shoal.pipeline.session import running
+    if args.in_process:
+        found = what_if_job.find(days, cases, held_back, note=note)
+    else:
+        from shoal.pipeline.session import running
 
-            note("starting Spark")
-            with running(session_options(args, "shoal what-if")) as spark:
-                found = what_if_job.find(days, cases, held_back, Path(work), spark, note)
+        note("starting Spark")
+        with running(session_options(args, "shoal what-if")) as spark:
+            found = what_if_job.find(days, cases, held_back, spark, note)
     args.out.mkdir(parents=True, exist_ok=True)
     pq.write_table(found.runs, args.out / RUNS_FILE)
     what_if_job.write_config(found.chosen, args.out / CONFIG_FILE, _why(found, len(cases)))

@@ -7,7 +7,9 @@ together.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +23,7 @@ from shoal.errors import PipelineError
 from shoal.pipeline import archives, matching, profiles
 from shoal.pipeline.filter_sets import FilterSet, opened
 from shoal.pipeline.profiles import Bits, Sample
+from shoal.pipeline.sending import send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +35,6 @@ PAIRS_MAX: Final = 20_000_000
 SAMPLE_FILE: Final = "samples.parquet"
 PROFILE_FILE: Final = "profiles.parquet"
 OVERLAP_FILE: Final = "overlaps.parquet"
-BITS_FILE: Final = "bits.npy"
 
 Ids = npt.NDArray[np.int64]
 Step = Callable[[int], pa.RecordBatch]
@@ -121,14 +123,14 @@ def _bits(filters: FilterSet, numbers: Ids, sample: Sample, out: Path, spark: Sp
     if spark is None:
         return profiles.put_together(map(here, range(blocks)), numbers, sample.rows.num_rows)
     here(0)
-    for file in (Path(filters.path), out / SAMPLE_FILE):
-        spark.sparkContext.addFile(str(file))
+    spark.sparkContext.addFile(filters.path)
     name, version = Path(filters.path).name, filters.version
+    samples = send(spark, "samples", ".parquet", partial(shutil.copyfile, out / SAMPLE_FILE))
 
     def there(block: int) -> pa.RecordBatch:
         from pyspark import SparkFiles
 
-        return of_block(block, _block(Path(SparkFiles.get(SAMPLE_FILE)), block), opened(SparkFiles.get(name), version))
+        return of_block(block, _block(Path(SparkFiles.get(samples)), block), opened(SparkFiles.get(name), version))
 
     found = _each(spark, blocks, there, profiles.BITS_SCHEMA)
     return profiles.put_together(found.combine_chunks().to_batches(), numbers, sample.rows.num_rows)
@@ -147,17 +149,15 @@ def _overlaps(numbers: Ids, bits: Bits, options: Options, out: Path, spark: Spar
     if spark is None:
         parts: Iterable[pa.RecordBatch] = map(here, range(len(pairs)))
     else:
-        np.save(out / BITS_FILE, vectors)
-        spark.sparkContext.addFile(str(out / BITS_FILE))
+        sent = send(spark, "bits", ".npy", lambda path: np.save(path, vectors))
 
         def there(place: int) -> pa.RecordBatch:
             from pyspark import SparkFiles
 
-            mapped = np.load(SparkFiles.get(BITS_FILE), mmap_mode="r")
+            mapped = np.load(SparkFiles.get(sent), mmap_mode="r")
             return profiles.overlap_block(ids, mapped, *pairs[place], least)
 
         parts = _each(spark, len(pairs), there, profiles.OVERLAP_SCHEMA).to_batches()
-        (out / BITS_FILE).unlink()
     count = 0
     with pq.ParquetWriter(out / OVERLAP_FILE, profiles.OVERLAP_SCHEMA) as writer:
         for part in parts:

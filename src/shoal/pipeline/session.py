@@ -98,10 +98,11 @@ def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]
     """A session that ends with the block, and its Java with it. What goes wrong there is said in our words."""
     with explained(heap_mb=_heap_mb(options)):
         spark = session(options)
-        try:
+    try:
+        with explained(heap_mb=_heap_mb(options)):  # before Java ends: it has the words of its own errors
             yield spark
-        finally:
-            stop(spark)
+    finally:
+        stop(spark)
 
 
 def stop(spark: SparkSession) -> None:

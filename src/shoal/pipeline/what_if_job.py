@@ -7,9 +7,8 @@ there, it was luck, and the defaults stay.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +27,7 @@ from shoal.pipeline import archives, what_if
 from shoal.pipeline.forecast import DAYS_MIN as FORECAST_DAYS_MIN
 from shoal.pipeline.forecast import forecast_of, forecasts, loads_of
 from shoal.pipeline.kept_windows import read_manifest, read_windows
+from shoal.pipeline.sending import send
 from shoal.pipeline.what_if import Case, Site
 from shoal.sim.flow import ServerModel
 from shoal.sim.flow.workloads import traffic_of
@@ -124,17 +124,17 @@ def day_held_back(days: Days, wanted: str) -> int:
 
 
 def find(
-    days: Days, cases: Sequence[Case], held_back: int, work: Path, spark: SparkSession | None = None, note: Note = print
+    days: Days, cases: Sequence[Case], held_back: int, spark: SparkSession | None = None, note: Note = print
 ) -> Finding:
-    """Runs the grid and chooses. `work` is a folder for what workers need; without Spark all runs are in process."""
+    """Runs the grid and chooses. Without Spark all runs are in process."""
     chosen_by = [day for day in days.traffic if day != held_back]
     if not chosen_by:
         raise PipelineError("there is no day left to choose by", do="record two days or more")
     tasks = [(number, day) for number in range(len(cases)) for day in chosen_by]
     note(f"{len(tasks)} runs: {len(cases)} cases over {len(chosen_by)} days")
-    runs = _run(tasks, days, cases, work, spark, note)
+    runs = _run(tasks, days, cases, spark, note)
     best = int(what_if.summary(runs)["case"][0].as_py())
-    last = _run([(number, held_back) for number in sorted({0, best})], days, cases, work, spark, note)
+    last = _run([(number, held_back) for number in sorted({0, best})], days, cases, spark, note)
     costs = dict(zip(last["case"].to_pylist(), last["cost"].to_pylist(), strict=True))
     chosen = best if costs[best] <= costs[0] else 0
     expected = days.forecast(held_back) if cases[chosen].policy == what_if.DEFAULT_POLICY else None
@@ -170,7 +170,6 @@ def _run(
     tasks: Sequence[tuple[int, int]],
     days: Days,
     cases: Sequence[Case],
-    work: Path,
     spark: SparkSession | None,
     note: Note,
 ) -> pa.Table:
@@ -183,7 +182,10 @@ def _run(
         return _sorted(pa.Table.from_batches(parts, what_if.RUN_SCHEMA))
     from shoal.pipeline.progress import shown
 
-    names = {day: _kept_day(spark, work, days.traffic[day]) for day in {day for _, day in tasks}}
+    names = {
+        day: send(spark, "traffic", ".arrow", partial(feather.write_feather, days.traffic[day]))
+        for day in {day for _, day in tasks}
+    }
     rows = spark.range(0, len(tasks), 1, len(tasks))
     task = _task([(number, day, cases[number], names[day]) for number, day in tasks], days.site)
     with shown(spark, "runs", note):
@@ -209,22 +211,6 @@ def _task(
                 yield what_if.run(number, case, day, _opened(SparkFiles.get(name)), site)
 
     return do
-
-
-def _kept_day(spark: SparkSession, work: Path, traffic: pa.Table) -> str:
-    """Sends a day to the workers; the name of its file says what is in it."""
-    digest = hashlib.sha256()
-    for column in traffic.columns:
-        for chunk in column.chunks:
-            for part in chunk.buffers():
-                if part is not None:
-                    digest.update(part)
-    path = work / f"traffic-{digest.hexdigest()[:16]}.arrow"
-    if not path.exists():
-        work.mkdir(parents=True, exist_ok=True)
-        feather.write_feather(traffic, path)
-    spark.sparkContext.addFile(str(path))
-    return path.name
 
 
 @lru_cache(maxsize=DAYS_OPEN_MAX)
