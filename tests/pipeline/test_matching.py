@@ -24,7 +24,7 @@ from shoal.filters.language import parse
 from shoal.filters.values import Event
 from shoal.history.manifest import ArchivedFile, Manifest, file_path, write_manifest
 from shoal.history.table import SCHEMA
-from shoal.pipeline import matching, matching_job
+from shoal.pipeline import archives, matching, matching_job
 from shoal.pipeline.filter_sets import FilterSet, attributes_of, keep, opened, read_filters
 
 if TYPE_CHECKING:
@@ -271,6 +271,23 @@ def test_of_recorded_channels_each_message_counts_once_and_gaps_do_not(
     assert [(row["sequence"], row["payload"], row["filters"]) for row in found] == [
         (number, b"x", ids) for number, ids in enumerate(EXPECTED, 1) if ids
     ]
+
+
+def test_files_of_an_archive_may_have_other_columns_and_many_parts(tmp_path: Path) -> None:
+    kept = keep([1, 2], [parse("a >= 0.5"), parse("b absent and c = 'x'")], tmp_path / "filters")
+    (tmp_path / "archive" / "c=x").mkdir(parents=True)
+    (tmp_path / "archive" / "c=__HIVE_DEFAULT_PARTITION__").mkdir(parents=True)
+    pq.write_table(pa.table({"a": range(10)}), tmp_path / "archive" / "c=x" / "1.parquet", row_group_size=3)
+    table = pa.table({"a": [0.25, 0.75], "b": [True, None]})
+    pq.write_table(table, tmp_path / "archive" / "c=__HIVE_DEFAULT_PARTITION__" / "2.parquet")
+    found = matching_job.match_in_process(kept, tmp_path / "archive", "counts")
+    assert dict(found.top) == {1: 10, 2: 10}
+    archive = archives.Plain(tmp_path / "archive")
+    assert archive.schema.field("a").type == pa.float64()
+    small = list(archive._parts(1))
+    assert [(part.groups, part.first) for part in small] == [((0,), 0), ((0,), 0), ((1,), 3), ((2,), 6), ((3,), 9)]
+    rows = [row["row"] for batch in archive.read(["a"], place=True) for row in batch.to_pylist()]
+    assert rows == [0, 1, *range(10)]
 
 
 def test_what_cannot_be_matched_is_said_before_anything_runs(filter_set: FilterSet, tmp_path: Path) -> None:

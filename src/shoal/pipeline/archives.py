@@ -7,20 +7,21 @@ Owns the reading of both kinds:
 - recorded: the archive of recorded channels, read by its manifest, each message once and nothing but messages. What
   is read at once is a channel's day: there all records of one message are, and a worker holds it in memory.
 
-On Spark a task, a function from batches to batches, gets exactly the batches that `read` gives in process.
+On Spark a task, a function from batches to batches, gets exactly the batches that `read` gives in process: workers read
+themselves, by Arrow, and must see the files where the driver does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import unquote
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from shoal.errors import PipelineError
@@ -40,7 +41,7 @@ PARTS_PER_CORE: Final = 6
 """Tasks for each core: so many that the last one to end does not keep the others waiting for long."""
 PART_BYTES_MIN: Final = 1 << 20
 PART_BYTES_MAX: Final = 128 << 20
-"""Spark's own default."""
+"""Bytes of a part, in the file."""
 
 MESSAGE_SCHEMA: Final = pa.schema(
     [field for field in SCHEMA if field.name not in ("number", "is_gap", "gap_from", "gap_to", "reason", "is_end")]
@@ -48,8 +49,8 @@ MESSAGE_SCHEMA: Final = pa.schema(
 """What there is of a recorded message."""
 _SAME: Final = ("channel", "server", "entry", "publisher", "epoch", "sequence", "is_gap", "reason", "is_end")
 """The columns by which records of one message are known."""
-_PART_BYTES: Final = "spark.sql.files.maxPartitionBytes"
-_INFERENCE: Final = "spark.sql.sources.partitionColumnTypeInference.enabled"
+_NOTHING: Final = "__HIVE_DEFAULT_PARTITION__"
+"""The name of a folder for rows without a value."""
 _ADVICE: Final = "name a Parquet file, or a folder of them"
 
 
@@ -76,59 +77,80 @@ def open_archive(path: Path) -> Archive:
     return Recorded(path) if (path / manifests.NAME).is_file() else Plain(path)
 
 
+class Part(msgspec.Struct, frozen=True):
+    """Some groups of rows of one file: what a task reads."""
+
+    path: str
+    file: str
+    """The same, relative to the archive."""
+    groups: tuple[int, ...]
+    first: int
+    """The place of the first row in the file."""
+
+
 class Plain:
     """Parquet files."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._footers: dict[Path, pq.FileMetaData] = {}
+        schemas: list[pa.Schema] = []
         try:
-            self._files = ds.dataset(path, format="parquet", partitioning=_folders(path), ignore_prefixes=["_", "."])
-        except (pa.ArrowException, OSError, ValueError) as error:
+            for file in sorted(_data_files(path)):
+                with pq.ParquetFile(file) as opened:
+                    self._footers[file] = opened.metadata
+                    schemas.append(opened.schema_arrow.remove_metadata())
+            schema = pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
+        except (pa.ArrowException, OSError) as error:
             raise PipelineError(f"cannot read the archive {path}: {error}", do=_ADVICE) from error
-        if not self._files.files:
+        if not schemas:
             raise PipelineError(f"there is no Parquet in {path}", do=_ADVICE)
+        folders = {name for file in self._footers for name in _folder_values(self._relative(file))}
+        more = [pa.field(name, pa.string()) for name in sorted(folders - set(schema.names))]
+        self._schema = pa.schema([*schema, *more])
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of all files, and those of the folders."""
-        return self._files.schema
+        """The columns of all files, and those of the folders, which are text: `17` is the name of a channel too."""
+        return self._schema
 
     def read(self, columns: Sequence[str], *, place: bool = False) -> Iterator[pa.RecordBatch]:
         """The batches, file by file."""
-        root = self._path if self._path.is_dir() else self._path.parent
-        for fragment in sorted(self._files.get_fragments(), key=lambda fragment: str(fragment.path)):
-            file, row = str(Path(fragment.path).relative_to(root)), 0
-            for batch in fragment.to_batches(
-                schema=self.schema, columns=list(columns), batch_size=READ_ROWS, use_threads=False
-            ):
-                if batch.num_rows:
-                    yield _placed(batch, file, row) if place else batch
-                row += batch.num_rows
+        return _rows(self._parts(PART_BYTES_MAX), columns, self._schema, place)
 
     def on_spark(
         self, spark: SparkSession, columns: Sequence[str], task: Task, schema: pa.Schema, *, place: bool = False
     ) -> DataFrame:
-        """Spark reads the files and divides them."""
-        from pyspark.sql import functions
+        """Workers read, each its groups of rows: what comes from Arrow need not go through Java."""
+        size = sum(file.stat().st_size for file in self._footers)
+        parts_wanted = PARTS_PER_CORE * spark.sparkContext.defaultParallelism
+        parts = list(self._parts(min(max(size // parts_wanted, PART_BYTES_MIN), PART_BYTES_MAX)))
+        wanted, known = list(columns), self._schema
 
-        chosen = [functions.col(f"`{name}`") for name in columns]
-        if place:
-            chosen.append(functions.col("_metadata.file_path").alias(PLACE[0]))
-            chosen.append(functions.col("_metadata.row_index").alias(PLACE[1]))
-            task = _after(_relative(self._path), task)
-        before = {name: spark.conf.get(name) for name in (_PART_BYTES, _INFERENCE)}
-        size = sum(file.stat().st_size for file in _data_files(self._path))
-        parts = PARTS_PER_CORE * spark.sparkContext.defaultParallelism
-        spark.conf.set(_PART_BYTES, str(min(max(size // parts, PART_BYTES_MIN), PART_BYTES_MAX)))
-        spark.conf.set(_INFERENCE, "false")
-        try:
-            frame = spark.read.parquet(str(self._path)).select(*chosen).mapInArrow(task, spark_schema(schema))
-            frame._jdf.queryExecution().executedPlan()  # files are divided by the settings of this moment
-            return frame
-        finally:
-            for name, value in before.items():
-                if value is not None:
-                    spark.conf.set(name, value)
+        def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+            mine = (parts[number] for batch in batches for number in batch.column(0).to_pylist())
+            yield from task(_rows(mine, wanted, known, place))
+
+        return spark.range(0, len(parts), 1, len(parts)).mapInArrow(run, spark_schema(schema))
+
+    def _parts(self, bytes_max: int) -> Iterator[Part]:
+        """The files in parts of about so many bytes: at least a group of rows each."""
+        for file, footer in self._footers.items():
+            path, name = str(file.resolve()), self._relative(file)
+            groups: list[int] = []
+            first = row = size = 0
+            for group in range(footer.num_row_groups):
+                groups.append(group)
+                row += footer.row_group(group).num_rows
+                size += sum(
+                    footer.row_group(group).column(column).total_compressed_size for column in range(footer.num_columns)
+                )
+                if size >= bytes_max or group + 1 == footer.num_row_groups:
+                    yield Part(path, name, tuple(groups), first)
+                    groups, first, size = [], row, 0
+
+    def _relative(self, file: Path) -> str:
+        return str(file.relative_to(self._path if self._path.is_dir() else self._path.parent))
 
 
 class Recorded:
@@ -185,28 +207,36 @@ def spark_schema(schema: pa.Schema) -> Any:
     return from_arrow_schema(schema)
 
 
-def _after(first: Task, then: Task) -> Task:
-    """Two tasks as one."""
+def _rows(parts: Iterable[Part], columns: Sequence[str], schema: pa.Schema, place: bool) -> Iterator[pa.RecordBatch]:
+    """The rows of parts of files, with these columns of the archive, and their place if that is wanted."""
+    fields = [schema.field(name) for name in columns]
+    for part in parts:
+        folders, row = _folder_values(part.file), part.first
+        try:
+            with pq.ParquetFile(part.path) as file:
+                held = [name for name in columns if name in file.schema_arrow.names]
+                groups = file.iter_batches(READ_ROWS, list(part.groups), held or file.schema_arrow.names[:1], False)
+                for batch in groups:
+                    arrays = [_column(batch, field, folders) for field in fields]
+                    made = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+                    yield _placed(made, part.file, row) if place else made
+                    row += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise PipelineError(f"{part.path} cannot be read: {error}", do="put back a copy of the file") from error
 
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        yield from then(first(batches))
 
-    return run
+def _column(batch: pa.RecordBatch, field: pa.Field, folders: Mapping[str, str | None]) -> pa.Array:
+    """A column of the archive for a batch of one file."""
+    if field.name in batch.schema.names:
+        column = batch.column(batch.schema.get_field_index(field.name))
+        return column if column.type == field.type else column.cast(field.type)
+    return pa.array([folders.get(field.name)], field.type).take(pa.array(np.zeros(batch.num_rows, np.int64)))
 
 
-def _relative(path: Path) -> Task:
-    """Makes Spark's names of files (addresses) those that `read` has."""
-    folder = str((path if path.is_dir() else path.parent).resolve())
-
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            at = batch.schema.get_field_index(PLACE[0])
-            coded = batch.column(at).dictionary_encode()
-            names = [unquote(str(name)).removeprefix("file:") for name in coded.dictionary.to_pylist()]
-            short = pa.array([f"/{name.lstrip('/')}".removeprefix(folder).lstrip("/") for name in names], pa.string())
-            yield batch.set_column(at, batch.schema.field(at), short.take(coded.indices))
-
-    return run
+def _folder_values(file: str) -> dict[str, str | None]:
+    """The columns that are names of folders."""
+    pairs = (part.partition("=") for part in Path(file).parts[:-1] if "=" in part)
+    return {name: None if value == _NOTHING else unquote(value) for name, _, value in pairs}
 
 
 def _data_files(path: Path) -> Iterator[Path]:
@@ -218,14 +248,7 @@ def _data_files(path: Path) -> Iterator[Path]:
             yield file
 
 
-def _folders(path: Path) -> ds.Partitioning | None:
-    """The columns that are names of folders. They are text: what looks like a number is the name of a channel too."""
-    folders = {part for file in _data_files(path) for part in file.relative_to(path).parts[:-1] if "=" in part}
-    names = sorted({folder.partition("=")[0] for folder in folders})
-    return ds.partitioning(pa.schema([(name, pa.string()) for name in names]), flavor="hive") if names else None
-
-
 def _placed(batch: pa.RecordBatch, file: str, row: int) -> pa.RecordBatch:
-    files = pa.DictionaryArray.from_arrays(np.zeros(batch.num_rows, np.int32), pa.array([file])).dictionary_decode()
+    files = pa.array([file]).take(pa.array(np.zeros(batch.num_rows, np.int64)))
     rows = pa.array(np.arange(row, row + batch.num_rows))
     return pa.RecordBatch.from_arrays([*batch.columns, files, rows], names=[*batch.schema.names, *PLACE])
