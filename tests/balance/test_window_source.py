@@ -52,8 +52,8 @@ def test_a_stall_falls_back_within_the_limit_and_nothing_is_left_out() -> None:
     assert source.step([window(number + 1)], [], end_s + 2.3) == []
     assert numbers(source.step([], [], end_s + LATE_S_MAX + 0.1)) == [number, number + 1]
     assert source.standing.way is Way.IN_PROCESS
-    assert "4 s after the end" in source.standing.why
-    assert numbers(source.step([], [window(number)], end_s + 5)) == []
+    assert "6 s after the end" in source.standing.why
+    assert numbers(source.step([], [window(number)], end_s + 7)) == []
 
 
 def test_a_job_that_died_is_left_at_once() -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options
+from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import RedisServer
 
+from shoal import cli
 from shoal.balance.fold_in_order import fold_in_order
 from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
 from shoal.channels import telemetry
+from shoal.cluster.local import LocalCluster
 from shoal.errors import CheckpointError
 from shoal.pipeline.explaining import explained
 from shoal.pipeline.load import LoadFacts, LoadJob, run_once
@@ -55,13 +62,26 @@ def fill(one: Stream, two: Stream) -> None:
             one.add_raw(at_ms + 70, b"s1/a/%d/%d" % (second, second + 1000), b"not a record")
             one.add_raw(at_ms + 71, b"no id", telemetry.encode(record))
         if second % 10 == 6:  # a record of an older version of the schema
-            old = telemetry.encode(record).replace(b"shoal.telemetry.version\x01", b"shoal.telemetry.version\x00")
-            one.add_raw(at_ms + 80, b"s1/a/%d/%d" % (second, second + 2000), old)
+            old = record._replace(id=record.id._replace(sequence=second + 2000))
+            one.add_raw(at_ms + 80, old.id.encode(), encode_old(old))
         late_ms = 4000 if second % 10 == 7 else 90
         record = entry("s2", second, channels=5)
         two_at.append((at_ms + late_ms, record.id.encode(), telemetry.encode(record)))
     for at_ms, id, data in sorted(two_at):
         two.add_raw(at_ms, id, data)
+
+
+def encode_old(record: telemetry.Record) -> bytes:
+    """A record as a version before this one wrote it."""
+    sink = pa.BufferOutputStream()
+    for batch in (record.channels, record.server):
+        schema = batch.schema.with_metadata(
+            {**batch.schema.metadata, telemetry.VERSION_KEY: b"0", telemetry.ID_KEY: record.id.encode()}
+        )
+        with pa.ipc.new_stream(sink, schema) as writer:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def in_process(*servers: RedisServer) -> tuple[list[LoadWindow], FoldState]:
@@ -105,6 +125,10 @@ def test_both_ways_give_the_same_tables_on_the_same_telemetry(
     assert facts.counters["late"] > 0
     assert len(windows) >= SECONDS // 2 - 2
     assert facts.hosts == {"s1", "s2"}
+    assert any("telemetry of version b'0', this reader knows b'1'" in why for why in facts.refused)
+    assert any("not a telemetry record" in why for why in facts.refused)
+    kept = pa.concat_tables(pq.read_table(path) for path in (tmp_path / "refused").glob("*.parquet"))
+    assert kept.num_rows == facts.counters["garbage"]  # nothing is thrown away
 
 
 def test_a_job_goes_on_where_it_stopped_with_the_same_windows_as_without_a_stop(
@@ -143,3 +167,24 @@ def test_missing_memories_are_said_and_nothing_is_lost(
         on_spark(spark, tmp_path / "copy", servers[0])
     again, _ = on_spark(spark, tmp_path / "new", servers[0])
     assert first.items() <= again.items()
+
+
+def test_the_command_folds_what_a_cluster_has_reported(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["pipeline", "load", "--once", "--state-dir", str(tmp_path / "none")]) == 1
+    assert "no cluster runs in" in capsys.readouterr().err
+    with ClusterThread(servers=2) as cluster:
+        root = cluster.call(root_of)
+        time.sleep(6.0)  # two windows of two seconds each, and one that is cut off
+        assert cli.main(["pipeline", "load", "--once", "--json", "--state-dir", root]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["hosts"] == ["s1", "s2"]
+    assert facts["windows"] >= 1
+    assert facts["records"] >= 6
+    assert facts["counters"]["garbage"] == 0
+    assert facts["last_s"] > facts["first_s"]
+
+
+async def root_of(cluster: LocalCluster) -> str:
+    return str(cluster.directory.root)

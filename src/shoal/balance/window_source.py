@@ -26,8 +26,9 @@ WARM_WINDOWS: Final = 3
 WARM_AGAIN_WINDOWS: Final = 10
 """The same once it has failed."""
 
-LATE_S_MAX: Final = 4.0
-"""How long after the end of its interval a window of Spark may come. Later, Spark stalls."""
+LATE_S_MAX: Final = 6.0
+"""How long after the end of its interval a window of Spark may come. Later, Spark stalls. When a server has just gone,
+the fold waits for it for `lateness_s`, then for the next record of another, and then there is a micro-batch to come."""
 
 HELD_MAX: Final = 64
 """Our own windows that are held back. Beyond, the oldest is used: Spark has stalled long before."""

@@ -80,14 +80,17 @@ def _text(facts: dict[str, Any]) -> str:
         for name in ("garbage", "duplicates", "late", "early", "refused")
         if counters.get(name)
     )
+    lines = [f"refused: {why}" for why in facts["refused"]]
     if not facts["windows"]:
-        return f"no window: {facts['records']} records" + (f" ({dropped})" if dropped else "")
+        lines.insert(0, f"no window: {facts['records']} records" + (f" ({dropped})" if dropped else ""))
+        return "\n".join(lines)
     span_s = facts["last_s"] - facts["first_s"]
-    return (
-        f"{facts['windows']} windows over {span_s} s: {len(facts['hosts'])} servers, {facts['units']} channels\n"
+    lines[:0] = [
+        f"{facts['windows']} windows over {span_s} s: {len(facts['hosts'])} servers, {facts['units']} channels",
         f"{facts['records']} records with {facts['rows']} rows in {facts['seconds']:.1f} s, "
-        f"{facts['rows_per_s']:.0f} rows/s" + (f"; dropped: {dropped}" if dropped else "")
-    )
+        f"{facts['rows_per_s']:.0f} rows/s" + (f"; dropped: {dropped}" if dropped else ""),
+    ]
+    return "\n".join(lines)
 
 
 def _follow(args: argparse.Namespace) -> int:

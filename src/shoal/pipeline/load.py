@@ -6,6 +6,7 @@ parallel and remembers how far it came; the fold itself is one small step of the
 
     servers --source, a task each--> records --foreachBatch--> fold --> windows
                                                     state of the batch before <--> state of this one
+                                                    what is no record --> refused/<batch>.parquet, with the reason
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from shoal.balance.fold_in_order import fold_in_order
-from shoal.balance.reports import BATCH_SCHEMA
+from shoal.balance.reports import BATCH_SCHEMA, refusals
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
+from shoal.logs import get_log
 from shoal.pipeline.saved_folds import SavedFolds
 
 if TYPE_CHECKING:
@@ -28,6 +34,15 @@ if TYPE_CHECKING:
 
 TRIGGER_S: Final = 1.0
 """How often a micro-batch begins, unless the one before takes longer."""
+
+BATCHES_KEPT: Final = 1000
+"""Batches whose times are remembered."""
+
+REFUSED_MAX: Final = 1000
+"""Rows of one batch that are put aside because they are no records. More are only counted."""
+
+_log: Final = get_log(__name__)
+
 
 Take = Callable[[int, list[LoadWindow]], None]
 """What is done with the windows that a batch has closed. It may be called again for the same batch, with the same."""
@@ -45,8 +60,20 @@ class LoadFacts:
     first_s: int | None = None
     last_s: int | None = None
     counters: dict[str, int] = field(default_factory=dict)
-    batch_s: list[float] = field(default_factory=list)
-    """How long the fold of each batch took, the last `BATCHES_KEPT`."""
+    refused: dict[str, None] = field(default_factory=dict)
+    """Why records could not be read, each reason once."""
+    fold_ms: list[float] = field(default_factory=list)
+    """How long each batch took from its rows to its windows, the last `BATCHES_KEPT`."""
+    batch_ms: dict[int, float] = field(default_factory=dict)
+    """How long each batch took as a whole, planning and remembering included, by its id; see `look`."""
+
+    def look(self, query: StreamingQuery) -> None:
+        """Takes in what Spark says of its last batches."""
+        for progress in query.recentProgress:
+            if progress["numInputRows"]:
+                self.batch_ms[int(progress["batchId"])] = float(progress["durationMs"]["triggerExecution"])
+        for batch in sorted(self.batch_ms)[:-BATCHES_KEPT]:
+            del self.batch_ms[batch]
 
     def take(self, windows: list[LoadWindow]) -> None:
         """Counts windows."""
@@ -69,13 +96,12 @@ class LoadFacts:
             "first_s": self.first_s,
             "last_s": self.last_s,
             "counters": self.counters,
+            "refused": list(self.refused),
             "batches": self.batches,
+            "batch_ms_p50": round(median(self.batch_ms.values()), 1) if self.batch_ms else None,
             "rows_per_s": round(rows / seconds, 1) if seconds > 0 else 0.0,
             "seconds": round(seconds, 3),
         }
-
-
-BATCHES_KEPT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +134,7 @@ class Folding:
 
     def __init__(self, job: LoadJob, take: Take, facts: LoadFacts) -> None:
         self._saved = SavedFolds(job.directory / "fold")
+        self._refused = job.directory / "refused"
         self._settings = job.settings
         self._take = take
         self._facts = facts
@@ -115,9 +142,11 @@ class Folding:
     def fold_batch(self, rows: DataFrame, batch: int) -> None:
         """Folds a batch. Its state is kept before anybody sees its windows: what is repeated is the same."""
         began = time.monotonic()
-        state = self._saved.before(batch)
+        before = self._saved.before(batch)
         table = rows.toArrow()
-        windows, state = fold_in_order(state, table, self._settings)
+        windows, state = fold_in_order(before, table, self._settings)
+        if state.counters.garbage > before.counters.garbage:
+            self._put_aside(table, batch)
         self._saved.save(batch, state)
         self._take(batch, windows)
         facts = self._facts
@@ -125,7 +154,20 @@ class Folding:
         facts.records += table.num_rows
         facts.counters = {name: getattr(state.counters, name) for name in state.counters.__struct_fields__}
         facts.take(windows)
-        facts.batch_s = [*facts.batch_s[1 - BATCHES_KEPT :], time.monotonic() - began]
+        facts.fold_ms = [*facts.fold_ms[1 - BATCHES_KEPT :], 1000 * (time.monotonic() - began)]
+
+    def _put_aside(self, table: pa.Table, batch: int) -> None:
+        """Keeps rows that are no records, with the reason: nothing is lost, whoever wants can look."""
+        found = refusals(table, REFUSED_MAX)
+        if not found:
+            return
+        places, why = zip(*found, strict=True)
+        kept = table.take(pa.array(places)).append_column("why", pa.array(why, pa.string()))
+        self._refused.mkdir(parents=True, exist_ok=True)
+        path = self._refused / f"{batch}.parquet"
+        pq.write_table(kept, path)
+        self._facts.refused = {**self._facts.refused, **dict.fromkeys(why)}
+        _log.warning("telemetry records cannot be read", records=len(found), first=why[0], kept_in=str(path))
 
 
 def run_once(spark: SparkSession, job: LoadJob, take: Take | None = None) -> LoadFacts:
@@ -133,4 +175,5 @@ def run_once(spark: SparkSession, job: LoadJob, take: Take | None = None) -> Loa
     facts = LoadFacts()
     query = start(spark, job, take or (lambda batch, windows: None), facts, once=True)
     query.awaitTermination()
+    facts.look(query)
     return facts

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -66,22 +68,27 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     from pyspark.sql import SparkSession
 
     check_heap(options)
+    if _running:
+        return _made_active(_running[-1][1])
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
     java = find_java()
     archive = Archive(java, str(pyspark.__version__))
     settings = settings_of(options, archive.flags())
-    with _environment(options):
+    home = _home_of_workers(options)
+    with _environment(options, home):
         gateway = Gateway.launch(settings)
         try:
             with explained(heap_mb=_heap_mb(options)):
                 spark = gateway.start(settings)
         except BaseException:
             gateway.close()
+            _remove(home)
             raise
     gateway.when_closed(archive.keep)
-    _running.append(gateway)
+    _homes.append(home)
+    _running.append((gateway, spark))
     from pyspark_shoal import register
 
     register(spark)
@@ -90,13 +97,16 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
 
 @contextlib.contextmanager
 def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]:
-    """A session that ends with the block, and its Java with it. What goes wrong there is said in our words."""
+    """A session that ends with the block, and its Java with it; one that runs already is used, and goes on. What goes
+    wrong there is said in our words."""
     with explained(heap_mb=_heap_mb(options)):
+        found = len(_running)
         spark = session(options)
         try:
             yield spark
         finally:
-            stop(spark)
+            if not found:
+                stop(spark)
 
 
 def stop(spark: SparkSession) -> None:
@@ -104,7 +114,9 @@ def stop(spark: SparkSession) -> None:
     with contextlib.suppress(Exception):  # a Java that is gone cannot be asked to end
         spark.stop()
     while _running:
-        _running.pop().close()
+        _running.pop()[0].close()
+    while _homes:
+        _remove(_homes.pop())
 
 
 def import_spark() -> Any:
@@ -154,6 +166,8 @@ def settings_of(options: SessionOptions, java_flags: str = "") -> dict[str, str]
             "spark.sql.shuffle.partitions": "2",
             "spark.shuffle.compress": "false",
         }
+    if options.master.startswith("local-cluster"):
+        settings["spark.executor.extraJavaOptions"] = "-Xss8m -Xlog:disable -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     settings |= options.conf
     given = options.conf.get("spark.driver.extraJavaOptions", "")
     settings["spark.driver.extraJavaOptions"] = f"{flags.strip()} {given}".strip()
@@ -185,8 +199,17 @@ class Archive:
             self._new.replace(self._file)
 
 
-_running: Final[list[Gateway]] = []
+_running: Final[list[tuple[Gateway, SparkSession]]] = []
 """The one that this process has started."""
+
+
+def _made_active(spark: SparkSession) -> SparkSession:
+    """The session, as that of this thread too: Spark looks for data sources in the active one."""
+    from pyspark.sql import SparkSession
+
+    assert spark._jvm is not None
+    SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
+    return spark
 
 
 def _heap_mb(options: SessionOptions) -> int:
@@ -204,14 +227,37 @@ def _python_path(environ: Mapping[str, str] = os.environ) -> str:
     return os.pathsep.join(filter(None, (_SOURCES, environ.get("PYTHONPATH", ""))))
 
 
+_homes: Final[list[Path | None]] = []
+"""The Spark home that was made for it."""
+
+
+def _home_of_workers(options: SessionOptions) -> Path | None:
+    """A Spark home of our own for `local-cluster`, whose workers write beside Spark: links to what is installed."""
+    if not options.master.startswith("local-cluster"):
+        return None
+    installed = Path(os.environ.get("SPARK_HOME") or Path(import_spark().__file__).parent)
+    home = Path(tempfile.mkdtemp(prefix="shoal-spark-"))
+    for entry in installed.iterdir():
+        if entry.name != "work":
+            (home / entry.name).symlink_to(entry)
+    return home
+
+
+def _remove(home: Path | None) -> None:
+    if home is not None:
+        shutil.rmtree(home, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def _environment(options: SessionOptions) -> Iterator[None]:
+def _environment(options: SessionOptions, home: Path | None) -> Iterator[None]:
     """What Spark reads from the environment, for as long as a session starts: workers run this Python and find us."""
     python = options.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
     wanted = {"PYTHONPATH": _python_path(), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
     wanted["SPARK_LAUNCHER_OPTS"] = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     if options.master.startswith("local"):
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if home is not None:
+        wanted["SPARK_HOME"] = str(home)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

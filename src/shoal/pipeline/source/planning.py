@@ -119,7 +119,10 @@ class Planning:
             if id not in servers:
                 self._lose(id, "has left the cluster before what it held was read")
                 continue
-            found += self._parts_of(servers[id], begins, of_server, changed)
+            try:
+                found += self._parts_of(servers[id], begins, of_server, changed)
+            except ConnectError as error:
+                self._lose(f"what was planned to be read of {id}", f"cannot be read: {error}")
         return found
 
     # -- one server ------------------------------------------------------------------------------------------
