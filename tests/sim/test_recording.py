@@ -9,7 +9,7 @@ from shoal.channels.rules import broken
 from shoal.sim.campaign import PROTOCOLS
 from shoal.sim.recording import BREAKS, CORNERS, run_seed
 
-CATCHING = {"record_once": 2, "record_absence": 5}
+CATCHING = {"record_once": 2, "record_absence": 9}
 """A seed that is known to catch each broken rule; if it does not any more, others are tried."""
 KINDS = {"record_once": "recorded twice", "record_absence": "silent"}
 SEARCH_SEEDS_MAX = 25
