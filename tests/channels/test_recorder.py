@@ -41,8 +41,12 @@ class Store:
             case (b"SMEMBERS", key):
                 assert key == INDEX_KEY
                 return sorted(self.index)
-            case (b"XREVRANGE", key, b"+", b"-", b"COUNT", count):
-                return [list(entry) for entry in self.streams.get(key, [])[::-1][: int(count)]]
+            case (b"XREVRANGE", key, end, b"-", b"COUNT", count):
+                entries = self.streams.get(key, [])[::-1]
+                if end != b"+":
+                    before = int(end[1:].partition(b"-")[0])
+                    entries = [entry for entry in entries if int(entry[0].partition(b"-")[0]) < before]
+                return [list(entry) for entry in entries[: int(count)]]
             case (b"XADD", key, b"MAXLEN", b"~", _, b"*", *fields):
                 if self.refuses:
                     return ReplyError("OOM command not allowed")

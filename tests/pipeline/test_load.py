@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options
+from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import RedisServer
 
+from shoal import cli
 from shoal.balance.fold_in_order import fold_in_order
 from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
 from shoal.channels import telemetry
+from shoal.cluster.local import LocalCluster
 from shoal.errors import CheckpointError
 from shoal.pipeline.explaining import explained
 from shoal.pipeline.load import LoadFacts, LoadJob, run_once
@@ -162,3 +167,24 @@ def test_missing_memories_are_said_and_nothing_is_lost(
         on_spark(spark, tmp_path / "copy", servers[0])
     again, _ = on_spark(spark, tmp_path / "new", servers[0])
     assert first.items() <= again.items()
+
+
+def test_the_command_folds_what_a_cluster_has_reported(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["pipeline", "load", "--once", "--state-dir", str(tmp_path / "none")]) == 1
+    assert "no cluster runs in" in capsys.readouterr().err
+    with ClusterThread(servers=2) as cluster:
+        root = cluster.call(root_of)
+        time.sleep(6.0)  # two windows of two seconds each, and one that is cut off
+        assert cli.main(["pipeline", "load", "--once", "--json", "--state-dir", root]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["hosts"] == ["s1", "s2"]
+    assert facts["windows"] >= 1
+    assert facts["records"] >= 6
+    assert facts["counters"]["garbage"] == 0
+    assert facts["last_s"] > facts["first_s"]
+
+
+async def root_of(cluster: LocalCluster) -> str:
+    return str(cluster.directory.root)

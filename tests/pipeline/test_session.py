@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shoal.errors import HeapTooSmallError, NoJavaError, PipelineError, TrimmedError
+from shoal.pipeline import session as session_module
 from shoal.pipeline.explaining import explain
 from shoal.pipeline.java import find_java
 from shoal.pipeline.session import HEAP_MB_MIN, SessionOptions, check_heap, running, settings_of
@@ -49,10 +50,16 @@ def test_a_program_that_is_no_java_is_refused(tmp_path: Path) -> None:
         find_java(java_that_says(tmp_path, "hello"))
 
 
-def test_a_session_cannot_start_without_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def forget_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no session ran in this process."""
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(session_module, "_running", [])
+
+
+def test_a_session_cannot_start_without_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forget_sessions(monkeypatch)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(NoJavaError), running():
         pass

@@ -25,6 +25,7 @@ from shoal.pipeline.archive.job import ArchiveJob, run_here
 
 WAIT_S = 20.0
 PUBLISHERS, JOINERS, COUNT = 3, 8, 400
+PLACEMENTS = [("s1", "single"), ("s1,s2", "all_subscribers"), ("s2,s3", "all_publishers"), ("s1", "single")]
 
 
 @pytest.fixture(autouse=True)
@@ -163,9 +164,9 @@ async def test_joining_at_any_time_through_moves_has_no_hole_and_no_double(
     begin = dt.datetime.now(dt.UTC)
 
     async def move() -> None:
-        for target in ("s1", "s2", "s3", "s1"):
-            await asyncio.sleep(0.7)
-            await command(capsys, "plan", "move", channel, "--to", target, "--eager")
+        for target, mode in PLACEMENTS:
+            await asyncio.sleep(0.6)
+            await command(capsys, "plan", "move", channel, "--to", target, "--mode", mode, "--eager")
 
     publishers = [publish(url, channel, name) for name in range(PUBLISHERS)]
     joins = [asyncio.create_task(join(url, channel, begin, chance.uniform(0.0, 5.0))) for _ in range(JOINERS)]

@@ -81,7 +81,7 @@ class AgentCore:
         self._lives = 0
         self._since = 0
         self._now = 0.0
-        self.recorder = Recorder(self)
+        self.recorder = Recorder(self, rules)
         self.dispatcher = Dispatcher(self, rules)
 
     # The server

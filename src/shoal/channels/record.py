@@ -16,8 +16,10 @@ from functools import partial
 from typing import Any, Final
 
 from shoal.channels import states
+from shoal.channels.record_pace import RecordTail, Turns
 from shoal.channels.record_writer import Host, RecordWriter, refused_message
 from shoal.channels.recorded_stream import RecordedStream
+from shoal.channels.rules import Rules
 from shoal.errors import ProtocolError
 from shoal.wire import control
 from shoal.wire.envelope import (
@@ -46,8 +48,8 @@ from shoal.wire.recorded import (
 STREAMS_EVERY: Final = 250
 """Entries after which the record says again how far each stream has come."""
 
-TAIL_ENTRIES: Final = 600
-"""Entries at the end of a record that are read before it is continued: more than twice `STREAMS_EVERY`."""
+PAGE_MESSAGES: Final = 64
+"""Messages that a publisher is asked for at once."""
 
 HELD_MAX: Final = 20_000
 """Messages that wait for the end of the record to be read. More are not recorded, and a gap says so."""
@@ -65,18 +67,24 @@ _FORGOTTEN: Final = "nobody recorded for a while, and its publisher no longer ha
 class Record:
     """One record in one life of the agent. `lost` says that an earlier life of this process wrote one."""
 
-    def __init__(self, host: Host, channel: bytes, opened: Callable[[], None], lost: bool) -> None:
+    def __init__(
+        self, host: Host, channel: bytes, opened: Callable[[], None], lost: bool, turns: Turns, rules: Rules
+    ) -> None:
         self.channel = channel
         self.state = states.Record.READING
         self._host = host
         self._writer = RecordWriter(host, channel, self._was_refused)
         self._opened = opened
         self._lost = lost
+        self._turns = turns
+        self._rules = rules
         self._broken = False
         self._streams: dict[int, RecordedStream] = {}
         self._held: list[Callable[[float], None]] = []
         self._flooded = False
-        self._before: dict[int, int] = {}
+        self._before = dict(host.streams(channel))
+        """What the streams of this life had said before the record was begun here."""
+        self._tail = RecordTail()
         self._since_streams = 0
         self._doubt_until: float | None = None
         self._asks = False
@@ -84,33 +92,43 @@ class Record:
     # The end of the record
 
     def open(self) -> None:
-        """Asks what the record holds."""
-        self._before = dict(self._host.streams(self.channel))
+        """Asks what the record holds: page by page, for whoever hears everything must not be flooded by answers."""
         self._host.ask((b"SADD", INDEX_KEY, self.channel))
+        self._tail = RecordTail()
         self._ask_tail()
 
     def _ask_tail(self) -> None:
-        self._host.ask((b"XREVRANGE", self._writer.key, b"+", b"-", b"COUNT", b"%d" % TAIL_ENTRIES), self._tail)
+        self._host.ask(self._tail.question(self._writer.key), self._take_tail)
 
-    def _tail(self, reply: Any, now: float) -> None:
+    def _take_tail(self, reply: Any, now: float) -> None:
         if not isinstance(reply, list):
             self._writer.complain(reply)
+            self._tail = RecordTail()
             self._host.timers.set(self.look, now + RETRY_S)
-            return
-        newest_ms = self._learn(reply)
+        elif self._tail.takes_more(reply):
+            self._ask_tail()
+        else:
+            self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        """The end of the record is known: what was held is taken."""
+        newest_ms = self._learn(self._tail.entries)
         self.step("end read")
-        if reply:
+        if not self._tail.entries:
+            self._begin()
+        elif self._rules.record_absence:
             self._broken = True
             self._doubt_until = now + self._host.limits.gap_timeout_s
             for stream in self._streams.values():
                 stream.doubted = not stream.ended
             self._write_gap(RecordedGap(0, 0, 0, _AWAY, newest_ms))
-        else:
-            self._begin()
         self._write_streams()
         held, self._held = self._held, []
         for take in held:
             take(now)
+        if self._broken:
+            for number, last in self._before.items():
+                self._judge(number, last, True, now)
         if self._flooded:
             self._flooded = False
             self._write_gap(RecordedGap(0, 0, 0, _FLOOD))
@@ -153,6 +171,12 @@ class Record:
         for stream, last in self._before.items():
             self._streams[stream] = RecordedStream(last & ~ENDED)
             self._streams[stream].ended = bool(last & ENDED)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the record waits for nothing."""
+        waits = self._doubt_until is not None or any(stream.owes for stream in self._streams.values())
+        return self.state is states.Record.WRITING and not waits and not self._writer.has_unwritten
 
     # What comes
 
@@ -205,7 +229,7 @@ class Record:
         elif stream.doubted:
             stream.owe(stream.last + 1, sequence - 1, now)
             self._wait(now)
-        if stream.hear(sequence):
+        if stream.hear(sequence) or not self._rules.record_once:
             self._host.counters.recorded += 1
             self._writer.write(message_fields, blob, refused_message(number, sequence))
             self._count()
@@ -259,7 +283,7 @@ class Record:
             if now - stream.owed_since >= self._host.limits.gap_timeout_s:
                 self._give_up(number, stream, stream.owed_last, _SILENT)
             else:
-                self._ask(number, stream)
+                self._ask(number, stream, now)
         if self._doubt_until is not None and now >= self._doubt_until:
             self._doubt_until = None
             for number, stream in self._streams.items():
@@ -270,8 +294,13 @@ class Record:
         if owing or self._doubt_until is not None or self._writer.has_unwritten:
             self._host.timers.set_if_absent(self.look, now + self._host.limits.heal_retry_s)
 
-    def _ask(self, number: int, stream: RecordedStream) -> None:
-        last = min(stream.owed_last, stream.owed + self._host.limits.heal_page_messages - 1)
+    def _ask(self, number: int, stream: RecordedStream, now: float) -> None:
+        """Asks a publisher, if it is its turn: answers come by the connection that hears everything."""
+        key = self.channel, number
+        if not self._turns.take(key):
+            stream.owed_since = now
+            return
+        last = min(stream.owed_last, stream.owed + min(self._host.limits.heal_page_messages, PAGE_MESSAGES) - 1)
         request = control.Heal(self._host.client, self.channel, number, stream.owed, last)
         self._host.say(inbox_channel(client_of(number)), request)
 
@@ -287,6 +316,7 @@ class Record:
         self._host.counters.record_healed += 1
         self._take(blob, now)
         stream.pay(sequence)
+        self._end_turn(number, stream)
 
     def healed(self, message: control.Healed, now: float) -> None:
         """The end of what a publisher sent again; nothing below its floor can be had."""
@@ -295,12 +325,17 @@ class Record:
             return
         self._give_up(message.stream, stream, message.floor - 1, _FORGOTTEN)
         if message.first < stream.owed:
-            self._ask(message.stream, stream)
+            self._ask(message.stream, stream, now)
 
     def _give_up(self, number: int, stream: RecordedStream, last: int, reason: str) -> None:
         missing = stream.give_up(last)
         if missing is not None:
             self._write_gap(RecordedGap(number, *missing, reason))
+        self._end_turn(number, stream)
+
+    def _end_turn(self, number: int, stream: RecordedStream) -> None:
+        if not stream.owes:
+            self._turns.give((self.channel, number))
 
     # Writing
 
@@ -332,6 +367,8 @@ class Record:
         """Nothing more is recorded here."""
         self.step("closed")
         self._host.timers.cancel(self.look)
+        for number in self._streams:
+            self._turns.give((self.channel, number))
 
     def step(self, event: str) -> None:
         """Takes the transition that `states.RECORD` gives for the event."""

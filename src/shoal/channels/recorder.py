@@ -15,15 +15,17 @@ from typing import Any, Final
 
 from shoal.channels import states
 from shoal.channels.record import Record
+from shoal.channels.record_pace import Turns
 from shoal.channels.record_writer import Host
+from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import ProtocolError
 from shoal.wire import control
 from shoal.wire.envelope import inbox_channel
 from shoal.wire.glob import glob_match
 from shoal.wire.recorded import INDEX_KEY
 
-OPENING_MAX: Final = 16
-"""Records whose ends are read at the same time, beside those that are opened by a message."""
+OPENING_MAX: Final = 4
+"""Records whose ends are read at the same time. What comes on the channels of the others waits."""
 
 NAMES_MAX: Final = 100_000
 """Channels of which it is remembered whether they are recorded; when there are more, all are found out again."""
@@ -32,13 +34,15 @@ NAMES_MAX: Final = 100_000
 class Recorder:
     """Records for one agent."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, rules: Rules = ALL_RULES) -> None:
         self._host = host
+        self._rules = rules
         self._marks: set[bytes] = set()
         self._names: dict[bytes, bool] = {}
         self._records: dict[bytes, Record] = {}
         self._written: set[bytes] = set()
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[Record] = deque()
+        self._turns = Turns()
         self._opening = 0
         self._connected = False
 
@@ -51,6 +55,11 @@ class Recorder:
     def records_open(self) -> int:
         """How many records are written."""
         return sum(record.state is states.Record.WRITING for record in self._records.values())
+
+    @property
+    def settled(self) -> bool:
+        """Whether no record waits for anything."""
+        return not self._queue and all(record.settled for record in self._records.values())
 
     def marked(self, channel: bytes) -> bool:
         """Whether a channel is recorded."""
@@ -85,6 +94,7 @@ class Recorder:
             record.close()
         self._records.clear()
         self._queue.clear()
+        self._turns.clear()
         self._opening = 0
         if self._marks:
             self._begin(True)
@@ -101,19 +111,23 @@ class Recorder:
 
     def _index(self, reply: Any, now: float) -> None:
         channels = reply if isinstance(reply, list | set) else ()
-        self._queue.extend(sorted(channel for channel in channels if self.marked(channel)))
-        self._open_next()
-
-    def _open_next(self) -> None:
-        while self._queue and self._opening < OPENING_MAX:
-            channel = self._queue.popleft()
+        for channel in sorted(channels):
             if channel not in self._records and self.marked(channel):
                 self._open(channel)
 
+    def _open_next(self) -> None:
+        while self._queue and self._opening < OPENING_MAX:
+            record = self._queue.popleft()
+            if record.state is states.Record.READING:
+                self._opening += 1
+                record.open()
+
     def _open(self, channel: bytes) -> Record:
-        record = self._records[channel] = Record(self._host, channel, self._is_open, channel in self._written)
-        self._opening += 1
-        record.open()
+        lost = channel in self._written
+        record = Record(self._host, channel, self._is_open, lost, self._turns, self._rules)
+        self._records[channel] = record
+        self._queue.append(record)
+        self._open_next()
         return record
 
     def _is_open(self) -> None:

@@ -46,4 +46,8 @@ def explain(error: BaseException, *, heap_mb: int) -> ShoalError | None:
         return HeapTooSmallError(
             f"a heap of {heap_mb} MB is too small for this job", do="give it more, as --heap-mb 2048"
         )
+    if hasattr(error, "java_exception"):  # it can be asked for its words only as long as Java runs
+        causes = [line.removeprefix("Caused by: ") for line in text.splitlines() if line.startswith("Caused by: ")]
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return PipelineError(f"Spark failed: {(causes or lines or ['no reason given'])[-1 if causes else 0]}")
     return None

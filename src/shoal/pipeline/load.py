@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
 TRIGGER_S: Final = 1.0
 """How often a micro-batch begins, unless the one before takes longer."""
 
+BATCHES_KEPT: Final = 1000
+"""Batches whose times are remembered."""
+
+REFUSED_MAX: Final = 1000
+"""Rows of one batch that are put aside because they are no records. More are only counted."""
+
+_log: Final = get_log(__name__)
+
+
 Take = Callable[[int, list[LoadWindow]], None]
 """What is done with the windows that a batch has closed. It may be called again for the same batch, with the same."""
 
@@ -52,8 +62,18 @@ class LoadFacts:
     counters: dict[str, int] = field(default_factory=dict)
     refused: dict[str, None] = field(default_factory=dict)
     """Why records could not be read, each reason once."""
-    batch_s: list[float] = field(default_factory=list)
-    """How long the fold of each batch took, the last `BATCHES_KEPT`."""
+    fold_ms: list[float] = field(default_factory=list)
+    """How long each batch took from its rows to its windows, the last `BATCHES_KEPT`."""
+    batch_ms: dict[int, float] = field(default_factory=dict)
+    """How long each batch took as a whole, planning and remembering included, by its id; see `look`."""
+
+    def look(self, query: StreamingQuery) -> None:
+        """Takes in what Spark says of its last batches."""
+        for progress in query.recentProgress:
+            if progress["numInputRows"]:
+                self.batch_ms[int(progress["batchId"])] = float(progress["durationMs"]["triggerExecution"])
+        for batch in sorted(self.batch_ms)[:-BATCHES_KEPT]:
+            del self.batch_ms[batch]
 
     def take(self, windows: list[LoadWindow]) -> None:
         """Counts windows."""
@@ -78,17 +98,10 @@ class LoadFacts:
             "counters": self.counters,
             "refused": list(self.refused),
             "batches": self.batches,
+            "batch_ms_p50": round(median(self.batch_ms.values()), 1) if self.batch_ms else None,
             "rows_per_s": round(rows / seconds, 1) if seconds > 0 else 0.0,
             "seconds": round(seconds, 3),
         }
-
-
-BATCHES_KEPT: Final = 1000
-
-REFUSED_MAX: Final = 1000
-"""Rows of one batch that are put aside because they are no records. More are only counted."""
-
-_log: Final = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +154,7 @@ class Folding:
         facts.records += table.num_rows
         facts.counters = {name: getattr(state.counters, name) for name in state.counters.__struct_fields__}
         facts.take(windows)
-        facts.batch_s = [*facts.batch_s[1 - BATCHES_KEPT :], time.monotonic() - began]
+        facts.fold_ms = [*facts.fold_ms[1 - BATCHES_KEPT :], 1000 * (time.monotonic() - began)]
 
     def _put_aside(self, table: pa.Table, batch: int) -> None:
         """Keeps rows that are no records, with the reason: nothing is lost, whoever wants can look."""
@@ -162,4 +175,5 @@ def run_once(spark: SparkSession, job: LoadJob, take: Take | None = None) -> Loa
     facts = LoadFacts()
     query = start(spark, job, take or (lambda batch, windows: None), facts, once=True)
     query.awaitTermination()
+    facts.look(query)
     return facts

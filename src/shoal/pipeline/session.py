@@ -68,6 +68,8 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     from pyspark.sql import SparkSession
 
     check_heap(options)
+    if _running:
+        return _made_active(_running[-1][1])
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -86,7 +88,7 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
             raise
     gateway.when_closed(archive.keep)
     _homes.append(home)
-    _running.append(gateway)
+    _running.append((gateway, spark))
     from pyspark_shoal import register
 
     register(spark)
@@ -95,14 +97,17 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
 
 @contextlib.contextmanager
 def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]:
-    """A session that ends with the block, and its Java with it. What goes wrong there is said in our words."""
+    """A session that ends with the block, and its Java with it; one that runs already is used, and goes on. What goes
+    wrong there is said in our words."""
     with explained(heap_mb=_heap_mb(options)):
+        found = len(_running)
         spark = session(options)
     try:
         with explained(heap_mb=_heap_mb(options)):  # before Java ends: it has the words of its own errors
             yield spark
     finally:
-        stop(spark)
+        if not found:
+            stop(spark)
 
 
 def stop(spark: SparkSession) -> None:
@@ -110,7 +115,7 @@ def stop(spark: SparkSession) -> None:
     with contextlib.suppress(Exception):  # a Java that is gone cannot be asked to end
         spark.stop()
     while _running:
-        _running.pop().close()
+        _running.pop()[0].close()
     while _homes:
         _remove(_homes.pop())
 
@@ -195,8 +200,17 @@ class Archive:
             self._new.replace(self._file)
 
 
-_running: Final[list[Gateway]] = []
+_running: Final[list[tuple[Gateway, SparkSession]]] = []
 """The one that this process has started."""
+
+
+def _made_active(spark: SparkSession) -> SparkSession:
+    """The session, as that of this thread too: Spark looks for data sources in the active one."""
+    from pyspark.sql import SparkSession
+
+    assert spark._jvm is not None
+    SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
+    return spark
 
 
 def _heap_mb(options: SessionOptions) -> int:

@@ -15,6 +15,7 @@ from tests.support.redis_server import RedisServer
 import shoal
 from shoal.cluster.local import LocalCluster
 from shoal.message import Message
+from shoal.pipeline.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,7 +117,7 @@ async def test_rows_become_messages_with_ids_that_a_repeat_has_too(spark: SparkS
             (tmp_path / "in").mkdir()
 
             def write(checkpoint: str) -> str:
-                make_active(spark)
+                session()  # makes it that of this thread
                 rows = spark.readStream.schema("value string").text(str(tmp_path / "in"))
                 out = rows.selectExpr("'numbers' as channel", "value as payload", "map('size', 'one') as attributes")
                 stream = out.writeStream.format("shoal").option("coordinator", cluster.url)
@@ -135,14 +136,6 @@ async def test_rows_become_messages_with_ids_that_a_repeat_has_too(spark: SparkS
         ids = sorted(str((message.attributes or {})["id"]) for message in found)
         assert ids == [f"{query_id}/0/0/{row}" for row in range(3)] + [f"{query_id}/1/0/0"]
         assert {(message.attributes or {})["size"] for message in found} == {"one"}
-
-
-def make_active(spark: SparkSession) -> None:
-    """Makes a session that of this thread: Spark looks sources up in the active one."""
-    from pyspark.sql import SparkSession
-
-    assert spark._jvm is not None
-    SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
 
 
 async def next_message(messages: Any) -> Message:
