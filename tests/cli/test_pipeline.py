@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from shoal import cli
 from shoal.pipeline import session
+
+SRC = Path(__file__).parents[2] / "src"
 
 
 def test_help_shows_the_jobs_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +48,15 @@ def test_without_java_it_says_what_to_install(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert cli.main(["pipeline", "load", "--once"]) == 1
     assert "Spark needs Java 17 or newer" in capsys.readouterr().err
+
+
+def test_nothing_but_spark_itself_imports_spark() -> None:
+    program = (
+        "import sys, shoal, shoal.cli.pipeline_load, shoal.cluster.doctor, shoal.cluster.local, shoal.demo.run\n"
+        "import shoal.pipeline.feeding, shoal.pipeline.source.planning\n"
+        "assert 'pyspark' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(SRC)})
 
 
 def test_windows_of_spark_need_java_before_a_cluster_is_started(

@@ -84,7 +84,7 @@ def follow(options: SessionOptions, directory: Path, source: Mapping[str, str], 
     """Runs the job until SIGTERM or SIGINT; raises what ended it otherwise."""
     url = source.get("coordinator") or find_url(source.get("stateDir"), role=ROLE)
     feed = Feed(parse_address(url, None, None))
-    facts = LoadFacts()
+    facts = LoadFacts(detailed=False)
     job = LoadJob(directory, source, settings)
     with _ended_by_signals() as ended, running(options) as spark:
         _log.info("Spark has started", master=options.master, pid=os.getpid())

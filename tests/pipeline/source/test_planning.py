@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
 import pytest
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, options
+from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import RedisServer, free_port
 
-from shoal.errors import ConfigError, ConnectError, TrimmedError
+from shoal.channels import telemetry
+from shoal.cluster.local import LocalCluster
+from shoal.errors import ConfigError, ConnectError, PipelineError, TrimmedError
 from shoal.pipeline.source.offsets import ServerOffset, read_offset, write_offset
 from shoal.pipeline.source.options import SourceOptions, read_options
 from shoal.pipeline.source.planning import Planning, table_of
@@ -80,6 +84,35 @@ def test_a_batch_takes_no_more_than_it_may_and_each_server_its_part(one: RedisSe
         start = end
     assert sizes == [40, 40, 20]
     assert len(set(seen)) == 100
+
+
+def test_a_batch_is_no_larger_than_it_may_be(one: RedisServer) -> None:
+    Stream(one).add(entry("s1", BASE_S + second, channels=50) for second in range(100))
+    size = len(telemetry.encode(entry("s1", BASE_S + 99, channels=50)))
+    asked = options(one, maxBytesPerBatch=str(20 * size))
+    planning = Planning(asked)
+    end = planning.next({}, 10_000)
+    assert 15 <= len(seconds_of(planning, asked, {}, end)) <= 20
+    assert len(seconds_of(planning, asked, {}, planning.next({}))) == 100  # all that there is was asked for
+
+
+def test_the_ring_is_read_when_an_offset_is_made() -> None:
+    with ClusterThread(servers=1) as cluster:
+        asked = read_options({"stateDir": cluster.call(root_of)})
+        planning = Planning(asked)
+        assert set(planning.first()) == {"s1"}
+        cluster.call(add_server)
+        assert set(planning.next({})) == {"s1", "s2"}
+
+
+async def root_of(cluster: LocalCluster) -> str:
+    return str(cluster.directory.root)
+
+
+async def add_server(cluster: LocalCluster) -> None:
+    await cluster.add_server()
+    await cluster.wait_until_ready()
+    await asyncio.sleep(2.0)  # its first record
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7])
@@ -188,6 +221,13 @@ def test_a_server_that_does_not_answer_is_warned_of_once_and_read_later(
     assert planning.next(end) == end
     assert set(end) == {"s1"}
     assert caplog.text.count("not read until it answers") == 1
+
+
+def test_a_user_without_the_rights_is_told_which_role_has_them() -> None:
+    with RedisServer(users=["narrow on >pass ~* &* +hello +ping"]) as server:
+        asked = options(server, user="narrow", password="pass")
+        with pytest.raises(PipelineError, match=r"s1 .* refused XINFO: .*log in as the role reader or pipeline"):
+            Planning(asked).first()
 
 
 def test_no_server_at_all_is_an_error(one: RedisServer) -> None:

@@ -12,6 +12,7 @@ Owns their names and defaults. Spark gives options in any case of letters; here 
     failOnDataLoss      true (default): a stream that was trimmed before it was read is an error;
                         false: a warning, and the oldest that is left comes next
     maxRowsPerBatch     how many entries one micro-batch takes at most (default 10000; 0: all there are)
+    maxBytesPerBatch    how large those may be together, about: by the newest entry of each stream (default 128 MiB)
     partitionsPerServer in how many parts the streams of a server are read (default 1)
 """
 
@@ -28,6 +29,7 @@ from shoal.pipeline.source.offsets import ServerOffset, read_offset
 from shoal.pipeline.source.where import Cluster, cluster_of
 
 MAX_ROWS_PER_BATCH: Final = 10_000
+MAX_BYTES_PER_BATCH: Final = 128 * 1024 * 1024
 PARTITIONS_PER_SERVER_MAX: Final = 1024
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -47,6 +49,8 @@ class SourceOptions:
     fail_on_data_loss: bool
     rows_max: int
     """Entries of one micro-batch; 0: no limit."""
+    bytes_max: int
+    """How large they may be together, about; holds where `rows_max` does."""
     partitions_per_server: int
 
 
@@ -63,6 +67,7 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         ending=ending,
         fail_on_data_loss=_truth("failOnDataLoss", options.get("failondataloss", "true")),
         rows_max=_number("maxRowsPerBatch", options.get("maxrowsperbatch", str(MAX_ROWS_PER_BATCH)), 0, 2**62),
+        bytes_max=_number("maxBytesPerBatch", options.get("maxbytesperbatch", str(MAX_BYTES_PER_BATCH)), 1, 2**62),
         partitions_per_server=_number(
             "partitionsPerServer", options.get("partitionsperserver", "1"), 1, PARTITIONS_PER_SERVER_MAX
         ),

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import hiredis
 import pyarrow as pa
 
 from shoal.errors import ConnectError, TrimmedError
@@ -39,6 +38,9 @@ from shoal.pipeline.source.options import LATEST, SourceOptions, Start
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.pipeline.source.where import Login
 from shoal.plan.ring import ServerAddress
+
+FEW_ENTRIES: Final = 64
+"""So many entries are taken into a batch without a look at how large they are."""
 
 _log: Final = get_log(__name__)
 
@@ -98,7 +100,7 @@ class Planning:
             for name, info in of_server.infos.items()
             if (count := _pending(_position(start, server, name), info)) > 0
         }
-        limits = shares(pending, rows_max) if rows_max else pending
+        limits = shares(pending, self._fitting(rows_max, pending, seen)) if rows_max else pending
         found = dict(start)
         for server, of_server in seen.items():
             allowed = {name: limits.get(f"{server}/{name}", 0) for name in of_server.infos}
@@ -124,6 +126,24 @@ class Planning:
             except ConnectError as error:
                 self._lose(f"what was planned to be read of {id}", f"cannot be read: {error}")
         return found
+
+    def _fitting(self, rows_max: int, pending: Mapping[str, int], seen: Mapping[str, _Seen]) -> int:
+        """How many entries fit into a batch: no more than `rows_max`, nor than its bytes allow."""
+        if sum(pending.values()) <= FEW_ENTRIES:
+            return rows_max
+        addresses = {server.id: server for server in self._servers}
+        total_bytes = 0
+        for server, of_server in seen.items():
+            names = [name for name in of_server.keys if f"{server}/{name}" in pending]
+            if names:
+                with self._open(addresses[server]) as streams:
+                    total_bytes += sum(
+                        pending[f"{server}/{name}"]
+                        * streams.entry_bytes(of_server.keys[name], of_server.infos[name].last)
+                        for name in names
+                    )
+        fit = sum(pending.values()) * self._options.bytes_max // max(1, total_bytes)
+        return max(1, min(rows_max, fit))
 
     # -- one server ------------------------------------------------------------------------------------------
 
@@ -254,7 +274,7 @@ def read_part(part: Part) -> Iterator[pa.RecordBatch]:
                 for page in streams.entries(part.keys[slice.stream], slice):
                     arrived_s = [(id.ms - part.ahead_ms) / 1000 for id, _ in page]
                     yield part.kind.rows(part.server.id, slice.stream, page, arrived_s)
-    except (ConnectError, hiredis.ReplyError) as error:
+    except ConnectError as error:
         lose(f"what was planned to be read of {part.server.id}", f"cannot be read: {error}", part.fail_on_data_loss)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import hiredis
 
-from shoal.errors import ProtocolError
+from shoal.errors import PipelineError, ProtocolError
 from shoal.pipeline.source.kinds import Entry
 from shoal.pipeline.source.offsets import MISSING, EntryId, Slice, StreamInfo
 from shoal.pipeline.source.where import Login
@@ -56,17 +56,25 @@ class ServerStreams:
         self._asking.__exit__(*details)
 
     def ask(self, *args: bytes | str | int) -> Any:
-        """The reply to one command."""
-        return self._asking.ask(*args)
+        """The reply to one command; PipelineError if the server refuses it."""
+        try:
+            return self._asking.ask(*args)
+        except hiredis.ReplyError as error:
+            raise self._refused(args[0], error) from error
+
+    def _refused(self, command: bytes | str | int, error: hiredis.ReplyError) -> PipelineError:
+        name = command.decode() if isinstance(command, bytes) else str(command)
+        advice = "log in as the role reader or pipeline" if "NOPERM" in str(error) else None
+        return PipelineError(f"{self.server.id} ({self._asking.where}) refused {name}: {error}", do=advice)
 
     def info(self, key: bytes) -> StreamInfo:
         """What there is of a stream."""
         try:
-            reply = self.ask(b"XINFO", b"STREAM", key)
+            reply = self._asking.ask(b"XINFO", b"STREAM", key)
         except hiredis.ReplyError as error:
             if "no such key" in str(error):
                 return MISSING
-            raise
+            raise self._refused(b"XINFO", error) from error
         try:
             first = reply[b"first-entry"]
             return StreamInfo(
@@ -77,6 +85,11 @@ class ServerStreams:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"an answer to XINFO that is none: {error}") from error
+
+    def entry_bytes(self, key: bytes, id: EntryId) -> int:
+        """How large an entry of a stream is; 0 if it is not there."""
+        reply = self.ask(b"XRANGE", key, str(id), str(id))
+        return sum(len(value) for _, fields in reply for value in fields)
 
     def ahead_ms(self) -> int:
         """How far the server's clock is ahead of ours, about."""
