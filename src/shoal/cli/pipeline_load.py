@@ -6,13 +6,17 @@ Owns the command's flags and words. What is done is in `shoal.pipeline.load` and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.cli.pipeline import add_spark_flags, session_options
+
+if TYPE_CHECKING:
+    from shoal.pipeline.kept_windows import WindowKeeper
 
 _EXAMPLE: Final = "shoal up && shoal pipeline load --once --json\nshoal pipeline load --heap-mb 768"
 
@@ -40,6 +44,7 @@ def add(jobs: Subparsers) -> None:
         choices=("earliest", "latest"),
         help="where it begins if it remembers nothing (default: --once earliest, else latest)",
     )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all windows there too, for what-if and forecast")
     add_spark_flags(parser)
 
 
@@ -68,7 +73,8 @@ def _run_once(args: argparse.Namespace) -> int:
         with running(options) as spark:
             note("folding what is on the streams ...")
             began = time.monotonic()
-            facts = run_once(spark, job).to_json(time.monotonic() - began)
+            with _keeper(args.keep) as keeper:
+                facts = run_once(spark, job, None if keeper is None else keeper.take).to_json(time.monotonic() - began)
     result(args, facts, _text(facts))
     return 0
 
@@ -99,5 +105,12 @@ def _follow(args: argparse.Namespace) -> int:
     options = session_options(args, "shoal load")
     directory = Path(args.checkpoint) if args.checkpoint else args.settings.state_path / "pipeline" / "load"
     note("folds telemetry into load windows until it is stopped")
-    follow(options, directory, _source(args, "latest"), args.settings.balance)
+    with _keeper(args.keep) as keeper:
+        follow(options, directory, _source(args, "latest"), args.settings.balance, keeper)
     return 0
+
+
+def _keeper(folder: Path | None) -> contextlib.AbstractContextManager[WindowKeeper | None]:
+    from shoal.pipeline.kept_windows import WindowKeeper
+
+    return contextlib.nullcontext() if folder is None else WindowKeeper(folder)

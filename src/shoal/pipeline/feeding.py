@@ -23,7 +23,8 @@ from shoal.bus.locate import find_url
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ShoalError
 from shoal.logs import get_log
-from shoal.pipeline.load import LoadFacts, LoadJob, start
+from shoal.pipeline.kept_windows import WindowKeeper
+from shoal.pipeline.load import LoadFacts, LoadJob, Take, start
 from shoal.pipeline.session import SessionOptions, running
 from shoal.wire.ask import Asking
 from shoal.wire.commands import Command
@@ -80,21 +81,38 @@ class Feed:
             _log.warning("load windows are not handed over", why=trouble)
 
 
-def follow(options: SessionOptions, directory: Path, source: Mapping[str, str], settings: BalanceSettings) -> None:
-    """Runs the job until SIGTERM or SIGINT; raises what ended it otherwise."""
+def follow(
+    options: SessionOptions,
+    directory: Path,
+    source: Mapping[str, str],
+    settings: BalanceSettings,
+    keeper: WindowKeeper | None = None,
+) -> None:
+    """Runs the job until SIGTERM or SIGINT; raises what ended it otherwise. A keeper gets all windows too."""
     url = source.get("coordinator") or find_url(source.get("stateDir"), role=ROLE)
     feed = Feed(parse_address(url, None, None))
     facts = LoadFacts(detailed=False)
     job = LoadJob(directory, source, settings)
     with _ended_by_signals() as ended, running(options) as spark:
         _log.info("Spark has started", master=options.master, pid=os.getpid())
-        query = start(spark, job, feed.take, facts, once=False)
+        query = start(spark, job, _both(feed, keeper), facts, once=False)
         try:
             _beat(query, feed, facts, ended)
         finally:
             feed.gone()
             with contextlib.suppress(Exception):  # it is going anyway
                 query.stop()
+
+
+def _both(feed: Feed, keeper: WindowKeeper | None) -> Take:
+    """Hands windows over, and keeps them."""
+
+    def take(batch: int, windows: list[LoadWindow]) -> None:
+        feed.take(batch, windows)
+        if keeper is not None:
+            keeper.take(batch, windows)
+
+    return take
 
 
 def _beat(query: StreamingQuery, feed: Feed, facts: LoadFacts, ended: threading.Event) -> None:

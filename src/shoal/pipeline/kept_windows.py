@@ -44,12 +44,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WindowKeeper:
-    """Adds windows to a folder, which is made if it is not there."""
+    """Adds windows to a folder, which is made if it is not there. Windows that are not later than all that are kept are
+    left out: a job that was started again tells of some once more."""
 
     def __init__(self, folder: Path, *, day_s: int = DAY_S, source: str = "recorded") -> None:
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._in_file = 0
+        self._until_s = _end_of(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / MANIFEST
         if path.exists():
@@ -72,6 +74,9 @@ class WindowKeeper:
 
     def add(self, window: LoadWindow) -> None:
         """Keeps one window more."""
+        if self._until_s is not None and window.start_s < self._until_s:
+            return
+        self._until_s = window.end_s
         if self._file is None or self._in_file >= WINDOWS_PER_FILE:
             self.close()
             self._file = (self._folder / _NAME.format(window.start_s)).open("wb")
@@ -79,6 +84,11 @@ class WindowKeeper:
         self._file.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
         self._file.flush()
         self._in_file += 1
+
+    def take(self, batch: int, windows: list[LoadWindow]) -> None:
+        """Keeps the windows of a batch of a job."""
+        for window in windows:
+            self.add(window)
 
     def close(self) -> None:
         """Ends the file that is open."""
@@ -112,6 +122,14 @@ def read_windows(folder: Path) -> Iterator[LoadWindow]:
             if until_s is None or window.start_s >= until_s:
                 yield window
                 until_s = window.end_s
+
+
+def _end_of(folder: Path) -> int | None:
+    """The end of the last window of a folder; None if it has none."""
+    for path in sorted(folder.glob(_PATTERN), reverse=True):
+        for window in list(_windows(path))[-1:]:
+            return window.end_s
+    return None
 
 
 def _windows(path: Path) -> Iterator[LoadWindow]:

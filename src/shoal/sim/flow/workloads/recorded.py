@@ -25,6 +25,8 @@ from shoal.sim.flow.traffic import Traffic
 
 MESSAGE_BYTES: Final = 200.0
 """What a message weighs in a channel that delivered none."""
+IDLE: Final = b""
+"""The name in the one row of a window in which no channel did anything: no channel has it."""
 
 TRAFFIC_SCHEMA: Final = pa.schema(
     [
@@ -52,6 +54,10 @@ def traffic_of(windows: Iterable[LoadWindow]) -> pa.Table:
 
 def _traffic(window: LoadWindow) -> pa.Table:
     units = window.units
+    if not units.num_rows:
+        nothing = {"start_s": window.start_s, "end_s": window.end_s, "channel": IDLE, "message_bytes": MESSAGE_BYTES}
+        zeros = dict.fromkeys(("publications", "publishers", "subscribers"), 0)
+        return pa.Table.from_pylist([nothing | zeros], TRAFFIC_SCHEMA)
     coded = units["unit"].combine_chunks().dictionary_encode()
     rows, count = coded.indices.to_numpy(), len(coded.dictionary)
     publications, sent, weight = (units[name].to_numpy() for name in ("publications", "messages_sent", "bytes_out"))
