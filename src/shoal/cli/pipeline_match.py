@@ -56,11 +56,11 @@ def run_match(args: argparse.Namespace) -> int:
     if args.in_process:
         found = matching_job.match_in_process(filters, args.archive, args.output, args.out)
     else:
+        from shoal.pipeline.progress import shown
         from shoal.pipeline.session import running
 
         note("starting Spark")
-        with running(session_options(args, "shoal match")) as spark:
-            note("matching")
+        with running(session_options(args, "shoal match")) as spark, shown(spark, "tasks", note):
             found = matching_job.match_on_spark(spark, filters, args.archive, args.output, args.out)
     facts = msgspec.to_builtins(found) | {"events_per_s": found.events / found.seconds, "archive": args.archive}
     result(args, facts, _text(found))

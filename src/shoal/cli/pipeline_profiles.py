@@ -60,11 +60,11 @@ def run_profiles(args: argparse.Namespace) -> int:
     if args.in_process:
         found = profiles_job.run(filters, ids, args.archive, options, args.out)
     else:
+        from shoal.pipeline.progress import shown
         from shoal.pipeline.session import running
 
         note("starting Spark")
-        with running(session_options(args, "shoal profiles")) as spark:
-            note("sampling and matching")
+        with running(session_options(args, "shoal profiles")) as spark, shown(spark, "tasks", note):
             found = profiles_job.run(filters, ids, args.archive, options, args.out, spark)
     rate = "unknown" if found.rate is None else f"{found.rate:.1f}/s"
     text = (
