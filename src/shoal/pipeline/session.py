@@ -111,14 +111,15 @@ def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]
     with explained(heap_mb=_heap_mb(options)):
         found = len(_running)
         spark = session(options)
-        try:
+    try:
+        with explained(heap_mb=_heap_mb(options)):  # before Java ends: it has the words of its own errors
             yield spark
-        except BaseException:
-            if not found:
-                stop(spark, hurry=True)
-            raise
+    except BaseException:
         if not found:
-            stop(spark)
+            stop(spark, hurry=True)
+        raise
+    if not found:
+        stop(spark)
 
 
 def stop(spark: SparkSession, *, hurry: bool = False) -> None:
