@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import HeapTooSmallError, NoJavaError, PipelineError, TrimmedError
 from shoal.pipeline import session as session_module
 from shoal.pipeline.explaining import explain
-from shoal.pipeline.java import find_java
+from shoal.pipeline.java import Java, find_java
 from shoal.pipeline.session import HEAP_MB_MIN, SessionOptions, check_heap, running, settings_of
 
 if TYPE_CHECKING:
@@ -122,3 +122,21 @@ def test_workers_can_import_us(spark: SparkSession) -> None:
         return [shoal.pipeline.java.__name__]
 
     assert spark.sparkContext.parallelize([0], 1).flatMap(rooms).collect() == ["shoal.pipeline.java"]
+
+
+def test_an_archive_of_classes_is_kept_if_java_ended_well_and_few_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for number in range(4):
+        archive = session_module.Archive(Java("java", 17, "17"), f"spark {number}")
+        flags = archive.flags(True)
+        assert flags.startswith("-XX:ArchiveClassesAtExit=")
+        Path(flags.partition("=")[2]).write_text("classes")
+        archive.close(number != 3)
+    names = [path.name for path in (tmp_path / "shoal" / "spark").iterdir()]
+    assert len(names) == session_module.ARCHIVES_MAX
+    assert all(name.endswith(".jsa") for name in names)
+    again = session_module.Archive(Java("java", 17, "17"), "spark 2")
+    assert again.flags(False).startswith("-XX:SharedArchiveFile=")
+    assert session_module.Archive(Java("java", 17, "17"), "another").flags(False) == ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import hiredis
+from msgspec import structs
 
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
@@ -93,6 +94,7 @@ def follow(
     feed = Feed(parse_address(url, None, None))
     facts = LoadFacts(detailed=False)
     job = LoadJob(directory, source, settings)
+    options = structs.replace(options, write_archive=False)  # whoever ends the job does not wait for that
     with _ended_by_signals() as ended, running(options) as spark:
         _log.info("Spark has started", master=options.master, pid=os.getpid())
         query = start(spark, job, _both(feed, keeper), facts, once=False)

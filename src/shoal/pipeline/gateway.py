@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 END_TIMEOUT_S: Final = 30.0
 """How long Java may take to end by itself: the first one writes its archive of classes. Then it is killed."""
 
+HURRY_TIMEOUT_S: Final = 3.0
+"""The same when the job has failed, or was interrupted."""
+
 TAIL_LINES: Final = 12
 """Lines of its output that are kept for an error message."""
 
@@ -38,7 +41,7 @@ class Gateway:
     def __init__(self, gateway: Any, relay: _Relay) -> None:
         self._gateway = gateway
         self._relay = relay
-        self._closed: list[Callable[[], None]] = []
+        self._closed: list[Callable[[bool], None]] = []
 
     @classmethod
     def launch(cls, settings: Mapping[str, str]) -> Gateway:
@@ -68,11 +71,11 @@ class Gateway:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         return SparkSession(SparkContext(conf=conf, gateway=self._gateway))
 
-    def when_closed(self, done: Callable[[], None]) -> None:
-        """Calls `done` when Java has ended in good order."""
+    def when_closed(self, done: Callable[[bool], None]) -> None:
+        """Calls `done` when Java has ended, and says whether in good order."""
         self._closed.append(done)
 
-    def close(self) -> None:
+    def close(self, *, hurry: bool = False) -> None:
         """Ends Java: its standard input is closed, and it is killed if it stays all the same."""
         from pyspark import SparkContext
 
@@ -85,14 +88,14 @@ class Gateway:
             with contextlib.suppress(OSError):
                 process.stdin.close()
         try:
-            orderly = process.wait(END_TIMEOUT_S) == 0
+            orderly = process.wait(HURRY_TIMEOUT_S if hurry else END_TIMEOUT_S) == 0
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
             orderly = False
         self._relay.close()
-        for done in self._closed if orderly else ():
-            done()
+        for done in self._closed:
+            done(orderly)
 
 
 class _Relay:

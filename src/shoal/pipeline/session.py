@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +31,13 @@ from shoal.pipeline.gateway import Gateway
 from shoal.pipeline.java import Java, find_java
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+LEFT_S_MAX: Final = 600.0
+"""How old an archive of classes that nobody has put in place may be. Older ones are removed."""
+
+ARCHIVES_MAX: Final = 2
+"""Archives of classes that are kept: one for each Java and Spark, the newest."""
 
 HEAP_MB_MIN: Final = 512
 """Spark refuses to start with less."""
@@ -57,6 +64,8 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of Spark, as `spark.executor.memory`. They win over ours."""
     name: str = "shoal"
     """What the job is called in Spark's own lists."""
+    write_archive: bool = True
+    """Whether a session that finds no archive of classes writes one when it ends, which takes some seconds."""
 
 
 DEFAULT_SESSION: Final = SessionOptions()
@@ -74,8 +83,8 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     if active is not None:
         return active
     java = find_java()
-    archive = Archive(java, str(pyspark.__version__))
-    settings = settings_of(options, archive.flags())
+    archive = Archive(java, f"{pyspark.__version__} {pyspark.__file__}")
+    settings = settings_of(options, archive.flags(options.write_archive))
     home = _home_of_workers(options)
     with _environment(options, home):
         gateway = Gateway.launch(settings)
@@ -86,7 +95,7 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
             gateway.close()
             _remove(home)
             raise
-    gateway.when_closed(archive.keep)
+    gateway.when_closed(archive.close)
     _homes.append(home)
     _running.append((gateway, spark))
     from pyspark_shoal import register
@@ -105,19 +114,37 @@ def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]
     try:
         with explained(heap_mb=_heap_mb(options)):  # before Java ends: it has the words of its own errors
             yield spark
-    finally:
+    except BaseException:
         if not found:
-            stop(spark)
+            stop(spark, hurry=True)
+        raise
+    if not found:
+        stop(spark)
 
 
-def stop(spark: SparkSession) -> None:
-    """Ends a session and the Java process behind it."""
+def stop(spark: SparkSession, *, hurry: bool = False) -> None:
+    """Ends a session and the Java process behind it; in a hurry, whatever else it would still do."""
     with contextlib.suppress(Exception):  # a Java that is gone cannot be asked to end
         spark.stop()
     while _running:
-        _running.pop()[0].close()
+        _running.pop()[0].close(hurry=hurry)
     while _homes:
         _remove(_homes.pop())
+
+
+def warm_up() -> None:
+    """Makes the archive of classes for all later sessions of this user, by a session that does a bit of everything."""
+    with running(SessionOptions(name="shoal warm-up")) as spark, tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "in").mkdir()
+        (Path(directory) / "in" / "one.txt").write_text("a line\n")
+        spark.range(1000).selectExpr("id % 7 as k").groupBy("k").count().toArrow()
+        lines = spark.readStream.text(str(Path(directory) / "in"))
+        stream = lines.writeStream.foreachBatch(_look_at).option("checkpointLocation", f"{directory}/checkpoint")
+        stream.trigger(availableNow=True).start().awaitTermination()
+
+
+def _look_at(rows: DataFrame, batch: int) -> None:
+    rows.toArrow()
 
 
 def import_spark() -> Any:
@@ -178,26 +205,42 @@ def settings_of(options: SessionOptions, java_flags: str = "") -> dict[str, str]
 class Archive:
     """The archive of Spark's classes: read if it is there, else written by the first Java that ends in good order."""
 
-    def __init__(self, java: Java, spark_version: str) -> None:
-        key = hashlib.sha256("\n".join((java.path, java.text, spark_version, _SOURCES)).encode()).hexdigest()[:16]
+    def __init__(self, java: Java, spark: str) -> None:
+        key = hashlib.sha256("\n".join((java.path, java.text, spark)).encode()).hexdigest()[:16]
         self._file = default_cache_dir() / "spark" / f"classes-{key}.jsa"
         self._new = self._file.with_name(f"{self._file.name}.{os.getpid()}")
 
-    def flags(self) -> str:
+    def flags(self, write: bool) -> str:
         """What Java must be told."""
         if self._file.exists():
             return f"-XX:SharedArchiveFile={self._file}"
+        if not write:
+            return ""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._sweep()
         except OSError as error:
             _log.info("no archive of classes is kept: sessions start more slowly", why=str(error))
             return ""
         return f"-XX:ArchiveClassesAtExit={self._new}"
 
-    def keep(self) -> None:
-        """Puts the archive that a Java has just written where the next one finds it."""
+    def close(self, orderly: bool) -> None:
+        """Puts the archive that a Java has just written where the next one finds it; removes one that was cut off."""
         with contextlib.suppress(OSError):
-            self._new.replace(self._file)
+            if orderly and self._new.exists():
+                self._new.replace(self._file)
+                self._sweep()
+            elif not orderly:
+                self._new.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Removes what sessions have left that were killed, and archives beyond the newest ones."""
+        for left in self._file.parent.glob("classes-*.jsa.*"):
+            if time.time() - left.stat().st_mtime > LEFT_S_MAX:
+                left.unlink(missing_ok=True)
+        archives = sorted(self._file.parent.glob("classes-*.jsa"), key=lambda path: path.stat().st_mtime)
+        for old in archives[:-ARCHIVES_MAX]:
+            old.unlink(missing_ok=True)
 
 
 _running: Final[list[tuple[Gateway, SparkSession]]] = []
