@@ -107,6 +107,13 @@ def test_the_end_of_a_stream_says_what_its_last_messages_were() -> None:
     assert spoken(join(record(blob(1), ended))) == ["m1", f"{BOB}:2-3"]
 
 
+def test_what_a_recorder_missed_before_the_first_message_is_a_gap() -> None:
+    missed = [RecordedGap(STREAM, 1, 2, "away"), RecordedGap(STREAM, 3, 3, "away")]
+    assert spoken(join(record(*missed, blob(4)))) == [f"{BOB}:1-3", "m4"]
+    rows = pa.concat_tables([record(*missed, blob(4)), record(blob(1), blob(2), blob(3), server="s2")])
+    assert spoken(join(rows)) == ["m1", "m2", "m3", "m4"]
+
+
 def test_an_absence_of_a_recorder_is_told() -> None:
     (_, gap) = to_items(join(record(blob(1), RecordedGap(0, 0, 0, "away", 1))))
     assert isinstance(gap, Gap)

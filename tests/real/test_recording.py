@@ -56,7 +56,7 @@ async def test_marks_are_listed(marked: str, capsys: pytest.CaptureFixture[str])
     _, facts = await command(capsys, "channels", "recorded")
     assert facts == {"recorded": [marked]}
     _, facts = await command(capsys, "channels", "record", marked)
-    assert facts == {"name": marked, "recorded": True, "changed": False}
+    assert facts == {"name": marked, "recorded": True, "changed": False, "waiting": []}
 
 
 async def test_messages_are_recorded_through_a_move(

@@ -22,6 +22,7 @@ from shoal.errors import ArchiveError, SubscribeError
 from shoal.history.records import Login
 from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
+from shoal.wire.ask import ask
 
 WAIT_S = 20.0
 PUBLISHERS, JOINERS, COUNT = 3, 8, 400
@@ -90,6 +91,25 @@ async def test_a_filter_holds_for_both(channel: str, bus: shoal.Bus, other: shoa
         for number in range(10, 15):
             await bus.publish(channel, b"%d" % number, attributes={"number": number})
         assert await take(messages, 3) == [b"3", b"8", b"12"]
+
+
+async def test_messages_of_plain_clients_come_once(channel: str, bus: shoal.Bus, other: shoal.Bus) -> None:
+    await bus.publish(channel, b"first", confirm=True)
+    home = other.ring.home(channel.encode())
+
+    async def plain(number: int) -> None:
+        server = next(server for server in other.ring.servers if server.id == home)
+        words = (b"PUBLISH", channel.encode(), b"plain %d" % number)
+        await asyncio.to_thread(ask, server.host, server.port, *other.login, *words)
+
+    for number in range(5):
+        await plain(number)
+    async with other.subscribe(channel, since=60) as messages:
+        for number in range(5, 8):
+            await plain(number)
+        assert await take(messages, 9) == [b"first", *(b"plain %d" % number for number in range(8))]
+        await asyncio.sleep(0.2)
+        assert messages.get_nowait() is None
 
 
 async def test_the_archive_is_part_of_it(

@@ -9,8 +9,8 @@ from shoal.channels.rules import broken
 from shoal.sim.campaign import PROTOCOLS
 from shoal.sim.recording import BREAKS, CORNERS, run_seed
 
-CATCHING = {"record_once": 2, "record_absence": 9}
-"""A seed that is known to catch each broken rule; if it does not any more, others are tried."""
+CATCHING = {"record_once": (2,), "record_absence": (74, 81, 43, 86, 94)}
+"""Seeds that are known to catch each broken rule; if none does any more, others are tried."""
 KINDS = {"record_once": "recorded twice", "record_absence": "silent"}
 SEARCH_SEEDS_MAX = 25
 
@@ -33,7 +33,7 @@ def test_a_seed_replays_exactly() -> None:
 
 @pytest.mark.parametrize("rule", BREAKS)
 def test_a_broken_rule_is_seen(rule: str) -> None:
-    for seed in (CATCHING[rule], *range(SEARCH_SEEDS_MAX)):
+    for seed in (*CATCHING[rule], *range(SEARCH_SEEDS_MAX)):
         violations = run_seed(seed, broken(rule)).verdict.violations
         if any(violation.startswith(KINDS[rule]) for violation in violations):
             return

@@ -53,6 +53,7 @@ async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: F
         await asyncio.sleep(PAUSE_S)
         history.follow(bus.ring.servers)
     begins = live_from(core)
+    live = [item.payload for item in core.inbox.items if isinstance(item, Message) and item.foreign]
     reached = history.reached(begins)
     adapter = bus.adapter
     go_on(adapter.router.receiving, core, begins, _behind(begins, reached, ends, history.ended()), adapter.now)
@@ -60,7 +61,7 @@ async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: F
         _want(core, where)
     adapter.flush()
     before = {stream: min(first, reached.get(stream, first) + 1) for stream, first in begins.items()}
-    table = await asyncio.to_thread(history.joined, None, before)
+    table = await asyncio.to_thread(history.joined, None, before, live)
     if not table.num_rows:
         await _check_recorded(bus, core)
     if where is not None:

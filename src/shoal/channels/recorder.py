@@ -22,7 +22,7 @@ from shoal.errors import ProtocolError
 from shoal.wire import control
 from shoal.wire.envelope import inbox_channel
 from shoal.wire.glob import glob_match
-from shoal.wire.recorded import INDEX_KEY
+from shoal.wire.recorded import INDEX_KEY, MARKS_KEY, encode_marks
 
 OPENING_MAX: Final = 4
 """Records whose ends are read at the same time. What comes on the channels of the others waits."""
@@ -80,9 +80,15 @@ class Recorder:
         self._names.clear()
         for channel in [channel for channel in self._records if not self.marked(channel)]:
             self._records.pop(channel).close()
-        if on and self._connected:
-            self._begin(len(self._marks) == 1)
+        if self._connected:
+            self._tell()
+            if on:
+                self._begin(len(self._marks) == 1)
         return True
+
+    def _tell(self) -> None:
+        """Says on the server what is recorded from here on, for those who want to know when a mark holds."""
+        self._host.ask((b"SET", MARKS_KEY, encode_marks(self._marks)))
 
     # Life
 
@@ -97,6 +103,7 @@ class Recorder:
         self._turns.clear()
         self._opening = 0
         if self._marks:
+            self._tell()
             self._begin(True)
 
     def lost(self) -> None:

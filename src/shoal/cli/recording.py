@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Final
+import time
+from typing import TYPE_CHECKING, Final
 
 from shoal.cli.output import Subparsers, add_command, result
+from shoal.errors import ConnectError
 from shoal.wire.envelope import check_channel_name
 
+if TYPE_CHECKING:
+    from shoal.coordination.link import Address
+    from shoal.plan.ring import ServerAddress
+
+WAIT_S: Final = 5.0
+"""How long the agents may take to hear of a mark. Then the command names those that have not."""
+
+_POLL_S: Final = 0.05
 _TIMEOUT_S: Final = 5.0
 _EXAMPLE: Final = "shoal channels record 'orders.*'\n  shoal channels recorded --json"
 
@@ -43,13 +53,16 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run_record(args: argparse.Namespace) -> int:
-    """Set or take away a mark."""
+    """Set or take away a mark, and wait until the agents act by it."""
     pattern = check_channel_name(args.name, args.settings.limits)
-    news = asyncio.run(_record(_url(args), pattern, not args.off))
+    news, waiting = asyncio.run(_record(_url(args), pattern, not args.off))
     state = "no longer recorded" if args.off else "recorded"
-    facts = {"name": args.name, "recorded": not args.off, "changed": news}
-    result(args, facts, f"{args.name} is {state}" + ("" if news else ", as before"))
-    return 0
+    facts = {"name": args.name, "recorded": not args.off, "changed": news, "waiting": waiting}
+    text = f"{args.name} is {state}" + ("" if news else ", as before")
+    if waiting:
+        text += f"; these servers' agents have not heard of it yet: {', '.join(waiting)}"
+    result(args, facts, text)
+    return 0 if not waiting else 1
 
 
 def run_recorded(args: argparse.Namespace) -> int:
@@ -65,12 +78,43 @@ def _url(args: argparse.Namespace) -> str:
     return coordinator_of(args)[0]
 
 
-async def _record(url: str, pattern: bytes, on: bool) -> bool:
+async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
+    """Whether the mark is news, and the servers whose agents do not know of it after `WAIT_S`."""
+    from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator
+    from shoal.plan.keys import PUBLIC_KEY, RING_KEY
     from shoal.plan.recorded import set_recorded
+    from shoal.plan.signing import Verifier
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
-        return await set_recorded(coordinator, pattern, on)
+        news = await set_recorded(coordinator, pattern, on)
+        key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
+    servers = Verifier(key.value).ring(ring.value).servers if key is not None and ring is not None else ()
+    login = parse_address(url, None, None)
+    waiting = {server.id: server for server in servers}
+    deadline = time.monotonic() + WAIT_S
+    while waiting:
+        for server in list(waiting.values()):
+            if await asyncio.to_thread(_acts, server, login, pattern) == on:
+                del waiting[server.id]
+        if not waiting or time.monotonic() >= deadline:
+            break
+        await asyncio.sleep(_POLL_S)
+    return news, sorted(waiting)
+
+
+def _acts(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
+    """Whether the agent of a server records a pattern; None if the server cannot be asked."""
+    import hiredis
+
+    from shoal.wire.ask import ask
+    from shoal.wire.recorded import MARKS_KEY, read_marks
+
+    try:
+        value = ask(server.host, server.port, login.username, login.password, b"GET", MARKS_KEY)
+    except (ConnectError, hiredis.ReplyError):
+        return None
+    return pattern in read_marks(value)
 
 
 async def _recorded(url: str) -> list[bytes]:

@@ -36,7 +36,7 @@ _COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
 _BASE: Final = "+ping +client|setname +client|id"
 _TELEMETRY: Final = f"~{TELEMETRY_KEY.decode()}"
 _RECORDS: Final = f"~{INDEX_KEY.decode()}*"
-_READ_RECORDS: Final = "+xrange +xrevrange +smembers"
+_READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 
 _REPLAY: Final = "allkeys allchannels +@all"
 """The rights of the coordinator's default user, which is off. A server reads its append-only file as that
@@ -68,13 +68,13 @@ def rights(role: str, version: tuple[int, ...]) -> str:
         patterns = " ".join(f"&{pattern}" for pattern in all_names_but(WORD_CHANNEL.decode()))
         return f"{common} (+publish {patterns})"
     if role == AGENT:
-        write = "+xadd +xlen +xtrim +sadd"
+        write = "+xadd +xlen +xtrim +sadd +set"
         keys = f"{_TELEMETRY} {_RECORDS}"
         return f"allchannels {keys} {_BASE} {_LISTEN} {_COUNT} +publish +info +client|list {write} {_READ_RECORDS}"
     if role in (READER, PIPELINE):
         return f"{_TELEMETRY} {_RECORDS} {_BASE} +info +xread +xlen +xinfo|stream {_READ_RECORDS}"
     if role == ADMIN:
-        return f"{_BASE} {_COUNT} +info +client|list +client|kill +config|get +shutdown"
+        return f"{_RECORDS} {_BASE} {_COUNT} +info +client|list +client|kill +config|get +shutdown +get"
     raise ValueError(f"{role!r} is not a role on data servers; roles are {', '.join(ROLES)}")
 
 

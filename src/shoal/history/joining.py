@@ -24,6 +24,8 @@ from shoal.history.table import SCHEMA, dedupe
 _HOLE: Final = "no record has it"
 
 Numbers = npt.NDArray[np.int64]
+Stream = tuple[int, int]
+"""Publisher and epoch."""
 
 
 def join(table: pa.Table) -> pa.Table:
@@ -89,24 +91,24 @@ class _Streams:
 
     def missing(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What recorders say that they missed and that no record has, beside holes: before the first message that is
-        there it is older than what is asked for, and behind the last it may be the end of the stream."""
-        found: dict[tuple[int, int], dict[str, Any]] = {}
+        there, and behind the last."""
+        before: dict[Stream, dict[str, Any]] = {}
+        behind: dict[Stream, dict[str, Any]] = {}
         for claim in claims:
             stream = claim["publisher"], claim["epoch"]
             begin, end = self._spans.get(stream, (0, 0))
-            last = int(self._sequence[end - 1]) if end > begin else 0
-            first = max(claim["gap_from"] or 1, last + 1)
-            to = claim["gap_to"]
-            if (to is not None and to < first) or (to is None and (claim["gap_from"] or 1) <= last):
-                continue
-            if to is None and stream in self._ends:
-                continue
-            if end > begin and (claim["gap_from"] or 1) < int(self._sequence[begin]) and to is not None:
-                continue
-            known = found.get(stream)
-            if known is None or (known["gap_to"] is not None and (to is None or to > known["gap_to"])):
-                found[stream] = {**claim, "gap_from": first}
-        return list(found.values())
+            first, last = (int(self._sequence[begin]), int(self._sequence[end - 1])) if end > begin else (0, 0)
+            low, high = claim["gap_from"] or 1, claim["gap_to"]
+            if high is not None and low < first:
+                known = before.get(stream)
+                low = low if known is None else min(low, known["gap_from"])
+                gap = self._gap(begin, low, first - 1 if known is not None else min(high, first - 1))
+                before[stream] = {**gap, "reason": claim["reason"]}
+            elif (high is not None and high > last) or (high is None and low > last and stream not in self._ends):
+                known = behind.get(stream)
+                if known is None or (known["gap_to"] is not None and (high is None or high > known["gap_to"])):
+                    behind[stream] = {**claim, "gap_from": max(low, last + 1)}
+        return [*before.values(), *behind.values()]
 
 
 def _in_order(heard: pa.Table, times: Numbers, foreign: pa.Table, gaps: list[dict[str, Any]]) -> pa.Table:

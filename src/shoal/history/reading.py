@@ -5,10 +5,11 @@ Owns where reading begins and goes on. Blocks while it asks servers; who has an 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +25,9 @@ from shoal.wire.envelope import EPOCH_BITS, client_of, stream_id
 
 LATE_S_MAX: Final = 5
 """How long an agent may take to write down what it hears: what is missing among the newest messages may yet come."""
+
+PLAIN_MAX: Final = 1000
+"""Messages of plain clients among which those are looked for that came live too."""
 
 EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
 
@@ -135,14 +139,18 @@ class ChannelHistory:
         pairs = zip(ends["publisher"].to_pylist(), ends["epoch"].to_pylist(), strict=True)
         return {stream_id(publisher, epoch) for publisher, epoch in pairs}
 
-    def joined(self, until_us: int | None = None, before: Mapping[int, int] | None = None) -> pa.Table:
+    def joined(
+        self, until_us: int | None = None, before: Mapping[int, int] | None = None, live: Sequence[bytes] = ()
+    ) -> pa.Table:
         """The history: in order, with gaps, from the time that was asked for to before `until_us`, and of each stream
-        only what comes before a number, if there is one for it."""
+        only what comes before a number, if there is one for it. `live` are messages of plain clients that came live:
+        they have no numbers, so those at the end of the history that are the same are taken for them."""
         missing = [
             gap_row(self._name, server, self._since_us, f"server {server} cannot be asked: {why}")
             for server, why in self.unreachable.items()
         ]
-        table = join(pa.concat_tables([_before(self._rows, before or {}), *missing]))
+        rows = _without_live(_before(self._rows, before or {}), live)
+        table = join(pa.concat_tables([rows, *missing]))
         since = pa.scalar(self._since_us, pa.int64()).cast(TIME)
         kept = pc.greater_equal(table["published_at"], since)
         if until_us is not None:
@@ -170,3 +178,19 @@ def _before(rows: pa.Table, before: Mapping[int, int]) -> pa.Table:
     last = pc.subtract(pc.if_else(rows["is_gap"], limit, None), 1)
     cut = pc.if_else(pc.is_null(last), rows["gap_to"], pc.min_element_wise(rows["gap_to"], last))
     return rows.set_column(rows.schema.get_field_index("gap_to"), SCHEMA.field("gap_to"), cut).filter(kept)
+
+
+def _without_live(rows: pa.Table, live: Sequence[bytes]) -> pa.Table:
+    """The rows without the newest plain clients' messages that are the first ones which came live."""
+    if not live:
+        return rows
+    foreign = pc.and_(pc.invert(rows["is_gap"]), pc.equal(pc.fill_null(rows["publisher"], -1), 0))
+    numbered = rows.append_column("row", pa.array(range(rows.num_rows), pa.int64())).filter(foreign)
+    numbered = numbered.sort_by([("recorded_at", "ascending"), ("number", "ascending")])
+    live = live[:PLAIN_MAX]
+    payloads = numbered["payload"].to_pylist()[-len(live) :]
+    same = max((n for n in range(len(payloads) + 1) if payloads[len(payloads) - n :] == [*live[:n]]), default=0)
+    gone = numbered["row"].to_pylist()[numbered.num_rows - same :]
+    kept = np.ones(rows.num_rows, np.bool_)
+    kept[gone] = False
+    return rows.filter(pa.array(kept))

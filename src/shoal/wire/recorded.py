@@ -4,6 +4,7 @@ Owns the names of the keys and the layout of an entry. Never touches a socket or
 
     __shoal:recorded             a set: the channels that have a record on this server
     __shoal:recorded:<channel>   a stream: the record of one channel
+    __shoal:recorded-marks       what the server's agent records: the patterns that it knows of, as MessagePack
 
 An entry has two fields: `n`, a number that grows by one with each entry of the record, so that a reader sees when
 entries are missing before it (they were trimmed), and one of
@@ -18,6 +19,7 @@ A gap is a claim of one server. What another server's record holds is not missin
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -36,6 +38,7 @@ from shoal.wire.envelope import (
 )
 
 INDEX_KEY: Final = b"__shoal:recorded"
+MARKS_KEY: Final = b"__shoal:recorded-marks"
 RECORD_PREFIX: Final = b"__shoal:recorded:"
 
 NUMBER_FIELD: Final = b"n"
@@ -84,12 +87,26 @@ Said: TypeAlias = RecordedMessage | RecordedGap | StreamEnds
 
 _gaps: Final = msgspec.msgpack.Decoder(RecordedGap)
 _ends: Final = msgspec.msgpack.Decoder(list[tuple[int, int]])
+_marks: Final = msgspec.msgpack.Decoder(list[bytes])
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def record_key(channel: bytes) -> bytes:
     """The key of a channel's record."""
     return RECORD_PREFIX + channel
+
+
+def encode_marks(patterns: Iterable[bytes]) -> bytes:
+    """The value of `MARKS_KEY`."""
+    return _encoder.encode(sorted(patterns))
+
+
+def read_marks(value: Any) -> list[bytes]:
+    """The patterns that an agent records; none if the value is not ours."""
+    try:
+        return _marks.decode(value or b"")
+    except (msgspec.MsgspecError, TypeError):
+        return []
 
 
 def message_fields(number: int, blob: bytes) -> Fields:
