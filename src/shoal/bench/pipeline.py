@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from shoal.bench import pipeline_archive, pipeline_load, pipeline_match
 from shoal.bench.machine import machine
@@ -36,12 +37,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured."""
 
     parts: tuple[str, ...] = PARTS
-    events: int = pipeline_match.Options().events
-    filters: int = pipeline_match.Options().filters
     rounds: int = 3
-    live_s: float = 20.0
-    messages: int = pipeline_archive.Options().messages
-    seconds: int = pipeline_load.Options().seconds
+    load: pipeline_load.Options = pipeline_load.Options()
+    archive: pipeline_archive.Options = pipeline_archive.Options()
+    match: pipeline_match.Options = pipeline_match.Options()
     session: SessionOptions = SessionOptions(heap_mb=1536)
 
 
@@ -49,26 +48,20 @@ def measure(options: Options, note: Callable[[str], None]) -> dict[str, Any]:
     """All rows and ratios."""
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
+    common: dict[str, Any] = {"rounds": options.rounds, "note": note}
     note("starting Spark")
     began = time.perf_counter()
     with running(options.session) as spark, tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
         spark.range(3).count()
         rows.append({"contender": START, "seconds": round(time.perf_counter() - began, 2)})
         if "load" in options.parts:
-            wanted = pipeline_load.Options(
-                rounds=options.rounds, live_s=options.live_s, seconds=options.seconds, note=note
-            )
-            rows += pipeline_load.measure(spark, wanted)["rows"]
+            rows += pipeline_load.measure(spark, replace(options.load, **common))["rows"]
         if "archive" in options.parts:
-            archive = pipeline_archive.Options(messages=options.messages, rounds=options.rounds, note=note)
-            found = pipeline_archive.measure(spark, archive)["rows"]
+            found = pipeline_archive.measure(spark, replace(options.archive, **common))["rows"]
             rows += found
             ratios["archive_on_spark_vs_one_core"] = found[0]["rows_per_s"] / found[1]["rows_per_s"]
         if "match" in options.parts:
-            matching = pipeline_match.Options(
-                events=options.events, filters=options.filters, rounds=options.rounds, note=note
-            )
-            facts = pipeline_match.measure(spark, matching, Path(directory))
+            facts = pipeline_match.measure(spark, replace(options.match, **common), Path(directory))
             rows += facts["rows"]
             ratios |= facts["ratios"]
     workload = {"all": f"master {options.session.master}, heap {options.session.heap_mb} MB", **WORDS}

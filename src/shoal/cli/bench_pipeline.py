@@ -36,16 +36,17 @@ def add_flags(parser: argparse._ArgumentGroup, positive_int: Any) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
-    from shoal.bench import pipeline
+    from shoal.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
 
     defaults = pipeline.Options()
     options = pipeline.Options(
         parts=tuple(args.only or PARTS),
-        events=args.events or defaults.events,
-        filters=args.filters or defaults.filters,
         rounds=args.rounds or defaults.rounds,
-        live_s=args.live_seconds or defaults.live_s,
-        messages=args.messages or defaults.messages,
+        load=pipeline_load.Options(live_s=args.live_seconds or defaults.load.live_s),
+        archive=pipeline_archive.Options(messages=args.messages or defaults.archive.messages),
+        match=pipeline_match.Options(
+            events=args.events or defaults.match.events, filters=args.filters or defaults.match.filters
+        ),
     )
     return pipeline.measure(options, note)
 
