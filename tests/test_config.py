@@ -78,7 +78,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ("[limits]\nlinger = 3", {}, {}, r"unknown setting limits.linger .*did you mean limits.linger_s\?"),
         ("", {"SHOAL_STATEDIR": "x"}, {}, r"in the environment: did you mean SHOAL_STATE_DIR\?"),
         ("", {}, {"sevrers": 1}, r"unknown setting sevrers in a flag: did you mean servers\?"),
-        ("zzzzzzzz = 1", {}, {}, "known are coordinator, "),
+        ("zzzzzzzz = 1", {}, {}, "known are archive_dir, coordinator, "),
         ("", {"SHOAL_SERVERS": "many"}, {}, "servers is 'many' in environment SHOAL_SERVERS: Expected `int`"),
         ('servers = "3"', {}, {}, "servers is '3' in file shoal.toml: Expected `int`, got `str`"),
         ("", {"SHOAL_LOG_FORMAT": "xml"}, {}, "log_format is 'xml' in environment SHOAL_LOG_FORMAT"),

@@ -23,11 +23,14 @@ class Door:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.stamp = home / ".venv" / "shoal-stamp"
+        self.spark_stamp = home / ".venv" / "spark-stamp"
         (home / "requirements").mkdir(parents=True)
         (home / ".venv" / "bin").mkdir(parents=True)
         shutil.copy(ROOT / "shoal", home / "shoal")
         (home / "pyproject.toml").write_text("x")
         (home / "requirements" / "shoal.lock").write_text("y")
+        (home / "requirements" / "spark-build.lock").write_text("a")
+        (home / "requirements" / "spark.lock").write_text("b")
         self.script(home / ".venv" / "bin" / "python", 'echo "python in $(pwd): $*"')
         self.script(home / ".venv" / "bin" / "redis-server", "exit 0")
         self.write_stamp()
@@ -39,8 +42,9 @@ class Door:
         path.chmod(0o755)
 
     def write_stamp(self) -> None:
-        sums = subprocess.run(["cksum"], input=b"xy", capture_output=True, check=True).stdout.decode().strip()
-        self.stamp.write_text(f"{sums} {self.home.resolve()}\n")
+        for stamp, text in ((self.stamp, b"xy"), (self.spark_stamp, b"ab")):
+            sums = subprocess.run(["cksum"], input=text, capture_output=True, check=True).stdout.decode().strip()
+            stamp.write_text(f"{sums} {self.home.resolve()}\n")
 
     def run(
         self, *words: str, door: Path | None = None, cwd: Path | None = None, **environ: str
@@ -141,6 +145,80 @@ def test_two_first_uses_at_once_install_once(door: Door) -> None:
     assert len(calls) == 2
     assert "--require-hashes" in calls[0]
     assert "--no-deps" in calls[1]
+
+
+def java_home(directory: Path) -> str:
+    """A directory with a Java in it."""
+    Door.script(directory / "bin" / "java", "exit 0")
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline", "load"),
+        ("bench", "pipeline"),
+        ("up", "--windows", "spark"),
+        ("demo", "--windows=spark"),
+        ("check",),
+    ],
+)
+def test_spark_is_installed_by_the_first_command_that_needs_it_and_once(
+    words: tuple[str, ...], door: Door, tmp_path: Path
+) -> None:
+    door.spark_stamp.unlink()
+    python = f'[ "$2" != pip ] || echo "$*" >>"{door.home}/calls"'
+    Door.script(door.home / ".venv" / "bin" / "python", python)
+    for _ in range(2):
+        done = door.run(*words, JAVA_HOME=java_home(tmp_path / "java"))
+        assert done.returncode == 0, done.stderr
+    build, spark = (door.home / "calls").read_text().splitlines()
+    assert "--require-hashes" in build
+    assert build.endswith("spark-build.lock")
+    assert "--require-hashes --no-build-isolation" in spark
+    assert spark.endswith("spark.lock")
+
+
+@pytest.mark.parametrize("words", [("up",), ("status",), ("demo", "--windows", "in-process"), ("bench", "plan")])
+def test_other_commands_need_no_spark(words: tuple[str, ...], door: Door, tmp_path: Path) -> None:
+    door.spark_stamp.unlink()
+    done = door.run(*words, JAVA_HOME=java_home(tmp_path / "java"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_demo_without_java_goes_on_and_installs_nothing(door: Door, tmp_path: Path) -> None:
+    door.spark_stamp.unlink()
+    done = door.run("demo", JAVA_HOME=str(tmp_path / "none"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "-m shoal.cli demo" in done.stdout
+
+
+def test_a_demo_with_java_goes_on_if_spark_cannot_be_installed(door: Door, tmp_path: Path) -> None:
+    door.spark_stamp.unlink()
+    python = 'if [ "$2" = pip ]; then echo "no route to host"; exit 1; else echo "$*"; fi'
+    Door.script(door.home / ".venv" / "bin" / "python", python)
+    done = door.run("demo", JAVA_HOME=java_home(tmp_path / "java"))
+    assert done.returncode == 0
+    assert "no route to host" in done.stderr
+    assert "load windows stay in process" in done.stderr
+    assert not door.spark_stamp.exists()
+
+
+def test_a_pipeline_job_without_java_or_without_spark_says_what_to_do(door: Door, tmp_path: Path) -> None:
+    done = door.run("pipeline", "load", JAVA_HOME=str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert "needs Java 17 or newer; on Debian 12, as root: apt-get install openjdk-17-jre-headless" in done.stderr
+    door.spark_stamp.unlink()
+    Door.script(door.home / ".venv" / "bin" / "python", '[ "$2" != pip ] || { echo "no route to host"; exit 1; }')
+    done = door.run("pipeline", "load", JAVA_HOME=java_home(tmp_path / "java"))
+    assert done.returncode == 1
+    assert "could not install PySpark: is there a network" in done.stderr
+
+
+def test_tests_without_java_say_what_is_skipped(door: Door, tmp_path: Path) -> None:
+    done = door.run("test", JAVA_HOME=str(tmp_path / "none"))
+    assert done.returncode == 0
+    assert "the tests of the pipeline are skipped" in done.stderr
 
 
 def test_every_requirement_is_pinned_and_hashed_and_names_no_address() -> None:

@@ -22,6 +22,7 @@ HOUSE = [
     ["shoal"],  # the package itself: what `import shoal` offers
     ["redis"],
     ["bus"],
+    ["history"],  # what was recorded: buses join it to what is live, jobs archive it, commands show it
     ["config"],  # knows the settings of every room below
     ["balance", "overlay", "engine", "queues", "channels", "places", "filters"],
     ["plan"],
@@ -45,6 +46,7 @@ MAY_IMPORT_SIM = {
     "cli": "its command runs campaigns",
     "soak": "real runs are judged by the same checkers as simulated ones",
     "experiments": "they run at the papers' scale in the flow simulator",
+    "pipeline": "its what-if job replays recorded load in the flow simulator",
     "bench": "its loads come from the flow simulator's workloads",
 }
 """Who may import the simulator, and why. No core may."""

@@ -56,6 +56,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_dir: str = ""
     """Where a local cluster keeps its state; empty means `default_state_dir()`."""
 
+    archive_dir: str = ""
+    """Where the archive of recorded channels lies; empty means that there is none."""
+
     servers: int = 3
     """How many servers a local cluster has."""
 
@@ -112,6 +115,16 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     if environ.get("HOME"):
         return Path(environ["HOME"]) / ".local" / "state" / "shoal"
     return Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"
+
+
+def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where goes what can be made again at any time: the user's cache, or a directory of their own under the temporary
+    one."""
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]) / "shoal"
+    if environ.get("HOME"):
+        return Path(environ["HOME"]) / ".cache" / "shoal"
+    return Path(tempfile.gettempdir()) / f"shoal-cache-{os.getuid()}"
 
 
 def setting_keys() -> tuple[str, ...]:

@@ -31,6 +31,13 @@
     │   └── FilterTooLargeError             over one of the limits of filters
     ├── SnapshotError                   a file that is no snapshot of an index, or a damaged one
     ├── EventError                      attributes that no event can have
+    ├── ArchiveError                    an archive that is not there, damaged, or of another version
+    ├── PipelineError                   a Spark job that cannot start, or cannot go on
+    │   ├── NoJavaError                     no Java here, or one that is too old for Spark
+    │   ├── NoSparkError                    PySpark is not installed
+    │   ├── HeapTooSmallError               the heap of the session does not hold Spark, or the job
+    │   ├── TrimmedError                    entries of a stream were dropped before they were read
+    │   └── CheckpointError                 what a job has written down does not fit what it finds
     └── BusClosedError                  the bus was closed before the call
 
 Owns: the tree, and the one shape of a message: what happened, then what to do about it. Never touches
@@ -216,6 +223,34 @@ class SnapshotError(ShoalError):
 
 class EventError(ShoalError):
     """Attributes that no event can have: their names, their values or their number. Nothing was sent."""
+
+
+class ArchiveError(ShoalError):
+    """An archive is not there, is damaged, is of another version, or is written by somebody else. Nothing was lost."""
+
+
+class PipelineError(ShoalError):
+    """A Spark job cannot start, or cannot go on. What it has written stays as it is."""
+
+
+class NoJavaError(PipelineError):
+    """There is no Java here, or one that is too old for Spark."""
+
+
+class NoSparkError(PipelineError):
+    """PySpark is not installed where this program runs."""
+
+
+class HeapTooSmallError(PipelineError):
+    """The heap of the Spark session does not hold Spark itself, or what the job needs."""
+
+
+class TrimmedError(PipelineError):
+    """Entries of a stream were dropped before the job had read them. The job did not go on without saying so."""
+
+
+class CheckpointError(PipelineError):
+    """What a job has written down is missing, damaged, or of another job. Nothing was overwritten."""
 
 
 class BusClosedError(ShoalError):

@@ -165,6 +165,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What an agent keeps for one other server that cannot be reached. Beyond it the oldest is dropped, and
     subscribers ask its publishers."""
 
+    # -- Recorded channels -----------------------------------------------------------------------------------
+
+    recorded_entries_max: int = 1_000_000
+    """Entries of one channel's record on one server. Beyond it the oldest are dropped; readers see that they are."""
+
+    recorded_bytes_max: int = 256 * MIB
+    """The same in bytes, reckoned by the mean size of an entry. Beyond it the oldest are dropped."""
+
     # -- Connections and waits -------------------------------------------------------------------------------
 
     connect_timeout_s: float = 5.0

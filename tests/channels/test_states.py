@@ -19,10 +19,11 @@ MACHINES: dict[str, tuple[type[Enum], Any, Enum, set[Enum]]] = {
     "site": (states.Site, states.SITE, states.Site.WAITING, {states.Site.LEFT}),
     "lane": (states.Lane, states.LANE, states.Lane.WAITING, {states.Lane.DROPPED}),
     "agent": (states.Agent, states.AGENT, states.Agent.AWAY, set()),
+    "record": (states.Record, states.RECORD, states.Record.READING, {states.Record.CLOSED}),
 }
 """For each machine: its states, its table, where it begins, where it ends."""
 
-RECEIVERS = {"link": "link", "site": "site", "lane": "lane", "_step": "agent", "_serve": "agent"}
+RECEIVERS = {"link": "link", "site": "site", "lane": "lane", "_step": "agent", "_serve": "agent", "self": "record"}
 """By what name code that takes a step calls the machine: `link.step(...)`, `self._step(...)`."""
 
 machines = pytest.mark.parametrize("name", list(MACHINES))

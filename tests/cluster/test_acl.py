@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cluster.acl import ADMIN, AGENT, CLIENT, READER, ROLES, all_names_but, rights
+from shoal.cluster.acl import ADMIN, AGENT, CLIENT, PIPELINE, READER, ROLES, all_names_but, rights
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
 from shoal.errors import AuthenticationError
@@ -45,7 +45,7 @@ def test_old_servers_get_plain_rules() -> None:
 
 
 def test_an_unknown_role_is_refused() -> None:
-    with pytest.raises(ValueError, match="roles are client, agent, reader, admin"):
+    with pytest.raises(ValueError, match="roles are client, agent, reader, pipeline, admin"):
         rights("root", (7, 0, 0))
 
 
@@ -92,6 +92,7 @@ ALLOWED = {
         f"XRANGE {TELEMETRY_KEY.decode()} - +",
         f"XREAD COUNT 1 STREAMS {TELEMETRY_KEY.decode()} 0",
     ],
+    PIPELINE: [*COMMON, f"XRANGE {TELEMETRY_KEY.decode()} - +", f"XINFO STREAM {TELEMETRY_KEY.decode()}"],
     ADMIN: [*COMMON, *COUNTS, "CLIENT LIST", "CONFIG GET maxclients", "INFO all"],
 }
 
@@ -159,6 +160,7 @@ EXTRA = {
     ],
     AGENT: ["CONFIG GET maxclients", "CLIENT KILL ID 1", "SHUTDOWN", "XADD other * a b"],
     READER: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "XRANGE other - +", "CLIENT LIST", "SHUTDOWN"],
+    PIPELINE: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "XRANGE other - +", "CLIENT LIST", "SHUTDOWN"],
     ADMIN: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "SUBSCRIBE a"],
 }
 

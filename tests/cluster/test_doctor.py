@@ -25,6 +25,7 @@ def test_every_check_has_a_level_and_trouble_has_an_advice(tmp_path: Path) -> No
         "environment",
         "server",
         "java",
+        "spark",
         "cores",
         "memory",
         "open files",

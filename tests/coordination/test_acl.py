@@ -10,6 +10,7 @@ import redis
 from tests.coordination.contract_support import Follower, held
 from tests.support.redis_server import RedisServer
 
+from shoal.balance.window_feed import ALIVE_KEY, alive_command, feed_command, gone_command, read_command
 from shoal.coordination.acl import DEFAULT_USER_RULES, ROLES, Role, acl_rules
 from shoal.coordination.interface import Coordinator, KeyWrite, Versioned
 from shoal.coordination.redis import RedisCoordinator
@@ -18,6 +19,7 @@ from shoal.errors import AuthenticationError, ConfigError, CoordinatorError
 USERS: dict[str, list[str]] = {
     "client": acl_rules("client"),
     "reader": acl_rules("reader"),
+    "pipeline": acl_rules("pipeline"),
     "agent": acl_rules("agent"),
     "agent-7": acl_rules("agent", server_id="7"),
     "agent-7-on-6.2": acl_rules("agent", server_id="7", server_version=(6, 2)),
@@ -103,6 +105,21 @@ class TestWhatARoleCanDo:
             await membership.leave()
             await coordinator.release(lease)
             assert await coordinator.lease_of("servers/7") is None
+
+    def test_the_pipeline_hands_load_windows_over_and_the_balancer_reads_them(self, server: RedisServer) -> None:
+        with as_user(server, "pipeline") as pipeline, as_user(server, "admin") as admin:
+            pipeline.execute_command(*feed_command(b"window"))
+            pipeline.execute_command(*alive_command("here"))
+            assert admin.execute_command(*read_command(b"0-0", 5))[0][1] == [b"data", b"window"]
+            pipeline.execute_command(*gone_command())
+            assert admin.get(ALIVE_KEY) is None
+        for user in ("client", "reader", "agent"):
+            with as_user(server, user) as other, pytest.raises(redis.exceptions.NoPermissionError):
+                other.execute_command(*feed_command(b"forged"))
+
+    def test_the_pipeline_cannot_write_the_plan(self, server: RedisServer) -> None:
+        with as_user(server, "pipeline") as pipeline, pytest.raises(redis.exceptions.NoPermissionError):
+            pipeline.set("shoal:plan/ring", b"mine")
 
     @pytest.mark.parametrize("user", ["agent", *AGENTS_OF_SERVER_7, "admin"])
     async def test_an_agent_writes_its_report(self, server: RedisServer, admin: Coordinator, user: str) -> None:
@@ -265,7 +282,7 @@ class TestRules:
 
     def test_an_unknown_role_is_refused(self) -> None:
         role: Any = "root"
-        with pytest.raises(ConfigError, match="client, reader, agent, admin"):
+        with pytest.raises(ConfigError, match="client, reader, pipeline, agent, admin"):
             acl_rules(role)
 
     @pytest.mark.parametrize("server_id", ["", "*", "a b", "7/8", "x" * 65, "[0-9]"])

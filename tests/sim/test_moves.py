@@ -12,7 +12,7 @@ from itertools import chain
 import pytest
 
 from shoal.channels.rules import Rules, broken
-from shoal.sim import balancer_corners, channels
+from shoal.sim import balancer_corners, channels, recording
 from shoal.sim.campaign import PROTOCOLS
 from shoal.sim.moves import MovesRun, run_seed
 from shoal.sim.moves_corners import BREAKS, CORNERS
@@ -94,7 +94,7 @@ def test_a_broken_rule_is_caught(name: str) -> None:
 
 
 def test_every_rule_is_broken_by_some_scenario() -> None:
-    assert {*BREAKS, *channels.BREAKS, *balancer_corners.BREAKS} == {*Rules.__struct_fields__}
+    assert {*BREAKS, *channels.BREAKS, *balancer_corners.BREAKS, *recording.BREAKS} == {*Rules.__struct_fields__}
 
 
 def test_a_protocol_breaks_only_rules_that_there_are() -> None:

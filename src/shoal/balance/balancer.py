@@ -33,6 +33,7 @@ from shoal.balance.effects import (
     View,
     WriteMove,
 )
+from shoal.balance.forecast import Forecast
 from shoal.balance.homes import Homes
 from shoal.balance.joining import History, PoolFacts, join
 from shoal.balance.lost import lost_channels, with_lost
@@ -89,6 +90,7 @@ class Balancer:
         self._quiet = Quietness()
         self._homes = Homes()
         self._past: list[tuple[float, float]] = []
+        self._forecast: Forecast | None = None
         self._window: LoadWindow | None = None
         self._judged_s = 0
         self._missing = 0
@@ -133,6 +135,10 @@ class Balancer:
         gone = (server, *(other for other in self._state.removed if other != server))
         adding = {other: since for other, since in self._state.adding.items() if other != server}
         self._state = replace(self._state, removed=gone[:REMOVED_MAX], adding=adding)
+
+    def expect(self, forecast: Forecast | None) -> None:
+        """This much load is expected from now on; None: nobody knows."""
+        self._forecast = forecast
 
     # -- one look --------------------------------------------------------------------------------------------
 
@@ -347,7 +353,8 @@ class Balancer:
             joined_at=self._joined_at or {},
         )
         planned_at = NEVER if self._state.planned_at is None else self._state.planned_at
-        history = History(self._moved_at, planned_at, self._past) if self._rules.settle else History(past=self._past)
+        placed = (self._moved_at, planned_at) if self._rules.settle else ({}, NEVER)
+        history = History(*placed, self._past, self._forecast)
         return join(window, view, facts, history, self._homes)
 
     # -- doing -----------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ def _take(state: FoldState, host: str, found: list[Arrival], settings: BalanceSe
             state.counters.garbage += 1
             continue
         recent[key] = None
+    state.counters.rows += sum(report.channels.num_rows for _, report in news)
     if not news:
         return
     clock = memory.clock.observe((arrival.arrived_s, arrival.arrived_s - arrival.id.second - 1) for arrival, _ in news)

@@ -70,6 +70,8 @@ class FoldCounters(msgspec.Struct):
     refused: int = 0
     """Records of hosts beyond `HOSTS_MAX`."""
     windows: int = 0
+    rows: int = 0
+    """Rows of channels in all records that could be read."""
 
 
 @dataclass(slots=True)

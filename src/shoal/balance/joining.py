@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from shoal.balance.columns import ALL_PUBLISHERS, MODES, NEVER, Bools, Floats, Hosts, Ints, Placements
 from shoal.balance.decision import changed, positions
+from shoal.balance.forecast import Forecast
 from shoal.balance.homes import Homes
 from shoal.balance.situation import Pool, Situation
 from shoal.balance.totals import channel_totals, pattern_share
@@ -60,12 +61,15 @@ class PoolFacts:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was before: when channels were last placed, when the last plan was made, and what was sent since."""
+    """What was before: when channels were last placed, when the last plan was made, and what was sent since; and what
+    is expected to follow."""
 
     moved_at: Mapping[bytes, float] = field(default_factory=dict)
     planned_at: float = NEVER
     past: Sequence[tuple[float, float]] = ()
     """The ends of the last windows and all that was sent in them (bytes a second), oldest first, this one included."""
+    forecast: Forecast | None = None
+    """What is expected."""
 
 
 def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, homes: Homes) -> Situation:
@@ -95,6 +99,7 @@ def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, hom
         planned_at=history.planned_at,
         past_at=past[:, 0].copy(),
         past_bytes_out=past[:, 1].copy(),
+        forecast=history.forecast,
     )
 
 

@@ -39,6 +39,9 @@ class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     new_max_out_bytes_per_s: float = 125_000_000.0
     """What a server that is added may send. A local cluster says it itself."""
 
+    forecast: str = ""
+    """A file of forecasts, as `shoal pipeline forecast` writes it, read again when it is new. Empty: none."""
+
     move_timeout_s: float = 60.0
     """How long the moves of a plan are waited for. Then the next plan may be made; the mover goes on with them."""
 

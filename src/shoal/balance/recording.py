@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import Channels, Hosts, Placements
+from shoal.balance.forecast import Forecast
 from shoal.balance.lost import with_lost
 from shoal.balance.policies import policy
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of, make_proposal
@@ -39,6 +40,8 @@ class SituationRecord(msgspec.Struct, frozen=True):
     hosts: bytes
     past: bytes
     pool: dict[str, float]
+    forecast: bytes = b""
+    """What was expected; empty if nothing was."""
 
 
 class DecisionRecord(msgspec.Struct, frozen=True):
@@ -163,6 +166,7 @@ def record_situation(situation: Situation) -> SituationRecord:
         channels=_table_bytes(pa.table(rows)),
         hosts=_table_bytes(pa.table({"id": list(hosts.ids), **{name: getattr(hosts, name) for name in _HOST_COLUMNS}})),
         past=_table_bytes(pa.table({"at": situation.past_at, "bytes_out": situation.past_bytes_out})),
+        forecast=_forecast_bytes(situation.forecast),
         pool={field.name: getattr(pool, field.name) for field in fields(Pool)},
     )
 
@@ -191,9 +195,23 @@ def restore_situation(record: SituationRecord) -> Situation:
             planned_at=record.planned_at,
             past_at=_column(past, "at"),
             past_bytes_out=_column(past, "bytes_out"),
+            forecast=_forecast(record.forecast),
         )
     except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
         raise PlanError(f"the situation of a record cannot be read: {error}") from error
+
+
+def _forecast_bytes(forecast: Forecast | None) -> bytes:
+    if forecast is None:
+        return b""
+    return _table_bytes(pa.table({"at": forecast.at_s, "bytes_out": forecast.bytes_out}))
+
+
+def _forecast(data: bytes) -> Forecast | None:
+    if not data:
+        return None
+    table = _read_table(data)
+    return Forecast(_column(table, "at"), _column(table, "bytes_out"))
 
 
 def _pool(values: dict[str, float]) -> dict[str, Any]:

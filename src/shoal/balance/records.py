@@ -3,6 +3,7 @@
 Owns the names and the forms. Never touches the coordinator.
 
     balance/state               what a balancer that takes over must know: see `BalancerState`
+    balance/windows             where its load windows come from: see `shoal.balance.window_source`
     balance/why/<channel>       why a channel was placed where it is, and by which measurement
     balance/proposals/<digest>  the bytes of a proposal that may still be applied
     balance/asks/<id>           somebody wants a proposal, or one applied
@@ -16,10 +17,12 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from shoal.balance.proposal import Move, Place
+from shoal.balance.window_source import Standing
 from shoal.errors import PlanError
 from shoal.plan.keys import channel_of, channel_text
 
 STATE_KEY: Final = "balance/state"
+WINDOWS_KEY: Final = "balance/windows"
 WHY_PREFIX: Final = "balance/why/"
 PROPOSALS_PREFIX: Final = "balance/proposals/"
 ASKS_PREFIX: Final = "balance/asks/"
@@ -107,7 +110,7 @@ def answer_key(id: str) -> str:
     return ANSWERS_PREFIX + id
 
 
-def encode(record: BalancerState | Why | Ask | Answer) -> bytes:
+def encode(record: BalancerState | Standing | Why | Ask | Answer) -> bytes:
     """A record as it is stored."""
     return _encoder.encode(record)
 

@@ -102,6 +102,25 @@ def arrivals(batch: pa.RecordBatch | pa.Table, now_s: float) -> tuple[list[Arriv
     return found, batch.num_rows - len(found)
 
 
+def refusals(batch: pa.RecordBatch | pa.Table, refusals_max: int) -> list[tuple[int, str]]:
+    """The rows of a batch that are no record, the first ones: which row, and why. For people: the fold only counts."""
+    found: list[tuple[int, str]] = []
+    columns = (batch[name].to_pylist() for name in BATCH_SCHEMA.names)
+    for row, (host, instance, second, sequence, arrived_s, data) in enumerate(zip(*columns, strict=True)):
+        if len(found) == refusals_max:
+            break
+        if None in (host, instance, second, sequence, data):
+            found.append((row, "an entry of the stream has no id of a telemetry record, or no data"))
+        elif arrived_s is None or not math.isfinite(arrived_s):
+            found.append((row, "a record has no time of arrival"))
+        else:
+            try:
+                read_report(Arrival(arrived_s, RecordId(host, instance, second, sequence), data))
+            except ProtocolError as error:
+                found.append((row, error.what))
+    return found
+
+
 def read_report(arrival: Arrival) -> Report:
     """What a load window needs of a record; `ProtocolError` when it is none, or not the one that its row names."""
     record = telemetry.decode(arrival.data, LOAD_COLUMNS)

@@ -76,6 +76,9 @@ class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     horizon_s: float = 20.0
     """How far ahead growth is anticipated: about the time that a new server takes to be there and to be filled."""
 
+    forecast_s: float = 60.0
+    """How far ahead a forecast is looked at, if there is one: servers are there, and filled, before its peak."""
+
     replicas_max: int = 16
     """Servers that one channel may have."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.balance.columns import Channels, Floats, Hosts, Placements, host_loads
+from shoal.balance.forecast import Forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Situation:
 
     `moved_at` says for each channel when it was last placed (`NEVER` if not), `planned_at` when the last plan was
     made. `past_at` and `past_bytes_out` are the ends of the last windows and all that was sent in them (bytes a
-    second), oldest first, this window included: what a trend is seen from.
+    second), oldest first, this window included: what a trend is seen from. `forecast` is what is expected, if anybody
+    expects anything.
     """
 
     at_s: float
@@ -44,6 +46,7 @@ class Situation:
     planned_at: float
     past_at: Floats
     past_bytes_out: Floats
+    forecast: Forecast | None = None
 
     def residual(self) -> tuple[Floats, Floats]:
         """What hosts carry beside the channels (bytes a second, cores): it stays wherever channels go."""

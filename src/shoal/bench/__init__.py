@@ -12,6 +12,7 @@ here decides whether it is good enough.
     match.py       the index of filters beside others: `match_contender.py` says what they must be able to do,
                    `match_ours`, `match_naive`, `match_numpy`, `match_polars` and `match_duckdb` are they, and
                    `match_columns.py` has filters as columns for the last three
+    pipeline_match.py  bulk matching on Spark beside one core
     match_churn.py the time of a match while subscriptions come and go
     quotes.py      subscriptions of a paper against every quote of its data set
     loads/         the filters and events of these

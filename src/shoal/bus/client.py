@@ -7,7 +7,10 @@ protocol is the router's, the I/O the adapter's.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import secrets
+import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -51,25 +54,39 @@ class BusStatistics(msgspec.Struct, frozen=True):
     counters: dict[str, int]
 
 
-def connect(url: str | None = None, *, limits: Limits | None = None, name: str | None = None) -> Bus:
+def connect(
+    url: str | None = None,
+    *,
+    limits: Limits | None = None,
+    name: str | None = None,
+    archive: str | Path | None = None,
+) -> Bus:
     """A bus to the cluster whose coordinator is at `shoal://user:password@host:port`; None means the local
     cluster.
 
     Enter it (`async with`) or await its `open()`; nothing happens before. `name` stands in logs and metrics
-    of yours.
+    of yours. `archive` is the directory of an archive, which `subscribe(since=...)` reads beside the records.
     """
-    return Bus(url, limits=limits, name=name)
+    return Bus(url, limits=limits, name=name, archive=archive)
 
 
 class Bus:
     """A client of a cluster: publishes on channels and subscribes to them. Belongs to one event loop."""
 
-    def __init__(self, url: str | None = None, *, limits: Limits | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        limits: Limits | None = None,
+        name: str | None = None,
+        archive: str | Path | None = None,
+    ) -> None:
         self.limits = limits or DEFAULT_LIMITS
         self.limits.validate()
         self.client_id = secrets.randbits(CLIENT_ID_BITS) or 1
         """A random number that names this client to everybody."""
         self.name = name or f"shoal:{self.client_id:012x}"
+        self.archive = Path(archive).expanduser() if archive else None
         self.published = 0
         self._url = url
         self._source: PlanSource | None = None
@@ -86,7 +103,7 @@ class Bus:
         open.
         """
         adapter = self.adapter
-        bus = Bus(self._url, limits=self.limits)
+        bus = Bus(self._url, limits=self.limits, archive=self.archive)
         bus._source = self._source
         if self._plan is not None:
             bus._plan = (self._plan[0], adapter.router.context.book.signed_ring)
@@ -272,9 +289,12 @@ class Bus:
         *,
         pattern: str | bytes | None = None,
         where: str | Filter | None = None,
+        since: dt.datetime | float | None = None,
     ) -> Subscription:
         """A subscription to a channel, or to all channels that a pattern (as in Redis) matches: enter it to
         begin. With `where`, only messages whose attributes match the filter are handed over; FilterError if it is none.
+        With `since`, a time or a number of seconds ago, what was recorded of the channel since comes first, and live
+        messages follow without a hole or a double.
         """
         if (channel is None) == (pattern is None):
             raise TypeError("subscribe() takes a channel, or pattern=..., and not both")
@@ -283,13 +303,27 @@ class Bus:
         name = channel if channel is not None else pattern
         assert name is not None
         wanted = parse(where, self.limits) if isinstance(where, str) else where
-        return Subscription(self, check_channel_name(name, self.limits), channel is None, wanted)
+        if since is not None and channel is None:
+            raise TypeError("since=... takes a channel: what patterns match is recorded channel by channel")
+        since_us = None if since is None else time_us_of(since)
+        return Subscription(self, check_channel_name(name, self.limits), channel is None, wanted, since_us)
 
     def psubscribe(self, pattern: str | bytes, *, where: str | Filter | None = None) -> Subscription:
         """A subscription to all channels that a pattern matches, as `subscribe(pattern=...)`."""
         return self.subscribe(pattern=pattern, where=where)
 
     # Looking around
+
+    async def recorded_patterns(self) -> list[bytes]:
+        """What is marked as recorded; CoordinatorError if the coordinator cannot be asked."""
+        assert self._source is not None, "an open bus has a coordinator"
+        return await self._source.recorded()
+
+    @property
+    def login(self) -> tuple[str | None, str | None]:
+        """User and password at the servers. Not for applications."""
+        assert self._source is not None, "an open bus has a coordinator"
+        return self._source.address.username, self._source.address.password
 
     async def ask_servers(self, *command: bytes | str | int) -> dict[str, Any]:
         """Runs one command (PING, PUBSUB ...) on every server of the ring; the reply of each, by its id."""
@@ -327,6 +361,15 @@ class Bus:
             links={server: link.state.value for server, link in router.context.links.items()},
             counters=msgspec.structs.asdict(router.counters),
         )
+
+
+def time_us_of(since: dt.datetime | float) -> int:
+    """A time in microseconds since 1970: a time with a zone, or so many seconds ago."""
+    if isinstance(since, dt.datetime):
+        if since.tzinfo is None:
+            raise ValueError("since is a time without a zone: give datetime(..., tzinfo=datetime.UTC)")
+        return round(since.timestamp() * 1_000_000)
+    return max(round((time.time() - since) * 1_000_000), 0)
 
 
 def _to_bytes(payload: str | bytes | bytearray | memoryview) -> bytes:

@@ -40,8 +40,9 @@ class _Cluster(msgspec.Struct, frozen=True):
     passwords: dict[str, str]
 
 
-def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """The address of the cluster for a client; ClusterNotFoundError with what to do if there is none.
+def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = os.environ, role: str = ROLE) -> str:
+    """The address of the cluster for a client, or for another role; ClusterNotFoundError with what to do if there is
+    none.
 
     A directory that is named wins over $SHOAL_URL, which wins over $SHOAL_STATE_DIR and the default
     directory.
@@ -51,9 +52,9 @@ def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = o
     chosen = state_dir or environ.get(STATE_DIR_VARIABLE) or default_state_dir(environ)
     directory = Path(chosen).expanduser().absolute()
     cluster = _read(directory)
-    if ROLE not in cluster.passwords:
+    if role not in cluster.passwords:
         raise ClusterNotFoundError(
-            f"the cluster in {directory} takes no clients", do="run `shoal down`, then `shoal up`"
+            f"the cluster in {directory} takes no {role}s", do="run `shoal down`, then `shoal up`"
         )
     if not _runs(cluster.supervisor.pid):
         raise ClusterNotFoundError(
@@ -61,7 +62,7 @@ def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = o
             do="run `shoal up` to start a new one",
         )
     where = cluster.coordinator
-    return f"shoal://{ROLE}:{cluster.passwords[ROLE]}@{where.host}:{where.port}"
+    return f"shoal://{role}:{cluster.passwords[role]}@{where.host}:{where.port}"
 
 
 def _read(directory: Path) -> _Cluster:

@@ -19,6 +19,7 @@ from shoal.errors import ClusterNotFoundError, ConfigError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+from shoal.plan.recorded import recorded_patterns
 from shoal.wire.backoff import Backoff
 
 FETCH_PAUSE_S: Final = 0.25
@@ -58,6 +59,11 @@ class PlanSource:
         async with await self._connect() as coordinator:
             ring = await coordinator.get(RING_KEY)
         return None if ring is None else ring.value
+
+    async def recorded(self) -> list[bytes]:
+        """The patterns whose channels are recorded."""
+        async with await self._connect() as coordinator:
+            return await recorded_patterns(coordinator)
 
     async def _connect(self) -> Coordinator:
         return await RedisCoordinator.connect(self._url, timeout_s=self._timeout_s)

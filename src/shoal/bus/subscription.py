@@ -10,6 +10,8 @@ Owns the waiting of the reader. What lies in the inbox was put there by the rout
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from itertools import islice
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -43,18 +45,23 @@ class Subscription:
     bus was closed.
     """
 
-    def __init__(self, bus: Bus, name: bytes, pattern: bool, where: Filter | None = None) -> None:
+    def __init__(
+        self, bus: Bus, name: bytes, pattern: bool, where: Filter | None = None, since_us: int | None = None
+    ) -> None:
         self.name = name.decode("utf-8", "surrogateescape")
         """The channel or the pattern."""
         self.is_pattern = pattern
         self.where = where
         """Only messages whose attributes it matches are handed over; None for all."""
+        self.since_us = since_us
+        """What was recorded since this time (microseconds since 1970) comes first; None for live messages only."""
         self.gaps = 0
         """How many gaps the reader has taken."""
         self._bus = bus
         self._raw = name
         self._adapter: Adapter | None = None
         self._core: CoreSubscription | None = None
+        self._history: Iterator[Item] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._burst_until = 0.0
         self._closed = False
@@ -71,7 +78,18 @@ class Subscription:
             )
         adapter = self._adapter = self._bus.adapter
         wanted = self.where.matches if self.where is not None else None
-        self._core = await adapter.subscribe(self._raw, self.is_pattern, wanted, self)
+        if self.since_us is None:
+            self._core = await adapter.subscribe(self._raw, self.is_pattern, wanted, self)
+        else:
+            from shoal.bus.since import join_history
+
+            core = await adapter.subscribe(self._raw, False, None, self)
+            try:
+                self._history = await join_history(self._bus, core, self.since_us, self.where)
+            except BaseException:
+                adapter.unsubscribe(core)
+                raise
+            self._core = core
         return self
 
     async def aclose(self) -> None:
@@ -98,6 +116,9 @@ class Subscription:
         core = self._core
         if core is None:
             raise self._not_open()
+        if self._history is not None and (recorded := self._recorded(1)):
+            await self._pause()
+            return recorded[0]
         inbox = core.inbox
         items = inbox.items
         if not len(items) % BURST_ITEMS:
@@ -119,7 +140,7 @@ class Subscription:
     async def get(self, timeout: float | None = None) -> Item:  # noqa: ASYNC109
         """The next item; TimeoutError if none comes in `timeout` seconds, SubscribeError after `aclose`."""
         try:
-            if timeout is None or (self._core is not None and self._core.inbox.items):
+            if timeout is None or self._history is not None or (self._core is not None and self._core.inbox.items):
                 return await self.__anext__()
             async with asyncio.timeout(timeout):
                 return await self.__anext__()
@@ -138,6 +159,9 @@ class Subscription:
         core = self._core
         if core is None:
             raise self._not_open()
+        if self._history is not None and (recorded := self._recorded(n_max)):
+            await self._pause()
+            return recorded
         if core.inbox.items:
             await self._pause()
         while not core.inbox.items:
@@ -150,6 +174,8 @@ class Subscription:
         core = self._core
         if core is None:
             raise self._not_open()
+        if self._history is not None and (recorded := self._recorded(n_max)):
+            return recorded
         inbox = core.inbox
         take = inbox.items.popleft
         taken = [take() for _ in range(min(n_max, len(inbox.items)))]
@@ -158,6 +184,14 @@ class Subscription:
         inbox.bytes -= sum([len(item.payload) for item in taken if type(item) is Message])
         if core.overflowed:
             self._made_room(core)
+        return taken
+
+    def _recorded(self, n_max: int) -> list[Item]:
+        """The next items of the history; none, and no more of it, when it is over."""
+        taken = list(islice(self._history, n_max)) if self._history is not None else []
+        if not taken:
+            self._history = None
+        self.gaps += sum(type(item) is Gap for item in taken)
         return taken
 
     def _made_room(self, core: CoreSubscription) -> None:

@@ -191,6 +191,8 @@ class Agent:
         version, forged = core.book.version, core.counters.forged
         if key == keys.RING_KEY and value is not None:
             core.ring(value)
+        elif (pattern := keys.recorded_pattern(key)) is not None:
+            core.mark(pattern, value is not None)
         elif (channel := keys.entry_channel(key)) is not None:
             if value is None:
                 core.forget_entry(channel)

@@ -26,6 +26,7 @@ from shoal.channels.deferred import DeferredHellos
 from shoal.channels.dispatcher import Dispatcher
 from shoal.channels.lease import AgentLease
 from shoal.channels.link import Command
+from shoal.channels.recorder import Recorder
 from shoal.channels.register import Register
 from shoal.channels.roll_call import RollCall
 from shoal.channels.rules import ALL_RULES, Rules
@@ -37,7 +38,7 @@ from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.moving import Report
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, ENDED, RESERVED_PREFIX, WORD_CHANNEL, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, CLIENT_ID_BITS, ENDED, RESERVED_PREFIX, WORD_CHANNEL, inbox_channel
 
 Handler = Callable[[Any, float], None]
 
@@ -80,6 +81,7 @@ class AgentCore:
         self._lives = 0
         self._since = 0
         self._now = 0.0
+        self.recorder = Recorder(self, rules)
         self.dispatcher = Dispatcher(self, rules)
 
     # The server
@@ -94,6 +96,7 @@ class AgentCore:
         self._step("server reached")
         self.outbox.append((b"PSUBSCRIBE", b"*"))
         self._calls = 0
+        self.recorder.opened()
         self._call(now)
         self.timers.set("word", now)
 
@@ -112,6 +115,7 @@ class AgentCore:
         if self.state is not states.Agent.AWAY:
             self._step("server lost")
             self._deferred.take()
+            self.recorder.lost()
             for name in ("word", "call", "recall"):
                 self.timers.cancel(name)
 
@@ -135,15 +139,28 @@ class AgentCore:
         self.outbox.append(command)
         self._inflight.append(handler)
 
+    @property
+    def client(self) -> int:
+        """The id under which the agent asks publishers, as clients do."""
+        return self.instance & (1 << CLIENT_ID_BITS) - 1 or 1
+
+    def listen(self, channel: bytes) -> None:
+        """Subscribes to a channel; there is no reply to it."""
+        self.outbox.append((b"SUBSCRIBE", channel))
+
     def say(self, channel: bytes, message: control.Control) -> None:
         """Publishes a control message on the server."""
         self.ask((b"PUBLISH", channel, control.encode(message)))
 
     def _pushed(self, push: list[Any], now: float) -> None:
         if push[0] != b"pmessage":
+            if push[0] == b"message":
+                self.recorder.told(push[2], now)
             return
         if push[2] not in (AGENT_CHANNEL, WORD_CHANNEL):
             if not push[2].startswith(RESERVED_PREFIX):
+                if self.recorder.active:
+                    self.recorder.heard(push[2], push[3], now)
                 self.dispatcher.heard(push[2], push[3], now)
             return
         try:
@@ -240,6 +257,8 @@ class AgentCore:
             unheard = self.streams(channel).get(stream, 0) & ~ENDED < last
             self.scanner.set_stream(channel, stream, last)
             self.dispatcher.presented(channel, stream)
+            if self.recorder.active:
+                self.recorder.evidence(channel, stream, last, True, self._now)
             if unheard and self.state is states.Agent.SERVING:
                 self.dispatcher.announce_here(channel, stream, last)
         self._roll.present(present.client, present.roll)
@@ -290,6 +309,8 @@ class AgentCore:
         if hello.publisher:
             self.scanner.set_stream(hello.name, hello.stream, hello.last)
             self.dispatcher.came(hello.name, hello.stream, self._now)
+            if self.recorder.active:
+                self.recorder.evidence(hello.name, hello.stream, hello.last, False, self._now)
         else:
             self.register.add(hello.client, hello.name, hello.pattern, hello.nonce)
             if not hello.pattern:
@@ -348,6 +369,11 @@ class AgentCore:
         """The coordinator has no entry of the channel any more."""
         self.book.forget_entry(channel)
         self.dispatcher.entry_changed(channel, self._now)
+
+    def mark(self, pattern: bytes, on: bool) -> None:
+        """The coordinator says that channels are recorded, or no longer: each is looked at with its next message."""
+        if self.recorder.mark(pattern, on):
+            self.scanner.watch_all()
 
     # Other servers (the adapter keeps a connection to each, and looks for a report now and then)
 

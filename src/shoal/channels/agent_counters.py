@@ -24,3 +24,8 @@ class AgentCounters(msgspec.Struct):
     forwarded_dropped: int = 0
     notices: int = 0
     handovers: int = 0
+    recorded: int = 0
+    record_duplicates: int = 0
+    record_gaps: int = 0
+    record_healed: int = 0
+    record_refused: int = 0

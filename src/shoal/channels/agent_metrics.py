@@ -99,6 +99,11 @@ class AgentMetrics(Collector):
             "what waits to be confirmed by other servers",
             self._core.dispatcher.forwards.held_bytes,
         )
+        yield GaugeMetricFamily(
+            "shoal_agent_records_open",
+            "channels whose messages are written down",
+            self._core.recorder.records_open,
+        )
         for prefix, counters in (("agent", self._core.counters), ("monitor", self._monitor.counters)):
             for name in counters.__struct_fields__:
                 yield CounterMetricFamily(f"shoal_{prefix}_{name}", f"{name} so far", getattr(counters, name))

@@ -2,7 +2,7 @@
 
 Owns the drawing and the place of each drawing in a page. Knows nothing of what the states mean.
 
-    python -m shoal.channels.diagrams docs/protocol-*.md     draws all diagrams of the pages anew
+    python -m shoal.channels.diagrams docs/*.md     draws all diagrams of the pages anew
 
 In a page a drawing stands between two marks, `<!-- states: link -->` and `<!-- end: link -->`. What stands
 between them is replaced; everything else is left as it is.
@@ -24,6 +24,7 @@ State = TypeVar("State", bound=Enum)
 PAGES: Final[Mapping[str, Mapping[str, Mapping[tuple[Any, str], Any]]]] = {
     "protocol-channels.md": {"link": states.LINK, "site": states.SITE, "lane": states.LANE, "agent": states.AGENT},
     "protocol-moves.md": {"move": MOVE},
+    "recording.md": {"record": states.RECORD},
 }
 """The pages with diagrams: the name of each diagram, and its table."""
 

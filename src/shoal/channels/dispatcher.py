@@ -69,7 +69,7 @@ class Dispatcher:
         course = self._courses.get(channel)
         if course is None and self._host.book.ring is not None:
             course = Course(self._host.book, channel, self._host.server, self._rules)
-            if course.watched:
+            if course.watched or self._host.recorder.marked(channel):
                 if len(self._courses) >= COURSES_MAX:
                     self._courses.clear()
                 self._courses[channel] = course
@@ -166,6 +166,8 @@ class Dispatcher:
             motion.spoken = True
             self._notices.due(channel, course, now)
         quiet = course.quiet_version if motion is None or motion.spoken else None
+        if self._host.recorder.marked(channel):
+            return
         if not course.watched or (quiet is not None and version == quiet):
             self._host.scanner.watch(channel, course.watched, quiet)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from shoal.channels import states
 from shoal.channels.link import Command
+from shoal.channels.recorder import Recorder
 from shoal.channels.register import Register
 from shoal.channels.scanner import Scanner
 from shoal.channels.timers import Timers
@@ -78,6 +79,7 @@ class Host(Protocol):
     timers: Timers
     life: int
     state: states.Agent
+    recorder: Recorder
 
     @property
     def counters(self) -> Counters:

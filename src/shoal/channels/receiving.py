@@ -42,6 +42,7 @@ class Receiving:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.streams_max = context.limits.streams_per_channel_max
 
     # What arrives
 

@@ -46,6 +46,10 @@ class Rules(msgspec.Struct, frozen=True):
     """Publishers are told of a new placement after subscribers stand by it."""
     narrow_last: bool = True
     """Subscribers leave an old placement after its publishers."""
+    record_once: bool = True
+    """A copy of a message is recorded once on a server."""
+    record_absence: bool = True
+    """A recorder that was away asks publishers for what it missed, and writes down what they no longer have."""
     fence: bool = True
     """What a leader writes counts only while it leads."""
     drained: bool = True

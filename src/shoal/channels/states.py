@@ -7,6 +7,7 @@ tables. What happens on a transition is written where the machine lives.
     site   one subscription on one server                            (`subscription.py`)
     lane   one publisher's way to one server for one channel         (`outgoing.py`)
     agent  an agent's hold on its server                             (`agent_core.py`)
+    record the record of one channel on one server                   (`record.py`)
 """
 
 from __future__ import annotations
@@ -54,7 +55,15 @@ class Agent(enum.Enum):
     SERVING = "serving"
 
 
-State = TypeVar("State", Link, Site, Lane, Agent)
+class Record(enum.Enum):
+    """The record of one channel on one server."""
+
+    READING = "reading"
+    WRITING = "writing"
+    CLOSED = "closed"
+
+
+State = TypeVar("State", Link, Site, Lane, Agent, Record)
 Table = Mapping[tuple[State, str], State]
 
 LINK: Final[Table[Link]] = {
@@ -108,6 +117,12 @@ AGENT: Final[Table[Agent]] = {
     (Agent.CALLING, "call over"): Agent.SERVING,
     (Agent.CALLING, "server lost"): Agent.AWAY,
     (Agent.SERVING, "server lost"): Agent.AWAY,
+}
+
+RECORD: Final[Table[Record]] = {
+    (Record.READING, "end read"): Record.WRITING,
+    (Record.READING, "closed"): Record.CLOSED,
+    (Record.WRITING, "closed"): Record.CLOSED,
 }
 
 

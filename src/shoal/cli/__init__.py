@@ -33,6 +33,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "doctor": ("cluster", "what this machine has and lacks, and what to do about it"),
     "pub": ("channels", "publish the lines of standard input on a channel"),
     "sub": ("channels", "print the messages of channels"),
+    "channels": ("recording", "which channels are recorded"),
+    "history": ("history", "what was recorded of a channel"),
     "top": ("top", "live load by server and channel, and what the balancer does"),
     "agent": ("agent", "run the agent of one server"),
     "balancer": ("balancer", "run a balancer: it keeps the ring, moves channels, and adds and removes servers"),

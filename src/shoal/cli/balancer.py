@@ -47,6 +47,12 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--servers-min", type=int, metavar="N", help="drain none below so many (default 1)")
     parser.add_argument("--servers-max", type=int, metavar="N", help="add none beyond so many (default 8)")
+    parser.add_argument(
+        "--windows",
+        choices=("in-process", "spark"),
+        default="in-process",
+        help="spark: go by the load windows of `shoal pipeline load` while they come in time (default in-process)",
+    )
     parser.add_argument("--key", metavar="FILE", help="the private key of the plan, where there is no local cluster")
     parser.add_argument(
         "--expect", default="", metavar="ID[,ID]", help="servers that the first ring waits for, ten seconds at most"
@@ -59,6 +65,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the balancer."""
+    from shoal.balance.window_source import Way
     from shoal.cluster.balancer_process import BalancerSetup, run_balancer
 
     if args.setting_sources["log_level"] == "default":  # a process that runs for months tells what it does
@@ -73,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
             settings=args.settings.balance,
             options=options_of(args),
             metrics_port=port,
+            windows=Way(args.windows),
             **found,
         )
     )

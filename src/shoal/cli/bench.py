@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from shoal.bench import channels, plan
-from shoal.cli import bench_match
+from shoal.cli import bench_match, bench_pipeline
 from shoal.cli.output import Subparsers, add_command, console, note, result
 
 Facts: TypeAlias = dict[str, Any]
@@ -25,18 +25,20 @@ def register(subparsers: Subparsers) -> None:
         run_bench,
         "a side-by-side measurement",
         example="shoal bench channels\nshoal bench plan --channels 1000000 --servers 1000 --json\n"
-        "shoal bench match --workload hard --subscriptions 100000\nshoal bench quotes --quotes stockquotes.tar.gz",
+        "shoal bench match --workload hard --subscriptions 100000\nshoal bench quotes --quotes stockquotes.tar.gz\n"
+        "shoal bench pipeline --only match --events 1000000",
         description="channels: the bus beside other clients, on a cluster of its own, on this machine.\n"
         "plan: one decision of every policy about the same channels and servers.\n"
         "match: the index of filters beside naive Python, NumPy, Polars and DuckDB, or while subscriptions change.\n"
-        "quotes: subscriptions by the templates of the PADRES paper against every stock quote.",
+        "quotes: subscriptions by the templates of the PADRES paper against every stock quote.\n"
+        "pipeline: the jobs on Spark, each beside the same function on one core.",
     )
     parser.add_argument("name", choices=tuple(RUNS), metavar="NAME", help=" or ".join(RUNS))
     parser.add_argument(
         "--rounds",
         type=_positive_int,
         metavar="N",
-        help=f"how often each contender runs (default {channels.Options().rounds}, plan and match: 3)",
+        help=f"how often each contender runs (default {channels.Options().rounds}, others: 3)",
     )
     parser.add_argument(
         "--run-seconds",
@@ -48,6 +50,7 @@ def register(subparsers: Subparsers) -> None:
     _add_channels(parser.add_argument_group("channels"))
     _add_plan(parser.add_argument_group("plan"))
     bench_match.add_flags(parser.add_argument_group("match and quotes"), _positive_int)
+    bench_pipeline.add_flags(parser.add_argument_group("pipeline"), _positive_int)
 
 
 def _add_channels(parser: argparse._ArgumentGroup) -> None:
@@ -197,5 +200,6 @@ RUNS: Final[dict[str, tuple[Callable[[argparse.Namespace], Facts], Callable[[arg
     "plan": (_measure_plan, _show_plan),
     "match": (bench_match.measure_match, bench_match.show),
     "quotes": (bench_match.measure_quotes, bench_match.show),
+    "pipeline": (bench_pipeline.measure, bench_pipeline.show),
 }
 """By name: what measures, and what shows the figures."""

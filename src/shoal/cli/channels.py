@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import datetime as dt
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from typing import Any, Final
 from shoal.bus import Bus, Subscription, connect
 from shoal.bus.locate import URL_VARIABLE, find_url
 from shoal.cli.output import Subparsers, add_command, note, result
+from shoal.cli.times import read_time
 from shoal.config import Settings
 from shoal.errors import ConfigError
 from shoal.message import AttributeValue, Gap, Item, Message
@@ -53,13 +55,17 @@ def register(subparsers: Subparsers) -> None:
         run_sub,
         "print the messages of channels",
         example=(
-            "shoal sub tile.3.4 tile.3.5\nshoal sub --pattern 'tile.*' --format json --count 10\n"
+            "shoal sub tile.3.4 tile.3.5\nshoal sub orders.eu --since 15m\n"
+            "shoal sub --pattern 'tile.*' --format json --count 10\n"
             "shoal sub quotes --where \"symbol = 'YHOO' and volume > 300000\""
         ),
     )
     sub.add_argument("names", metavar="CHANNEL", nargs="+", help="channels, or patterns with --pattern")
     sub.add_argument("--pattern", action="store_true", help="the names are patterns, as in Redis: tile.*")
     sub.add_argument("--where", metavar="FILTER", help='only messages whose attributes match: "volume > 300000"')
+    sub.add_argument(
+        "--since", metavar="TIME", help="first what was recorded since: 2026-11-01T10:00 (UTC), or an age: 15m, 2h, 3d"
+    )
     sub.add_argument("--count", type=_positive, metavar="N", help="end after N messages")
     sub.add_argument("--seconds", type=float, metavar="N", help="end after N seconds")
     sub.add_argument(
@@ -174,7 +180,8 @@ def run_sub(args: argparse.Namespace) -> int:
 async def _subscribe(args: argparse.Namespace, printer: _Printer) -> None:
     deadline = None if args.seconds is None else time.monotonic() + args.seconds
     url = cluster_url(args.url, args.settings)
-    async with connect(url, limits=args.settings.limits) as bus, AsyncExitStack() as stack:
+    archive = args.settings.archive_dir or None
+    async with connect(url, limits=args.settings.limits, archive=archive) as bus, AsyncExitStack() as stack:
         opened = [await stack.enter_async_context(_one(bus, name, args)) for name in args.names]
         note(f"subscribed to {', '.join(args.names)}")
         tasks = [asyncio.create_task(_read(subscription, printer)) for subscription in opened]
@@ -189,7 +196,14 @@ async def _subscribe(args: argparse.Namespace, printer: _Printer) -> None:
 
 
 def _one(bus: Bus, name: str, args: argparse.Namespace) -> Subscription:
-    return bus.psubscribe(name, where=args.where) if args.pattern else bus.subscribe(name, where=args.where)
+    if args.pattern:
+        if args.since is not None:
+            raise ConfigError("--since and --pattern do not go together", do="name the channels")
+        return bus.psubscribe(name, where=args.where)
+    if args.since is None:
+        return bus.subscribe(name, where=args.where)
+    since_us = read_time(args.since, time.time())
+    return bus.subscribe(name, where=args.where, since=dt.datetime.fromtimestamp(since_us / 1e6, dt.UTC))
 
 
 async def _read(subscription: Subscription, printer: _Printer) -> None:
@@ -218,7 +232,7 @@ class _Printer:
         if isinstance(item, Gap):
             self.gaps += 1
             self.lost += item.count or 0
-            note(f"gap on {item.channel}: {_missing(item)} ({item.reason})")
+            note(f"gap on {item.channel}: {missing_words(item)} ({item.reason})")
         else:
             self.messages += 1
         if not self._quiet and (self._json_lines or isinstance(item, Message)):
@@ -232,19 +246,20 @@ class _Printer:
 
     def _line(self, item: Item) -> bytes:
         if self._json_lines:
-            return json.dumps(_facts(item)).encode()
+            return json.dumps(item_facts(item)).encode()
         assert isinstance(item, Message)
         prefix = item.channel.encode("utf-8", "surrogateescape") + b" " if self._show_channel else b""
         return prefix + item.payload
 
 
-def _missing(gap: Gap) -> str:
+def missing_words(gap: Gap) -> str:
+    """How much is missing, in words."""
     if gap.count is None:
         return f"everything from {gap.first} on" if gap.publisher is not None else "an unknown number of messages"
     return "1 message" if gap.count == 1 else f"{gap.count} messages"
 
 
-def _facts(item: Item) -> dict[str, Any]:
+def item_facts(item: Item) -> dict[str, Any]:
     """An item as the fields of one JSON object; a payload that is no text is given in hexadecimal."""
     channel = item.channel.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if isinstance(item, Gap):

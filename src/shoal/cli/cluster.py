@@ -58,6 +58,12 @@ def register(subparsers: Subparsers) -> None:
         metavar="N",
         help="outgoing bandwidth of each server, by which its load is judged (default 1.25e8: 1 Gbit/s)",
     )
+    parser.add_argument(
+        "--windows",
+        choices=("in-process", "spark"),
+        default="in-process",
+        help="who folds load windows: the balancer itself, or a Spark job beside it (default in-process)",
+    )
     add_command(
         subparsers,
         "down",
@@ -115,12 +121,26 @@ def _balancer_flags(args: argparse.Namespace, servers: int) -> list[str]:
             f"--servers-min is {least} and --servers-max {most}", do=f"give 1 <= min <= max <= {_SERVERS_MAX}"
         )
     flags += ["--servers-min", str(least), "--servers-max", str(most)]
+    flags += ["--windows", _checked_windows(args)]
     capacity = args.max_out_bytes_per_s
     if capacity is not None:
         if not 0 < capacity < float("inf"):
             raise ConfigError(f"--max-out-bytes-per-s is {capacity}", do="give a number of bytes above 0")
         flags += ["--max-out-bytes-per-s", repr(capacity)]
     return flags
+
+
+def _checked_windows(args: argparse.Namespace) -> str:
+    """Who folds load windows, if that can be."""
+    if args.windows == "spark":
+        from shoal.pipeline.java import find_java
+        from shoal.pipeline.session import import_spark
+
+        if not args.balancers:
+            raise ConfigError("--windows is spark, and nobody balances", do="give --balancers 1 or more")
+        find_java()
+        import_spark()
+    return str(args.windows)
 
 
 def run_down(args: argparse.Namespace) -> int:
@@ -188,6 +208,9 @@ def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> s
     ]
     if status.trouble:
         lines.append(f"trouble: {status.trouble}")
+    if status.windows is not None:
+        since_s = time.time() - status.windows.since_s
+        lines.append(f"load windows: {status.windows.way.value} for {since_s:.0f} s ({status.windows.why})")
     lines.append(f"{'server':<8}{'address':<18}{'lease':<7}{'ring':<6}{'clients':>8}{'channels':>10}")
     lines[-1] += f"{'msg/s':>10}{'out B/s':>12}{'load':>7}"
     for server in status.servers:

@@ -17,6 +17,7 @@ from shoal.cli.output import Subparsers, add_command, console, note, result
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
+    from shoal.balance.window_source import Way
     from shoal.demo.run import Summary
     from shoal.demo.sampling import Frame
 
@@ -27,6 +28,8 @@ SERVERS: Final = 2
 SERVERS_MOST: Final = 6
 SERVERS_MAX: Final = 16
 REFRESH_S: Final = 0.2
+SPARK_SECONDS_MIN: Final = 40.0
+"""A shorter demo ends before Spark is warm."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -53,6 +56,12 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--servers-max", type=int, default=SERVERS_MOST, metavar="N", help=f"servers at most (default {SERVERS_MOST})"
     )
+    parser.add_argument(
+        "--windows",
+        choices=("in-process", "spark"),
+        help="who folds load windows: the balancer itself, or a Spark job that it hands over to when that is warm "
+        f"(default: spark if Java and PySpark are there and it lasts {SPARK_SECONDS_MIN:g} s or more)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         servers=args.servers,
         servers_max=max(args.servers, args.servers_max),
         limits=args.settings.limits,
+        windows=_windows(args),
     )
     screen = console(args)
     try:
@@ -80,6 +90,26 @@ def run(args: argparse.Namespace) -> int:
         screen.print(summary_table(summary))
     result(args, facts(summary), "")
     return 0 if summary.holds else 1
+
+
+def _windows(args: argparse.Namespace) -> Way:
+    """Who folds load windows. Spark that was asked for must be there; else it is used if it is."""
+    from shoal.balance.window_source import Way
+    from shoal.errors import PipelineError
+    from shoal.pipeline.java import find_java
+    from shoal.pipeline.session import import_spark
+
+    if args.windows == "in-process" or (args.windows is None and args.seconds < SPARK_SECONDS_MIN):
+        return Way.IN_PROCESS
+    try:
+        find_java()
+        import_spark()
+    except PipelineError as error:
+        if args.windows == "spark":
+            raise
+        note(f"load windows stay in process: {error.what}")
+        return Way.IN_PROCESS
+    return Way.SPARK
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -116,6 +146,7 @@ def facts(summary: Summary) -> dict[str, object]:
         "ring_version": summary.ring_version,
         "cpu_share": round(summary.cpu_share_mean, 3),
         "interrupted": summary.interrupted,
+        "windows": {"way": summary.windows, "why": summary.windows_why, "spark_at_s": summary.spark_at_s},
         "events": [{"at_s": round(event.at_s, 1), "text": event.text} for event in summary.events],
         "gap_reasons": summary.gap_reasons,
         "troubles": summary.troubles,

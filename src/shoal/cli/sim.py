@@ -26,7 +26,7 @@ def register(subparsers: Subparsers) -> None:
         "shoal sim moves --seeds 200 --break widen-before-switch\n"
         "shoal sim balancer --seeds 300 --json",
     )
-    parser.add_argument("protocol", choices=["channels", "moves", "balancer"], help="which protocol")
+    parser.add_argument("protocol", choices=["channels", "moves", "recording", "balancer"], help="which protocol")
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds (default 100)")
     parser.add_argument("--from-seed", type=int, default=0, metavar="K", help="the first seed (default 0)")
     parser.add_argument(

@@ -2,7 +2,7 @@
 
 Owns who may do what on a data server; the rights on the coordinator are in `shoal.coordination.acl`. Each
 role gets what its work needs and nothing else: no role may script, restore, replicate, change the
-configuration or touch keys other than the telemetry stream.
+configuration or touch keys other than the telemetry stream and the records of channels, which clients may read.
 
 Redis knows only positive channel patterns, so "everything but WORD_CHANNEL" is spelled as the patterns of all
 names that differ from it somewhere. They are tried in order on each PUBLISH: the first one already takes
@@ -17,6 +17,7 @@ from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
 from shoal.wire.envelope import TELEMETRY_KEY, WORD_CHANNEL
+from shoal.wire.recorded import INDEX_KEY
 
 SELECTORS_SINCE: Final = (7, 0)
 """The first server version that can give PUBLISH other channels than SUBSCRIBE."""
@@ -26,13 +27,16 @@ CHANNEL_RIGHTS_SINCE: Final = (6, 2)
 CLIENT: Final = "client"
 AGENT: Final = "agent"
 READER: Final = "reader"
+PIPELINE: Final = "pipeline"
 ADMIN: Final = "admin"
-ROLES: Final = (CLIENT, AGENT, READER, ADMIN)
+ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
 
 _LISTEN: Final = "+subscribe +unsubscribe +psubscribe +punsubscribe"
 _COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
 _BASE: Final = "+ping +client|setname +client|id"
 _TELEMETRY: Final = f"~{TELEMETRY_KEY.decode()}"
+_RECORDS: Final = f"~{INDEX_KEY.decode()}*"
+_READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 
 _REPLAY: Final = "allkeys allchannels +@all"
 """The rights of the coordinator's default user, which is off. A server reads its append-only file as that
@@ -58,17 +62,19 @@ def client_publish_guarded(version: tuple[int, ...]) -> bool:
 def rights(role: str, version: tuple[int, ...]) -> str:
     """The ACL rules of a role on a server of this version."""
     if role == CLIENT:
-        common = f"allchannels {_BASE} {_LISTEN} {_COUNT} +info"
+        common = f"allchannels {_BASE} {_LISTEN} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
         if not client_publish_guarded(version):
             return f"{common} +publish"
         patterns = " ".join(f"&{pattern}" for pattern in all_names_but(WORD_CHANNEL.decode()))
         return f"{common} (+publish {patterns})"
     if role == AGENT:
-        return f"allchannels {_TELEMETRY} {_BASE} {_LISTEN} {_COUNT} +publish +info +client|list +xadd +xlen +xtrim"
-    if role == READER:
-        return f"{_TELEMETRY} {_BASE} +info +xread +xrange +xlen +xinfo|stream"
+        write = "+xadd +xlen +xtrim +sadd +set"
+        keys = f"{_TELEMETRY} {_RECORDS}"
+        return f"allchannels {keys} {_BASE} {_LISTEN} {_COUNT} +publish +info +client|list {write} {_READ_RECORDS}"
+    if role in (READER, PIPELINE):
+        return f"{_TELEMETRY} {_RECORDS} {_BASE} +info +xread +xlen +xinfo|stream {_READ_RECORDS}"
     if role == ADMIN:
-        return f"{_BASE} {_COUNT} +info +client|list +client|kill +config|get +shutdown"
+        return f"{_RECORDS} {_BASE} {_COUNT} +info +client|list +client|kill +config|get +shutdown +get"
     raise ValueError(f"{role!r} is not a role on data servers; roles are {', '.join(ROLES)}")
 
 
@@ -88,6 +94,12 @@ def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str
 
 def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
     """The ACL file of the coordinator: the same users."""
-    here: dict[str, Role] = {CLIENT: "client", AGENT: "agent", READER: "reader", ADMIN: "admin"}
+    here: dict[str, Role] = {
+        CLIENT: "client",
+        AGENT: "agent",
+        READER: "reader",
+        PIPELINE: "pipeline",
+        ADMIN: "admin",
+    }
     rules = {role: " ".join(acl_rules(there, server_version=version)) for role, there in here.items()}
     return acl_file(_REPLAY, rules, passwords)

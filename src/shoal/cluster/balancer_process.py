@@ -16,6 +16,7 @@ import msgspec
 
 from shoal.balance.options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
+from shoal.balance.window_source import Way
 from shoal.cluster.audit_log import AuditLog
 from shoal.cluster.balancing import Balancing
 from shoal.cluster.balancing_store import BalancingStore
@@ -24,6 +25,8 @@ from shoal.cluster.providers import FixedPool, LocalProcesses, Nobody, Provider
 from shoal.cluster.state import StateDir
 from shoal.cluster.telemetry_reader import TelemetryReader
 from shoal.cluster.timing import DEFAULT_TIMING, Timing
+from shoal.cluster.window_reader import WindowReader
+from shoal.coordination.link import parse_address
 from shoal.coordination.redis import RedisCoordinator
 from shoal.limits import Limits
 from shoal.metrics import MetricsPage
@@ -33,7 +36,8 @@ from shoal.plan.signing import Signer
 class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What a balancer must know to begin. `url` is the coordinator's, for an admin; `reader` the log-in for telemetry
     at the servers; `key` the private key of the plan. `directory` is that of a local cluster, whose supervisor adds and
-    removes servers; `expected` are the servers that the first ring waits for."""
+    removes servers; `expected` are the servers that the first ring waits for; `windows` of Spark are used as long as
+    they come in time."""
 
     url: str
     reader: tuple[str | None, str | None]
@@ -45,6 +49,7 @@ class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path | None = None
     expected: tuple[str, ...] = ()
     metrics_port: int = 0
+    windows: Way = Way.IN_PROCESS
     timing: Timing = DEFAULT_TIMING
 
 
@@ -57,6 +62,9 @@ async def balance(setup: BalancerSetup) -> None:
         holder = f"balancer-{os.getpid()}-{secrets.token_hex(4)}"
         leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder)
         store = BalancingStore(coordinator, signer.public, changed)
+        spark = None
+        if setup.windows is Way.SPARK:
+            spark = WindowReader(parse_address(setup.url, None, None), limits, changed)
         balancing = Balancing(
             store,
             TelemetryReader(*setup.reader, limits, changed),
@@ -67,6 +75,7 @@ async def balance(setup: BalancerSetup) -> None:
             options,
             changed,
             setup.timing.keeper_poll_s,
+            spark,
         )
         await leader.run(balancing.run())
 

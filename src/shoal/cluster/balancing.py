@@ -37,12 +37,15 @@ from shoal.balance.recording import proposal_of
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.warming import warm_up
 from shoal.balance.window import LoadWindow
+from shoal.balance.window_source import Standing, Way, WindowSource
 from shoal.cluster import balancing_metrics as metrics
 from shoal.cluster.audit_log import AuditLog
 from shoal.cluster.balancing_store import BalancingStore
+from shoal.cluster.expecting import ForecastFile
 from shoal.cluster.moving import Leading
 from shoal.cluster.providers import Provider
 from shoal.cluster.telemetry_reader import TelemetryReader
+from shoal.cluster.window_reader import WindowReader
 from shoal.coordination.interface import Lease
 from shoal.errors import ShoalError
 from shoal.logs import get_log
@@ -57,7 +60,7 @@ _log: Final = get_log(__name__)
 
 class Balancing:
     """Runs a balancer. `leading` says by which right, or None while another process leads. `poll_s` is how often it
-    looks without news."""
+    looks without news; `spark` reads the load windows that a Spark job hands over, if there shall be one."""
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Balancing:
         options: BalancerOptions,
         changed: asyncio.Event,
         poll_s: float,
+        spark: WindowReader | None = None,
     ) -> None:
         self._store = store
         self._reader = reader
@@ -80,6 +84,10 @@ class Balancing:
         self._options = options
         self._changed = changed
         self._poll_s = poll_s
+        self._spark = spark
+        self._windows = WindowSource(time.time(), wanted=spark is not None)
+        self._standing: Standing | None = None
+        self._expected = ForecastFile(options.forecast)
         self._core: Balancer | None = None
         self._token = 0
         self._fold = FoldState()
@@ -91,6 +99,8 @@ class Balancing:
         """Balances until it is cancelled; trouble is reported and waited out."""
         follow = asyncio.create_task(self._store.follow(), name="balancer-watch")
         self._start(self._warm_up())
+        if self._spark is not None:
+            self._start(self._spark.run())
         try:
             while True:
                 await self._turn()
@@ -130,6 +140,8 @@ class Balancing:
             await self._store.sweep(lease)
             self._core = Balancer(self._settings, self._options, state, moved_at)
             self._fold = FoldState()
+            self._windows = WindowSource(time.time(), wanted=self._spark is not None)
+            self._standing = None
             self._token = lease.token
             _log.info("balances", policy=self._options.policy, auto=self._options.auto, moved_before=len(moved_at))
         core = self._core
@@ -148,6 +160,7 @@ class Balancing:
         )
         effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, time.time())
         metrics.MOVES_WAITING.set(core.waiting)
+        await self._say_which_windows(lease)
         await self._carry_out(effects, lease, core)
 
     def _think(self, core: Balancer, read: pa.Table, view: View, now_s: float) -> list[Effect]:
@@ -155,7 +168,24 @@ class Balancing:
         windows: list[LoadWindow]
         windows, self._fold = fold(self._fold, read, now_s, self._settings)
         metrics.WINDOWS.inc(len(windows))
+        if self._spark is not None:
+            windows = self._windows.step(windows, self._spark.take(), now_s, alive=self._spark.alive)
+        core.expect(self._expected.look())
         return core.observe(windows, view, now_s)
+
+    async def _say_which_windows(self, lease: Lease) -> None:
+        """Writes down and reports where load windows come from, when that has changed."""
+        standing, before = self._windows.standing, self._standing
+        if standing == before:
+            return
+        await self._store.put_windows(standing, lease)
+        self._standing = standing
+        metrics.FROM_SPARK.set(standing.way is Way.SPARK)
+        if standing.way is Way.SPARK:
+            _log.info("load windows come from Spark now", why=standing.why)
+        elif before is not None:
+            metrics.FALLBACKS.inc()
+            _log.warning("load windows are folded in process again", why=standing.why)
 
     async def _warm_up(self) -> None:
         """Loads the policy while there is nothing to decide; what is wrong with it shows when it is asked."""

@@ -11,6 +11,10 @@ from shoal.metrics import counter, gauge
 
 LEADING: Final = gauge("shoal_balancer_leading", "1 while this process leads")
 WINDOWS: Final = counter("shoal_balancer_windows_total", "load windows that were closed")
+FROM_SPARK: Final = gauge(
+    "shoal_balancer_windows_from_spark", "1 while load windows come from Spark, 0 while in process"
+)
+FALLBACKS: Final = counter("shoal_balancer_windows_fallbacks_total", "times that load windows went back in process")
 DECISIONS: Final = counter("shoal_balancer_decisions_total", "decisions, by what they wanted", ["wanted"])
 MOVES: Final = counter("shoal_balancer_moves_total", "moves asked for")
 MOVES_ENDED: Final = counter("shoal_balancer_moves_ended_total", "moves that ended, by how", ["how"])

@@ -13,6 +13,7 @@ from typing import Final
 from shoal.balance import records
 from shoal.balance.effects import ProposalReady, PutMark, PutState, Reply, WriteMove
 from shoal.balance.records import Answer, Ask, BalancerState, Why
+from shoal.balance.window_source import Standing
 from shoal.cluster.mirror import Mirror
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
@@ -95,6 +96,10 @@ class BalancingStore:
         return state, moved_at
 
     # -- writing ---------------------------------------------------------------------------------------------
+
+    async def put_windows(self, standing: Standing, lease: Lease) -> None:
+        """Says where load windows come from."""
+        await self._coordinator.put(records.WINDOWS_KEY, records.encode(standing), fence=lease)
 
     async def write_moves(self, moves: Sequence[WriteMove], lease: Lease) -> None:
         """Asks for moves, and says why. Where somebody else asks for another move of the channel, theirs stands."""

@@ -7,12 +7,11 @@ their version.
 from __future__ import annotations
 
 import os
-import re
 import resource
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Final, Literal
 
 import msgspec
@@ -21,14 +20,13 @@ from shoal.cluster.acl import client_publish_guarded
 from shoal.cluster.process import is_running
 from shoal.cluster.servers import OLDEST, find_programs, free_port
 from shoal.cluster.state import StateDir
-from shoal.errors import ClusterError, PortInUseError
+from shoal.errors import ClusterError, NoJavaError, PortInUseError
+from shoal.pipeline.java import find_java
 
 PYTHON_MIN: Final = (3, 11)
-JAVA_MIN: Final = 17
 OPEN_FILES_MIN: Final = 4096
 MEMORY_MIN_BYTES: Final = 1 << 30
 _PORT_TRIES: Final = 20
-_RUN_TIMEOUT_S: Final = 10.0
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -49,6 +47,7 @@ def examine(directory: StateDir) -> list[Finding]:
         _environment(),
         *_servers(),
         _java(),
+        _spark(),
         _cores(),
         _memory(),
         _open_files(),
@@ -105,18 +104,22 @@ def _servers() -> Iterator[Finding]:
 
 
 def _java() -> Finding:
-    advice = "needed by the Spark pipeline only: apt install openjdk-17-jre-headless"
-    path = shutil.which("java")
-    if path is None:
-        return Finding("java", "warn", "no java was found", advice)
     try:
-        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=_RUN_TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding("java", "warn", f"{path} does not run: {error}", advice)
-    match = re.search(r'version "(\d+)', done.stderr + done.stdout)
-    if match is None or int(match[1]) < JAVA_MIN:
-        return Finding("java", "warn", f"{path} is not Java {JAVA_MIN} or newer", advice)
-    return Finding("java", "ok", f"{path}: Java {match[1]}")
+        java = find_java()
+    except NoJavaError as error:
+        return Finding("java", "warn", error.what, f"needed by the Spark pipeline only: {error.do}")
+    return Finding("java", "ok", f"{java.path}: {java.text}")
+
+
+def _spark() -> Finding:
+    if find_spec("pyspark") is None:
+        return Finding(
+            "spark",
+            "warn",
+            "PySpark is not installed",
+            "needed by the Spark pipeline only: ./shoal pipeline installs it, or pip install 'shoal[spark]'",
+        )
+    return Finding("spark", "ok", f"PySpark {version('pyspark')}")
 
 
 def _cores() -> Finding:

@@ -14,6 +14,7 @@ from typing import Final
 from shoal.cluster.acl import ADMIN, coordinator_acl_file, data_acl_file
 from shoal.cluster.child import Child, ChildStatus
 from shoal.cluster.parts import (
+    WINDOWS_JOB,
     AgentCommand,
     ServerPart,
     ServerPlan,
@@ -21,6 +22,7 @@ from shoal.cluster.parts import (
     agent_name,
     make_agent,
     make_balancer,
+    make_windows_job,
     start_server,
 )
 from shoal.cluster.process import ProcessId
@@ -91,9 +93,9 @@ class Fleet:
         """The agents and their processes."""
         return tuple(AgentState(server, process_id(child)) for server, child in self.agents)
 
-    def balancer_processes(self) -> tuple[ProcessId, ...]:
-        """The processes of balancers that run."""
-        children = (child for child in self._children.values() if child.kind == "balancer")
+    def processes_of(self, kind: str) -> tuple[ProcessId, ...]:
+        """The processes of one kind that run."""
+        children = (child for child in self._children.values() if child.kind == kind)
         return tuple(process for child in children if (process := process_id(child)) is not None)
 
     def statuses(self) -> tuple[ChildStatus, ...]:
@@ -109,7 +111,7 @@ class Fleet:
 
     def _names(self) -> list[str]:
         balancers = sorted(name for name, child in self._children.items() if child.kind == "balancer")
-        return [COORDINATOR, *self._servers, *map(agent_name, self._servers), *balancers]
+        return [COORDINATOR, *self._servers, *map(agent_name, self._servers), *balancers, WINDOWS_JOB]
 
     # -- coming ----------------------------------------------------------------------------------------------
 
@@ -154,6 +156,12 @@ class Fleet:
             self._children[name] = child
             await child.start()
 
+    async def start_windows_job(self, environment: Mapping[str, str]) -> None:
+        """Starts the Spark job that folds load windows."""
+        child = make_windows_job(self._directory, environment, self._timing, self._changed)
+        self._children[WINDOWS_JOB] = child
+        await child.start()
+
     async def _start_server(self, name: str) -> ServerPart:
         coordinator = name == COORDINATOR
         root = self._directory.root
@@ -187,7 +195,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """Ends all processes in the order that upsets nobody."""
-        for kind in ("balancer", "agent", "server", "coordinator"):
+        for kind in ("pipeline", "balancer", "agent", "server", "coordinator"):
             await asyncio.gather(*(child.stop() for child in self._children.values() if child.kind == kind))
 
     def stop_now(self) -> None:

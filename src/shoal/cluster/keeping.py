@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.balance.window_source import Standing
 from shoal.cluster.moving import Leading
 from shoal.cluster.timing import Timing
 from shoal.coordination.interface import Coordinator, Lease
@@ -41,6 +42,8 @@ class KeeperView(msgspec.Struct, frozen=True):
     leases: tuple[str, ...]
     ring: Ring | None
     trouble: str | None
+    windows: Standing | None = None
+    """Where the balancer's load windows come from; None if nobody says."""
 
 
 class Keeping:

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from shoal.balance.options import DEFAULT_OPTIONS
+from shoal.balance.window_source import Way
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
 from shoal.cluster.fleet import Fleet
@@ -59,6 +60,7 @@ class LocalCluster:
     if `auto`, with `servers_min` (default: as many as there are at first) to `servers_max` servers; without them the
     ring is kept and channels are moved from within this process. `balancer_environment` has settings of the balancers
     (`shoal.config.environment_of`); `max_out_bytes_per_s` is what each server may send, as far as its load is judged.
+    With `windows` of Spark, a Spark job beside the balancers folds load windows too.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class LocalCluster:
         max_out_bytes_per_s: float | None = None,
         balancer_environment: Mapping[str, str] | None = None,
         sites: Sites = loopback,
+        windows: Way = Way.IN_PROCESS,
     ) -> None:
         if servers < 1:
             raise ClusterError(f"a cluster of {servers} servers cannot be", do="ask for at least one")
@@ -93,7 +96,9 @@ class LocalCluster:
         self._balancer_flags = (
             *("--policy", policy, "--auto" if auto else "--no-auto"),
             *("--servers-min", str(least), "--servers-max", str(most)),
+            *("--windows", windows.value),
         )
+        self._windows = windows
         self._balancer_environment = balancer_environment or {}
         self._max_out_bytes_per_s = max_out_bytes_per_s
         self._sites = sites
@@ -150,7 +155,8 @@ class LocalCluster:
             agents=fleet.agent_states(),
             passwords=self._passwords,
             public_key=self._signer.public.hex(),
-            balancers=fleet.balancer_processes(),
+            balancers=fleet.processes_of("balancer"),
+            pipeline=fleet.processes_of("pipeline"),
             max_out_bytes_per_s=self._max_out_bytes_per_s,
         )
 
@@ -173,6 +179,7 @@ class LocalCluster:
             ),
             processes=self._running.statuses(),
             trouble=view.trouble,
+            windows=view.windows,
         )
 
     # -- what can be done to it ------------------------------------------------------------------------------
@@ -278,6 +285,8 @@ class LocalCluster:
             await self._start_leader(fleet)
             await fleet.start_agents(fleet.ids, self.url_for(AGENT))
             await self.wait_until_ready()
+            if self._windows is Way.SPARK and self._balancers:
+                await fleet.start_windows_job(self._balancer_environment)
         await self._stack.enter_async_context(taking_requests(self, self.ended.set))
 
     def _new_key(self) -> Signer:

@@ -28,6 +28,7 @@ from shoal.wire.commands import encode_commands
 AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
 
 URL_VARIABLE: Final = "SHOAL_URL"
+WINDOWS_JOB: Final = "load-windows"
 _ANSWER_TIMEOUT_S: Final = 1.0
 
 
@@ -154,6 +155,23 @@ def make_balancer(
         log,
         timing,
         launch=lambda: process.start(words, log, environment),
+        ready=_at_once,
+        changed=changed,
+    )
+
+
+def make_windows_job(
+    directory: StateDir, environment: Mapping[str, str], timing: Timing, changed: Callable[[], None]
+) -> Child:
+    """The Spark job that folds load windows, not yet started; when it is warm is seen by the balancer."""
+    words = [sys.executable, "-m", "shoal.cli", "pipeline", "load", "--state-dir", str(directory.root)]
+    log = directory.log(WINDOWS_JOB)
+    return Child(
+        WINDOWS_JOB,
+        "pipeline",
+        log,
+        timing,
+        launch=lambda: process.start([*words, "--log-level", "info"], log, environment),
         ready=_at_once,
         changed=changed,
     )

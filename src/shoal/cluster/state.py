@@ -10,6 +10,7 @@ readable by its owner only: it holds the passwords and the key that signs the pl
     failure        why the last start failed, until somebody has read it
     logs/          one file for each process
     audit/         the balancer's decisions
+    pipeline/      what Spark's jobs remember
     coordinator/, servers/   what the servers themselves need
 """
 
@@ -31,7 +32,7 @@ from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError
 
 STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
 _FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "failure", "lock")
-_DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit")
+_DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit", "pipeline")
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -64,6 +65,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     balancers: tuple[ProcessId, ...] = ()
     max_out_bytes_per_s: float | None = None
     """What a server may send; None is the agent's own default."""
+    pipeline: tuple[ProcessId, ...] = ()
+    """The Spark job that folds load windows, if it was asked for."""
 
     def url_for(self, role: str) -> str:
         """The address of the cluster for a role; user and password hold for the coordinator and for all
@@ -78,7 +81,7 @@ class ClusterState(msgspec.Struct, frozen=True):
         """All processes of the cluster but the supervisor."""
         endpoints = (self.coordinator, *self.servers)
         agents = (agent.process for agent in self.agents)
-        known = [*(endpoint.process for endpoint in endpoints), *agents, *self.balancers]
+        known = [*(endpoint.process for endpoint in endpoints), *agents, *self.balancers, *self.pipeline]
         yield from (process for process in known if process is not None)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.balance.window_source import Standing
 from shoal.cluster.child import ChildStatus
 
 
@@ -33,3 +34,5 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     servers: tuple[ServerStatus, ...]
     processes: tuple[ChildStatus, ...]
     trouble: str | None
+    windows: Standing | None = None
+    """Where the balancer's load windows come from; None if nobody balances."""

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from shoal import config, logs
+from shoal.balance.window_source import Way
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.parts import AgentCommand, shoal_agent
 from shoal.cluster.state import StateDir, state_dir_at, write_private
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--servers-min", type=int)
     parser.add_argument("--servers-max", type=int)
     parser.add_argument("--max-out-bytes-per-s", type=float)
+    parser.add_argument("--windows", type=Way, default=Way.IN_PROCESS)
     args = parser.parse_args(argv)
     logs.configure(level="info")
     directory = state_dir_at(args.state_dir)
@@ -60,6 +62,7 @@ async def _supervise(directory: StateDir, args: argparse.Namespace) -> None:
         servers_min=args.servers_min,
         servers_max=args.servers_max,
         max_out_bytes_per_s=args.max_out_bytes_per_s,
+        windows=args.windows,
     )
     task = asyncio.current_task()
     assert task is not None

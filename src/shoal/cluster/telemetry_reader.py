@@ -19,14 +19,13 @@ import pyarrow as pa
 
 from shoal.balance.reports import BATCH_SCHEMA, entries_to_batch
 from shoal.channels.telemetry import DATA_FIELD, ID_FIELD
-from shoal.errors import ConnectError, ProtocolError, ShoalError
+from shoal.cluster.asking import Asking
+from shoal.errors import ProtocolError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
 from shoal.wire.backoff import Backoff
-from shoal.wire.commands import Command
 from shoal.wire.envelope import TELEMETRY_KEY
-from shoal.wire.resp import RespLink
 
 POLL_S: Final = 0.2
 """How often a stream is asked for news; agents write once a second."""
@@ -37,64 +36,7 @@ READ_RECORDS: Final = 16
 BUFFER_BYTES_MAX: Final = 256 * 1024 * 1024
 """What may wait to be folded. Beyond it the oldest is dropped: its seconds are missing in the window."""
 
-ANSWER_TIMEOUT_S: Final = 5.0
-"""How long a server may take to answer. Then the connection is made anew."""
-
 _log: Final = get_log(__name__)
-
-
-class _Asking:
-    """One connection on which one command at a time is asked."""
-
-    def __init__(self, address: ServerAddress, username: str | None, password: str | None, limits: Limits) -> None:
-        self._link = RespLink(
-            address.host,
-            address.port,
-            username=username,
-            password=password,
-            name="shoal-balancer",
-            receiver=self,
-            connect_timeout_s=limits.connect_timeout_s,
-            frame_bytes_max=limits.command_reply_bytes_max,
-        )
-        self._answer: asyncio.Future[Any] | None = None
-        self._lost: Exception | None = None
-
-    async def open(self) -> None:
-        await self._link.open()
-
-    async def ask(self, command: Command) -> Any:
-        """The answer; ConnectError if there is none, hiredis.ReplyError if it is a refusal."""
-        if self._lost is not None:
-            raise self._lost
-        self._answer = asyncio.get_running_loop().create_future()
-        self._link.send_now([command])
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                reply = await self._answer
-        except TimeoutError as error:
-            raise ConnectError(f"no answer within {ANSWER_TIMEOUT_S:g} s") from error
-        if isinstance(reply, hiredis.ReplyError):
-            raise reply
-        return reply
-
-    def close(self) -> None:
-        self._link.abort()
-
-    def received(self, frames: list[Any]) -> None:
-        """Takes the answer; nothing else is expected here."""
-        for frame in frames:
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(frame)
-
-    def lost(self, error: Exception | None) -> None:
-        """The connection is gone, and with it the answer."""
-        self._lost = ConnectError(f"the connection was lost ({error})")
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(self._lost)
-
-    def can_send(self) -> None:
-        """There is always room for one command."""
 
 
 class TelemetryReader:
@@ -142,7 +84,7 @@ class TelemetryReader:
         position = b""
         trouble = ""
         while True:
-            asking = _Asking(server, self._username, self._password, self._limits)
+            asking = Asking(server, self._username, self._password, self._limits)
             try:
                 await asking.open()
                 position = position or await _newest(asking)
@@ -159,7 +101,7 @@ class TelemetryReader:
                 asking.close()
             await asyncio.sleep(backoff.next_delay_s())
 
-    async def _read_once(self, asking: _Asking, position: bytes) -> bytes:
+    async def _read_once(self, asking: Asking, position: bytes) -> bytes:
         """Reads what is new; returns how far it came."""
         command = (b"XREAD", b"COUNT", b"%d" % READ_RECORDS, b"STREAMS", TELEMETRY_KEY, position)
         reply = await asking.ask(command)
@@ -177,7 +119,7 @@ class TelemetryReader:
         return found[-1][0]
 
 
-async def _newest(asking: _Asking) -> bytes:
+async def _newest(asking: Asking) -> bytes:
     """The end of a stream as it is now; its beginning if there is none yet."""
     with contextlib.suppress(hiredis.ReplyError):
         reply = await asking.ask((b"XINFO", b"STREAM", TELEMETRY_KEY))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from shoal.balance.records import WINDOWS_KEY, decode
+from shoal.balance.window_source import Standing
 from shoal.cluster.keeping import LEASES, KeeperView
 from shoal.coordination.interface import Coordinator
 from shoal.errors import CoordinatorError, PlanError
@@ -50,4 +52,10 @@ class Watching:
             leases=tuple(sorted(name.removeprefix(LEASES) for name in leases)),
             ring=self._verifier.ring(stored.value) if stored else None,
             trouble=None if led else NO_LEADER,
+            windows=await self._windows() if led else None,
         )
+
+    async def _windows(self) -> Standing | None:
+        """Where load windows come from, as the balancer says."""
+        stored = await self._coordinator.get(WINDOWS_KEY)
+        return decode(stored.value, Standing) if stored else None

@@ -6,6 +6,7 @@ replicate, change the configuration or see a key outside `shoal:`.
 
     client    reads the plan, hears notifications; writes nothing
     reader    a client that also reads what the balancer has written down, and how servers stand in the pool
+    pipeline  a reader that also writes load windows for the balancer
     agent     reads the plan; takes leases and memberships of servers and writes reports, its own only if `server_id`
               says which
     admin     everything under `shoal:`, and INFO, which says whether the append-only file is well
@@ -21,10 +22,10 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, TypeAlias, get_args
 
-from shoal.coordination.layout import CHANNEL, LEASE, MEMBER, PREFIX, counter_key, index_key
+from shoal.coordination.layout import CHANNEL, LEASE, MEMBER, PREFIX, WINDOWS, counter_key, index_key
 from shoal.errors import ConfigError
 
-Role: TypeAlias = Literal["client", "reader", "agent", "admin"]
+Role: TypeAlias = Literal["client", "reader", "pipeline", "agent", "admin"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 PLAN_AREA: Final = "plan/"
@@ -79,9 +80,11 @@ def acl_rules(
     """
     if role == "client":
         return [*_NOTHING, *_plan("~"), *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS]
-    if role == "reader":
-        areas = [*_plan("~"), *_area("~", BALANCE_AREA), *_area("~", POOL_AREA)]
-        return [*_NOTHING, *areas, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS]
+    if role in ("reader", "pipeline"):
+        read = "%R~" if role == "pipeline" and server_version >= READ_ONLY_KEYS_SINCE else "~"
+        areas = [*_plan(read), *_area(read, BALANCE_AREA), *_area(read, POOL_AREA)]
+        windows = [f"~{PREFIX}{WINDOWS}*", "+xadd", "+set", "+del"] if role == "pipeline" else []
+        return [*_NOTHING, *areas, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS, *windows]
     if role == "agent":
         read = "%R~" if server_version >= READ_ONLY_KEYS_SINCE else "~"
         keys = [*_plan(read), *_grants(read, server_id), *_reports(server_id)]

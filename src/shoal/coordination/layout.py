@@ -7,6 +7,8 @@ drift apart. It never touches a connection.
     shoal:@lease/<area>/<name>        a lease, with Redis's own expiry
     shoal:@member/<group>/<member>    a membership, with Redis's own expiry
     shoal:@barrier/<name>             a set of the members that arrived
+    shoal:@windows/spark              a stream: load windows that Spark has folded, the last ones
+    shoal:@windows/alive              the job that writes them, with Redis's own expiry
     shoal:@index/<area>               sorted set: the names of the area's keys, all scores 0
     shoal:@index/@lease/<area>        sorted set: the names of its leases; the score is when they end if not
     shoal:@index/@member/<group>      renewed, in ms of the server's clock (a hint for cleaning up only)
@@ -29,6 +31,7 @@ CHANNEL: Final = "shoal:changed"
 LEASE: Final = "@lease/"
 MEMBER: Final = "@member/"
 BARRIER: Final = "@barrier/"
+WINDOWS: Final = "@windows/"
 
 
 class StoredValue(msgspec.Struct, array_like=True, tag="value", frozen=True):

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.balance.window_source import Standing, Way
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.server_meter import ServerMeter, ServerSecond
 from shoal.config import environment_of
@@ -48,6 +49,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     servers_max: int
     limits: Limits
     seed: int = 1
+    windows: Way = Way.IN_PROCESS
+    """Who folds load windows."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -75,6 +78,11 @@ class Summary(msgspec.Struct, frozen=True):
     events: list[Event]
     gap_reasons: dict[str, int]
     troubles: list[str]
+    windows: Way = Way.IN_PROCESS
+    """Where load windows came from at the end."""
+    windows_why: str = ""
+    spark_at_s: float | None = None
+    """When load windows first came from Spark; None if they never did."""
 
     @property
     def holds(self) -> bool:
@@ -90,7 +98,8 @@ async def run_demo(options: Options, show: Show, say: Callable[[str], None]) -> 
     """Runs the demo. `show` gets a frame ten times a second, `say` what goes on before the first one."""
     stop = asyncio.Event()
     with _interrupts(stop):
-        say(f"starting a cluster of {options.servers} servers with their agents, and a balancer ...")
+        spark = " and a Spark job for load windows" if options.windows is Way.SPARK else ""
+        say(f"starting a cluster of {options.servers} servers with their agents, and a balancer{spark} ...")
         story = Story(options.seconds, options.players)
         async with (
             LocalCluster(
@@ -100,6 +109,7 @@ async def run_demo(options: Options, show: Show, say: Callable[[str], None]) -> 
                 servers_max=options.servers_max,
                 max_out_bytes_per_s=story.capacity_bytes_per_s,
                 balancer_environment=environment_of(balance=SETTINGS, balancer=OPTIONS),
+                windows=options.windows,
             ) as cluster,
             Crowds(cluster.directory.log("players")) as crowds,
         ):
@@ -138,6 +148,8 @@ class Demo:
         self._loads: dict[str, ServerSecond] = {}
         self._players_max = 0
         self._phase = story.phase(0.0)
+        self._standing: Standing | None = None
+        self._spark_at_s: float | None = None
 
     async def run(self) -> Summary:
         """Plays for the time that was asked for, or until somebody interrupts; then counts."""
@@ -176,6 +188,7 @@ class Demo:
         self._crowds.check()
         now = time.monotonic()
         self._script.look(self._cluster.status(), self._crowds.back_until, now)
+        self._look_at_windows(now)
         self._players_max = max(self._players_max, self._crowds.players)
         if now >= self._sample_at:
             self._sample_at += SAMPLE_S
@@ -186,6 +199,18 @@ class Demo:
             self._sampler.sample(now, self._crowds.players, self._crowds.tally, responses_ms, pids, ratios)
         self._show(self._frame(now))
         await asyncio.sleep(STEP_S)
+
+    def _look_at_windows(self, now: float) -> None:
+        """Tells when the balancer takes its load windows from somewhere else."""
+        standing, before = self._cluster.status().windows, self._standing
+        if standing is None or standing == before:
+            return
+        self._standing = standing
+        if standing.way is Way.SPARK:
+            self._spark_at_s = self._spark_at_s or now - self._start
+            self._script.tell(now, "good", f"load windows come from Spark now: {standing.why}")
+        elif before is not None and before.way is Way.SPARK:
+            self._script.tell(now, "bad", f"load windows are folded in process again: {standing.why}")
 
     def _frame(self, now: float) -> Frame:
         return Frame(
@@ -253,6 +278,9 @@ class Demo:
             events=self._script.events,
             gap_reasons=dict(self._crowds.gap_reasons.most_common()),
             troubles=self._crowds.troubles,
+            windows=self._standing.way if self._standing else Way.IN_PROCESS,
+            windows_why=self._standing.why if self._standing else "",
+            spark_at_s=None if self._spark_at_s is None else round(self._spark_at_s, 1),
         )
 
 

@@ -247,6 +247,7 @@ def summary_table(summary: Summary) -> RenderableType:
     table.add_row("plans", f"{summary.proposals}", "by the balancer, with shorter waits than by default")
     table.add_row("moves", f"{summary.moves_ended}", f"of {summary.moves_asked} channel moves asked for")
     table.add_row("replicated", f"{summary.replicated}", "channels that were given several servers")
+    table.add_row("load windows", str(summary.windows), _windows_words(summary))
     table.add_row("messages", f"{tally.messages:,}")
     table.add_row("deliveries", f"{tally.deliveries:,}")
     table.add_row("response p50", _ms(summary.p50_ms), "from an update to its return")
@@ -268,6 +269,14 @@ def summary_table(summary: Summary) -> RenderableType:
         else Text("the promise was broken", "bold red")
     )
     return Group(table, *notes, verdict)
+
+
+def _windows_words(summary: Summary) -> str:
+    """Where load windows came from, and since when."""
+    if summary.spark_at_s is None:
+        return summary.windows_why
+    handed = f"handed over to Spark after {summary.spark_at_s:g} s"
+    return handed if summary.windows == "spark" else f"{handed}, and back: {summary.windows_why}"
 
 
 def _broken(tally: Tally) -> bool:

@@ -5,6 +5,7 @@ Owns the names, and how a channel's name becomes part of one. Never touches the 
     plan/key                 the public key by which rings and entries are checked
     plan/ring                the signed ring
     plan/entries/<channel>   the signed entry of one channel
+    plan/recorded/<pattern>  a mark: the channels that the pattern matches are recorded
     moves/<channel>          a move that was asked for, until it has ended
     reports/<server>         what the server's agent says of the channels that move there
     pool/<server>            how a server stands in the pool, if otherwise than a home that takes channels: see `Mark`
@@ -26,6 +27,7 @@ RING_KEY: Final = "plan/ring"
 KEEPER_LEASE: Final = "plan/keeper"
 """The lease of the one process that may write the plan."""
 ENTRIES_PREFIX: Final = "plan/entries/"
+RECORDED_PREFIX: Final = "plan/recorded/"
 MOVES_PREFIX: Final = "moves/"
 REPORTS_PREFIX: Final = "reports/"
 POOL_PREFIX: Final = "pool/"
@@ -64,6 +66,16 @@ def entry_key(channel: bytes) -> str:
 def entry_channel(key: str) -> bytes | None:
     """The channel whose entry has this key; None if the key is not that of any channel's entry."""
     return channel_of(key, ENTRIES_PREFIX)
+
+
+def recorded_key(pattern: bytes) -> str:
+    """The key of the mark that the channels of a pattern are recorded."""
+    return RECORDED_PREFIX + channel_text(pattern)
+
+
+def recorded_pattern(key: str) -> bytes | None:
+    """The pattern that is marked by this key; None if the key is no such mark."""
+    return channel_of(key, RECORDED_PREFIX) if key.startswith(RECORDED_PREFIX) else None
 
 
 def move_key(channel: bytes) -> str:

@@ -19,7 +19,7 @@ from shoal.coordination.interface import Change, Lease
 from shoal.errors import CoordinatorError, CoordinatorUnavailableError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
-from shoal.plan.keys import ENTRIES_PREFIX, PLAN_PREFIX, RING_KEY, report_key
+from shoal.plan.keys import ENTRIES_PREFIX, PLAN_PREFIX, RING_KEY, recorded_pattern, report_key
 from shoal.plan.moving import Report, encode_report
 from shoal.plan.signing import Verifier
 from shoal.sim.agent_links import RETRY_S, Ear, Wire
@@ -193,6 +193,8 @@ class AgentActor:
             self._follow()
         elif change.key.startswith(ENTRIES_PREFIX):
             self.core.entry(change.now.value)
+        elif (pattern := recorded_pattern(change.key)) is not None:
+            self.core.mark(pattern, True)
         self.flush()
 
     def _follow(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shoal.channels.rules import ALL_RULES, Rules, broken
-from shoal.sim import balancer, balancer_corners, channels, moves, moves_corners
+from shoal.sim import balancer, balancer_corners, channels, moves, moves_corners, recording
 from shoal.sim.scenario import Outcome
 
 CORNERS_SEEDS_MIN: Final = 200
@@ -49,6 +49,7 @@ PROTOCOLS: Final = {
             ("server left ring", "server joined ring"),
         ),
         Protocol("moves", moves.run_seed, moves_corners.CORNERS, moves_corners.BREAKS, ("move",)),
+        Protocol("recording", recording.run_seed, recording.CORNERS, recording.BREAKS, ("move",)),
         Protocol("balancer", balancer.run_seed, balancer_corners.CORNERS, balancer_corners.BREAKS, ("move",)),
     )
 }

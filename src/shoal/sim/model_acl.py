@@ -56,8 +56,11 @@ COMMANDS: Final[dict[str, CommandSpec]] = dict(
         _spec("set", -3, "string write slow", keys="first"),
         _spec("get", 2, "string read fast", keys="first"),
         _spec("del", -2, "keyspace write slow", keys="all"),
+        _spec("sadd", -3, "set write fast", keys="first"),
+        _spec("smembers", 2, "set read slow", keys="first"),
         _spec("xadd", -5, "stream write fast", keys="first"),
         _spec("xlen", 2, "stream read fast", keys="first"),
+        _spec("xrevrange", -4, "stream read slow", keys="first"),
         _spec("info", -1, "dangerous slow"),
     )
 )

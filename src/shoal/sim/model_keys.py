@@ -1,4 +1,4 @@
-"""The few commands on keys that the model of Redis has: SET, GET, DEL, XADD, XLEN.
+"""The few commands on keys that the model of Redis has: SET, GET, DEL, SADD, SMEMBERS, XADD, XLEN, XREVRANGE.
 
 Owns: the keys of one life of a server. Never touches: connections and rights.
 """
@@ -24,12 +24,12 @@ class Stream:
 
 
 class Keys:
-    """Strings and streams by key. A trim with `~` is done exactly, which Redis may but need not do."""
+    """Strings, sets and streams by key. A trim with `~` is done exactly, which Redis may but need not do."""
 
     __slots__ = ("values",)
 
     def __init__(self) -> None:
-        self.values: dict[bytes, bytes | Stream] = {}
+        self.values: dict[bytes, bytes | Stream | dict[bytes, None]] = {}
 
     def execute(self, command: tuple[bytes, ...], now: float) -> Any:
         """The reply to one command whose number of arguments is right."""
@@ -41,14 +41,27 @@ class Keys:
             self.values[command[1]] = command[2]
             return b"OK"
         if name == b"get":
-            return ReplyError(_WRONG_TYPE) if isinstance(value, Stream) else value
+            return value if value is None or isinstance(value, bytes) else ReplyError(_WRONG_TYPE)
         if name == b"del":
             return sum(self.values.pop(key, None) is not None for key in command[1:])
-        if isinstance(value, bytes):
+        if name in (b"sadd", b"smembers"):
+            if value is not None and not isinstance(value, dict):
+                return ReplyError(_WRONG_TYPE)
+            return self._add_members(command) if name == b"sadd" else list(value or ())
+        if value is not None and not isinstance(value, Stream):
             return ReplyError(_WRONG_TYPE)
         if name == b"xlen":
             return 0 if value is None else len(value.entries)
+        if name == b"xrevrange":
+            return _newest(command, value)
         return self._add(command, value, now)
+
+    def _add_members(self, command: tuple[bytes, ...]) -> int:
+        members = self.values.setdefault(command[1], {})
+        assert isinstance(members, dict)
+        before = len(members)
+        members.update(dict.fromkeys(command[2:]))
+        return len(members) - before
 
     def _add(self, command: tuple[bytes, ...], stream: Stream | None, now: float) -> Any:
         """XADD key [MAXLEN [=|~] count] id field value ..."""
@@ -91,3 +104,18 @@ def _entry_id(text: bytes, last: StreamId, now: float) -> StreamId | ReplyError:
     if number <= last:
         return ReplyError("ERR The ID specified in XADD is equal or smaller than the target stream top item")
     return number
+
+
+def _newest(command: tuple[bytes, ...], stream: Stream | None) -> Any:
+    """XREVRANGE key + - [COUNT count], and `(id` in the place of `+`: the model has no other ranges."""
+    end: StreamId | None = None
+    if command[2].startswith(b"("):
+        first, _, second = command[2][1:].partition(b"-")
+        end = int(first), int(second or b"0")
+    elif command[2] != b"+" or command[3] != b"-":
+        return ReplyError(_BAD_ID)
+    if len(command) not in (4, 6) or (len(command) == 6 and command[4].lower() != b"count"):
+        return ReplyError("ERR syntax error")
+    entries = [entry for entry in reversed(stream.entries) if end is None or entry[0] < end] if stream else []
+    count = int(command[5]) if len(command) == 6 else len(entries)
+    return [[b"%d-%d" % number, list(fields)] for number, fields in entries[:count]]

@@ -230,6 +230,9 @@ _HANDLERS: Final[dict[bytes, Callable[[ModelRedis, Client, Command], None]]] = {
     b"set": ModelRedis._key_command,
     b"get": ModelRedis._key_command,
     b"del": ModelRedis._key_command,
+    b"sadd": ModelRedis._key_command,
+    b"smembers": ModelRedis._key_command,
     b"xadd": ModelRedis._key_command,
+    b"xrevrange": ModelRedis._key_command,
     b"xlen": ModelRedis._key_command,
 }

@@ -50,6 +50,10 @@ class Estimate:
     """Hosts that are gone: they can carry nothing, and what is placed there is placed nowhere."""
     silent: Bools
     """Hosts of which the window does not tell, though channels there did something: they are left alone."""
+    ahead: float = 1.0
+    """By what factor more than that is forecast: servers are added for it, and what is spread is worth more by it."""
+    due: bool = False
+    """Whether a rise is forecast, or was until a moment ago and may be late: no server is freed."""
 
     @property
     def ratio(self) -> Floats:
@@ -116,4 +120,21 @@ def estimate(situation: Situation, settings: BalanceSettings) -> Estimate:
         takes=hosts.takes & (hosts.capacity > 0),
         dead=dead,
         silent=silent,
+        ahead=_ahead(situation, settings, factor),
+        due=_is_due(situation, settings),
     )
+
+
+def _ahead(situation: Situation, settings: BalanceSettings, factor: float) -> float:
+    """What a forecast says beyond the growth that is seen already; 1 without one."""
+    if situation.forecast is None:
+        return 1.0
+    return max(1.0, situation.forecast.rise(situation.at_s, settings.forecast_s) / factor)
+
+
+def _is_due(situation: Situation, settings: BalanceSettings) -> bool:
+    """Whether a forecast has a rise that is to come, or should have come by now."""
+    if situation.forecast is None:
+        return False
+    around = situation.at_s - settings.forecast_s, situation.at_s
+    return any(situation.forecast.rise(moment, settings.forecast_s) > 1.0 for moment in around)

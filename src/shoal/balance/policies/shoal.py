@@ -23,6 +23,9 @@ What triggers a plan:
 - an uneven load, worth a plan by the objective: servers have joined, say;
 - servers to be emptied; and in calm times channels that have more servers than they need.
 
+Where there is a forecast, servers are added before the rise that it tells of, what is uneven is worth a plan by the
+load that is coming, and no server is freed shortly before or after.
+
 What has jumped is looked at once more: the window in which a load rises has seen only a part of it, and a plan made for
 that part would be in the way of the next one. A server that is beyond help already does not wait.
 
@@ -186,7 +189,7 @@ class _Case:
     def calm(self) -> bool:
         """Whether nothing is urgent, under way or growing."""
         busy = self.overloaded or self.waiting or self.sizing.add or len(self.sizing.keep)
-        return not busy and not self.situation.pool.adding and self.load.growth == 1.0
+        return not busy and not self.situation.pool.adding and self.load.growth == 1.0 and not self.load.due
 
     def draft(self) -> Draft:
         """The plan that costs least; an empty one if none is worth it.
@@ -232,7 +235,8 @@ class _Case:
 
     def _spreads(self, draft: Draft) -> bool:
         """Whether a draft without overload is worth it: what it moves for balance alone must lower the maximum."""
-        return not draft.balanced or float(self.load.ratio.max() - draft.ratio.max()) >= SPREAD_MIN / 2.0
+        gain = float(self.load.ratio.max() - draft.ratio.max()) * self.load.ahead
+        return not draft.balanced or gain >= SPREAD_MIN / 2.0
 
     def _attempt(self, free: Bools, share: float, above: float, shelved: _Shelved, *, bounded: bool = True) -> Draft:
         """A draft with shares of the large channels that are no larger than `share`, where they were above `above`.
@@ -292,11 +296,11 @@ class _Case:
         return None
 
     def _useful(self, level: float) -> float:
-        """A load ratio as far as lowering it is worth something."""
-        return max(level, self.settings.low_ratio)
+        """A load ratio as far as lowering it is worth something: at the load that is forecast."""
+        return max(level * self.load.ahead, self.settings.low_ratio)
 
     def _waste(self, levels: Floats) -> Floats:
         """What the part of the servers costs that is there only because the busiest is at a level."""
         servers = self.situation.hosts.cost[self.sizing.takes].sum() * self.settings.server_hour_price
-        useful = np.maximum(levels, self.settings.low_ratio)
+        useful = np.maximum(levels * self.load.ahead, self.settings.low_ratio)
         return np.asarray(servers * BALANCE_LASTS_H * useful / self.settings.safe_ratio, np.float64)

@@ -5,9 +5,10 @@ hour of the pool costs
 
     server_hour_price * (cost of its servers)  +  OVERLOAD_HOUR_PRICE * (servers' worth of load above safe_ratio)
 
-at the load of the horizon. Servers are added, in one step, as long as the sum falls; servers that were being drained
-are kept first, for they are there already. Servers are drained when the others stay well below `safe_ratio` and the
-money pays for moving their channels within `PAYBACK_H`; the dearest for what they carry go first.
+at the load of the horizon, or at what is forecast beyond it. Servers are added, in one step, as long as the sum falls;
+servers that were being drained are kept first, for they are there already. Servers are drained when the others stay
+well below `safe_ratio` and the money pays for moving their channels within `PAYBACK_H`; the dearest for what they carry
+go first.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def grown(situation: Situation, load: Estimate, settings: BalanceSettings, least
     )
     price = ladder(0.0, hosts.cost[spare], pool.new_cost) * settings.server_hour_price
     ratio = np.maximum(
-        load.host_bytes_out.sum() / np.maximum(capacity, CAPACITY_MIN),
-        load.host_cpu.sum() / np.maximum(cpu, CAPACITY_MIN),
+        load.host_bytes_out.sum() * load.ahead / np.maximum(capacity, CAPACITY_MIN),
+        load.host_cpu.sum() * load.ahead / np.maximum(cpu, CAPACITY_MIN),
     )
     servers = load.takes.sum() + pool.adding + np.arange(len(ratio))
     overload = np.maximum(0.0, ratio - settings.safe_ratio) * np.maximum(servers, 1)
@@ -75,6 +76,8 @@ def grown(situation: Situation, load: Estimate, settings: BalanceSettings, least
     takes = load.takes.copy()
     takes[keep] = True
     figures = {"growth": load.growth, "average_ratio": float(ratio[0]), "average_ratio_after": float(ratio[steps])}
+    if load.ahead > 1.0:
+        figures["ahead"] = load.ahead
     return Sizing(takes, steps - len(keep), keep=keep, reason=Reason.GROW, figures=figures)
 
 

@@ -42,7 +42,7 @@ def bound(workload: Workload, server: ServerModel, servers: int) -> int:
     for now_s in range(workload.seconds):
         traffic = workload.at(now_s)
         messages = float(traffic.messages_out.sum())
-        links = messages * traffic.message_bytes / (servers * server.limit_bytes_per_s)
+        links = float((traffic.messages_out * traffic.message_bytes).sum()) / (servers * server.limit_bytes_per_s)
         cores = messages * server.delivery_cpu_s + float(traffic.publications.sum()) * server.publication_cpu_s
         if max(links, cores / (servers * server.cpu_capacity)) > 1 or traffic.latency_ms >= RESPONSE_LIMIT_MS:
             break

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import NEVER, Channels, Floats, Ints, Placements
+from shoal.balance.forecast import Forecast
 from shoal.balance.joining import SETTLED_S
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
@@ -23,12 +24,19 @@ class Measuring:
     """The open window, and what is remembered of earlier ones."""
 
     def __init__(
-        self, names: pa.Array, server: ServerModel, model: MeasureModel, settings: BalanceSettings, seed: int
+        self,
+        names: pa.Array,
+        server: ServerModel,
+        model: MeasureModel,
+        settings: BalanceSettings,
+        seed: int,
+        forecast: Forecast | None = None,
     ) -> None:
         self._names = names
         self._server = server
         self._model = model
         self._settings = settings
+        self._forecast = forecast
         self._rng = np.random.default_rng([seed, 1])
         self._past: list[tuple[float, float]] = []
         self.moved_at: Floats = np.full(len(names), NEVER)
@@ -101,6 +109,7 @@ class Measuring:
             planned_at=self.planned_at,
             past_at=past[:, 0].copy(),
             past_bytes_out=past[:, 1].copy(),
+            forecast=self._forecast,
         )
         self._open()
         return situation

@@ -90,7 +90,7 @@ class Moving:
         messages = (publications * traffic.subscribers[rows] + clients * each) * part
         cores = messages * server.delivery_cpu_s + publications * part * server.publication_cpu_s
         return (
-            np.bincount(at, messages * traffic.message_bytes, servers).astype(np.float64, copy=False),
+            np.bincount(at, messages * traffic.bytes_of(rows), servers).astype(np.float64, copy=False),
             np.bincount(at, cores, servers).astype(np.float64, copy=False),
         )
 

@@ -66,7 +66,8 @@ class Queues:
         received = traffic.publications[elements.rows] * elements.receives
         fan = traffic.subscribers[elements.rows] * elements.fans
         sent = received * fan
-        fan_bytes = fan * traffic.message_bytes
+        message_bytes = traffic.bytes_of(elements.rows)
+        fan_bytes = fan * message_bytes
         link_s = fan_bytes / model.limit_bytes_per_s
         core_s = (model.publication_cpu_s + fan * model.delivery_cpu_s) / model.cpu_capacity
         bytes_out = elements.loads(received * fan_bytes, servers)
@@ -88,7 +89,7 @@ class Queues:
         delay = (link_wait + core_wait)[elements.servers] + (link_s + core_s) / 2
         cut = 0.0
         if received.size and received.max() > model.connection_messages_per_s:
-            waits, cut = self._connections(received, fan, traffic.message_bytes, step_s)
+            waits, cut = self._connections(received, fan, message_bytes, step_s)
             delay += waits
         lost = float(sent[failed[elements.servers]].sum()) + cut if failed.any() else cut
         return Step(bytes_out, cores, delay, failed, lost)
@@ -121,7 +122,9 @@ class Queues:
         self._backlog_bytes[failed] = self._backlog_cores[failed] = 0.0
         return failed
 
-    def _connections(self, received: Floats, fan: Floats, message_bytes: float, step_s: float) -> tuple[Floats, float]:
+    def _connections(
+        self, received: Floats, fan: Floats, message_bytes: float | Floats, step_s: float
+    ) -> tuple[Floats, float]:
         """Connections that are given more than they can take: how long messages wait, and how many are cut off."""
         limit = self.model.connection_messages_per_s
         if len(self._waiting) != len(received):

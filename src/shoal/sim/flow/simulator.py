@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from shoal.balance.columns import Floats, Placements
 from shoal.balance.decision import Decision
+from shoal.balance.forecast import Forecast
 from shoal.balance.policies import Policy
 from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
 from shoal.plan.ring import Ring, ServerAddress
@@ -64,6 +65,7 @@ class FlowSimulator:
         *,
         seed: int = 0,
         placements: Placements | None = None,
+        forecast: Forecast | None = None,
     ) -> None:
         models.server.validate()
         self._workload = workload
@@ -75,7 +77,7 @@ class FlowSimulator:
         first = placements if placements is not None else at_homes(workload.names, tuple(self.pool.ids))
         self.moving = Moving(models.moves, first)
         self._queues = Queues(models.server, len(self.pool))
-        self._measuring = Measuring(workload.names, models.server, models.measures, settings, seed)
+        self._measuring = Measuring(workload.names, models.server, models.measures, settings, seed, forecast)
         self._spread = Spread(first, seed)
 
     def run(self, stop: Callable[[Second], bool] | None = None) -> Series:

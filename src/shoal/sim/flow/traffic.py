@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import Floats, Ints
@@ -21,8 +22,8 @@ class Traffic:
     """A second; each counted once, however many servers it goes to."""
     publishers: Ints
     subscribers: Ints
-    message_bytes: float
-    """What one delivery of one message weighs."""
+    message_bytes: float | Floats
+    """What one delivery of one message weighs: in all channels, or by channel."""
     responses: Floats
     """Response times that are taken a second, by channel: they weigh the average."""
     latency_ms: float
@@ -33,6 +34,10 @@ class Traffic:
     def messages_out(self) -> Floats:
         """Deliveries a second."""
         return self.publications * self.subscribers
+
+    def bytes_of(self, rows: Ints) -> float | Floats:
+        """What one delivery weighs in the channels of some rows."""
+        return self.message_bytes[rows] if isinstance(self.message_bytes, np.ndarray) else self.message_bytes
 
 
 class Workload(Protocol):

@@ -1,0 +1,38 @@
+"""The fold over rows that carry their own times: moment by moment, as they arrived.
+
+Owns the order. A reader that is awake folds what it reads when it reads it; one that reads a backlog at once, or in
+micro-batches, must fold it as if it had been awake, or it would take for late what was not. So the same rows give the
+same windows, whatever batches they come in, as long as batches follow each other in time.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.balance.fold import fold
+from shoal.balance.fold_state import FoldState
+from shoal.balance.reports import BATCH_SCHEMA
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.window import LoadWindow
+
+
+def fold_in_order(
+    state: FoldState, batch: pa.RecordBatch | pa.Table, settings: BalanceSettings
+) -> tuple[list[LoadWindow], FoldState]:
+    """The windows that a batch closes, oldest first, and the next state. The time is that of the latest arrival."""
+    table = pa.table({name: batch[name] for name in BATCH_SCHEMA.names}).combine_chunks()
+    arrived_s = table["arrived_s"].to_numpy()
+    known = np.isfinite(arrived_s)
+    arrived_s = np.where(known, arrived_s, arrived_s[known].max(initial=0.0))  # the fold drops a row without a time
+    order = np.argsort(arrived_s, kind="stable")
+    times = arrived_s[order]
+    table = table.take(pa.array(order)).combine_chunks()
+    bounds = [*np.flatnonzero(np.diff(times, prepend=-np.inf)).tolist(), len(times)]
+    windows: list[LoadWindow] = []
+    for begin, end in pairwise(bounds):
+        closed, state = fold(state, table.slice(begin, end - begin), float(times[begin]), settings)
+        windows += closed
+    return windows, state

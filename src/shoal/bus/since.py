@@ -1,0 +1,114 @@
+"""`subscribe(since=...)`: what was recorded, then what is live, without a hole or a double.
+
+Owns the order of things. The live subscription is in force first, and its messages wait in its inbox while the archive
+and the records are read; when that is full, publishers keep the rest (see `inbox_messages_max`). Then the history is
+cut where the live messages begin, stream by stream, and the subscription goes on from there. Agents write a message
+down before they answer the subscriber that comes after it, so records reach as far as the live messages begin; where
+one does not, the publisher is asked for what is between, as for any hole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from shoal.channels.rejoining import go_on, live_from
+from shoal.channels.subscription import Subscription as CoreSubscription
+from shoal.errors import ShoalError, SubscribeError
+from shoal.filters.filter import Filter
+from shoal.logs import get_log
+from shoal.message import Item, Message
+from shoal.wire.glob import glob_match
+
+if TYPE_CHECKING:
+    from shoal.bus.client import Bus
+    from shoal.history.reading import ChannelHistory
+
+REACH_S_MAX: Final = 3.0
+"""How long records may take to reach the first live messages. Then their publishers are asked for what is between."""
+
+PAUSE_S: Final = 0.1
+
+_log: Final = get_log(__name__)
+
+
+async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: Filter | None) -> Iterator[Item]:
+    """The history of a subscription that is in force, up to where its live messages begin. From now on the
+    subscription hands over what comes after it."""
+    from shoal.history.reading import ChannelHistory
+    from shoal.history.records import Login
+    from shoal.history.table import matching, to_items
+
+    loop = asyncio.get_running_loop()
+    history = ChannelHistory(bus.ring.servers, Login(*bus.login), core.name, since_us, bus.archive)
+    deadline = loop.time() + REACH_S_MAX
+    while True:
+        ends = await asyncio.to_thread(_read, history)
+        begins = live_from(core)
+        if loop.time() >= deadline or (
+            _reaches(begins, history.reached(begins), ends) and not await asyncio.to_thread(history.unsettled, begins)
+        ):
+            break
+        await asyncio.sleep(PAUSE_S)
+        history.follow(bus.ring.servers)
+    begins = live_from(core)
+    live = [item.payload for item in core.inbox.items if isinstance(item, Message) and item.foreign]
+    reached = history.reached(begins)
+    adapter = bus.adapter
+    go_on(adapter.router.receiving, core, begins, _behind(begins, reached, ends, history.ended()), adapter.now)
+    if where is not None:
+        _want(core, where)
+    adapter.flush()
+    before = {stream: min(first, reached.get(stream, first) + 1) for stream, first in begins.items()}
+    table = await asyncio.to_thread(history.joined, None, before, live)
+    if not table.num_rows:
+        await _check_recorded(bus, core)
+    if where is not None:
+        table = await asyncio.to_thread(matching, table, where)
+    return iter(to_items(table, core.text))
+
+
+def _read(history: ChannelHistory) -> Mapping[int, int]:
+    history.read()
+    return history.ends()
+
+
+def _behind(
+    begins: Mapping[int, int], reached: Mapping[int, int], ends: Mapping[int, int], ended: set[int]
+) -> dict[int, int]:
+    """How far the history has come in each stream that may go on. Of a stream that said nothing in the time that was
+    asked for, the records tell how far it had come before."""
+    behind = {stream: last for stream, last in reached.items() if stream in begins or stream not in ended}
+    silent = {stream: ends[stream] for stream in begins if stream not in reached and ends.get(stream)}
+    return {**behind, **silent}
+
+
+def _reaches(begins: Mapping[int, int], reached: Mapping[int, int], ends: Mapping[int, int]) -> bool:
+    """Whether the records reach the first live message of each stream."""
+    return all((reached.get(stream) or ends.get(stream, 0)) + 1 >= first for stream, first in begins.items())
+
+
+def _want(core: CoreSubscription, where: Filter) -> None:
+    """From now on only what the filter matches is handed over, of what waits too."""
+    core.wanted = where.matches
+    inbox = core.inbox
+    waiting = [inbox.take() for _ in range(len(inbox.items))]
+    for item in waiting:
+        if not isinstance(item, Message):
+            inbox.report(item)
+        elif where.matches(item.attributes or {}):
+            inbox.put(item)
+
+
+async def _check_recorded(bus: Bus, core: CoreSubscription) -> None:
+    """SubscribeError if there is no history because nobody records the channel."""
+    try:
+        patterns = await bus.recorded_patterns()
+    except ShoalError as error:
+        _log.info("nobody can say whether the channel is recorded", channel=core.text, why=str(error))
+        return
+    if not any(glob_match(pattern, core.name) for pattern in patterns):
+        raise SubscribeError(
+            f"nothing of {core.text!r} was recorded", do=f"run `shoal channels record {core.text}`, or leave since out"
+        )

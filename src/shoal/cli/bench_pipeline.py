@@ -1,0 +1,80 @@
+"""`shoal bench pipeline`: its flags, and how its figures look.
+
+What is measured is decided in `shoal.bench.pipeline`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+from shoal.cli.output import console, note
+
+PARTS: Final = ("load", "archive", "match")
+
+
+def add_flags(parser: argparse._ArgumentGroup, positive_int: Any) -> None:
+    """The flags."""
+    parser.add_argument(
+        "--only",
+        choices=PARTS,
+        action="append",
+        metavar="PART",
+        help=f"{', '.join(PARTS)}; may be given several times (default: all)",
+    )
+    parser.add_argument(
+        "--events", type=positive_int, metavar="N", help="match: events of the archive (default 10,000,000)"
+    )
+    parser.add_argument("--filters", type=positive_int, metavar="N", help="match: filters (default 100,000)")
+    parser.add_argument(
+        "--live-seconds", type=positive_int, metavar="S", help="load: how long it is fed each second (default 20)"
+    )
+    parser.add_argument(
+        "--messages", type=positive_int, metavar="N", help="archive: messages of each channel (default 100,000)"
+    )
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure."""
+    from shoal.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
+
+    defaults = pipeline.Options()
+    options = pipeline.Options(
+        parts=tuple(args.only or PARTS),
+        rounds=args.rounds or defaults.rounds,
+        load=pipeline_load.Options(live_s=args.live_seconds or defaults.load.live_s),
+        archive=pipeline_archive.Options(messages=args.messages or defaults.archive.messages),
+        match=pipeline_match.Options(
+            events=args.events or defaults.match.events, filters=args.filters or defaults.match.filters
+        ),
+    )
+    return pipeline.measure(options, note)
+
+
+_COLUMNS: Final = {
+    "rows_per_s": "rows/s",
+    "rows_per_s_min": "least",
+    "rows_per_s_max": "most",
+    "batch_ms_p50": "batch p50 ms",
+    "seconds": "s",
+}
+"""What is shown of a row, where it has it, and under which heading."""
+
+
+def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Show the figures to people."""
+    from rich import box
+    from rich.table import Table
+
+    screen = console(args)
+    machine = facts["machine"]
+    table = Table(title=f"pipeline, {machine['cores']} cores, {machine['cpu']}", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("job", no_wrap=True)
+    for heading in _COLUMNS.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in facts["rows"]:
+        table.add_row(row["contender"], *("" if row.get(name) is None else f"{row[name]:,g}" for name in _COLUMNS))
+    screen.print(table)
+    screen.print(facts["workload"]["all"])
+    for name, value in facts["ratios"].items():
+        screen.print(f"{name}: {value:.2f}")

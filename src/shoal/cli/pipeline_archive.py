@@ -1,0 +1,150 @@
+"""`shoal pipeline archive`: recorded channels into Parquet.
+
+Owns the words and the rhythm of batches. The work is `shoal.pipeline.archive`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.cli.output import Subparsers, add_command, note, result
+from shoal.errors import ConfigError, ShoalError
+
+if TYPE_CHECKING:
+    from shoal.history.records import Login
+    from shoal.pipeline.archive.job import ArchiveJob, Runner
+    from shoal.plan.ring import ServerAddress
+
+INTERVAL_S: Final = 10.0
+"""How long the job waits when it has archived all there was."""
+
+
+def add(jobs: Subparsers) -> None:
+    """Add the job to `shoal pipeline`."""
+    from shoal.cli.pipeline import add_spark_flags
+
+    parser = add_command(
+        jobs,
+        "archive",
+        run,
+        "write recorded channels into Parquet files",
+        example="shoal pipeline archive --once --archive /data/shoal --json\n"
+        "shoal pipeline archive --archive /data/shoal --compact",
+        description="Write what the servers have recorded into Parquet, by day and channel. Each message is there once "
+        "for whoever reads by the manifest (`shoal history` does), however often the job is killed.",
+    )
+    parser.add_argument("--archive", metavar="DIR", help="the archive (default: the setting archive_dir)")
+    parser.add_argument("--once", action="store_true", help="archive what there is and end; else until interrupted")
+    parser.add_argument("--compact", action="store_true", help="put small files together, however few they are")
+    parser.add_argument("--interval", type=float, default=INTERVAL_S, metavar="S", help=f"pause ({INTERVAL_S:g} s)")
+    parser.add_argument("--batch-rows", type=int, metavar="N", help="entries of a record in one batch")
+    parser.add_argument("--url", metavar="URL", help="shoal://user:password@host:port (default: as `shoal sub`)")
+    add_spark_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Archive until all is done, or until interrupted."""
+    from shoal.cli.pipeline import session_options
+    from shoal.pipeline.archive.job import BATCH_ROWS, ArchiveJob, on_spark
+    from shoal.pipeline.session import running
+
+    if not (args.archive or args.settings.archive_dir):
+        raise ConfigError("no archive is named", do="give --archive DIR, or set archive_dir")
+    if args.batch_rows is not None and args.batch_rows < 1:
+        raise ConfigError(f"--batch-rows is {args.batch_rows}", do="give a number above 0")
+    archive = Path(args.archive or args.settings.archive_dir).expanduser().absolute()
+    cluster = _Cluster(args)
+    began = time.monotonic()
+    done = _Done()
+    with ArchiveJob(archive, cluster.login, args.batch_rows or BATCH_ROWS) as job:
+        if job.removed:
+            note(f"{job.removed} files of a job that died were removed; what they held is read again")
+        with running(session_options(args, "shoal archive")) as spark:
+            _work(job, on_spark(spark), cluster, args, done)
+    seconds = time.monotonic() - began
+    facts = {
+        "archive": str(archive),
+        "batches": done.batches,
+        "rows": done.rows,
+        "files": done.files,
+        "compacted": done.compacted,
+        "removed": job.removed,
+        "unreachable": job.unreachable,
+        "rows_per_s": round(done.rows / done.seconds) if done.seconds else 0,
+        "archived_rows": job.manifest.rows,
+        "archived_files": len(job.manifest.files),
+        "seconds": round(seconds, 3),
+    }
+    result(args, facts, f"{done.rows} rows in {done.files} files, {done.compacted} files put together")
+    return 0 if not job.unreachable else 1
+
+
+class _Done:
+    """What the job has done so far."""
+
+    def __init__(self) -> None:
+        self.batches = self.rows = self.files = self.compacted = 0
+        self.seconds = 0.0
+
+
+def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Namespace, done: _Done) -> None:
+    ended = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: ended.set())
+    while not ended.is_set():
+        while (progress := job.batch(cluster.servers(), runner)) is not None and not ended.is_set():
+            done.batches += 1
+            done.rows += progress.rows
+            done.files += progress.files
+            done.seconds += progress.seconds
+            total = progress.entries + progress.behind
+            share = 100 * progress.entries // total if total else 100
+            note(
+                f"batch {progress.batch}: {progress.rows} rows in {progress.files} files, {progress.seconds:.1f} s"
+                f" ({share} % of what there was)"
+            )
+            if progress.behind == 0 and args.once:
+                break
+        for server, why in job.unreachable.items():
+            note(f"server {server} cannot be asked; what it recorded is archived when it can: {why}")
+        done.compacted += job.compact(runner, 2) if args.compact else job.compact(runner)
+        if args.once:
+            return
+        ended.wait(args.interval)
+
+
+class _Cluster:
+    """The cluster whose records are archived; its servers may change while the job runs."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from shoal.bus.plan_source import PlanSource
+        from shoal.cli.channels import cluster_url
+
+        self._source = PlanSource(cluster_url(args.url, args.settings), args.settings.limits.connect_timeout_s)
+        self._servers: tuple[ServerAddress, ...] = ()
+        self.servers()
+
+    @property
+    def login(self) -> Login:
+        """Who the job is at the servers."""
+        from shoal.history.records import Login
+
+        return Login(self._source.address.username, self._source.address.password)
+
+    def servers(self) -> tuple[ServerAddress, ...]:
+        """The servers of the ring; the last ones that were known while the coordinator is away."""
+        from shoal.plan.signing import Verifier
+
+        try:
+            key, ring = asyncio.run(self._source.key_and_ring())
+            self._servers = Verifier(key).ring(ring).servers
+        except ShoalError:
+            if not self._servers:
+                raise
+        return self._servers

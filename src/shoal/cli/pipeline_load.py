@@ -1,0 +1,116 @@
+"""`shoal pipeline load`: load windows on Spark, of what is there now, or as it comes.
+
+Owns the command's flags and words. What is done is in `shoal.pipeline.load` and `shoal.pipeline.feeding`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.cli.output import Subparsers, add_command, note, result
+from shoal.cli.pipeline import add_spark_flags, session_options
+
+if TYPE_CHECKING:
+    from shoal.pipeline.kept_windows import WindowKeeper
+
+_EXAMPLE: Final = "shoal up && shoal pipeline load --once --json\nshoal pipeline load --heap-mb 768"
+
+
+def add(jobs: Subparsers) -> None:
+    """Add the job."""
+    parser = add_command(
+        jobs,
+        "load",
+        run,
+        "load windows from telemetry",
+        example=_EXAMPLE,
+        description="Fold the telemetry of a cluster into load windows, on Spark. With --once: of what is on the\n"
+        "streams now. Without: of what comes, until it is stopped; the balancer of the cluster uses\n"
+        "these windows as long as they come in time (see `shoal up --windows spark`).",
+    )
+    parser.add_argument("--once", action="store_true", help="end with what is there now, and say what that is")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        help="where the job remembers how far it came (default: --once a temporary one, else in the state directory)",
+    )
+    parser.add_argument(
+        "--starting",
+        choices=("earliest", "latest"),
+        help="where it begins if it remembers nothing (default: --once earliest, else latest)",
+    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all windows there too, for what-if and forecast")
+    add_spark_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job."""
+    return _run_once(args) if args.once else _follow(args)
+
+
+def _source(args: argparse.Namespace, starting: str) -> dict[str, str]:
+    """The options of the source: the coordinator of the settings, else the local cluster."""
+    where = {"coordinator": args.settings.coordinator} if args.settings.coordinator else {}
+    if not where:
+        where = {"stateDir": str(args.settings.state_path)}
+    return {**where, "startingOffsets": args.starting or starting, "failOnDataLoss": "false"}
+
+
+def _run_once(args: argparse.Namespace) -> int:
+    from shoal.pipeline.load import LoadJob, run_once
+    from shoal.pipeline.session import running
+
+    options = session_options(args, "shoal load")
+    source = _source(args, "earliest")
+    with tempfile.TemporaryDirectory(prefix="shoal-load-") as temporary:
+        job = LoadJob(Path(args.checkpoint or temporary), source, args.settings.balance)
+        note("starting Spark ...")
+        with running(options) as spark:
+            note("folding what is on the streams ...")
+            began = time.monotonic()
+            with _keeper(args.keep) as keeper:
+                facts = run_once(spark, job, None if keeper is None else keeper.take).to_json(time.monotonic() - began)
+    result(args, facts, _text(facts))
+    return 0
+
+
+def _text(facts: dict[str, Any]) -> str:
+    counters = facts["counters"]
+    dropped = ", ".join(
+        f"{counters[name]} {name}"
+        for name in ("garbage", "duplicates", "late", "early", "refused")
+        if counters.get(name)
+    )
+    lines = [f"refused: {why}" for why in facts["refused"]]
+    if not facts["windows"]:
+        lines.insert(0, f"no window: {facts['records']} records" + (f" ({dropped})" if dropped else ""))
+        return "\n".join(lines)
+    span_s = facts["last_s"] - facts["first_s"]
+    lines[:0] = [
+        f"{facts['windows']} windows over {span_s} s: {len(facts['hosts'])} servers, {facts['units']} channels",
+        f"{facts['records']} records with {facts['rows']} rows in {facts['seconds']:.1f} s, "
+        f"{facts['rows_per_s']:.0f} rows/s" + (f"; dropped: {dropped}" if dropped else ""),
+    ]
+    return "\n".join(lines)
+
+
+def _follow(args: argparse.Namespace) -> int:
+    from shoal.pipeline.feeding import follow
+
+    options = session_options(args, "shoal load")
+    directory = Path(args.checkpoint) if args.checkpoint else args.settings.state_path / "pipeline" / "load"
+    note("folds telemetry into load windows until it is stopped")
+    with _keeper(args.keep) as keeper:
+        follow(options, directory, _source(args, "latest"), args.settings.balance, keeper)
+    return 0
+
+
+def _keeper(folder: Path | None) -> contextlib.AbstractContextManager[WindowKeeper | None]:
+    from shoal.pipeline.kept_windows import WindowKeeper
+
+    return contextlib.nullcontext() if folder is None else WindowKeeper(folder)

@@ -1,0 +1,88 @@
+"""`shoal pipeline match`: any set of filters against any archive.
+
+Owns its flags and what it prints. What is done is decided in `shoal.pipeline.matching_job`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.cli.output import Subparsers, add_command, note, result
+from shoal.cli.pipeline import add_spark_flags, session_options
+
+if TYPE_CHECKING:
+    from shoal.pipeline.filter_sets import FilterSet
+    from shoal.pipeline.matching_job import Outcome
+
+
+def add(jobs: Subparsers) -> None:
+    """Add the job."""
+    parser = add_command(
+        jobs,
+        "match",
+        run_match,
+        "filters in bulk against an archive",
+        example="shoal pipeline match --filters mine.txt --archive archive/ --json\n"
+        "shoal pipeline match --filters mine.txt --archive week.parquet --output rows --out received/",
+        description="Match a set of filters (a text file, one filter a line, `17: class = 'STOCK'` with an id) against "
+        "an archive: what would they have received? Events are in the column `attributes`, or every column is an "
+        "attribute.",
+    )
+    parser.add_argument("--filters", type=Path, required=True, metavar="FILE", help="one filter a line")
+    parser.add_argument(
+        "--archive", type=Path, required=True, metavar="PATH", help="a Parquet file, or a folder of them"
+    )
+    parser.add_argument(
+        "--output",
+        choices=("counts", "ids", "rows"),
+        default="counts",
+        help="counts: events by filter; ids: filters by event; rows: the events that matched (default %(default)s)",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the output there, as Parquet")
+    parser.add_argument("--in-process", action="store_true", help="without Spark, on one core")
+    add_spark_flags(parser)
+
+
+def run_match(args: argparse.Namespace) -> int:
+    """Match, and say what came out."""
+    filters = filter_set(args)
+    from shoal.pipeline import matching_job
+
+    if args.in_process:
+        found = matching_job.match_in_process(filters, args.archive, args.output, args.out)
+    else:
+        from shoal.pipeline.progress import shown
+        from shoal.pipeline.session import running
+
+        note("starting Spark")
+        with running(session_options(args, "shoal match")) as spark, shown(spark, "tasks", note):
+            found = matching_job.match_on_spark(spark, filters, args.archive, args.output, args.out)
+    facts = msgspec.to_builtins(found) | {"events_per_s": found.events / found.seconds, "archive": args.archive}
+    result(args, facts, _text(found))
+    return 0
+
+
+def filter_set(args: argparse.Namespace) -> FilterSet:
+    """The set of the file that was named, with its index where the next run finds it."""
+    from shoal.config import default_cache_dir
+    from shoal.pipeline.filter_sets import keep, read_filters
+
+    began = time.monotonic()
+    filters = read_filters(args.filters)
+    made = keep(list(filters), list(filters.values()), default_cache_dir() / "filters")
+    note(f"{made.filters} filters, version {made.version}, ready in {time.monotonic() - began:.1f} s")
+    return made
+
+
+def _text(found: Outcome) -> str:
+    lines = [
+        f"{found.matches} matches of {found.matching_filters} of {found.filters} filters in {found.events} events, "
+        f"{found.seconds:.1f} s",
+        *(f"  filter {number}: {matches} events" for number, matches in found.top),
+    ]
+    return "\n".join([*lines, f"wrote {found.out}"] if found.out else lines)

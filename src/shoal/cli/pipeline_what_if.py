@@ -1,0 +1,226 @@
+"""`shoal pipeline what-if`: which policy and settings would have been best for the load that was recorded?
+
+Owns its flags, its report and its files. What is run and how the best is chosen is decided in
+`shoal.pipeline.what_if_job`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from shoal.cli.output import Subparsers, add_command, console, note, result
+from shoal.cli.pipeline import add_spark_flags, session_options
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from shoal.experiments.result import Drawing
+    from shoal.pipeline.what_if_job import Days, Finding
+
+CONFIG_FILE: Final = "best.toml"
+RUNS_FILE: Final = "runs.parquet"
+FIGURE: Final = "what-if"
+SHOWN: Final = 12
+"""Cases that the table shows, cheapest first."""
+_GENERATE: Final = re.compile(r"days=(\d+),seed=(\d+)")
+
+
+def add(jobs: Subparsers) -> None:
+    """Add the job."""
+    parser = add_command(
+        jobs,
+        "what-if",
+        run_what_if,
+        "policies and settings replayed over recorded load",
+        example="shoal pipeline what-if --windows load/ --out report/\n"
+        "shoal pipeline what-if --windows made/ --generate days=4,seed=1 --out report/ --json",
+        description="Replay recorded load windows under every case of a grid in the flow simulator, choose the "
+        "cheapest, and check it on a day that was held back. Writes a table of all runs, a figure, and the best "
+        "settings as a file for --config. Exits with 1 if they are worse than the defaults on that day.",
+    )
+    parser.add_argument("--windows", type=Path, required=True, metavar="DIR", help="a folder of kept load windows")
+    parser.add_argument(
+        "--generate", metavar="days=N,seed=K", help="make such windows first, if the folder has none (days of 24 min)"
+    )
+    parser.add_argument(
+        "--grid", default="default", metavar="FILE", help="TOML with [[grid]] tables, or default (%(default)s)"
+    )
+    parser.add_argument(
+        "--hold-back", default="last", metavar="DAY", help="the day that is not chosen by (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where table, figure and settings go")
+    parser.add_argument("--servers-max", type=int, default=8, metavar="N", help="servers at the most (default 8)")
+    parser.add_argument(
+        "--server-start-s", type=int, default=20, metavar="S", help="time that a new server takes (default 20 s)"
+    )
+    parser.add_argument("--in-process", action="store_true", help="without Spark, on one core")
+    add_spark_flags(parser)
+
+
+def run_what_if(args: argparse.Namespace) -> int:
+    """Run the grid, write the files, and say what is best."""
+    import pyarrow.parquet as pq
+
+    from shoal.pipeline import what_if, what_if_job
+
+    generate(args)
+    days = what_if_job.read_days(args.windows, servers_min=1, servers_max=args.servers_max, start_s=args.server_start_s)
+    cases = what_if.read_grid(None if args.grid == "default" else Path(args.grid))
+    held_back = what_if_job.day_held_back(days, args.hold_back)
+    if args.in_process:
+        found = what_if_job.find(days, cases, held_back, note=note)
+    else:
+        from shoal.pipeline.session import running
+
+        note("starting Spark")
+        with running(session_options(args, "shoal what-if")) as spark:
+            found = what_if_job.find(days, cases, held_back, spark, note)
+    args.out.mkdir(parents=True, exist_ok=True)
+    pq.write_table(found.runs, args.out / RUNS_FILE)
+    what_if_job.write_config(found.chosen, args.out / CONFIG_FILE, _why(found, len(cases)))
+    drawn = _draw(days, found, args.out)
+    facts = _facts(found, cases=len(cases)) | {"out": args.out, "files": [*drawn, RUNS_FILE, CONFIG_FILE]}
+    if not args.json:
+        _show(args, found)
+    result(args, facts, "")
+    return 0 if found.chosen_cost <= found.default_cost else 1
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Makes windows where none are, if that was asked for."""
+    from shoal.pipeline.kept_windows import MANIFEST, WindowKeeper
+
+    if args.generate is None:
+        return
+    match = _GENERATE.fullmatch(args.generate)
+    if match is None:
+        raise ConfigError(f"--generate is {args.generate!r}", do="write it as days=4,seed=1")
+    if (args.windows / MANIFEST).exists():
+        note(f"{args.windows} has windows already; none are made")
+        return
+    from shoal.pipeline import made_windows
+
+    days, seed = int(match[1]), int(match[2])
+    with WindowKeeper(args.windows, day_s=made_windows.DAY_S, source=f"made, {days} days, seed {seed}") as keeper:
+        for window in made_windows.make_windows(days, seed):
+            keeper.add(window)
+    note(f"made {days} days of load in {args.windows}")
+
+
+def _facts(found: Finding, *, cases: int) -> dict[str, Any]:
+    from shoal.pipeline import what_if, what_if_job
+
+    return {
+        "runs": found.runs.num_rows + found.held_back.num_rows,
+        "cases": cases,
+        "best": msgspec.to_builtins(found.best),
+        "chosen": msgspec.to_builtins(found.chosen),
+        "held_back": {
+            "day": found.held_back_day,
+            "chosen_cost": found.chosen_cost,
+            "default_cost": found.default_cost,
+            "no_worse": found.chosen_cost <= found.default_cost,
+            "rows": found.held_back.to_pylist(),
+            "with_forecast": None if found.with_forecast is None else found.with_forecast.to_pylist()[0],
+        },
+        "cost_by_defaults": what_if_job.shares_of_defaults(found.runs),
+        "top": what_if.summary(found.runs).slice(0, SHOWN).to_pylist(),
+    }
+
+
+def _why(found: Finding, cases: int) -> str:
+    days = len(set(found.runs["day"].to_pylist()))
+    return (
+        f"The cheapest of {cases} cases over {days} days of recorded load, by shoal pipeline what-if.\n"
+        f"On the day held back (day {found.held_back_day}) it costs {found.chosen_cost:.3f} server hours, the defaults "
+        f"{found.default_cost:.3f}."
+    )
+
+
+def _show(args: argparse.Namespace, found: Finding) -> None:
+    from rich.table import Table
+
+    from shoal.pipeline import what_if
+
+    screen = console(args)
+    headings = ("policy", "settings", "cost", "overload s", "server hours", "moves", "response ms", "p99 ms")
+
+    def table(title: str, rows: list[dict[str, Any]]) -> None:
+        made = Table(title=title)
+        for index, heading in enumerate(headings):
+            made.add_column(heading, justify="left" if index < 2 else "right")
+        for row in rows:
+            settings = ", ".join(f"{name} {value}" for name, value in msgspec.json.decode(row["settings"]).items())
+            response = [f"{row[name]:.2f}" if row[name] is not None else "-" for name in _RESPONSES]
+            figures = (f"{row['cost']:.3f}", str(row["overload_s"]), f"{row['server_hours']:.3f}", str(row["moves"]))
+            made.add_row(row["policy"], settings or "defaults", *figures, *response)
+        screen.print(made)
+
+    table("the days that were chosen by", what_if.summary(found.runs).slice(0, SHOWN).to_pylist())
+    table(f"the day held back ({found.held_back_day})", found.held_back.to_pylist())
+    if found.with_forecast is not None:
+        table("the same day, with a forecast from the days before", found.with_forecast.to_pylist())
+    screen.print(_why(found, len(set(found.runs["case"].to_pylist()))))
+
+
+_RESPONSES: Final = ("response_ms_mean", "response_ms_p99")
+
+
+def _draw(days: Days, found: Finding, out: Path) -> list[str]:
+    """The figure; none where matplotlib is not installed, which is said."""
+    from shoal.experiments.figures import draw
+
+    try:
+        return [path.name for path in draw([_drawing(days, found)], out)]
+    except ConfigError as error:
+        note(f"no figure: {error}")
+        return []
+
+
+def _drawing(days: Days, found: Finding) -> Drawing:
+    """Every case by what it costs, and the held-back day under the defaults and the chosen case."""
+    from shoal.experiments.result import Drawing, Line, Panel
+    from shoal.pipeline import what_if
+
+    runs = what_if.summary(found.runs)
+    panels = [
+        Panel(
+            "all cases, cheapest first: cost over the days that were chosen by",
+            "place",
+            "server hours",
+            _by_policy(runs),
+        )
+    ]
+    traffic = days.traffic[found.held_back_day]
+    cases = {"defaults": what_if.Case(), "chosen": found.chosen}
+    series = {name: what_if.replay(traffic, case, days.site) for name, case in cases.items()}
+    if found.with_forecast is not None:
+        expected = days.forecast(found.held_back_day)
+        series["chosen, with a forecast"] = what_if.replay(traffic, found.chosen, days.site, expected)
+    for title, column, label in (
+        ("the day held back: busiest server", "ratio_max", "load ratio"),
+        ("the day held back: servers", "servers", "servers"),
+    ):
+        lines = [
+            Line(name, list(map(float, range(len(each)))), each.column(column).tolist(), steps=column == "servers")
+            for name, each in series.items()
+        ]
+        panels.append(Panel(title, "second", label, lines, level=1.0 if column == "ratio_max" else None))
+    return Drawing(FIGURE, panels)
+
+
+def _by_policy(runs: pa.Table) -> list[Any]:
+    from shoal.experiments.result import Line
+
+    costs, policies = runs["cost"].to_pylist(), runs["policy"].to_pylist()
+    lines = []
+    for name in dict.fromkeys(policies):
+        places = [place for place, policy in enumerate(policies) if policy == name]
+        lines.append(Line(name, [float(place) for place in places], [costs[place] for place in places]))
+    return lines

@@ -1,0 +1,125 @@
+"""`shoal channels record` and `shoal channels recorded`: which channels are written down.
+
+Owns the words. The marks are beside the plan (`shoal.plan.recorded`); agents do the writing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from shoal.cli.output import Subparsers, add_command, result
+from shoal.errors import ConnectError
+from shoal.wire.envelope import check_channel_name
+
+if TYPE_CHECKING:
+    from shoal.coordination.link import Address
+    from shoal.plan.ring import ServerAddress
+
+WAIT_S: Final = 5.0
+"""How long the agents may take to hear of a mark. Then the command names those that have not."""
+
+_POLL_S: Final = 0.05
+_TIMEOUT_S: Final = 5.0
+_EXAMPLE: Final = "shoal channels record 'orders.*'\n  shoal channels recorded --json"
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the commands."""
+    parser = subparsers.add_parser(
+        "channels",
+        help="which channels are recorded",
+        description="Which channels are recorded.",
+        epilog=f"example:\n  {_EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    record = add_command(
+        group,
+        "record",
+        run_record,
+        "record a channel, or all that a pattern matches",
+        example="shoal channels record orders.eu\nshoal channels record 'orders.*'\n"
+        "shoal channels record 'orders.*' --off",
+        description="Record a channel: the agent of each server that hears it writes its messages into a stream beside "
+        "it, for `shoal history`, `subscribe(since=...)` and `shoal pipeline archive`.",
+    )
+    record.add_argument("name", metavar="NAME", help="a channel, or a pattern as in Redis: orders.*")
+    record.add_argument("--off", action="store_true", help="record it no longer; what is recorded stays")
+    add_command(group, "recorded", run_recorded, "list what is recorded", example="shoal channels recorded --json")
+
+
+def run_record(args: argparse.Namespace) -> int:
+    """Set or take away a mark, and wait until the agents act by it."""
+    pattern = check_channel_name(args.name, args.settings.limits)
+    news, waiting = asyncio.run(_record(_url(args), pattern, not args.off))
+    state = "no longer recorded" if args.off else "recorded"
+    facts = {"name": args.name, "recorded": not args.off, "changed": news, "waiting": waiting}
+    text = f"{args.name} is {state}" + ("" if news else ", as before")
+    if waiting:
+        text += f"; these servers' agents have not heard of it yet: {', '.join(waiting)}"
+    result(args, facts, text)
+    return 0 if not waiting else 1
+
+
+def run_recorded(args: argparse.Namespace) -> int:
+    """List the marks."""
+    patterns = [pattern.decode("utf-8", "backslashreplace") for pattern in asyncio.run(_recorded(_url(args)))]
+    result(args, {"recorded": patterns}, "\n".join(patterns) or "nothing is recorded")
+    return 0
+
+
+def _url(args: argparse.Namespace) -> str:
+    from shoal.cli.plan import coordinator_of
+
+    return coordinator_of(args)[0]
+
+
+async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
+    """Whether the mark is news, and the servers whose agents do not know of it after `WAIT_S`."""
+    from shoal.coordination.link import parse_address
+    from shoal.coordination.redis import RedisCoordinator
+    from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+    from shoal.plan.recorded import set_recorded
+    from shoal.plan.signing import Verifier
+
+    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+        news = await set_recorded(coordinator, pattern, on)
+        key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
+    servers = Verifier(key.value).ring(ring.value).servers if key is not None and ring is not None else ()
+    login = parse_address(url, None, None)
+    waiting = {server.id: server for server in servers}
+    deadline = time.monotonic() + WAIT_S
+    while waiting:
+        for server in list(waiting.values()):
+            if await asyncio.to_thread(_acts, server, login, pattern) == on:
+                del waiting[server.id]
+        if not waiting or time.monotonic() >= deadline:
+            break
+        await asyncio.sleep(_POLL_S)
+    return news, sorted(waiting)
+
+
+def _acts(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
+    """Whether the agent of a server records a pattern; None if the server cannot be asked."""
+    import hiredis
+
+    from shoal.wire.ask import ask
+    from shoal.wire.recorded import MARKS_KEY, read_marks
+
+    try:
+        value = ask(server.host, server.port, login.username, login.password, b"GET", MARKS_KEY)
+    except (ConnectError, hiredis.ReplyError):
+        return None
+    return pattern in read_marks(value)
+
+
+async def _recorded(url: str) -> list[bytes]:
+    from shoal.coordination.redis import RedisCoordinator
+    from shoal.plan.recorded import recorded_patterns
+
+    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+        return await recorded_patterns(coordinator)

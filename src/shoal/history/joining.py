@@ -1,0 +1,138 @@
+"""Rows of several records as one history: each message once, in order, and gaps where something is missing.
+
+Owns what is a gap and what is not. Functions from Arrow to Arrow without I/O.
+
+A record says only what one server's agent heard. A number that it did not hear is missing only if no other record has
+it, so gaps are found here, from all rows together: holes in the numbers of a stream, and what recorders say that they
+missed, less what is there. An open gap ("nobody knows how far it came") is none if the stream went on, or has ended.
+
+The order is that of each publisher's numbers; among publishers that of their clocks, as far as those go forward.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shoal.history.table import SCHEMA, dedupe
+
+_HOLE: Final = "no record has it"
+
+Numbers = npt.NDArray[np.int64]
+Stream = tuple[int, int]
+"""Publisher and epoch."""
+
+
+def join(table: pa.Table) -> pa.Table:
+    """The history that rows of one channel make. Ends of streams are left out."""
+    table = dedupe(table)
+    gap_rows = table.filter(table["is_gap"])
+    heard = table.filter(pc.invert(table["is_gap"]))
+    numbered = pc.greater(heard["publisher"], 0)
+    foreign = heard.filter(pc.invert(numbered))
+    heard = heard.filter(numbered)
+    ends = heard.filter(heard["is_end"])
+    heard = heard.filter(pc.invert(heard["is_end"]))
+    order = pc.sort_indices(heard, [(name, "ascending") for name in ("publisher", "epoch", "sequence")])
+    heard = heard.take(order)
+    streams = _Streams(heard, ends)
+    claims = [row for row in gap_rows.to_pylist() if row["publisher"] is not None]
+    gaps = [*streams.holes(), *streams.missing(claims)]
+    gaps += [row for row in gap_rows.to_pylist() if row["publisher"] is None]
+    return _in_order(heard, streams.times, foreign, gaps)
+
+
+class _Streams:
+    """The numbers of each stream, sorted, and when each message counts as published."""
+
+    def __init__(self, heard: pa.Table, ends: pa.Table) -> None:
+        self._heard = heard
+        self._publisher = _column(heard, "publisher")
+        self._epoch = _column(heard, "epoch")
+        self._sequence = _column(heard, "sequence")
+        changes = (self._publisher[1:] != self._publisher[:-1]) | (self._epoch[1:] != self._epoch[:-1])
+        bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(heard)] if len(heard) else [0]
+        self._spans = {
+            (int(self._publisher[begin]), int(self._epoch[begin])): (begin, end) for begin, end in pairwise(bounds)
+        }
+        self._ends = {
+            (row["publisher"], row["epoch"]): row["sequence"]
+            for row in ends.select(["publisher", "epoch", "sequence"]).to_pylist()
+        }
+        self.times = _column(heard, "published_at").copy()
+        for begin, end in self._spans.values():
+            np.maximum.accumulate(self.times[begin:end], out=self.times[begin:end])
+
+    def holes(self) -> list[dict[str, Any]]:
+        """Numbers between two messages of a stream that no record has."""
+        jumps = np.flatnonzero(self._sequence[1:] > self._sequence[:-1] + 1)
+        same = (self._publisher[jumps + 1] == self._publisher[jumps]) & (self._epoch[jumps + 1] == self._epoch[jumps])
+        gaps = [
+            self._gap(int(row) + 1, int(self._sequence[row]) + 1, int(self._sequence[row + 1]) - 1)
+            for row in jumps[same]
+        ]
+        for stream, last in self._ends.items():
+            begin, end = self._spans.get(stream, (0, 0))
+            if end > begin and self._sequence[end - 1] < last:
+                gap = self._gap(end - 1, int(self._sequence[end - 1]) + 1, last)
+                gaps.append(gap)
+        return gaps
+
+    def _gap(self, row: int, first: int, last: int) -> dict[str, Any]:
+        """A gap where the message of a row stands."""
+        at = int(self.times[row])
+        place = {name: self._heard[name][row].as_py() for name in ("channel", "publisher", "epoch")}
+        return {**place, "is_gap": True, "gap_from": first, "gap_to": last, "reason": _HOLE, "at": at}
+
+    def missing(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What recorders say that they missed and that no record has, beside holes: before the first message that is
+        there, and behind the last."""
+        before: dict[Stream, dict[str, Any]] = {}
+        behind: dict[Stream, dict[str, Any]] = {}
+        for claim in claims:
+            stream = claim["publisher"], claim["epoch"]
+            begin, end = self._spans.get(stream, (0, 0))
+            first, last = (int(self._sequence[begin]), int(self._sequence[end - 1])) if end > begin else (0, 0)
+            low, high = claim["gap_from"] or 1, claim["gap_to"]
+            if high is not None and low < first:
+                known = before.get(stream)
+                low = low if known is None else min(low, known["gap_from"])
+                gap = self._gap(begin, low, first - 1 if known is not None else min(high, first - 1))
+                before[stream] = {**gap, "reason": claim["reason"]}
+            elif (high is not None and high > last) or (high is None and low > last and stream not in self._ends):
+                known = behind.get(stream)
+                if known is None or (known["gap_to"] is not None and (high is None or high > known["gap_to"])):
+                    behind[stream] = {**claim, "gap_from": max(low, last + 1)}
+        return [*before.values(), *behind.values()]
+
+
+def _in_order(heard: pa.Table, times: Numbers, foreign: pa.Table, gaps: list[dict[str, Any]]) -> pa.Table:
+    gaps_at = [gap.pop("at") if "at" in gap else round(gap["published_at"].timestamp() * 1_000_000) for gap in gaps]
+    gap_table = pa.Table.from_pylist(gaps, schema=SCHEMA)
+    gap_table = gap_table.set_column(
+        SCHEMA.get_field_index("published_at"), SCHEMA.field("published_at"), pa.array(gaps_at, pa.int64()).cast(_TIME)
+    )
+    rows = pa.concat_tables([heard, foreign, gap_table])
+    keys = pa.table(
+        {
+            "at": np.concatenate([times, _column(foreign, "published_at"), np.array(gaps_at, np.int64)]),
+            "publisher": pc.fill_null(rows["publisher"], -1),
+            "epoch": pc.fill_null(rows["epoch"], 0),
+            "sequence": pc.coalesce(rows["sequence"], rows["gap_from"], pa.scalar(0, pa.int64())),
+            "number": pc.fill_null(rows["number"], 0),
+        }
+    )
+    return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
+
+
+_TIME: Final = SCHEMA.field("published_at").type
+
+
+def _column(table: pa.Table, name: str) -> Numbers:
+    column: Numbers = pc.fill_null(table[name].cast(pa.int64()), 0).to_numpy()
+    return column

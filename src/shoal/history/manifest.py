@@ -1,0 +1,167 @@
+"""What an archive holds: its manifest.
+
+Owns the shape of the manifest and how it is read and replaced. The manifest is the truth: a file that it does not list
+is not part of the archive, whatever lies in the directory.
+
+    ARCHIVE/
+      manifest.json                                       replaced as a whole, by renaming
+      lock                                                held by the one job that writes
+      data/day=2026-11-01/channel=orders.eu/batch-00000007-....parquet
+
+A batch is committed with its files and with the positions in the records up to which it was read, in one step: a job
+that dies before it leaves files that nobody lists, and the next one reads the same entries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from shoal.errors import ArchiveError
+from shoal.history.records import BEGINNING, Position
+from shoal.history.table import SCHEMA_VERSION
+
+MANIFEST_VERSION: Final = 1
+"""Of the manifest's shape. One of an older or newer version is refused with what to do."""
+
+NAME: Final = "manifest.json"
+DATA: Final = "data"
+NAME_BYTES_MAX: Final = 200
+"""Longest name of a channel in a directory's name; the rest is cut, the rows have all of it."""
+
+
+class ArchivedFile(msgspec.Struct, frozen=True):
+    """One Parquet file. Times are those of `published_at`, in microseconds since 1970."""
+
+    path: str
+    channel: str
+    day: str
+    rows: int
+    bytes: int
+    from_us: int
+    to_us: int
+    batch: int
+
+
+class Retired(msgspec.Struct, frozen=True):
+    """A file that others have replaced. It is kept for a while, for those who read by an older manifest."""
+
+    path: str
+    since_s: float
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that an archive holds, and how far each record of each server was read into it."""
+
+    version: int = MANIFEST_VERSION
+    schema_version: str = SCHEMA_VERSION
+    batch: int = 0
+    """The number of the last batch."""
+    files: tuple[ArchivedFile, ...] = ()
+    retired: tuple[Retired, ...] = ()
+    positions: dict[str, dict[str, Position]] = {}
+    """Server to channel (in base64url) to the last entry that was archived."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files; a message that two servers recorded counts twice until it is compacted."""
+        return sum(file.rows for file in self.files)
+
+    def position(self, server: str, channel: str) -> Position:
+        """How far a record was read."""
+        return self.positions.get(server, {}).get(channel, BEGINNING)
+
+    def chosen(self, channel: str | None, from_us: int | None, to_us: int | None) -> list[ArchivedFile]:
+        """The files that may hold rows of a channel and a time."""
+        return [
+            file
+            for file in self.files
+            if (channel is None or file.channel == channel)
+            and (from_us is None or file.to_us >= from_us)
+            and (to_us is None or file.from_us < to_us)
+        ]
+
+
+_decoder: Final = msgspec.json.Decoder(Manifest)
+
+
+def read_manifest(archive: Path) -> Manifest | None:
+    """The manifest of an archive; None if the directory has none yet. ArchiveError with what to do for a directory
+    that is not there, and for a manifest that is damaged or of another version."""
+    if not archive.is_dir():
+        raise ArchiveError(
+            f"there is no archive at {archive}", do="name another directory, or run `shoal pipeline archive`"
+        )
+    path = archive / NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        found = msgspec.json.decode(data)
+        version, schema = found["version"], found.get("schema_version")
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, error) from error
+    if version != MANIFEST_VERSION or schema != SCHEMA_VERSION:
+        raise ArchiveError(
+            f"{path} has version {version!r} with rows of version {schema!r}, this Shoal reads {MANIFEST_VERSION} and "
+            f"{SCHEMA_VERSION!r}",
+            do="read it with the Shoal that wrote it, or archive into another directory",
+        )
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ArchiveError:
+    return ArchiveError(
+        f"{path} is damaged: {error}", do="put back a copy of it; the files that it listed are still there"
+    )
+
+
+def write_manifest(archive: Path, manifest: Manifest) -> None:
+    """Replaces the manifest, at once or not at all, and so that it stays after a crash."""
+    new = archive / f"{NAME}.new"
+    with new.open("wb") as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    new.replace(archive / NAME)
+    sync_directory(archive)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes what was created or renamed in a directory stay after a crash, where the file system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def file_path(day: str, channel: str, name: str) -> str:
+    """Where a file lies in the archive: Hive's way, which Spark and others understand."""
+    safe = quote(channel.encode()[:NAME_BYTES_MAX], safe="")
+    return f"{DATA}/day={day}/channel={safe}/{name}.parquet"
+
+
+def day_of(time_us: int) -> str:
+    """The day of a time, UTC."""
+    return (dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=time_us)).date().isoformat()
+
+
+def unlisted(archive: Path, manifest: Manifest) -> Iterable[Path]:
+    """Files of the data directory that the manifest does not know: what a job that died has left."""
+    known = {file.path for file in manifest.files} | {file.path for file in manifest.retired}
+    for path in sorted((archive / DATA).rglob("*")):
+        if path.is_file() and str(path.relative_to(archive)) not in known:
+            yield path

@@ -1,0 +1,8 @@
+"""The archive job: recorded channels into Parquet, by day and channel, each message once for whoever reads.
+
+    slices.py     what a worker does: a slice of a record into files, small files into larger ones
+    planning.py   what there is to do: slices behind the manifest's positions, files to be put together
+    job.py        one batch after the other, committed by the manifest
+
+Reading is `shoal.history.archive`, and needs no Spark.
+"""

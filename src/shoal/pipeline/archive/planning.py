@@ -1,0 +1,89 @@
+"""What there is to archive, and to put together.
+
+Owns the slices of a batch and the groups of a compaction. Asks servers how long their records are; reads no entries.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from shoal.errors import ShoalError
+from shoal.history.manifest import ArchivedFile, Manifest
+from shoal.history.records import Login, Position, RecordReader
+from shoal.pipeline.archive.slices import GROUP_SCHEMA, SLICE_SCHEMA
+from shoal.plan.keys import channel_text as record_name
+from shoal.plan.ring import ServerAddress
+
+SMALL_BYTES: Final = 64 * 1024 * 1024
+"""Files from this size on are left as they are."""
+
+GROUP_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Files of one group together, so that a worker can hold them."""
+
+
+class Work(NamedTuple):
+    """The slices of a batch, how many entries they are about, and the servers that could not be asked."""
+
+    slices: pa.Table
+    entries: int
+    unreachable: dict[str, str]
+
+
+def plan_slices(manifest: Manifest, servers: Iterable[ServerAddress], login: Login, rows_max: int) -> Work:
+    """What the records hold behind the manifest's positions."""
+    rows: list[dict[str, Any]] = []
+    entries = 0
+    unreachable: dict[str, str] = {}
+    for server in servers:
+        try:
+            with RecordReader(server, login) as reader:
+                for channel in reader.channels():
+                    after = _begin(manifest.position(server.id, record_name(channel)), end := reader.end(channel))
+                    if end.key > after.key:
+                        entries += max(end.number - after.number, 1)
+                        place = {"server": server.id, "host": server.host, "port": server.port, "channel": channel}
+                        mark = {"after": after.entry, "number": after.number, "batch": manifest.batch + 1}
+                        rows.append({**place, **mark, "rows_max": rows_max})
+        except ShoalError as error:
+            unreachable[server.id] = str(error)
+    return Work(pa.Table.from_pylist(rows, schema=SLICE_SCHEMA), entries, unreachable)
+
+
+def _begin(position: Position, end: Position) -> Position:
+    """Where a record is read from: its position, or its beginning if it is another record than the one of that."""
+    if end.key != (0, 0) and end.key < position.key:
+        return Position("0-0", position.number)
+    return position
+
+
+def plan_groups(manifest: Manifest, files_min: int) -> pa.Table:
+    """Days and channels with `files_min` small files or more, as groups of which each becomes one file."""
+    small: defaultdict[tuple[str, str], list[ArchivedFile]] = defaultdict(list)
+    for file in manifest.files:
+        if file.bytes < SMALL_BYTES:
+            small[file.channel, file.day].append(file)
+    rows: list[dict[str, Any]] = []
+    for (channel, day), files in sorted(small.items()):
+        for group in _groups(sorted(files, key=lambda file: file.from_us)):
+            if len(group) >= files_min:
+                paths = [file.path for file in group]
+                rows.append({"channel": channel, "day": day, "paths": paths, "batch": manifest.batch + 1})
+    return pa.Table.from_pylist(rows, schema=GROUP_SCHEMA)
+
+
+def _groups(files: Iterable[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
+    """Neighbouring files that a worker can hold together."""
+    group: list[ArchivedFile] = []
+    size = 0
+    for file in files:
+        if group and size + file.bytes > GROUP_BYTES_MAX:
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += file.bytes
+    if group:
+        yield group

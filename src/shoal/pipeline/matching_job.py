@@ -1,0 +1,219 @@
+"""The job of bulk matching: reads an archive, matches it by `matching`, in process or on Spark, and tells the result.
+
+Owns the way of the index to the workers, and that nothing is compiled there: the driver has matched a few events of the
+archive before, and compiled loops are on disk. Decides nothing about matches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from shoal.pipeline import archives, matching
+from shoal.pipeline.archives import Archive, Task
+from shoal.pipeline.filter_sets import FilterSet, opened
+from shoal.pipeline.matching import Output, Query
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WARM_EVENTS: Final = 64
+"""Events of the archive that the driver matches first."""
+OUT_FILE: Final = "matches.parquet"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job found."""
+
+    output: str
+    filters: int
+    matching_filters: int
+    """Filters that matched an event."""
+    events: int
+    matches: int
+    """Pairs of an event and a filter."""
+    rows: int
+    """Of the output: filters or events that matched."""
+    version: str
+    """Of the set of filters."""
+    seconds: float
+    """From the first row read to the last one written; neither Spark's start nor the making of the index."""
+    out: str | None
+    """Where the output is, as Parquet."""
+    top: list[tuple[int, int]]
+    """The filters that matched most events, and how many."""
+
+
+def match_in_process(filters: FilterSet, path: Path, output: Output, out: Path | None = None) -> Outcome:
+    """The job on one core of this process."""
+    archive = archives.open_archive(path)
+    query = matching.query_of(archive.schema, output, filters.attributes)
+    _warm(filters, archive, query)
+    index = opened(filters.path, filters.version)
+    began, events = time.perf_counter(), _Counter()
+    batches = _counted(archive.read(query.columns, place=query.place), events.add)
+    found = matching.match_batches(batches, index, query)
+    if output == "counts":
+        table = matching.sum_counts(found)
+        return _of_counts(filters, table, events.rows, began, _written(table, out))
+    folded, where = _Folded(), None if out is None else _new_file(out)
+    writer: pq.ParquetWriter | None = None
+    try:
+        for batch in found:
+            folded.add(batch)
+            if where is not None:
+                writer = writer or pq.ParquetWriter(where, batch.schema)
+                writer.write_batch(batch)
+    finally:
+        if writer is not None:
+            writer.close()
+    return folded.outcome(filters, output, events.rows, began, where)
+
+
+def match_on_spark(
+    spark: SparkSession, filters: FilterSet, path: Path, output: Output, out: Path | None = None
+) -> Outcome:
+    """The job on a Spark session. The file of the index travels with it: workers share no disk with the driver."""
+    archive = archives.open_archive(path)
+    query = matching.query_of(archive.schema, output, filters.attributes)
+    _warm(filters, archive, query)
+    spark.sparkContext.addFile(filters.path)
+    began, events = time.perf_counter(), spark.sparkContext.accumulator(0)
+    task = _task(filters, query, events.add)
+    schema = matching.output_schema(archive.schema, query)
+    found = archive.on_spark(spark, query.columns, task, schema, place=query.place)
+    if output == "counts":
+        table = matching.sum_counts(_summed(found).to_batches())
+        return _of_counts(filters, table, events.value, began, _written(table, out))
+    where = None if out is None else _new_file(out)
+    if where is None:
+        found = found.cache()  # it is looked at twice, and events shall be counted once
+    else:
+        found.write.mode("overwrite").parquet(str(where))
+        found = spark.read.parquet(str(where))
+    folded = _Folded()
+    folded.add_summary(found)
+    if where is None:
+        found.unpersist()
+    return folded.outcome(filters, output, events.value, began, where)
+
+
+def _task(filters: FilterSet, query: Query, count: Callable[[int], None]) -> Task:
+    """What a worker runs."""
+    name = Path(filters.path).name
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import SparkFiles
+
+        index = opened(SparkFiles.get(name), filters.version)
+        yield from matching.match_batches(_counted(batches, count), index, query)
+
+    return run
+
+
+def _summed(found: DataFrame) -> pa.Table:
+    """The counts of all tasks, with one row for each filter: Spark adds them up, so that the driver gets no more."""
+    from pyspark.sql import functions
+
+    total: Any = functions.sum("matches").cast("bigint").alias("matches")
+    table: pa.Table = found.groupBy("filter").agg(total).toArrow()
+    return table.cast(matching.COUNTS_SCHEMA)
+
+
+def _warm(filters: FilterSet, archive: Archive, query: Query) -> None:
+    """Matches a few events of the archive: what is compiled is then on disk, and what is wrong is found before Spark
+    has run a task."""
+    for batch in archive.read(query.columns, place=query.place):
+        for _ in matching.match_batches([batch.slice(0, WARM_EVENTS)], opened(filters.path, filters.version), query):
+            pass
+        return
+
+
+class _Counter:
+    """A sum."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def add(self, rows: int) -> None:
+        """Adds to it."""
+        self.rows += rows
+
+
+def _counted(batches: Iterable[pa.RecordBatch], count: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+    """The same batches; their rows are counted."""
+    for batch in batches:
+        count(batch.num_rows)
+        yield batch
+
+
+class _Folded:
+    """The figures of an output with a row for each event, from its batches."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._parts: list[pa.RecordBatch] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Takes a batch of the output in."""
+        self._rows += batch.num_rows
+        counted = pc.value_counts(pc.list_flatten(batch.column(batch.num_columns - 1)))
+        self._parts.append(
+            pa.RecordBatch.from_arrays(
+                [counted.field("values"), counted.field("counts")], schema=matching.COUNTS_SCHEMA
+            )
+        )
+
+    def add_summary(self, found: DataFrame) -> None:
+        """The same of an output that Spark has."""
+        from pyspark.sql import functions
+
+        exploded = found.select(functions.explode(matching.FILTERS).alias("filter"))
+        counts: pa.Table = exploded.groupBy("filter").agg(functions.count("*").alias("matches")).toArrow()
+        self._parts += counts.cast(matching.COUNTS_SCHEMA).to_batches()
+        self._rows += found.count()
+
+    def outcome(self, filters: FilterSet, output: Output, events: int, began: float, out: Path | None) -> Outcome:
+        """The figures."""
+        found = _of_counts(filters, matching.sum_counts(self._parts), events, began, out)
+        return msgspec.structs.replace(found, output=output, rows=self._rows)
+
+
+TOP: Final = 10
+"""Filters that are named in the outcome."""
+
+
+def _of_counts(filters: FilterSet, table: pa.Table, events: int, began: float, out: Path | None) -> Outcome:
+    top = table.sort_by([("matches", "descending"), ("filter", "ascending")]).slice(0, TOP)
+    return Outcome(
+        output="counts",
+        filters=filters.filters,
+        matching_filters=table.num_rows,
+        events=events,
+        matches=pc.sum(table["matches"]).as_py() or 0,
+        rows=table.num_rows,
+        version=filters.version,
+        seconds=time.perf_counter() - began,
+        out=None if out is None else str(out),
+        top=list(zip(top["filter"].to_pylist(), top["matches"].to_pylist(), strict=True)),
+    )
+
+
+def _written(table: pa.Table, out: Path | None) -> Path | None:
+    if out is None:
+        return None
+    where = _new_file(out)
+    pq.write_table(table, where)
+    return where
+
+
+def _new_file(out: Path) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    return out / OUT_FILE

@@ -1,0 +1,73 @@
+"""The fold's state between micro-batches: one file for each batch, beside Spark's checkpoint.
+
+Owns the directory and what is said when it does not fit the checkpoint. A batch that Spark repeats after a failure
+begins with the state that it began with the first time, and so gives the same windows. Written to the side, then put in
+place: a file is whole, or not there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from shoal.balance.fold_state import FoldState
+from shoal.errors import CheckpointError, ProtocolError
+
+KEPT: Final = 5
+"""States that are kept. Spark repeats the last batch, never an older one."""
+
+_BEGIN_ANEW: Final = "begin anew with another directory (--checkpoint), or remove this one: what it held is read again"
+
+
+class SavedFolds:
+    """The states in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._cached: tuple[int, FoldState] | None = None
+
+    def before(self, batch: int) -> FoldState:
+        """The state that a batch begins with; CheckpointError if it is not there."""
+        if self._cached is not None and self._cached[0] == batch - 1:
+            return self._cached[1]
+        saved = self._batches()
+        if batch == 0:
+            if any(number > 0 for number in saved):
+                raise CheckpointError(
+                    f"{self._directory} holds the fold of batch {max(saved)}, but Spark begins with batch 0: "
+                    "its checkpoint is missing",
+                    do=_BEGIN_ANEW,
+                )
+            return FoldState()
+        path = self._path(batch - 1)
+        try:
+            return FoldState.from_bytes(path.read_bytes())
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"Spark goes on with batch {batch}, but the state of the fold before it ({path}) is missing",
+                do=_BEGIN_ANEW,
+            ) from None
+        except ProtocolError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.what}", do=_BEGIN_ANEW) from error
+
+    def save(self, batch: int, state: FoldState) -> None:
+        """Keeps the state that a batch ends with."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._path(batch)
+        new = path.with_suffix(".new")
+        with new.open("wb") as file:
+            file.write(state.to_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        self._cached = (batch, state)
+        for number in self._batches():
+            if number <= batch - KEPT:
+                self._path(number).unlink(missing_ok=True)
+
+    def _batches(self) -> list[int]:
+        return [int(path.stem) for path in self._directory.glob("*.fold") if path.stem.isdecimal()]
+
+    def _path(self, batch: int) -> Path:
+        return self._directory / f"{batch}.fold"

@@ -1,0 +1,1 @@
+"""The Spark data source: offsets, kinds of streams, readers and writers."""

@@ -1,0 +1,140 @@
+"""The streams of one server, asked for without an event loop: what there is, and the entries of a slice.
+
+Owns the questions and the reading of their answers. What entries mean is decided in `kinds`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import hiredis
+
+from shoal.errors import PipelineError, ProtocolError
+from shoal.pipeline.source.kinds import Entry
+from shoal.pipeline.source.offsets import MISSING, EntryId, Slice, StreamInfo
+from shoal.pipeline.source.where import Login
+from shoal.plan.ring import ServerAddress
+from shoal.wire.ask import Asking
+
+PAGE_ENTRIES: Final = 64
+"""Entries that are asked for at first. A page grows while its answers stay small."""
+
+PAGE_ENTRIES_MAX: Final = 8192
+"""The most entries in one answer."""
+
+PAGE_BYTES: Final = 4 << 20
+"""How large an answer may become before pages shrink again; half of it lets them grow."""
+
+TIMEOUT_S: Final = 10.0
+"""How long a server may take to answer."""
+
+FRAME_BYTES_MAX: Final = 1 << 29
+"""The largest answer that is taken: the largest entry that a server stores."""
+
+
+class ServerStreams:
+    """A connection to one server. Entering it connects."""
+
+    def __init__(self, server: ServerAddress, login: Login) -> None:
+        self.server = server
+        self._asking = Asking(
+            server.host,
+            server.port,
+            login.username,
+            login.password,
+            timeout_s=TIMEOUT_S,
+            frame_bytes_max=FRAME_BYTES_MAX,
+        )
+
+    def __enter__(self) -> ServerStreams:
+        self._asking.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._asking.__exit__(*details)
+
+    def ask(self, *args: bytes | str | int) -> Any:
+        """The reply to one command; PipelineError if the server refuses it."""
+        try:
+            return self._asking.ask(*args)
+        except hiredis.ReplyError as error:
+            raise self._refused(args[0], error) from error
+
+    def _refused(self, command: bytes | str | int, error: hiredis.ReplyError) -> PipelineError:
+        name = command.decode() if isinstance(command, bytes) else str(command)
+        advice = "log in as the role reader or pipeline" if "NOPERM" in str(error) else None
+        return PipelineError(f"{self.server.id} ({self._asking.where}) refused {name}: {error}", do=advice)
+
+    def info(self, key: bytes) -> StreamInfo:
+        """What there is of a stream."""
+        try:
+            reply = self._asking.ask(b"XINFO", b"STREAM", key)
+        except hiredis.ReplyError as error:
+            if "no such key" in str(error):
+                return MISSING
+            raise self._refused(b"XINFO", error) from error
+        try:
+            first = reply[b"first-entry"]
+            return StreamInfo(
+                length=int(reply[b"length"]),
+                last=EntryId.parse(reply[b"last-generated-id"]),
+                first=None if first is None else EntryId.parse(first[0]),
+                added=None if (added := reply.get(b"entries-added")) is None else int(added),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError(f"an answer to XINFO that is none: {error}") from error
+
+    def entry_bytes(self, key: bytes, id: EntryId) -> int:
+        """How large an entry of a stream is; 0 if it is not there."""
+        reply = self.ask(b"XRANGE", key, str(id), str(id))
+        return sum(len(value) for _, fields in reply for value in fields)
+
+    def ahead_ms(self) -> int:
+        """How far the server's clock is ahead of ours, about."""
+        before = time.time()
+        text = self.ask(b"INFO", b"server")
+        now_s = (before + time.time()) / 2
+        for line in (text.decode() if isinstance(text, bytes) else str(text)).splitlines():
+            if line.startswith("server_time_usec:"):
+                return round(int(line.partition(":")[2]) / 1000 - now_s * 1000)
+        return 0
+
+    def entries(self, key: bytes, slice: Slice) -> Iterator[list[Entry]]:
+        """The entries of a slice, in pages."""
+        after, count = slice.after, PAGE_ENTRIES
+        while after < slice.last:
+            page = self._page(key, after, slice.last, count)
+            if page:
+                yield page
+            if len(page) < count:
+                return
+            after = page[-1][0]
+            size = sum(len(value) for _, fields in page for value in fields.values())
+            if size > PAGE_BYTES:
+                count = max(1, count // 2)
+            elif size < PAGE_BYTES // 2:
+                count = min(PAGE_ENTRIES_MAX, count * 2)
+
+    def nth_id(self, key: bytes, after: EntryId, count: int) -> tuple[EntryId, int]:
+        """The id of the `count`-th entry behind one, or of the last if there are fewer, and how many those are."""
+        found = 0
+        while found < count:
+            page = self._page(key, after, None, min(count - found, PAGE_ENTRIES))
+            if not page:
+                break
+            found += len(page)
+            after = page[-1][0]
+        return after, found
+
+    def _page(self, key: bytes, after: EntryId, last: EntryId | None, count: int) -> list[Entry]:
+        reply = self.ask(b"XRANGE", key, f"({after}", "+" if last is None else str(last), b"COUNT", count)
+        try:
+            return [
+                (EntryId.parse(id), dict(zip(fields[::2], fields[1::2], strict=True)))
+                for id, fields in reply
+                if fields is not None
+            ]
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"an answer to XRANGE that is none: {error}") from error

@@ -1,0 +1,95 @@
+"""Where the source reads: the servers of a cluster and how to log in.
+
+Owns the reading of addresses from options, and of the ring from the coordinator. Believes only a ring that carries the
+cluster's signature.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from shoal.bus.locate import find_url
+from shoal.coordination.layout import GarbageError, decode_value, redis_key
+from shoal.coordination.link import Address, parse_address
+from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError
+from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+from shoal.plan.ring import ServerAddress
+from shoal.plan.signing import Verifier
+from shoal.wire.ask import Asking
+
+ROLE: Final = "reader"
+"""Who the source is at a local cluster: it reads and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who we are at the servers; the password is not shown."""
+
+    username: str | None
+    password: str | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where the servers are: a coordinator that knows them, or a list of them."""
+
+    login: Login
+    coordinator: Address | None
+    listed: tuple[ServerAddress, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What error messages call it."""
+        return str(self.coordinator) if self.coordinator else ", ".join(server.id for server in self.listed)
+
+    def servers(self) -> tuple[ServerAddress, ...]:
+        """The servers that are there now."""
+        if self.coordinator is None:
+            return self.listed
+        where = self.coordinator
+        with Asking(where.host, where.port, where.username, where.password) as coordinator:
+            key, ring = (coordinator.ask("GET", redis_key(path)) for path in (PUBLIC_KEY, RING_KEY))
+        if key is None or ring is None:
+            raise ClusterNotFoundError(
+                f"the coordinator at {where} holds no ring: no cluster has come up there yet",
+                do="run `shoal status`, and start the cluster if it does not run",
+            )
+        try:
+            return Verifier(decode_value(key).value).ring(decode_value(ring).value).servers
+        except (GarbageError, ValueError) as error:
+            raise CoordinatorError(f"the ring at {where} cannot be read: {error}") from error
+
+
+def cluster_of(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Cluster:
+    """The cluster that options name: `coordinator`, or `servers` with `user` and `password`, else the local cluster of
+    `statedir`."""
+    user, password = options.get("user"), options.get("password")
+    if "servers" in options:
+        if "coordinator" in options:
+            raise ConfigError("both servers and coordinator are named", do="name one of them")
+        return Cluster(Login(user, password), None, listed_servers(options["servers"]))
+    url = options.get("coordinator") or find_url(options.get("statedir"), environ, ROLE)
+    address = parse_address(url, user, password)
+    return Cluster(Login(address.username, address.password), address)
+
+
+def listed_servers(text: str) -> tuple[ServerAddress, ...]:
+    """The servers in `s1=host:port,host:port`; one without an id is called by its address."""
+    servers = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        id, equals, address = word.rpartition("=")
+        host, colon, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(
+                f"the server {word!r} has no host or no port", do="write it as id=host:port, or host:port"
+            )
+        servers.append(ServerAddress(id if equals else address, host, int(port)))
+    if not servers or len({server.id for server in servers}) < len(servers):
+        raise ConfigError(
+            f"the servers {text!r} are none, or one of them twice", do="write them as s1=host:port,s2=..."
+        )
+    return tuple(servers)

@@ -1,0 +1,33 @@
+"""Which channels are recorded: the marks beside the plan in the coordinator.
+
+Owns how a mark is set, taken away and read. Agents watch the marks with the plan; clients may read them.
+"""
+
+from __future__ import annotations
+
+from shoal.coordination.interface import Coordinator
+from shoal.errors import ChannelNameError
+from shoal.plan.keys import RECORDED_PREFIX, recorded_key, recorded_pattern
+from shoal.wire.envelope import RESERVED_PREFIX
+
+_ON = b"on"
+
+
+async def set_recorded(coordinator: Coordinator, pattern: bytes, on: bool) -> bool:
+    """Marks the channels of a pattern as recorded, or no longer; whether that was news."""
+    if pattern.startswith(RESERVED_PREFIX):
+        raise ChannelNameError(f"{pattern.decode()} is Shoal's own and cannot be recorded")
+    known = await coordinator.get(recorded_key(pattern))
+    if (known is not None) == on:
+        return False
+    if on:
+        await coordinator.put(recorded_key(pattern), _ON)
+    else:
+        await coordinator.delete(recorded_key(pattern))
+    return True
+
+
+async def recorded_patterns(coordinator: Coordinator) -> list[bytes]:
+    """The patterns whose channels are recorded, in order."""
+    marks = await coordinator.list(RECORDED_PREFIX)
+    return sorted(pattern for key in marks if (pattern := recorded_pattern(key)) is not None)

@@ -1,0 +1,162 @@
+"""The scenario `recording`: channels are recorded while they move and everything suffers.
+
+Owns the mark, servers that keep their keys through a crash (as with an append-only file), and the check of the records,
+written without any code of the recorder. Everything else is the scenario `moves`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Final
+
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.errors import ProtocolError
+from shoal.plan.keys import recorded_key
+from shoal.sim.agent_actor import AgentActor
+from shoal.sim.checkers import FOREIGN, Verdict
+from shoal.sim.history import History, Published, number_in
+from shoal.sim.model_keys import Stream
+from shoal.sim.moves import MovesRun
+from shoal.sim.redis_node import RedisNode
+from shoal.sim.scenario import Outcome
+from shoal.wire.envelope import client_of
+from shoal.wire.recorded import RecordedGap, RecordedMessage, read_entry, record_key
+
+BREAKS: Final = ("record_once", "record_absence")
+"""The rules that this scenario puts to the test."""
+
+CORNERS: Final = {
+    "message recorded": "agent recorded",
+    "copy not recorded again": "agent record_duplicates",
+    "gap written down": "agent record_gaps",
+    "absence healed by a publisher": "agent record_healed",
+    "missing message in a gap": "record gap",
+    "channel recorded on several servers": "records spread",
+    "agent crash": "agent crash",
+    "server crash": "server crash",
+    "client crash": "client crash",
+    "connection reset": "reset",
+    "partition": "partition",
+    "move": "move",
+}
+"""Every corner that a campaign must meet, and the counter that shows it."""
+
+MARKS: Final = (b"c.*", b"q.*", b"i.*")
+
+
+class RecordingRun(MovesRun):
+    """One seed of the scenario."""
+
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        super().__init__(seed, rules, trace)
+        for mark in MARKS:
+            self.coordinator.store.put(recorded_key(mark), b"on")
+
+    def agent_started(self, server: str, actor: AgentActor) -> None:
+        """An agent knows the marks before it serves: it reads the plan first."""
+        super().agent_started(server, actor)
+        for mark in MARKS:
+            actor.core.mark(mark, True)
+
+    def _server(self, name: str) -> RedisNode:
+        server = super()._server(name)
+        restart = server.node.on_restart
+
+        def restarted() -> None:
+            keys = server.model.keys
+            assert restart is not None
+            restart()
+            server.model.keys = keys
+
+        server.node.on_restart = restarted
+        return server
+
+    def quiet(self) -> bool:
+        """Whether nobody waits for anything any more, recorders included."""
+        return super().quiet() and all(actors[-1].core.recorder.settled for actors in self.agent_actors)
+
+    def check(self, verdict: Verdict) -> None:
+        """Judges moves, and the records."""
+        super().check(verdict)
+        for channel in self.movable:
+            _RecordCheck(self.history, channel, verdict).run(self.servers)
+
+
+class _RecordCheck:
+    """Whether the records of a channel are silent about anything that was published on it."""
+
+    def __init__(self, history: History, channel: str, verdict: Verdict) -> None:
+        self._history = history
+        self._channel = channel
+        self._verdict = verdict
+        self._gaps: list[RecordedGap] = []
+        self._heard: defaultdict[int, set[int]] = defaultdict(set)
+
+    def run(self, servers: list[RedisNode]) -> None:
+        """Reads all records, then looks for each message that a server confirmed."""
+        records = [self._read(server) for server in servers]
+        self._verdict.seen["records spread"] += sum(map(bool, records)) > 1
+        for message in self._history.messages.values():
+            if message.channel == self._channel and message.confirmed_at is not None:
+                self._look_for(message)
+
+    def _read(self, server: RedisNode) -> int:
+        """Takes what one record says; how many messages it has. What is repeated after an absence may be recorded
+        again: the agent does not know all that it wrote before."""
+        stream = server.model.keys.values.get(record_key(self._channel.encode()))
+        copies: Counter[tuple[int, int, int]] = Counter()
+        absences = 0
+        for _, fields in stream.entries if isinstance(stream, Stream) else ():
+            try:
+                _, said = read_entry(fields)
+            except ProtocolError as error:
+                self._verdict.violate("garbage", f"an entry of {self._channel} on {server.node.name}: {error}")
+                continue
+            if isinstance(said, RecordedGap):
+                self._gaps.append(said)
+                absences += said.stream == 0
+            elif isinstance(said, RecordedMessage) and not said.is_end and said.stream:
+                copies[absences, said.stream, said.sequence] += 1
+                self._take(said)
+        for (_, number, sequence), count in copies.items():
+            if count > 1:
+                what = f"{sequence} of {number:x} is {count} times in the record of {self._channel}"
+                self._verdict.violate("recorded twice", f"{what} on {server.node.name}")
+        return len(copies)
+
+    def _take(self, said: RecordedMessage) -> None:
+        payload = said.split()[1]
+        published = self._history.messages.get(number_in(payload))
+        publisher = client_of(said.stream)
+        if published is None or (published.publisher, published.sequence) != (publisher, said.sequence):
+            if not payload.startswith(FOREIGN):
+                self._verdict.violate("invented", f"the record of {self._channel} has {payload[:20]!r}")
+            return
+        self._heard[publisher].add(said.sequence)
+
+    def _look_for(self, message: Published) -> None:
+        """A message is in some record, or in a gap, or between two numbers that a record has; or its publisher is
+        unknown to all records, and one of them says that nobody recorded for a while."""
+        heard = self._heard.get(message.publisher)
+        seen = self._verdict.seen
+        if heard and message.sequence in heard:
+            return
+        if any(_covers(gap, message) for gap in self._gaps):
+            seen["record gap"] += 1
+        elif heard and min(heard) < message.sequence < max(heard):
+            seen["record hole"] += 1
+        elif not heard and any(gap.stream == 0 for gap in self._gaps):
+            seen["record absence"] += 1
+        else:
+            what = f"{message.sequence} of {message.publisher:x} on {self._channel} at t={message.called_at:.3f}"
+            self._verdict.violate("silent", f"no record has {what}, and none says so")
+
+
+def _covers(gap: RecordedGap, message: Published) -> bool:
+    ours = gap.stream != 0 and client_of(gap.stream) == message.publisher
+    return ours and gap.first <= message.sequence and (not gap.last or message.sequence <= gap.last)
+
+
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+    """Runs one seed; the same seed gives the same outcome, always."""
+    return RecordingRun(seed, rules, trace).execute()

@@ -1,0 +1,126 @@
+"""The hand-over between own windows and Spark's: each interval once, in order, and no stall lasts."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.balance.window import WINDOW_SCHEMA, LoadWindow
+from shoal.balance.window_source import LATE_S_MAX, WARM_AGAIN_WINDOWS, WARM_WINDOWS, Way, WindowSource
+
+LENGTH = 2
+
+
+def window(number: int) -> LoadWindow:
+    return LoadWindow(number * LENGTH, (number + 1) * LENGTH, WINDOW_SCHEMA.empty_table())
+
+
+def numbers(windows: list[LoadWindow]) -> list[int]:
+    return [found.start_s // LENGTH for found in windows]
+
+
+def warm(source: WindowSource, first: int = 0, count: int = WARM_WINDOWS) -> int:
+    """Both ways deliver in time until Spark is in use; returns the next interval."""
+    for number in range(first, first + count):
+        end_s = (number + 1) * LENGTH
+        assert numbers(source.step([window(number)], [], end_s + 0.3)) == [number]
+        assert source.step([], [window(number)], end_s + 1.2) == []
+    assert source.standing.way is Way.SPARK
+    return first + count
+
+
+def test_own_windows_are_used_at_once_until_spark_is_warm() -> None:
+    source = WindowSource(0.0, wanted=True)
+    assert source.standing.way is Way.IN_PROCESS
+    assert "not warm" in source.standing.why
+    warm(source)
+
+
+def test_spark_windows_are_used_once_it_is_warm_and_own_ones_wait() -> None:
+    source = WindowSource(0.0, wanted=True)
+    number = warm(source)
+    end_s = (number + 1) * LENGTH
+    assert source.step([window(number)], [], end_s + 0.3) == []
+    assert numbers(source.step([], [window(number)], end_s + 1.2)) == [number]
+
+
+def test_a_stall_falls_back_within_the_limit_and_nothing_is_left_out() -> None:
+    source = WindowSource(0.0, wanted=True)
+    number = warm(source)
+    end_s = (number + 1) * LENGTH
+    assert source.step([window(number)], [], end_s + 0.3) == []
+    assert source.step([window(number + 1)], [], end_s + 2.3) == []
+    assert numbers(source.step([], [], end_s + LATE_S_MAX + 0.1)) == [number, number + 1]
+    assert source.standing.way is Way.IN_PROCESS
+    assert "6 s after the end" in source.standing.why
+    assert numbers(source.step([], [window(number)], end_s + 7)) == []
+
+
+def test_a_job_that_died_is_left_at_once() -> None:
+    source = WindowSource(0.0, wanted=True)
+    number = warm(source)
+    assert numbers(source.step([window(number)], [], (number + 1) * LENGTH + 0.3, alive=False)) == [number]
+    assert source.standing.why == "the Spark job has died"
+
+
+def test_after_a_failure_more_windows_must_come_in_time() -> None:
+    source = WindowSource(0.0, wanted=True)
+    number = warm(source)
+    source.step([window(number)], [], (number + 1) * LENGTH, alive=False)
+    warm(source, number + 1, WARM_AGAIN_WINDOWS)
+
+
+def test_late_windows_do_not_warm() -> None:
+    source = WindowSource(0.0, wanted=True)
+    for number in range(10):
+        source.step([window(number)], [window(number)], (number + 1) * LENGTH + LATE_S_MAX + 1)
+    assert source.standing.way is Way.IN_PROCESS
+
+
+def test_an_interval_that_spark_leaves_out_is_our_own() -> None:
+    source = WindowSource(0.0, wanted=True)
+    number = warm(source)
+    end_s = (number + 2) * LENGTH
+    found = source.step([window(number), window(number + 1)], [window(number + 1)], end_s + 1)
+    assert numbers(found) == [number, number + 1]
+
+
+Event = tuple[str, int, float]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[float, list[int], list[int], bool | None]]:
+    """Turns, each a little later: which windows of both ways come, and whether the job lives."""
+    now_s, own, spark = 0.0, 0, 0
+    turns = []
+    for _ in range(draw(st.integers(1, 60))):
+        now_s += draw(st.sampled_from((0.1, 0.5, 1.0, 2.0)))
+        closed = int(now_s // LENGTH)
+        news = list(range(own, closed))
+        own = closed
+        skipped = draw(st.integers(0, 2)) if draw(st.booleans()) else 0
+        upto = draw(st.integers(spark, max(spark, closed)))
+        come = list(range(min(spark + skipped, upto), upto))
+        spark = upto
+        again = draw(st.lists(st.integers(0, max(0, spark)), max_size=2))
+        turns.append((now_s, news, [*come, *again], draw(st.sampled_from((None, None, True, True, False)))))
+    return turns
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories())
+def test_each_interval_is_used_once_in_order_and_no_stall_lasts(
+    turns: list[tuple[float, list[int], list[int], bool | None]],
+) -> None:
+    source = WindowSource(0.0, wanted=True)
+    used: list[int] = []
+    offered: list[int] = []
+    for now_s, own, spark, alive in turns:
+        used += numbers(source.step(map(window, own), map(window, spark), now_s, alive=alive))
+        offered += own
+        assert used == sorted(set(used))
+        # What we have folded ourselves is used when it comes, or within the limit of its end.
+        due = [number for number in offered if now_s - (number + 1) * LENGTH > LATE_S_MAX]
+        assert {*due} <= {*used} | {number for number in due if used and number < min(used)}
+        if alive is False or source.standing.way is Way.IN_PROCESS:
+            assert {*offered} <= {*used} | {number for number in offered if used and number < min(used)}

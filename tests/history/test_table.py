@@ -1,0 +1,180 @@
+"""Recorded rows: entries become rows and messages again, each once, in order, with gaps where something is missing."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.filters.language import parse
+from shoal.history.joining import join
+from shoal.history.table import SCHEMA, dedupe, entries_to_batch, matching, one_by_one, to_items
+from shoal.limits import DEFAULT_LIMITS
+from shoal.message import Attributes, Gap, Message
+from shoal.wire import envelope
+from shoal.wire.envelope import ATTRIBUTES, HEADER, MAGIC, stream_id
+from shoal.wire.recorded import Fields, RecordedGap, foreign_blob, gap_fields, message_fields, streams_fields
+
+BOB = 0xB0B
+STREAM = stream_id(BOB, 1)
+
+
+def blob(sequence: int, time_us: int = 0, attributes: Attributes | None = None, stream: int = STREAM) -> bytes:
+    flags = ATTRIBUTES if attributes else 0
+    body = envelope.encode_attributes(attributes, DEFAULT_LIMITS) if attributes else b""
+    return HEADER.pack(MAGIC, flags, 1, stream, sequence, time_us or sequence * 1000) + body + b"m%d" % sequence
+
+
+def record(*said: bytes | RecordedGap, server: str = "s1", first: int = 1, after: int | None = 0) -> pa.Table:
+    """The record of a server: a message for bytes, else a gap."""
+    entries = []
+    for number, what in enumerate(said, first):
+        fields: Fields = message_fields(number, what) if isinstance(what, bytes) else gap_fields(number, what)
+        entries.append((f"{number}-0", list(fields)))
+    return pa.Table.from_batches([entries_to_batch("orders", server, entries, after)])
+
+
+def spoken(table: pa.Table) -> list[str]:
+    """Messages by their payload, gaps by their numbers."""
+    return [
+        item.payload.decode() if isinstance(item, Message) else f"{item.publisher}:{item.first}-{item.last}"
+        for item in to_items(table)
+    ]
+
+
+def test_an_entry_becomes_a_row_and_a_message_again() -> None:
+    table = record(blob(7, 123_456, {"volume": 3, "symbol": "YHOO"}))
+    assert table.schema.equals(SCHEMA, check_metadata=True)
+    (message,) = to_items(table)
+    assert message == Message("orders", b"m7", BOB, 7, 123_456, {"volume": 3, "symbol": "YHOO"})
+
+
+def test_a_plain_message_has_the_time_of_its_entry() -> None:
+    table = record(foreign_blob(b"plain"), foreign_blob(b"plain"))
+    assert list(to_items(table)) == [
+        Message("orders", b"plain", 0, 0, 1000, None),
+        Message("orders", b"plain", 0, 0, 2000, None),
+    ]
+    assert dedupe(pa.concat_tables([table, table])).num_rows == 2
+
+
+def test_what_says_how_far_streams_came_is_no_row() -> None:
+    batch = entries_to_batch("orders", "s1", [("1-0", list(streams_fields(1, [(STREAM, 4)])))], 0)
+    assert batch.num_rows == 0
+
+
+def test_a_corrupt_entry_is_a_gap() -> None:
+    batch = entries_to_batch("orders", "s1", [("1-0", [b"n", b"1", b"m", b"garbage"]), ("2-0", [b"?", b"!"])], 0)
+    gaps = list(to_items(pa.Table.from_batches([batch])))
+    assert [type(gap) for gap in gaps] == [Gap, Gap]
+    assert "cannot be read" in gaps[0].reason if isinstance(gaps[0], Gap) else False
+
+
+def test_entries_that_were_dropped_before_they_were_read_are_a_gap() -> None:
+    (gap, message) = to_items(record(blob(9), first=9, after=5))
+    assert isinstance(gap, Gap)
+    assert gap.reason == "3 entries of the record were dropped before they were read: it is too short"
+    assert isinstance(message, Message)
+    (again, _) = to_items(record(blob(9), first=2, after=5))
+    assert isinstance(again, Gap)
+    assert "lost its record" in again.reason
+
+
+def test_a_message_of_two_records_is_one_message() -> None:
+    rows = pa.concat_tables([record(blob(1), blob(2)), record(blob(2), blob(3), server="s2")])
+    assert spoken(join(rows)) == ["m1", "m2", "m3"]
+
+
+def test_a_hole_is_a_gap_where_the_next_message_stands() -> None:
+    assert spoken(join(record(blob(1), blob(4), blob(5)))) == ["m1", f"{BOB}:2-3", "m4", "m5"]
+
+
+def test_what_one_recorder_missed_another_may_have() -> None:
+    missed = RecordedGap(STREAM, 2, 3, "away")
+    rows = pa.concat_tables([record(blob(1), missed, blob(4)), record(blob(2), blob(3), server="s2")])
+    assert spoken(join(rows)) == ["m1", "m2", "m3", "m4"]
+
+
+def test_an_open_gap_is_none_if_the_stream_went_on_or_ended() -> None:
+    missed = RecordedGap(STREAM, 2, 0, "silent")
+    assert spoken(join(record(blob(1), missed))) == ["m1", f"{BOB}:2-None"]
+    assert spoken(join(pa.concat_tables([record(blob(1), missed), record(blob(2), server="s2")]))) == ["m1", "m2"]
+    assert spoken(join(record(blob(1), missed, envelope.beacon(1, STREAM, 1, 1, 9, final=True)))) == ["m1"]
+
+
+def test_the_end_of_a_stream_says_what_its_last_messages_were() -> None:
+    ended = envelope.beacon(1, STREAM, 3, 3, 9, final=True)
+    assert spoken(join(record(blob(1), ended))) == ["m1", f"{BOB}:2-3"]
+
+
+def test_what_a_recorder_missed_before_the_first_message_is_a_gap() -> None:
+    missed = [RecordedGap(STREAM, 1, 2, "away"), RecordedGap(STREAM, 3, 3, "away")]
+    assert spoken(join(record(*missed, blob(4)))) == [f"{BOB}:1-3", "m4"]
+    rows = pa.concat_tables([record(*missed, blob(4)), record(blob(1), blob(2), blob(3), server="s2")])
+    assert spoken(join(rows)) == ["m1", "m2", "m3", "m4"]
+
+
+def test_an_absence_of_a_recorder_is_told() -> None:
+    (_, gap) = to_items(join(record(blob(1), RecordedGap(0, 0, 0, "away", 1))))
+    assert isinstance(gap, Gap)
+    assert (gap.publisher, gap.last, gap.reason) == (None, None, "away")
+
+
+def test_a_clock_that_goes_back_does_not_change_the_order_of_a_publisher() -> None:
+    assert spoken(join(record(blob(1, 50_000), blob(2, 20_000), blob(3, 60_000)))) == ["m1", "m2", "m3"]
+
+
+def test_filters_look_at_attributes_and_leave_gaps() -> None:
+    rows = join(record(blob(1, 0, {"volume": 1}), blob(3, 0, {"volume": 9}), blob(4)))
+    assert spoken(matching(rows, parse("volume > 5"))) == [f"{BOB}:2-2", "m3"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 30).flatmap(
+        lambda count: st.tuples(
+            st.just(count), st.lists(st.lists(st.integers(1, count), max_size=40), min_size=1, max_size=3)
+        )
+    )
+)
+def test_any_split_over_records_is_the_same_history(drawn: tuple[int, list[list[int]]]) -> None:
+    """Every number that some record has comes once, in order; every other one between two of them is in a gap."""
+    _, records = drawn
+    tables = [record(*(blob(n) for n in numbers), server=f"s{i}") for i, numbers in enumerate(records)]
+    items = list(to_items(join(pa.concat_tables(tables))))
+    heard = sorted({number for numbers in records for number in numbers})
+    assert [item.sequence for item in items if isinstance(item, Message)] == heard
+    missing = [n for gap in items if isinstance(gap, Gap) for n in range(gap.first, (gap.last or 0) + 1)]
+    assert missing == [n for n in range(heard[0], heard[-1]) if n not in heard] if heard else not missing
+    told = [item.sequence if isinstance(item, Message) else item.first for item in items]
+    assert told == sorted(told)
+
+
+ENTRY = st.one_of(
+    st.builds(lambda n, t: ("m", blob(n, t)), st.integers(1, 99), st.integers(1, 2**64 - 1)),
+    st.builds(lambda n, v: ("m", blob(n, 0, {"v": v, "w": "x"})), st.integers(1, 99), st.integers(-9, 9)),
+)
+ODD = st.one_of(
+    st.just(("m", foreign_blob(b"plain"))),
+    st.just(("m", envelope.beacon(1, STREAM, 3, 3, 9, final=True))),
+    st.just(("m", blob(1)[:20])),
+    st.just(("m", b"garbage")),
+    st.just(("g", b"\xc1")),
+    st.just(("?", b"")),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ENTRY, max_size=12), st.lists(ODD, max_size=1), st.integers(-1, 1), st.sampled_from([None, 0, 4]))
+def test_both_ways_to_read_entries_give_the_same_rows(
+    plain: list[tuple[str, bytes]], odd: list[tuple[str, bytes]], skip: int, after: int | None
+) -> None:
+    kinds = [*plain[:5], *odd, *plain[5:]]
+    entries = [
+        (f"{row}-0", [b"n", b"%d" % ((after or 0) + 1 + row + max(skip, 0) * (row > 3)), kind.encode(), data])
+        for row, (kind, data) in enumerate(kinds)
+    ]
+    quick = entries_to_batch("orders", "s1", entries, after)
+    assert quick.equals(one_by_one("orders", "s1", entries, after), check_metadata=True)
+    mapped = [(entry, dict(zip(fields[::2], fields[1::2], strict=True))) for entry, fields in entries]
+    assert entries_to_batch("orders", "s1", mapped, after).equals(quick)

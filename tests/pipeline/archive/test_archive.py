@@ -1,0 +1,277 @@
+"""The archive: every recorded message once, through batches, copies, compaction, deaths and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.agent_site import SOURCE, agent_site
+from tests.support.records import BOB, DAY_US, NOON_US, Recording, sequences
+from tests.support.redis_server import RedisServer
+
+from shoal.errors import ArchiveError
+from shoal.history.archive import read_archive
+from shoal.history.joining import join
+from shoal.history.manifest import Manifest, read_manifest, unlisted, write_manifest
+from shoal.history.records import Login
+from shoal.history.table import to_items
+from shoal.message import Gap
+from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
+from shoal.plan.ring import ServerAddress
+from shoal.wire.recorded import record_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOBODY = Login(None, None)
+MESSAGES = 6000
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[RedisServer, RedisServer]]:
+    with RedisServer() as first, RedisServer() as second:
+        yield first, second
+
+
+def addresses(*servers: RedisServer) -> list[ServerAddress]:
+    return [ServerAddress(f"s{i}", server.host, server.port) for i, server in enumerate(servers, 1)]
+
+
+def archive_all(
+    archive: Path, *servers: RedisServer, runner: Runner = run_here, rows: int = 1000, compact: int = 0
+) -> int:
+    batches = 0
+    with ArchiveJob(archive, NOBODY, rows) as job:
+        while job.batch(addresses(*servers), runner) is not None:
+            batches += 1
+        if compact:
+            job.compact(runner, compact)
+    return batches
+
+
+def archived(archive: Path, channel: str = "orders.eu") -> list[int]:
+    return sequences(to_items(join(read_archive(archive, channel)[1])))
+
+
+def test_records_become_files_by_day_and_channel(servers: tuple[RedisServer, RedisServer], tmp_path: Path) -> None:
+    recording = Recording(servers[0])
+    recording.write(1, 2, 3)
+    recording.write(4, 5, from_us=NOON_US + DAY_US)
+    Recording(servers[0], b"deals/\xff?").write(1)
+    archive_all(tmp_path, servers[0])
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert {(file.channel, file.day, file.rows) for file in manifest.files} == {
+        ("orders.eu", "2026-11-01", 3),
+        ("orders.eu", "2026-11-02", 2),
+        ("deals/\\xff?", "2026-11-01", 1),
+    }
+    assert all((tmp_path / file.path).is_file() for file in manifest.files)
+    assert "day=2026-11-01/channel=orders.eu/batch-00000001-s1" in " ".join(file.path for file in manifest.files)
+    assert archived(tmp_path) == [1, 2, 3, 4, 5]
+    assert archived(tmp_path, "deals/\\xff?") == [1]
+    _, rows = read_archive(tmp_path, "orders.eu", NOON_US + 2_000_000, NOON_US + 3_000_000)
+    assert sequences(to_items(rows)) == [2]
+
+
+def test_the_next_batch_goes_on_where_the_last_one_ended(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    recording = Recording(servers[0])
+    recording.write(*range(1, 11))
+    assert archive_all(tmp_path, servers[0], rows=3) == 4
+    assert archive_all(tmp_path, servers[0]) == 0
+    recording.write(11, 12)
+    archive_all(tmp_path, servers[0])
+    assert archived(tmp_path) == list(range(1, 13))
+
+
+def test_a_message_of_two_servers_is_read_once_and_compacted_to_one(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0]).write(1, 2, 3, 4)
+    archive_all(tmp_path, *servers)
+    Recording(servers[1]).write(3, 4, 5)
+    archive_all(tmp_path, *servers)
+    assert archived(tmp_path) == [1, 2, 3, 4, 5]
+    before = read_manifest(tmp_path)
+    assert before is not None
+    assert before.rows == 7
+    archive_all(tmp_path, *servers, compact=2)
+    after = read_manifest(tmp_path)
+    assert after is not None
+    assert (after.rows, len(after.files), len(after.retired)) == (5, 1, 2)
+    assert all((tmp_path / file.path).is_file() for file in after.retired), "for who reads by the older manifest"
+    assert archived(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_the_same_on_spark(servers: tuple[RedisServer, RedisServer], tmp_path: Path, spark: SparkSession) -> None:
+    for server, numbers in zip(servers, (range(1, 60), range(40, 100)), strict=True):
+        Recording(server).write(*numbers)
+        Recording(server, b"deals").write(*numbers)
+    archive_all(tmp_path / "spark", *servers, runner=on_spark(spark), rows=25, compact=2)
+    archive_all(tmp_path / "here", *servers, rows=25, compact=2)
+    for channel in ("orders.eu", "deals"):
+        assert archived(tmp_path / "spark", channel) == archived(tmp_path / "here", channel) == list(range(1, 100))
+
+
+def test_entries_that_were_trimmed_before_they_were_archived_are_a_gap(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    recording = Recording(servers[0])
+    recording.write(1, 2, 3)
+    archive_all(tmp_path, servers[0])
+    recording.write(4, 5, 6, 7)
+    recording.redis.xtrim(record_key(recording.channel), maxlen=2, approximate=False)
+    archive_all(tmp_path, servers[0])
+    items = list(to_items(join(read_archive(tmp_path, "orders.eu")[1])))
+    assert sequences(items) == [1, 2, 3, 6, 7]
+    gaps = [gap for gap in items if isinstance(gap, Gap)]
+    assert {(gap.publisher, gap.first, gap.last) for gap in gaps} == {(BOB, 4, 5), (None, 0, None)}
+    assert any("2 entries of the record were dropped" in gap.reason for gap in gaps)
+
+
+def test_a_record_that_a_server_has_lost_is_a_gap(servers: tuple[RedisServer, RedisServer], tmp_path: Path) -> None:
+    recording = Recording(servers[0])
+    recording.write(1, 2, 3, from_us=NOON_US + 100_000_000)
+    archive_all(tmp_path, servers[0])
+    recording.redis.flushall()
+    Recording(servers[0]).write(5)
+    archive_all(tmp_path, servers[0])
+    items = list(to_items(join(read_archive(tmp_path, "orders.eu")[1])))
+    assert sorted(sequences(items)) == [1, 2, 3, 5]
+    assert any("lost its record" in gap.reason for gap in items if isinstance(gap, Gap))
+
+
+def test_a_corrupt_entry_is_a_gap_and_stops_nothing(servers: tuple[RedisServer, RedisServer], tmp_path: Path) -> None:
+    recording = Recording(servers[0])
+    recording.write(1)
+    recording.garbage()
+    recording.write(2, at=False)
+    archive_all(tmp_path, servers[0])
+    items = list(to_items(join(read_archive(tmp_path, "orders.eu")[1])))
+    assert sequences(items) == [1, 2]
+    assert ["cannot be read" in gap.reason for gap in items if isinstance(gap, Gap)] == [True]
+
+
+def test_a_server_that_is_away_is_named_and_the_others_are_archived(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0]).write(1)
+    away = ServerAddress("s9", "127.0.0.1", 1)
+    with ArchiveJob(tmp_path, NOBODY) as job:
+        assert job.batch([*addresses(servers[0]), away], run_here) is not None
+        assert [*job.unreachable] == ["s9"]
+    assert archived(tmp_path) == [1]
+
+
+def test_what_a_job_that_died_left_is_removed_and_read_again(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0]).write(1, 2)
+    archive_all(tmp_path, servers[0])
+    write_manifest(tmp_path, Manifest())
+    with ArchiveJob(tmp_path, NOBODY) as job:
+        assert job.removed == 1
+    archive_all(tmp_path, servers[0])
+    assert archived(tmp_path) == [1, 2]
+
+
+def test_an_archive_has_one_writer(tmp_path: Path) -> None:
+    with ArchiveJob(tmp_path, NOBODY), pytest.raises(ArchiveError, match="another job"):
+        ArchiveJob(tmp_path, NOBODY).__enter__()
+    with ArchiveJob(tmp_path, NOBODY):
+        pass
+
+
+def test_bad_archives_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match=r"no archive at .*shoal pipeline archive"):
+        read_manifest(tmp_path / "nowhere")
+    (tmp_path / "manifest.json").write_text('{"version": 0, "files": []}')
+    with pytest.raises(ArchiveError, match=r"version 0 .* read it with the Shoal that wrote it"):
+        read_manifest(tmp_path)
+    with pytest.raises(ArchiveError, match="version 0"):
+        ArchiveJob(tmp_path, NOBODY).__enter__()
+    (tmp_path / "manifest.json").write_text('{"version": 1, "schema_ver')
+    with pytest.raises(ArchiveError, match="damaged"):
+        read_manifest(tmp_path)
+
+
+def test_a_listed_file_that_is_gone_or_damaged_is_named(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0]).write(1)
+    archive_all(tmp_path, servers[0])
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    path = tmp_path / manifest.files[0].path
+    path.write_bytes(b"garbage")
+    with pytest.raises(ArchiveError, match="cannot be read"):
+        archived(tmp_path)
+    path.unlink()
+    with pytest.raises(ArchiveError, match="does not have it"):
+        archived(tmp_path)
+
+
+@pytest.mark.timeout(240)
+async def test_a_job_that_is_killed_in_the_middle_of_a_batch_loses_and_doubles_nothing(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    del spark  # skips where there is no Java
+    async with agent_site() as site:
+        recording = Recording(site.server)
+        recording.write(*range(1, MESSAGES + 1))
+        for kill in (True, False):
+            job = _start_job(site.url, tmp_path)
+            try:
+                if kill:
+                    _kill_in_the_middle(job, tmp_path)
+                    continue
+                output, _ = job.communicate(timeout=120)
+                assert job.returncode == 0
+                facts = json.loads(output.splitlines()[-1])
+                assert facts["removed"] > 0
+            finally:
+                if job.poll() is None:
+                    os.killpg(job.pid, signal.SIGKILL)
+                    job.wait()
+        assert archived(tmp_path) == list(range(1, MESSAGES + 1))
+        manifest = read_manifest(tmp_path)
+        assert manifest is not None
+        assert manifest.rows == MESSAGES
+        assert not list(unlisted(tmp_path, manifest))
+
+
+def _start_job(url: str, archive: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "shoal.cli", "pipeline", "archive", "--once", "--json"]
+    command += ["--archive", str(archive), "--url", url, "--batch-rows", "700"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True)
+
+
+def _kill_in_the_middle(job: subprocess.Popen[bytes], archive: Path) -> None:
+    """Kills the driver, and what it started, when it has committed a batch and files lie there that it has not."""
+    deadline = time.monotonic() + 100
+    begun: int | None = None
+    while time.monotonic() < deadline:
+        assert job.poll() is None, "it has ended before it could be killed"
+        manifest = (read_manifest(archive) if archive.is_dir() else None) or Manifest()
+        begun = manifest.batch if begun is None else begun
+        if manifest.batch > begun and list(unlisted(archive, manifest)):
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+            now = read_manifest(archive) or Manifest()
+            assert 0 < now.rows < MESSAGES
+            if list(unlisted(archive, now)):
+                return
+            pytest.skip("it had committed the batch in that very moment")
+        time.sleep(0.001)
+    pytest.fail("no batch was ever under way")

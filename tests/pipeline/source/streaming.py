@@ -1,0 +1,58 @@
+"""Telemetry on real servers, and sources that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.balance.reporting import record
+from tests.support.redis_server import RedisServer
+
+from shoal.channels.telemetry import DATA_FIELD, ID_FIELD, Record, encode
+from shoal.pipeline.source.options import SourceOptions, read_options
+from shoal.wire.ask import Asking
+from shoal.wire.envelope import TELEMETRY_KEY
+
+BASE_S = 1_763_240_000
+"""The first second of made-up telemetry."""
+
+
+def entry(host: str, second: int, *, channels: int = 2, **more: object) -> Record:
+    """A record with some channels."""
+    rows = {
+        b"c%d" % number: {"publications": second % 7 + number, "bytes_out": 100 * number} for number in range(channels)
+    }
+    return record(host, second, rows, **more)  # type: ignore[arg-type]
+
+
+class Stream:
+    """The telemetry stream of one server, written with ids of our choice: record by record, or bytes that are none."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+
+    def ask(self, *words: bytes | str | int) -> object:
+        with Asking(self._server.host, self._server.port, None, None) as asking:
+            return asking.ask(*words)
+
+    def add(self, records: Iterable[Record], late_ms: int = 50) -> None:
+        """Appends each record a little after the end of its second."""
+        for one in records:
+            self.add_raw((one.id.second + 1) * 1000 + late_ms, one.id.encode(), encode(one))
+
+    def add_raw(self, ms: int, id: bytes, data: bytes) -> None:
+        self.ask("XADD", TELEMETRY_KEY, f"{ms}-*", ID_FIELD, id, DATA_FIELD, data)
+
+    def trim(self, keep: int) -> None:
+        self.ask("XTRIM", TELEMETRY_KEY, "MAXLEN", keep)
+
+    def clear(self) -> None:
+        self.ask("FLUSHALL")
+
+
+def listed(*servers: RedisServer) -> str:
+    """The option `servers`."""
+    return ",".join(f"s{number}={server.host}:{server.port}" for number, server in enumerate(servers, start=1))
+
+
+def options(*servers: RedisServer, **more: str) -> SourceOptions:
+    return read_options({"servers": listed(*servers), **more})

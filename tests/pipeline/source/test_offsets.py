@@ -1,0 +1,98 @@
+"""Offsets: their form, what is lost between them, and how they are cut."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import ConfigError
+from shoal.pipeline.source.offsets import (
+    MISSING,
+    OLDEST,
+    START,
+    EntryId,
+    Position,
+    ServerOffset,
+    StreamInfo,
+    loss,
+    read_offset,
+    shares,
+    slices,
+    write_offset,
+)
+
+ids = st.builds(EntryId, st.integers(1, 10**13), st.integers(0, 2**64 - 1))
+positions = st.builds(Position, ids, st.none() | st.integers(0, 10**9))
+names = st.text(min_size=1).filter(lambda name: not name.startswith("~"))
+server_offsets = st.builds(ServerOffset, st.dictionaries(names, positions), st.integers(-(10**6), 10**6))
+
+
+@given(st.dictionaries(st.text(), server_offsets))
+def test_an_offset_comes_back_from_json_as_it_was(offset: dict[str, ServerOffset]) -> None:
+    assert read_offset(json.loads(json.dumps(write_offset(offset)))) == offset
+
+
+@pytest.mark.parametrize("found", [[], {"s1": "5-0"}, {"s1": {"telemetry": 5}}, {"s1": {"telemetry": "5"}}])
+def test_what_is_no_offset_is_refused_with_its_form(found: object) -> None:
+    with pytest.raises(ConfigError, match="write it as"):
+        read_offset(found)
+
+
+def info(length: int, first: int, last: int, added: int | None) -> StreamInfo:
+    return StreamInfo(length, EntryId(last, 0), EntryId(first, 0) if length else None, added)
+
+
+@pytest.mark.parametrize(
+    ("start", "now", "lost"),
+    [
+        (OLDEST, MISSING, None),
+        (OLDEST, info(3, 7, 9, 9), None),  # whoever begins at the oldest has lost nothing
+        (Position(EntryId(5, 0), 5), info(9, 1, 9, 9), None),
+        (Position(EntryId(5, 0), 5), info(4, 6, 9, 9), None),  # just what was read is gone
+        (Position(EntryId(9, 0), 9), info(0, 0, 9, 9), None),
+        (Position(EntryId(5, 0), 5), info(2, 8, 9, 9), "2 entries were dropped"),
+        (Position(EntryId(5, 0), 5), info(3, 7, 9, 9), "1 entry was dropped"),
+        (Position(EntryId(5, 0), 5), info(0, 0, 9, 9), "4 entries were dropped"),
+        (Position(START, 2), info(6, 4, 9, 9), "1 entry was dropped"),  # the oldest when it began is gone
+        (Position(EntryId(5, 0), 5), info(1, 3, 3, 1), "began anew"),
+        (Position(EntryId(5, 0), 5), info(1, 8, 8, 1), "began anew"),
+        (Position(EntryId(5, 0), 5), info(7, 8, 15, 7), "began anew"),
+        (Position(EntryId(5, 0), 5), MISSING, "began anew"),
+        # Servers before Redis 7 do not count
+        (Position(EntryId(5, 0)), info(5, 5, 9, None), None),
+        (Position(EntryId(9, 0)), info(0, 0, 9, None), None),
+        (Position(EntryId(5, 0)), info(3, 7, 9, None), "entries were dropped"),
+    ],
+)
+def test_what_is_lost_is_known_exactly_where_the_server_counts(
+    start: Position, now: StreamInfo, lost: str | None
+) -> None:
+    found = loss(start, now)
+    assert (found is None) == (lost is None)
+    assert lost is None or lost in str(found)
+
+
+@given(ids, ids, st.integers(1, 9), st.integers(0, 10**13))
+def test_slices_join_without_a_hole_or_a_double(one: EntryId, other: EntryId, parts: int, first_ms: int) -> None:
+    start, end = sorted((one, other))
+    found = slices("x", Position(start), Position(end), first_ms, parts)
+    assert len(found) <= parts
+    edges = [start] + [piece.last for piece in found]
+    assert [piece.after for piece in found] == edges[:-1]
+    assert edges[-1] == end
+
+
+def test_a_stream_that_began_anew_is_read_from_its_start() -> None:
+    (piece,) = slices("x", Position(EntryId(9, 0)), Position(EntryId(4, 1)), 0, 1)
+    assert (piece.after, piece.last) == (START, EntryId(4, 1))
+
+
+@given(st.dictionaries(st.text(max_size=2), st.integers(1, 1000), max_size=8), st.integers(1, 2000))
+def test_shares_use_the_room_there_is_and_leave_nobody_out(pending: dict[str, int], rows_max: int) -> None:
+    given = shares(pending, rows_max)
+    assert all(1 <= given[name] <= count for name, count in pending.items())
+    if rows_max >= len(pending):
+        assert sum(given.values()) == min(rows_max, sum(pending.values()))

@@ -1,0 +1,267 @@
+"""Planning and reading against real servers, without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.pipeline.source.streaming import BASE_S, Stream, entry, options
+from tests.support.cluster_thread import ClusterThread
+from tests.support.redis_server import RedisServer, free_port
+
+from shoal.channels import telemetry
+from shoal.cluster.local import LocalCluster
+from shoal.errors import ConfigError, ConnectError, PipelineError, TrimmedError
+from shoal.pipeline.source.offsets import ServerOffset, read_offset, write_offset
+from shoal.pipeline.source.options import SourceOptions, read_options
+from shoal.pipeline.source.planning import Planning, table_of
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def empty(one: RedisServer, two: RedisServer) -> None:
+    for server in (one, two):
+        Stream(server).clear()
+
+
+def seconds_of(
+    planning: Planning, asked: SourceOptions, start: dict[str, ServerOffset], end: dict[str, ServerOffset]
+) -> list[tuple[str, int]]:
+    """What is between two offsets: host and second of each record."""
+    table = table_of(planning.parts(start, end), asked.kind)
+    return sorted(zip(table["host"].to_pylist(), table["second"].to_pylist(), strict=True))
+
+
+def test_all_is_read_once_from_both_servers_and_the_same_again(one: RedisServer, two: RedisServer) -> None:
+    asked = options(one, two)
+    planning = Planning(asked)
+    start = planning.first()
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(100))
+    Stream(two).add(entry("s2", BASE_S + second) for second in range(50))
+    end = planning.next(start)
+    expected = [("s1", BASE_S + n) for n in range(100)] + [("s2", BASE_S + n) for n in range(50)]
+    assert seconds_of(planning, asked, start, end) == expected
+    assert seconds_of(Planning(asked), asked, start, end) == expected
+    assert planning.next(end) == end
+    assert planning.parts(end, end) == []
+    assert write_offset(read_offset(json.loads(json.dumps(write_offset(end))))) == write_offset(end)
+
+
+def test_rows_say_where_they_came_from_and_when(one: RedisServer) -> None:
+    asked = options(one)
+    planning = Planning(asked)
+    Stream(one).add([entry("s1", BASE_S)])
+    end = planning.next({})
+    (row,) = table_of(planning.parts({}, end), asked.kind).to_pylist()
+    assert (row["server"], row["entry"]) == ("s1", f"{(BASE_S + 1) * 1000 + 50}-0")
+    assert row["arrived_s"] == pytest.approx(BASE_S + 1.05 - end["s1"].ahead_ms / 1000)
+
+
+def test_a_batch_takes_no_more_than_it_may_and_each_server_its_part(one: RedisServer, two: RedisServer) -> None:
+    asked = options(one, two)
+    planning = Planning(asked)
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(90))
+    Stream(two).add(entry("s2", BASE_S + second) for second in range(10))
+    start: dict[str, ServerOffset] = {}
+    sizes, seen = [], []
+    while (end := planning.next(start, 40)) != start:
+        found = seconds_of(planning, asked, start, end)
+        sizes.append(len(found))
+        seen += found
+        start = end
+    assert sizes == [40, 40, 20]
+    assert len(set(seen)) == 100
+
+
+def test_a_batch_is_no_larger_than_it_may_be(one: RedisServer) -> None:
+    Stream(one).add(entry("s1", BASE_S + second, channels=50) for second in range(100))
+    size = len(telemetry.encode(entry("s1", BASE_S + 99, channels=50)))
+    asked = options(one, maxBytesPerBatch=str(20 * size))
+    planning = Planning(asked)
+    end = planning.next({}, 10_000)
+    assert 15 <= len(seconds_of(planning, asked, {}, end)) <= 20
+    assert len(seconds_of(planning, asked, {}, planning.next({}))) == 100  # all that there is was asked for
+
+
+def test_the_ring_is_read_when_an_offset_is_made() -> None:
+    with ClusterThread(servers=1) as cluster:
+        asked = read_options({"stateDir": cluster.call(root_of)})
+        planning = Planning(asked)
+        assert set(planning.first()) == {"s1"}
+        cluster.call(add_server)
+        assert set(planning.next({})) == {"s1", "s2"}
+
+
+async def root_of(cluster: LocalCluster) -> str:
+    return str(cluster.directory.root)
+
+
+async def add_server(cluster: LocalCluster) -> None:
+    await cluster.add_server()
+    await cluster.wait_until_ready()
+    await asyncio.sleep(2.0)  # its first record
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_more_parts_read_the_same(one: RedisServer, parts: int) -> None:
+    asked = options(one, partitionsPerServer=str(parts))
+    planning = Planning(asked)
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(100))
+    end = planning.next({})
+    found = planning.parts({}, end)
+    assert len(found) == parts
+    assert [second for _, second in seconds_of(planning, asked, {}, end)] == [BASE_S + n for n in range(100)]
+
+
+def test_a_server_that_joins_is_read_from_its_oldest_and_one_that_leaves_keeps_its_place(
+    one: RedisServer, two: RedisServer
+) -> None:
+    Stream(one).add([entry("s1", BASE_S)])
+    Stream(two).add([entry("s2", BASE_S)])
+    alone, both = options(one), options(one, two)
+    first = Planning(alone).next({})
+    joined = Planning(both).next(first)
+    assert seconds_of(Planning(both), both, first, joined) == [("s2", BASE_S)]
+    left = Planning(alone).next(joined)
+    assert left == joined
+    assert Planning(both).next(left) == joined
+
+
+def test_latest_begins_behind_what_is_there(one: RedisServer) -> None:
+    Stream(one).add([entry("s1", BASE_S)])
+    asked = options(one, startingOffsets="latest")
+    planning = Planning(asked)
+    start = planning.first()
+    Stream(one).add([entry("s1", BASE_S + 1)])
+    assert seconds_of(planning, asked, start, planning.next(start)) == [("s1", BASE_S + 1)]
+
+
+def test_an_offset_can_be_given(one: RedisServer) -> None:
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(10))
+    given = {"s1": {"telemetry": f"{(BASE_S + 5) * 1000}-0"}}
+    asked = options(one, startingOffsets=json.dumps(given), failOnDataLoss="false")
+    planning = Planning(asked)
+    start = planning.first()
+    found = [second - BASE_S for _, second in seconds_of(planning, asked, start, planning.next(start))]
+    assert found == [4, 5, 6, 7, 8, 9]  # the record of a second comes after its end
+
+
+def test_a_trimmed_stream_is_an_error_that_says_how_much_is_lost(one: RedisServer) -> None:
+    stream = Stream(one)
+    stream.add(entry("s1", BASE_S + second) for second in range(10))
+    planning = Planning(options(one))
+    start = planning.next({}, 4)
+    stream.trim(3)
+    with pytest.raises(TrimmedError, match=r"telemetry of s1 was trimmed: 3 entries were dropped.*failOnDataLoss"):
+        planning.next(start)
+
+
+def test_a_trimmed_stream_goes_on_with_the_oldest_and_a_warning_if_asked(
+    one: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = Stream(one)
+    stream.add(entry("s1", BASE_S + second) for second in range(10))
+    asked = options(one, failOnDataLoss="false")
+    planning = Planning(asked)
+    start = planning.next({}, 4)
+    stream.trim(3)
+    end = planning.next(start)
+    assert [second - BASE_S for _, second in seconds_of(planning, asked, start, end)] == [7, 8, 9]
+    assert "entries are lost" in caplog.text
+    assert planning.next(end) == end
+
+
+def test_what_is_trimmed_between_planning_and_reading_is_seen_too(one: RedisServer) -> None:
+    stream = Stream(one)
+    stream.add(entry("s1", BASE_S + second) for second in range(10))
+    asked = options(one)
+    planning = Planning(asked)
+    start = planning.next({}, 4)
+    end = planning.next(start)
+    parts = planning.parts(start, end)
+    stream.trim(3)
+    with pytest.raises(TrimmedError, match="3 entries were dropped"):
+        table_of(parts, asked.kind)
+
+
+def test_a_server_that_lost_its_data_is_seen(one: RedisServer) -> None:
+    stream = Stream(one)
+    stream.add(entry("s1", BASE_S + second) for second in range(10))
+    start = Planning(options(one)).next({})
+    stream.clear()
+    stream.add([entry("s1", BASE_S + 20)])
+    with pytest.raises(TrimmedError, match="began anew"):
+        Planning(options(one)).next(start)
+    asked = options(one, failOnDataLoss="false")
+    end = Planning(asked).next(start)
+    assert seconds_of(Planning(asked), asked, start, end) == [("s1", BASE_S + 20)]
+    assert Planning(asked).next(end) == end
+
+
+def test_a_server_that_does_not_answer_is_warned_of_once_and_read_later(
+    one: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    Stream(one).add([entry("s1", BASE_S)])
+    asked = read_options({"servers": f"s1={one.host}:{one.port},gone={one.host}:{free_port()}"})
+    planning = Planning(asked)
+    end = planning.next({})
+    assert planning.next(end) == end
+    assert set(end) == {"s1"}
+    assert caplog.text.count("not read until it answers") == 1
+
+
+def test_a_user_without_the_rights_is_told_which_role_has_them() -> None:
+    with RedisServer(users=["narrow on >pass ~* &* +hello +ping"]) as server:
+        asked = options(server, user="narrow", password="pass")
+        with pytest.raises(PipelineError, match=r"s1 .* refused XINFO: .*log in as the role reader or pipeline"):
+            Planning(asked).first()
+
+
+def test_no_server_at_all_is_an_error(one: RedisServer) -> None:
+    with pytest.raises(ConnectError, match="no server of gone answers"):
+        Planning(read_options({"servers": f"gone={one.host}:{free_port()}"})).first()
+
+
+def test_a_planned_part_whose_server_has_gone_is_lost_loudly() -> None:
+    with RedisServer() as server:
+        Stream(server).add([entry("s1", BASE_S)])
+        strict, lenient = options(server), options(server, failOnDataLoss="false")
+        planning = Planning(strict)
+        end = planning.next({})
+        parts = planning.parts({}, end)
+        forgiving = Planning(lenient).parts({}, end)
+    with pytest.raises(TrimmedError, match="planned to be read of s1 cannot be read"):
+        table_of(parts, strict.kind)
+    assert table_of(forgiving, lenient.kind).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"kind": "quues"}, "no kind 'quues'"),
+        ({"servers": "somewhere"}, "no host or no port"),
+        ({"servers": "a:1,a:1"}, "one of them twice"),
+        ({"servers": "a:1", "coordinator": "shoal://b:2"}, "both"),
+        ({"servers": "a:1", "startingOffsets": "middle"}, "startingOffsets is 'middle'"),
+        ({"servers": "a:1", "endingOffsets": "earliest"}, "endingOffsets is earliest"),
+        ({"servers": "a:1", "failOnDataLoss": "maybe"}, "give true or false"),
+        ({"servers": "a:1", "maxRowsPerBatch": "-1"}, "maxRowsPerBatch is '-1'"),
+        ({"servers": "a:1", "partitionsPerServer": "0"}, "partitionsPerServer is '0'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_with_what_to_do(given: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read_options(given)

@@ -1,0 +1,190 @@
+"""Load windows on a real Spark: the same as in process, on the same telemetry, good and bad."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options
+from tests.support.cluster_thread import ClusterThread
+from tests.support.redis_server import RedisServer
+
+from shoal import cli
+from shoal.balance.fold_in_order import fold_in_order
+from shoal.balance.fold_state import FoldState
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.window import LoadWindow
+from shoal.channels import telemetry
+from shoal.cluster.local import LocalCluster
+from shoal.errors import CheckpointError
+from shoal.pipeline.explaining import explained
+from shoal.pipeline.load import LoadFacts, LoadJob, run_once
+from shoal.pipeline.source.planning import Planning, table_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = BalanceSettings()
+SECONDS = 40
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[RedisServer, RedisServer]]:
+    with RedisServer() as one, RedisServer() as two:
+        yield one, two
+
+
+@pytest.fixture(autouse=True)
+def streams(servers: tuple[RedisServer, RedisServer]) -> tuple[Stream, Stream]:
+    one, two = (Stream(server) for server in servers)
+    one.clear()
+    two.clear()
+    return one, two
+
+
+def fill(one: Stream, two: Stream) -> None:
+    """Telemetry of two servers, with everything that can be wrong with it."""
+    two_at: list[tuple[int, bytes, bytes]] = []
+    for second in range(BASE_S, BASE_S + SECONDS):
+        at_ms = (second + 1) * 1000
+        record = entry("s1", second, channels=3)
+        one.add_raw(at_ms + 50, record.id.encode(), telemetry.encode(record))
+        if second % 10 == 3:  # the agent has repeated its XADD
+            one.add_raw(at_ms + 60, record.id.encode(), telemetry.encode(record))
+        if second % 10 == 5:  # bytes that are no record, under an id and under none
+            one.add_raw(at_ms + 70, b"s1/a/%d/%d" % (second, second + 1000), b"not a record")
+            one.add_raw(at_ms + 71, b"no id", telemetry.encode(record))
+        if second % 10 == 6:  # a record of an older version of the schema
+            old = record._replace(id=record.id._replace(sequence=second + 2000))
+            one.add_raw(at_ms + 80, old.id.encode(), encode_old(old))
+        late_ms = 4000 if second % 10 == 7 else 90
+        record = entry("s2", second, channels=5)
+        two_at.append((at_ms + late_ms, record.id.encode(), telemetry.encode(record)))
+    for at_ms, id, data in sorted(two_at):
+        two.add_raw(at_ms, id, data)
+
+
+def encode_old(record: telemetry.Record) -> bytes:
+    """A record as a version before this one wrote it."""
+    sink = pa.BufferOutputStream()
+    for batch in (record.channels, record.server):
+        schema = batch.schema.with_metadata(
+            {**batch.schema.metadata, telemetry.VERSION_KEY: b"0", telemetry.ID_KEY: record.id.encode()}
+        )
+        with pa.ipc.new_stream(sink, schema) as writer:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def in_process(*servers: RedisServer) -> tuple[list[LoadWindow], FoldState]:
+    """The windows of what is on the streams, by the fold alone."""
+    asked = options(*servers)
+    planning = Planning(asked)
+    end = planning.next({})
+    table = table_of(planning.parts({}, end), asked.kind)
+    return fold_in_order(FoldState(), table, SETTINGS)
+
+
+def on_spark(
+    spark: SparkSession, directory: Path, *servers: RedisServer, **more: str
+) -> tuple[dict[int, bytes], LoadFacts]:
+    """The windows of what is on the streams, by the job."""
+    found: dict[int, bytes] = {}
+
+    def take(batch: int, windows: list[LoadWindow]) -> None:
+        for window in windows:
+            assert window.start_s not in found
+            found[window.start_s] = window.to_bytes()
+
+    job = LoadJob(directory, {"servers": listed(*servers), **more}, SETTINGS)
+    facts = run_once(spark, job, take)
+    return found, facts
+
+
+def test_both_ways_give_the_same_tables_on_the_same_telemetry(
+    spark: SparkSession,
+    servers: tuple[RedisServer, RedisServer],
+    streams: tuple[Stream, Stream],
+    tmp_path: Path,
+) -> None:
+    fill(*streams)
+    windows, state = in_process(*servers)
+    found, facts = on_spark(spark, tmp_path, *servers)
+    assert found == {window.start_s: window.to_bytes() for window in windows}
+    assert facts.counters == {name: getattr(state.counters, name) for name in state.counters.__struct_fields__}
+    assert facts.counters["duplicates"] == SECONDS // 10
+    assert facts.counters["garbage"] == 3 * SECONDS // 10
+    assert facts.counters["late"] > 0
+    assert len(windows) >= SECONDS // 2 - 2
+    assert facts.hosts == {"s1", "s2"}
+    assert any("telemetry of version b'0', this reader knows b'1'" in why for why in facts.refused)
+    assert any("not a telemetry record" in why for why in facts.refused)
+    kept = pa.concat_tables(pq.read_table(path) for path in (tmp_path / "refused").glob("*.parquet"))
+    assert kept.num_rows == facts.counters["garbage"]  # nothing is thrown away
+
+
+def test_a_job_goes_on_where_it_stopped_with_the_same_windows_as_without_a_stop(
+    spark: SparkSession,
+    servers: tuple[RedisServer, RedisServer],
+    streams: tuple[Stream, Stream],
+    tmp_path: Path,
+) -> None:
+    one, two = streams
+    for half in (range(BASE_S, BASE_S + 10), range(BASE_S + 10, BASE_S + 20)):
+        one.add((entry("s1", second) for second in half), late_ms=50)
+        two.add((entry("s2", second) for second in half), late_ms=90)
+        if half.start == BASE_S:
+            first, _ = on_spark(spark, tmp_path, *servers)
+    second, _ = on_spark(spark, tmp_path, *servers)
+    whole, _ = in_process(*servers)
+    assert not first.keys() & second.keys()
+    assert first | second == {window.start_s: window.to_bytes() for window in whole}
+
+
+def test_missing_memories_are_said_and_nothing_is_lost(
+    spark: SparkSession,
+    servers: tuple[RedisServer, RedisServer],
+    streams: tuple[Stream, Stream],
+    tmp_path: Path,
+) -> None:
+    streams[0].add(entry("s1", BASE_S + second) for second in range(10))
+    first, _ = on_spark(spark, tmp_path / "job", servers[0], maxRowsPerBatch="4")
+    shutil.copytree(tmp_path / "job", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "job" / "checkpoint")
+    with pytest.raises(CheckpointError, match="its checkpoint is missing"), explained(heap_mb=1):
+        on_spark(spark, tmp_path / "job", servers[0])
+    streams[0].add([entry("s1", BASE_S + 10)])
+    shutil.rmtree(tmp_path / "copy" / "fold")
+    with pytest.raises(CheckpointError, match="state of the fold before it"), explained(heap_mb=1):
+        on_spark(spark, tmp_path / "copy", servers[0])
+    again, _ = on_spark(spark, tmp_path / "new", servers[0])
+    assert first.items() <= again.items()
+
+
+def test_the_command_folds_what_a_cluster_has_reported(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["pipeline", "load", "--once", "--state-dir", str(tmp_path / "none")]) == 1
+    assert "no cluster runs in" in capsys.readouterr().err
+    with ClusterThread(servers=2) as cluster:
+        root = cluster.call(root_of)
+        time.sleep(6.0)  # two windows of two seconds each, and one that is cut off
+        assert cli.main(["pipeline", "load", "--once", "--json", "--state-dir", root]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["hosts"] == ["s1", "s2"]
+    assert facts["windows"] >= 1
+    assert facts["records"] >= 6
+    assert facts["counters"]["garbage"] == 0
+    assert facts["last_s"] > facts["first_s"]
+
+
+async def root_of(cluster: LocalCluster) -> str:
+    return str(cluster.directory.root)

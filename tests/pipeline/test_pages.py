@@ -1,0 +1,58 @@
+"""The programs of the page about the pipeline run, one after the other, in one session beside a real cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.cluster_thread import ClusterThread
+
+from shoal.cluster.local import LocalCluster
+from shoal.errors import NoJavaError, NoSparkError
+from shoal.pipeline.java import find_java
+from shoal.pipeline.session import import_spark
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "pipeline.md"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+RUN_TIMEOUT_S = 110.0
+
+ALL = """
+import sys
+from shoal.pipeline.session import running
+with running():
+    for program in sys.argv[1:]:
+        print("--")
+        exec(compile(program, "docs/pipeline.md", "exec"), {"__name__": "page"})
+"""
+
+
+async def root_of(cluster: LocalCluster) -> str:
+    return str(cluster.directory.root)
+
+
+@pytest.mark.timeout(180)
+def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
+    try:
+        find_java()
+        import_spark()
+    except (NoJavaError, NoSparkError) as error:
+        pytest.skip(str(error))
+    with ClusterThread(servers=2) as cluster:
+        environ = {**os.environ, "SHOAL_STATE_DIR": cluster.call(root_of), "PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(
+            [sys.executable, "-c", ALL, *PROGRAMS],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("--\n") >= len(PROGRAMS) >= 3
+    assert "|  s1|" in done.stdout

@@ -1,0 +1,142 @@
+"""Sessions: their settings, and a real one."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shoal.errors import HeapTooSmallError, NoJavaError, PipelineError, TrimmedError
+from shoal.pipeline import session as session_module
+from shoal.pipeline.explaining import explain
+from shoal.pipeline.java import Java, find_java
+from shoal.pipeline.session import HEAP_MB_MIN, SessionOptions, check_heap, running, settings_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def java_that_says(directory: Path, text: str) -> dict[str, str]:
+    """An environment with a Java that says so of itself."""
+    program = directory / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return {"JAVA_HOME": str(directory)}
+
+
+def test_java_of_java_home_is_found_and_its_version_read(tmp_path: Path) -> None:
+    java = find_java(java_that_says(tmp_path, 'openjdk version "21.0.2" 2024-01-16'))
+    assert (java.version, java.path) == (21, str(tmp_path / "bin" / "java"))
+
+
+@pytest.mark.parametrize("text", ['java version "1.8.0_392"', 'openjdk version "11.0.2"'])
+def test_a_java_that_is_too_old_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
+    with pytest.raises(NoJavaError, match=r"is Java (8|11), and Spark needs 17 or newer: .*openjdk-17"):
+        find_java(java_that_says(tmp_path, text))
+
+
+def test_no_java_at_all_is_said_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(NoJavaError, match=r"none in PATH, and JAVA_HOME is not set: .*openjdk-17"):
+        find_java({"PATH": str(tmp_path)})
+    with pytest.raises(NoJavaError, match="none in JAVA_HOME"):
+        find_java({"JAVA_HOME": str(tmp_path)})
+
+
+def test_a_program_that_is_no_java_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoJavaError, match="does not say which version it is"):
+        find_java(java_that_says(tmp_path, "hello"))
+
+
+def forget_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no session ran in this process."""
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(session_module, "_running", [])
+
+
+def test_a_session_cannot_start_without_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forget_sessions(monkeypatch)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(NoJavaError), running():
+        pass
+
+
+def test_settings_of_the_user_win_and_java_options_are_put_together() -> None:
+    conf = {
+        "spark.ui.enabled": "true",
+        "spark.driver.extraJavaOptions": "-Dmine=1",
+        "spark.sql.shuffle.partitions": "7",
+    }
+    settings = settings_of(SessionOptions(conf=conf, master="spark://host:7077"))
+    assert settings["spark.ui.enabled"] == "true"
+    assert settings["spark.sql.shuffle.partitions"] == "7"
+    assert settings["spark.master"] == "spark://host:7077"
+    assert "-Xss8m" in settings["spark.driver.extraJavaOptions"]
+    assert settings["spark.driver.extraJavaOptions"].endswith("-Dmine=1")
+    assert "spark.driver.host" not in settings  # a cluster must reach the driver from outside
+
+
+def test_a_local_session_is_light() -> None:
+    settings = settings_of(SessionOptions())
+    assert settings["spark.ui.enabled"] == "false"
+    assert "-XX:+UseSerialGC" in settings["spark.driver.extraJavaOptions"]
+    assert "TieredStopAtLevel=1" in settings["spark.driver.extraJavaOptions"]
+
+
+@pytest.mark.parametrize(
+    "options", [SessionOptions(heap_mb=HEAP_MB_MIN - 1), SessionOptions(conf={"spark.driver.memory": "256m"})]
+)
+def test_too_small_a_heap_is_said_before_anything_starts(options: SessionOptions) -> None:
+    with pytest.raises(HeapTooSmallError, match="does not hold Spark: give it 512 MB or more"):
+        check_heap(options)
+
+
+def test_a_heap_is_read_in_all_units_and_nonsense_refused() -> None:
+    check_heap(SessionOptions(heap_mb=1, conf={"spark.driver.memory": "1g"}))
+    with pytest.raises(PipelineError, match=r"write it as 1024m or 1g"):
+        check_heap(SessionOptions(conf={"spark.driver.memory": "muchm"}))
+
+
+def test_what_a_worker_raised_is_said_as_it_was() -> None:
+    page = RuntimeError("Aborted ...\nTraceback\nshoal.errors.TrimmedError: a stream was cut: start anew\n\tat java")
+    told = explain(page, heap_mb=1)
+    assert isinstance(told, TrimmedError)
+    assert str(told) == "a stream was cut: start anew"
+
+
+def test_a_job_that_runs_out_of_heap_is_told_so() -> None:
+    told = explain(RuntimeError("x java.lang.OutOfMemoryError: Java heap space"), heap_mb=700)
+    assert isinstance(told, HeapTooSmallError)
+    assert "700 MB" in str(told)
+    assert explain(RuntimeError("something else"), heap_mb=700) is None
+
+
+def test_workers_can_import_us(spark: SparkSession) -> None:
+    def rooms(_: object) -> list[str]:
+        import shoal.pipeline.java
+
+        return [shoal.pipeline.java.__name__]
+
+    assert spark.sparkContext.parallelize([0], 1).flatMap(rooms).collect() == ["shoal.pipeline.java"]
+
+
+def test_an_archive_of_classes_is_kept_if_java_ended_well_and_few_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for number in range(4):
+        archive = session_module.Archive(Java("java", 17, "17"), f"spark {number}")
+        flags = archive.flags(True)
+        assert flags.startswith("-XX:ArchiveClassesAtExit=")
+        Path(flags.partition("=")[2]).write_text("classes")
+        archive.close(number != 3)
+    names = [path.name for path in (tmp_path / "shoal" / "spark").iterdir()]
+    assert len(names) == session_module.ARCHIVES_MAX
+    assert all(name.endswith(".jsa") for name in names)
+    again = session_module.Archive(Java("java", 17, "17"), "spark 2")
+    assert again.flags(False).startswith("-XX:SharedArchiveFile=")
+    assert session_module.Archive(Java("java", 17, "17"), "another").flags(False) == ""

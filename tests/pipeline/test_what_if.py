@@ -1,0 +1,201 @@
+"""What-if: recorded load is replayed as it was, cases are compared by the objective, and the held-back day decides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from shoal import config
+from shoal.balance.window import LoadWindow
+from shoal.cli import main
+from shoal.errors import ConfigError, PipelineError
+from shoal.pipeline import made_windows, what_if, what_if_job
+from shoal.pipeline.kept_windows import WindowKeeper, read_manifest, read_windows
+from shoal.pipeline.what_if import Case, Site
+from shoal.sim.flow.workloads import traffic_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DAY_S = 60
+SITE = Site(capacity_bytes_per_s=125e6, servers_first=2, servers_max=4)
+
+
+def short_days(days: int) -> list[LoadWindow]:
+    """The evenings of some made days, as days of a minute."""
+    per_day = DAY_S // made_windows.WINDOW_S
+    evening = made_windows.EVENT_HOUR * made_windows.HOUR_S // made_windows.WINDOW_S - per_day // 2
+    windows = made_windows.make_windows(days, 5)
+    found = []
+    for day in range(days):
+        first = day * made_windows.DAY_S // made_windows.WINDOW_S + evening
+        for place, window in enumerate(windows[first : first + per_day]):
+            start_s = day * DAY_S + place * made_windows.WINDOW_S
+            found.append(LoadWindow(start_s, start_s + made_windows.WINDOW_S, window.table))
+    return found
+
+
+@pytest.fixture(scope="module")
+def windows() -> list[LoadWindow]:
+    return short_days(3)
+
+
+@pytest.fixture
+def folder(windows: list[LoadWindow], tmp_path: Path) -> Path:
+    with WindowKeeper(tmp_path / "windows", day_s=DAY_S) as keeper:
+        for window in windows:
+            keeper.add(window)
+    return tmp_path / "windows"
+
+
+def test_windows_are_kept_as_they_were_each_time_once(folder: Path, windows: list[LoadWindow]) -> None:
+    with WindowKeeper(folder, day_s=DAY_S) as keeper:
+        keeper.take(1, windows[-2:])  # a job that was started again tells of them once more
+    assert len(list(folder.glob("windows-*"))) == 1
+    assert [window.start_s for window in read_windows(folder)] == [window.start_s for window in windows]
+    first = next(iter(read_windows(folder)))
+    assert first.table.equals(windows[0].table)
+    assert read_manifest(folder).day_s == DAY_S
+    with pytest.raises(PipelineError, match="has days of 60 s"):
+        WindowKeeper(folder)
+
+
+def test_a_window_that_was_cut_short_is_left_out_and_damage_is_said(folder: Path, windows: list[LoadWindow]) -> None:
+    path = next(folder.glob("windows-*"))
+    data = path.read_bytes()
+    path.write_bytes(data[:-5])
+    assert len(list(read_windows(folder))) == len(windows) - 1
+    path.write_bytes(data[:20] + b"nonsense" + data[28:])
+    with pytest.raises(PipelineError, match="is damaged"):
+        list(read_windows(folder))
+    (folder / "manifest.json").write_text("{}{}")
+    with pytest.raises(PipelineError, match="cannot be read"):
+        list(read_windows(folder))
+    with pytest.raises(PipelineError, match="no load windows"):
+        read_manifest(folder / "none")
+
+
+def test_a_day_is_replayed_with_the_deliveries_that_were_recorded(windows: list[LoadWindow]) -> None:
+    series = what_if.replay(traffic_of(windows[:30]), Case(policy="consistent-hashing"), SITE)
+    recorded = [sum(window.hosts["messages_sent"].to_pylist()) for window in windows[:30]]
+    np.testing.assert_allclose(series.column("messages_out"), np.repeat(recorded, 2))
+
+
+def test_the_grid_has_the_defaults_first_and_every_combination_that_can_be(tmp_path: Path) -> None:
+    cases = what_if.read_grid(None)
+    assert len(cases) >= 60
+    assert cases[0] == Case()
+    assert len({json.dumps([case.policy, case.settings], sort_keys=True) for case in cases}) == len(cases)
+    path = tmp_path / "grid.toml"
+    path.write_text('[[grid]]\npolicy = ["shoal", "dynamoth"]\nsafe_ratio = [0.6, 0.7]\nhigh_ratio = [0.65, 0.8]\n')
+    found = [(case.policy, case.settings) for case in what_if.read_grid(path)]
+    given = [{"safe_ratio": 0.6, "high_ratio": 0.65}, {"safe_ratio": 0.6}]
+    assert found == [
+        ("shoal", {}),
+        *(("shoal", each) for each in given),
+        *(("dynamoth", each) for each in (*given, {})),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[grid]]\nhigh = 1\n", "'high', which is no setting"),
+        ('[[grid]]\npolicy = "none"\n', "the policy 'none'"),
+        ("[[grid]]\nhigh_ratio = 'much'\n", "high_ratio"),
+        ("grid", "cannot read the grid"),
+        ("a = 1\n", "has no grid"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_said(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        what_if.read_grid(path)
+
+
+def test_the_objective_weighs_overload_servers_and_moves() -> None:
+    row = {"server_hours": 2.0, "overload_s": 36, "undelivered_s": 3.6, "moves": 100}
+    assert what_if.cost(row) == pytest.approx(2.0 + 20 * 0.01 + 200 * 0.001 + 0.05)
+
+
+def test_the_same_runs_in_process_and_on_spark(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
+    days = what_if_job.read_days(folder, servers_min=1, servers_max=4, start_s=5)
+    cases = [Case(), Case(settings={"safe_ratio": 0.6}), Case(policy="bounded-load")]
+    notes: list[str] = []
+    here = what_if_job.find(days, cases, 2, note=notes.append)
+    there = what_if_job.find(days, cases, 2, spark, note=notes.append)
+    assert here.runs.num_rows == 6
+    assert here.runs.equals(there.runs)
+    assert here.held_back.equals(there.held_back)
+    assert here.chosen_cost <= here.default_cost
+    assert here.with_forecast is not None
+    assert here.with_forecast["cost"][0].as_py() <= here.chosen_cost
+    assert here.chosen == there.chosen
+    best = what_if.summary(here.runs)["case"][0].as_py()
+    assert cases[best] == here.best
+
+
+def test_a_best_case_that_is_worse_on_the_held_back_day_is_not_chosen(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = what_if_job.read_days(folder, servers_min=1, servers_max=4, start_s=5)
+    lucky = Case(settings={"safe_ratio": 0.6})
+
+    def run(number: int, case: Case, day: int, *more: object) -> pa.RecordBatch:
+        worse = (number == 1) == (day == 2)
+        figures = dict.fromkeys(what_if.RUN_SCHEMA.names, 0) | {
+            "case": number,
+            "day": day,
+            "policy": "",
+            "settings": "",
+        }
+        return pa.RecordBatch.from_pylist([figures | {"cost": 2.0 if worse else 1.0}], what_if.RUN_SCHEMA)
+
+    monkeypatch.setattr(what_if, "run", run)
+    found = what_if_job.find(days, [Case(), lucky], 2, note=lambda _: None)
+    assert found.best == lucky
+    assert found.chosen == Case()
+
+
+def test_the_best_settings_are_a_file_that_config_reads(tmp_path: Path) -> None:
+    case = Case(policy="dynamoth", settings={"high_ratio": 0.85, "moves_max": 7})
+    what_if_job.write_config(case, tmp_path / "best.toml", "because")
+    read = config.load(environ={}, file=tmp_path / "best.toml").settings
+    assert read.balancer.policy == "dynamoth"
+    assert read.balance == case.balance()
+
+
+def test_too_few_days_and_days_that_are_not_there_are_said(folder: Path, tmp_path: Path) -> None:
+    days = what_if_job.read_days(folder, servers_min=1, servers_max=4, start_s=5)
+    assert what_if_job.day_held_back(days, "last") == 2
+    assert what_if_job.day_held_back(days, "1") == 1
+    with pytest.raises(PipelineError, match="no day '9'"):
+        what_if_job.day_held_back(days, "9")
+    with WindowKeeper(tmp_path / "short", day_s=DAY_S) as keeper:
+        for window in read_windows(folder):
+            if window.end_s <= DAY_S:
+                keeper.add(window)
+    with pytest.raises(PipelineError, match="has 1 days"):
+        what_if_job.read_days(tmp_path / "short", servers_min=1, servers_max=4, start_s=5)
+
+
+def test_the_command_writes_table_figure_and_settings(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text('[[grid]]\npolicy = "consistent-hashing"\n')
+    words = ["pipeline", "what-if", "--windows", str(folder), "--grid", str(grid), "--out", str(tmp_path / "out")]
+    assert main([*words, "--in-process", "--servers-max", "4", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["cases"] == 2
+    assert facts["held_back"]["no_worse"]
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files == {"best.toml", "runs.parquet", "what-if.svg", "what-if.png"}
+    assert main([*words, "--in-process", "--servers-max", "4"]) == 0
+    assert "the day held back (2)" in capsys.readouterr().out

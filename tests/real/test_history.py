@@ -1,0 +1,126 @@
+"""`shoal history` on a real cluster: archive and records together, in order, each message once, gaps shown."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.agent_site import until
+from tests.support.cluster_thread import ClusterThread
+
+import shoal
+from shoal import cli
+from shoal.cluster.acl import ADMIN
+from shoal.cluster.local import LocalCluster
+from shoal.history.records import Login
+from shoal.pipeline.archive.job import ArchiveJob, run_here
+from shoal.wire.recorded import record_key
+
+
+@pytest.fixture(autouse=True)
+def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def url(cluster: LocalCluster) -> str:
+        return cluster.url_for(ADMIN)
+
+    monkeypatch.setenv("SHOAL_COORDINATOR", shared_cluster.call(url))
+
+
+@pytest.fixture
+async def channel(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A channel of the test's own that is recorded."""
+    name = f"history.{request.node.name}"
+    await command(capsys, "channels", "record", name)
+    yield name
+    await command(capsys, "channels", "record", name, "--off")
+
+
+async def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    status = await asyncio.to_thread(cli.main, [*words, "--json"])
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return status, facts
+
+
+async def archive(bus: shoal.Bus, url: str, directory: Path) -> None:
+    user, password = url.removeprefix("shoal://").split("@")[0].split(":")
+    with ArchiveJob(directory, Login(user, password)) as job:
+        while job.batch(bus.ring.servers, run_here) is not None:
+            pass
+
+
+async def published(bus: shoal.Bus, channel: str, first: int, last: int) -> None:
+    for number in range(first, last):
+        await bus.publish(channel, b"%d" % number, attributes={"number": number}, confirm=True)
+
+
+def payloads(facts: dict[str, Any]) -> list[int]:
+    return [int(item["payload"]) for item in facts["items"] if item["type"] == "message"]
+
+
+async def test_archive_and_records_are_one_history(
+    channel: str, bus: shoal.Bus, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await published(bus, channel, 0, 50)
+    await asyncio.sleep(0.3)
+    await archive(bus, url, tmp_path)
+    await published(bus, channel, 50, 80)
+    words = ("history", channel, "--since", "10m", "--url", url, "--archive", str(tmp_path))
+    status, facts = await command(capsys, *words)
+    assert (status, payloads(facts), facts["gaps"]) == (0, list(range(80)), 0)
+    status, facts = await command(capsys, *words, "--where", "number >= 40 and number < 60", "--limit", "15")
+    assert payloads(facts) == list(range(40, 55))
+
+
+async def test_since_and_until_are_times_of_publishing(
+    channel: str, bus: shoal.Bus, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await published(bus, channel, 0, 5)
+    await asyncio.sleep(0.05)
+    middle = dt.datetime.now(dt.UTC).isoformat()
+    await asyncio.sleep(0.05)
+    await published(bus, channel, 5, 10)
+    _, facts = await command(capsys, "history", channel, "--since", middle, "--url", url)
+    assert payloads(facts) == [5, 6, 7, 8, 9]
+    _, facts = await command(capsys, "history", channel, "--since", "1h", "--until", middle, "--url", url)
+    assert payloads(facts) == [0, 1, 2, 3, 4]
+
+
+async def test_a_record_that_is_too_short_shows_a_gap(
+    channel: str, bus: shoal.Bus, url: str, shared_cluster: ClusterThread, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await published(bus, channel, 0, 10)
+
+    async def recorded() -> bool:
+        replies = await bus.ask_servers("XRANGE", record_key(channel.encode()), "-", "+")
+        return sum(len(entries) for entries in replies.values()) == 11
+
+    await until(recorded)
+
+    async def agent_url(cluster: LocalCluster) -> str:
+        return cluster.url_for("agent")
+
+    async with shoal.connect(shared_cluster.call(agent_url)) as agent:
+        await agent.ask_servers("XTRIM", record_key(channel.encode()), "MAXLEN", "=", 4)
+    status, facts = await command(capsys, "history", channel, "--since", "1h", "--url", url)
+    assert status == 1
+    assert payloads(facts) == [6, 7, 8, 9]
+    assert "7 entries of the record were dropped" in facts["items"][0]["reason"]
+
+
+async def test_bad_input_is_refused_with_what_to_do(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, said in {
+        ("--since", "yesterday"): "is not a time",
+        ("--since", "2026-11-01T10:00", "--until", "2026-11-01T09:00"): "is not before",
+        ("--since", "1h", "--archive", str(tmp_path / "nowhere")): "no archive at",
+        ("--since", "1h", "--where", "volume >"): "line 1",
+        ("--since", "1h", "--limit", "0"): "--limit is 0",
+    }.items():
+        assert await asyncio.to_thread(cli.main, ["history", "tile", *words, "--url", url]) == 1
+        assert said in capsys.readouterr().err
