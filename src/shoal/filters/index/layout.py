@@ -34,13 +34,14 @@ import numpy.typing as npt
 
 MAGIC: Final = 0x31_4C_41_4F_48_53  # "SHOAL1"
 VERSION: Final = 2
+"""Of the bytes of a segment. A snapshot of another version is refused."""
 
 REPEATED: Final = np.uint32(1 << 31)
 WITH_RUNS: Final = np.uint32(1 << 31)
 LOW_31: Final = np.uint32((1 << 31) - 1)
 
 H_MAGIC: Final = 0
-H_VERSION: Final = 2
+H_VERSION: Final = 1
 H_BYTES: Final = 2
 H_SEED: Final = 3
 H_ENTRIES: Final = 4

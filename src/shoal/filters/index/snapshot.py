@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import SnapshotError
+from shoal.filters.index.layout import VERSION
 
-MAGIC: Final = b"SHOALIX1"
+MAGIC: Final = b"SHOALIX%d" % VERSION
 _ALIGNED: Final = 64
 
 
