@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.support.spark import need_spark
 
 from shoal import cli
 from shoal.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
-from shoal.errors import NoJavaError, NoSparkError
-from shoal.pipeline.java import find_java
-from shoal.pipeline.session import SessionOptions, import_spark
+from shoal.pipeline.session import SessionOptions
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True)
 def _spark_is_there() -> None:
-    try:
-        find_java()
-        import_spark()
-    except (NoJavaError, NoSparkError) as error:
-        pytest.skip(str(error))
+    need_spark()
 
 
 def test_every_job_has_its_rows_and_those_beside_one_core_a_ratio() -> None:

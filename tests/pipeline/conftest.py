@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.spark import need_spark
 
-from shoal.errors import NoJavaError, NoSparkError
-from shoal.pipeline.java import find_java
-from shoal.pipeline.session import SessionOptions, import_spark, running, session
+from shoal.pipeline.session import SessionOptions, running, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,10 +23,6 @@ def spark(shared: SparkSession) -> SparkSession:
 @pytest.fixture(scope="session")
 def shared() -> Iterator[SparkSession]:
     """The same for all tests."""
-    try:
-        find_java()
-        import_spark()
-    except (NoJavaError, NoSparkError) as error:
-        pytest.skip(str(error))
+    need_spark()
     with running(SessionOptions(name="tests")) as found:
         yield found

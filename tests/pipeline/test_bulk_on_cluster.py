@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.pipeline.bulk_on_cluster import found
-
-from shoal.errors import NoJavaError, NoSparkError
-from shoal.pipeline.java import find_java
-from shoal.pipeline.session import import_spark
+from tests.support.spark import need_spark
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,11 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_bulk_jobs_on_a_cluster_of_two_workers_find_what_one_process_finds(tmp_path: Path) -> None:
-    try:
-        find_java()
-        import_spark()
-    except (NoJavaError, NoSparkError) as error:
-        pytest.skip(str(error))
+    need_spark()
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     expected = json.loads(json.dumps(found(tmp_path / "here", None)))

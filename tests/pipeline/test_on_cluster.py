@@ -9,31 +9,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options
 from tests.support.records import Recording, sequences
 from tests.support.redis_server import RedisServer
+from tests.support.spark import need_spark
 
 from shoal.balance.fold_in_order import fold_in_order
 from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
-from shoal.errors import NoJavaError, NoSparkError
 from shoal.history.archive import read_archive
 from shoal.history.joining import join
 from shoal.history.table import to_items
-from shoal.pipeline.java import find_java
-from shoal.pipeline.session import import_spark
 from shoal.pipeline.source.planning import Planning, table_of
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_jobs_on_a_cluster_of_two_workers_do_what_they_do_in_one_process(tmp_path: Path) -> None:
-    try:
-        find_java()
-        import_spark()
-    except (NoJavaError, NoSparkError) as error:
-        pytest.skip(str(error))
+    need_spark()
     with RedisServer() as one, RedisServer() as two:
         Stream(one).add((entry("s1", BASE_S + second) for second in range(20)), late_ms=50)
         Stream(two).add((entry("s2", BASE_S + second) for second in range(20)), late_ms=90)

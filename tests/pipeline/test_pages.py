@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.cluster_thread import ClusterThread
+from tests.support.spark import need_spark
 
 from shoal.cluster.local import LocalCluster
-from shoal.errors import NoJavaError, NoSparkError
-from shoal.pipeline.java import find_java
-from shoal.pipeline.session import import_spark
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "pipeline.md"
@@ -37,11 +35,7 @@ async def root_of(cluster: LocalCluster) -> str:
 
 @pytest.mark.timeout(180)
 def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
-    try:
-        find_java()
-        import_spark()
-    except (NoJavaError, NoSparkError) as error:
-        pytest.skip(str(error))
+    need_spark()
     with ClusterThread(servers=2) as cluster:
         environ = {**os.environ, "SHOAL_STATE_DIR": cluster.call(root_of), "PYTHONPATH": str(ROOT / "src")}
         done = subprocess.run(

@@ -6,15 +6,13 @@ import asyncio
 import json
 
 import pytest
+from tests.support.spark import need_spark
 
 from shoal import cli
 from shoal.balance.window_source import Way
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.parts import WINDOWS_JOB
 from shoal.cluster.process import log_tail
-from shoal.errors import NoJavaError, NoSparkError
-from shoal.pipeline.java import find_java
-from shoal.pipeline.session import import_spark
 
 WARM_S = 90.0
 BACK_S = 20.0
@@ -22,11 +20,7 @@ BACK_S = 20.0
 
 @pytest.fixture(autouse=True)
 def _spark() -> None:
-    try:
-        find_java()
-        import_spark()
-    except (NoJavaError, NoSparkError) as error:
-        pytest.skip(str(error))
+    need_spark()
 
 
 async def comes(cluster: LocalCluster, way: Way, timeout_s: float) -> str:
