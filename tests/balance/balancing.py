@@ -15,6 +15,7 @@ from shoal.balance.balancer import Balancer
 from shoal.balance.effects import (
     AddServers,
     Effect,
+    HurryMove,
     ProposalReady,
     ProviderState,
     PutMark,
@@ -174,6 +175,8 @@ class Scene:
             case WriteMove():
                 self.requests[effect.request.channel] = effect.request
                 self.whys[effect.request.channel] = effect.why
+            case HurryMove():
+                self.requests[effect.request.channel] = effect.request
             case PutMark(mark=None):
                 self.marks.pop(effect.server, None)
             case PutMark(mark=mark):

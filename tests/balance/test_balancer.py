@@ -12,6 +12,7 @@ from shoal.balance.balancer import MISSING_WINDOWS_MAX
 from shoal.balance.decision import Reason
 from shoal.balance.effects import (
     AddServers,
+    HurryMove,
     ProviderState,
     PutMark,
     RecordDecision,
@@ -413,6 +414,33 @@ class TestServersGoing:
         scene.entries[b"cold"] = resting(b"cold", "s1", version=9)
         scene.window()
         assert scene.marks == {"s3": Mark.OUT}
+
+    @pytest.mark.parametrize("mark", [Mark.FREEING, Mark.DRAIN, Mark.LOST])
+    def test_a_lazy_move_away_from_a_server_that_waits_for_it_is_hurried_once(self, wish: Wish, mark: Mark) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.marks["s3"] = mark
+        scene.join()
+        lazy = moving(b"cold", "s3", "s1")
+        scene.entries = {b"cold": lazy, b"other": moving(b"other", "s2", "s1"), b"rests": resting(b"rests", "s3")}
+        scene.windows(2)
+        (hurry,) = scene.took(HurryMove)
+        assert hurry.request == MoveRequest(b"cold", ("s1",), Mode.SINGLE, True, hurry.request.id)
+        assert scene.whys == {}
+        scene.entries[b"cold"] = replace(lazy, eager=True, revision=7)
+        scene.requests.clear()
+        scene.windows(2)
+        assert scene.took(HurryMove) == []
+
+    def test_a_move_to_a_server_that_is_drained_and_one_that_somebody_asks_for_are_not_hurried(
+        self, wish: Wish
+    ) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.marks["s3"] = Mark.DRAIN
+        scene.join()
+        scene.entries = {b"there": moving(b"there", "s1", "s3"), b"asked": moving(b"asked", "s3", "s1")}
+        scene.requests[b"asked"] = MoveRequest(b"asked", ("s2",), Mode.SINGLE, False, "by hand")
+        scene.windows(2)
+        assert scene.took(HurryMove) == []
 
     def test_a_guest_is_drained_at_once(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", "s3")

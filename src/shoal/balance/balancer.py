@@ -39,7 +39,7 @@ from shoal.balance.joining import History, PoolFacts, join
 from shoal.balance.lost import lost_channels, with_lost
 from shoal.balance.options import BalancerOptions
 from shoal.balance.policies import policy
-from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ended, keep_mark, promotions
+from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
 from shoal.balance.proposal import Proposal, decode_proposal, make_proposal, why_stale
 from shoal.balance.recording import Outcome, make_record
 from shoal.balance.records import REMOVED_MAX, Answer, Ask, BalancerState, why_of
@@ -161,6 +161,8 @@ class Balancer:
             effects += self._answer(view, view.ring, now_s)
             if self._options.auto and not self._is_busy:
                 effects += self._decide_alone(view, view.ring, now_s)
+        if self._under_way is None:
+            effects += hurries(view)
         if self._state != self._written:
             self._written = self._state
             effects.append(PutState(self._state))

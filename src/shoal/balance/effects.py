@@ -59,6 +59,13 @@ class WriteMove(msgspec.Struct, frozen=True):
     why: Why
 
 
+class HurryMove(msgspec.Struct, frozen=True):
+    """A request for the mover to go on at once with what it does lazily. The channel goes where it was going, and why
+    stands already."""
+
+    request: MoveRequest
+
+
 class PutMark(msgspec.Struct, frozen=True):
     """How a server stands in the pool from now on; None: a home that takes channels."""
 
@@ -113,5 +120,14 @@ class RecordOutcome(msgspec.Struct, frozen=True):
 
 
 Effect: TypeAlias = (
-    WriteMove | PutMark | AddServers | RemoveServer | PutState | ProposalReady | Reply | RecordDecision | RecordOutcome
+    WriteMove
+    | HurryMove
+    | PutMark
+    | AddServers
+    | RemoveServer
+    | PutState
+    | ProposalReady
+    | Reply
+    | RecordDecision
+    | RecordOutcome
 )

@@ -16,9 +16,11 @@ from typing import Final, NamedTuple
 
 import pyarrow.compute as pc
 
-from shoal.balance.effects import PutMark, RemoveServer, View
+from shoal.balance.effects import HurryMove, PutMark, RemoveServer, View
 from shoal.balance.window import LoadWindow
+from shoal.plan.entry import Phase
 from shoal.plan.keys import Mark
+from shoal.plan.moving import MoveRequest
 from shoal.plan.ring import Ring
 
 TAKES: Final = (None, Mark.GUEST)
@@ -175,6 +177,19 @@ def named_servers(view: View) -> dict[str, int]:
         for server in request.servers:
             counts[server] = counts.get(server, 0) + 1
     return counts
+
+
+def hurries(view: View) -> Iterator[HurryMove]:
+    """Moves away from servers that wait to be named no more, but that are told lazily: such a move ends with the
+    channel's next messages, and a channel that has fallen silent would hold its old server for ever."""
+    waiting = {server for server, mark in view.marks.items() if mark in _ASKED_OF}
+    if not waiting:
+        return
+    for channel, entry in sorted(view.entries.items()):
+        left = {*entry.servers, *entry.helped} - {*entry.placement.servers}
+        if entry.phase is not Phase.END and not entry.eager and channel not in view.requests and left & waiting:
+            place = entry.placement
+            yield HurryMove(MoveRequest(channel, place.servers, place.mode, True, f"hurry-{entry.newness}"))
 
 
 REHOMED_RATIO_MAX: Final = 0.05

@@ -20,6 +20,7 @@ from shoal.balance.balancer import Balancer
 from shoal.balance.effects import (
     AddServers,
     Effect,
+    HurryMove,
     ProposalReady,
     PutMark,
     PutState,
@@ -203,10 +204,12 @@ class Balancing:
         calls = [effect for effect in effects if isinstance(effect, (AddServers, RemoveServer))]
         if calls or any(isinstance(effect, PutState) for effect in effects):
             await self._store.put_state(PutState(core.state), lease)
-        moves = [effect for effect in effects if isinstance(effect, WriteMove)]
+        moves = [effect for effect in effects if isinstance(effect, (WriteMove, HurryMove))]
         if moves:
             await self._store.write_moves(moves, lease)
-            metrics.MOVES.inc(len(moves))
+            hurried = sum(isinstance(move, HurryMove) for move in moves)
+            metrics.MOVES.inc(len(moves) - hurried)
+            metrics.MOVES_HURRIED.inc(hurried)
         for effect in effects:
             match effect:
                 case RecordOutcome():

@@ -17,6 +17,9 @@ FROM_SPARK: Final = gauge(
 FALLBACKS: Final = counter("shoal_balancer_windows_fallbacks_total", "times that load windows went back in process")
 DECISIONS: Final = counter("shoal_balancer_decisions_total", "decisions, by what they wanted", ["wanted"])
 MOVES: Final = counter("shoal_balancer_moves_total", "moves asked for")
+MOVES_HURRIED: Final = counter(
+    "shoal_balancer_moves_hurried_total", "lazy moves that were told at once, because a server waited for their end"
+)
 MOVES_ENDED: Final = counter("shoal_balancer_moves_ended_total", "moves that ended, by how", ["how"])
 MOVES_WAITING: Final = gauge("shoal_balancer_moves_waiting", "moves of the plan under way that have not ended")
 SERVERS_ADDED: Final = counter("shoal_balancer_servers_added_total", "servers that were asked for")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from shoal.balance import records
-from shoal.balance.effects import ProposalReady, PutMark, PutState, Reply, WriteMove
+from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, Reply, WriteMove
 from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.window_source import Standing
 from shoal.cluster.mirror import Mirror
@@ -101,14 +101,19 @@ class BalancingStore:
         """Says where load windows come from."""
         await self._coordinator.put(records.WINDOWS_KEY, records.encode(standing), fence=lease)
 
-    async def write_moves(self, moves: Sequence[WriteMove], lease: Lease) -> None:
-        """Asks for moves, and says why. Where somebody else asks for another move of the channel, theirs stands."""
+    async def write_moves(self, moves: Sequence[WriteMove | HurryMove], lease: Lease) -> None:
+        """Asks for moves, and says why if they are new. Where somebody else asks for another move of the channel,
+        theirs stands."""
         requests = [
             KeyWrite(keys.move_key(move.request.channel), encode_request(move.request), 0)
             for move in moves
             if move.request.channel not in self._requests.values
         ]
-        whys = [KeyWrite(records.why_key(move.request.channel), records.encode(move.why)) for move in moves]
+        whys = [
+            KeyWrite(records.why_key(move.request.channel), records.encode(move.why))
+            for move in moves
+            if isinstance(move, WriteMove)
+        ]
         for outcome in await self._coordinator.write_all([*requests, *whys], fence=lease):
             if isinstance(outcome, CoordinatorError) and not isinstance(outcome, ConflictError):
                 raise outcome

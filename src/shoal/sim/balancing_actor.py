@@ -15,6 +15,7 @@ from shoal.balance.balancer import Balancer
 from shoal.balance.effects import (
     AddServers,
     Effect,
+    HurryMove,
     ProposalReady,
     PutMark,
     PutState,
@@ -214,7 +215,7 @@ class BalancingActor:
         steps: list[Step] = []
         if calls or any(isinstance(effect, PutState) for effect in effects):
             steps.append(_put(records.STATE_KEY, records.encode(core.state), fence))
-        moves = [effect for effect in effects if isinstance(effect, WriteMove)]
+        moves = [effect for effect in effects if isinstance(effect, (WriteMove, HurryMove))]
         if moves:
             steps.append(self._write_moves(moves, fence))
         for effect in effects:
@@ -237,7 +238,7 @@ class BalancingActor:
 
         self._go_through(steps, done)
 
-    def _write_moves(self, moves: list[WriteMove], fence: Lease | None) -> Step:
+    def _write_moves(self, moves: list[WriteMove | HurryMove], fence: Lease | None) -> Step:
         """Requests where nobody else asks for another move of the channel, and reasons."""
         asked = self._copies[keys.MOVES_PREFIX].stored
         requests = [
@@ -246,7 +247,9 @@ class BalancingActor:
             if (key := keys.move_key(move.request.channel)) not in asked
         ]
         whys = [
-            ("put", (records.why_key(move.request.channel), records.encode(move.why), None, fence)) for move in moves
+            ("put", (records.why_key(move.request.channel), records.encode(move.why), None, fence))
+            for move in moves
+            if isinstance(move, WriteMove)
         ]
         return (*requests, *whys)
 
