@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index.batches import batch_of, copy_found, count_found, match_batch, match_event
+from shoal.filters.index.batches import batch_of, copy_found, count_found, lessen_batch, match_batch, match_event
 from shoal.filters.index.context import R_SPANS, root
 from shoal.filters.index.memory import i64_at, whole
 from shoal.filters.index.spans import NO_SPANS, copy_spans, total_of
@@ -51,8 +51,9 @@ def match_some(context: int, data: int, offsets: Any, first: int, count: int, bo
 
 @kernel
 def match_table(context: int, data: Any, offsets: Any, first: int, ids: Any, ends: Any) -> Any:
-    """Matches the events of a table from `first` on, until `ids` is full: (the next event, 0 or a negative code).
-    `ends[i + 1]` becomes where the ids of event `i` end, `ends[first]` says where those of the first begin."""
+    """Matches the events of a table from `first` on, until `ids` is full: (the next event, 0 or a negative code, the
+    first event of which nothing is known). `ends[i + 1]` becomes where the ids of event `i` end or would end,
+    `ends[first]` says where those of the first begin."""
     batch, last = batch_of(context), len(offsets) - 1
     bounds = np.empty(batch + 1, np.int64)
     while first < last:
@@ -60,8 +61,8 @@ def match_table(context: int, data: Any, offsets: Any, first: int, ids: Any, end
         found = match_some(context, whole(data.ctypes.data), offsets, first, count, bounds)
         if found < 0:
             if count == 1 or found == NO_SPANS:
-                return first, found
-            batch = count // 2
+                return first, found, first
+            batch = lessen_batch(context, count)
             continue
         totals = np.zeros(count, np.int64)
         count_found(context, found, totals)
@@ -71,12 +72,12 @@ def match_table(context: int, data: Any, offsets: Any, first: int, ids: Any, end
             to[i] = ends[first + i] + spanned
             ends[first + i + 1] = to[i] + totals[i]
         if ends[first + count] > len(ids):
-            return first, NO_IDS
+            return first, NO_IDS, first + count
         for i in range(count):
             copy_spans(context, bounds[i], bounds[i + 1], ids, ends[first + i])
         copy_found(context, found, ids, to)
         first += count
-    return first, 0
+    return first, 0, first
 
 
 @kernel
@@ -90,8 +91,10 @@ def count_table(context: int, data: Any, offsets: Any, first: int) -> Any:
         if found < 0:
             if count == 1 or found == NO_SPANS:
                 return first, found, total
-            batch = count // 2
+            batch = lessen_batch(context, count)
             continue
-        total += found + total_of(context, bounds[0], bounds[count])
+        totals = np.zeros(count, np.int64)
+        count_found(context, found, totals)
+        total += totals.sum() + total_of(context, bounds[0], bounds[count])
         first += count
     return first, 0, total

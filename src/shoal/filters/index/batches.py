@@ -6,7 +6,7 @@ there; so what events of a batch want of such a run is looked up together, while
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,11 +24,14 @@ from shoal.filters.index.context import (
     count_of,
     root,
 )
-from shoal.filters.index.filed import match_together
+from shoal.filters.index.filed import LOW_32, match_together
 from shoal.filters.index.matching import match_young
-from shoal.filters.index.memory import i64_at, whole
+from shoal.filters.index.memory import copy_bytes, i64_at, whole
 from shoal.filters.index.reading import clear, clear_cells, clear_rows, read_event, read_row
 from shoal.wire.rawbytes import kernel, part
+
+BATCH_MIN: Final = 8
+"""Events that are worth to be matched together, rather than one by one."""
 
 
 @kernel
@@ -38,6 +41,14 @@ def batch_of(context: int) -> int:
         if count_of(block_of(context, segment), layout.H_BLOCKS) > 0:
             return whole(root(context, R_BATCH))
     return 1
+
+
+@kernel
+def lessen_batch(context: int, count: int) -> int:
+    """So many events had too many ids: how many to match together from now on, one if so few are not worth it."""
+    batch = count // 2 if count // 2 >= BATCH_MIN else 1
+    i64_at(context, FAR)[R_BATCH] = batch
+    return batch
 
 
 @part
@@ -63,7 +74,8 @@ def match_event(context: int, event: int, size: int) -> int:
 
 @kernel
 def match_batch(context: int, data: int, offsets: Any, first: int, count: int, bounds: Any) -> int:
-    """Matches some events of a table, whose bytes are at an address: how many ids were found, or a negative code. The
+    """Matches some events of a table, whose bytes are at an address: how many words of what was found there are, or a
+    negative code. The
     spans of the event `first + i` are those from `bounds[i]` to `bounds[i + 1]`, and the ids are those that are marked
     as its own in `found_at`."""
     roots = i64_at(context, FAR)
@@ -85,7 +97,7 @@ def match_batch(context: int, data: int, offsets: Any, first: int, count: int, b
 
 @kernel
 def match_items(context: int, count: int) -> int:
-    """Matches all items, run by run: how many ids were found, or a negative code."""
+    """Matches all items, run by run: how many words of what was found there are, or a negative code."""
     items, found = candidates.items_at(context), 0
     done = np.zeros(count, np.bool_)
     queued = np.empty(count, np.int64)
@@ -105,18 +117,34 @@ def match_items(context: int, count: int) -> int:
 
 
 @kernel
-def copy_found(context: int, found: int, ids: Any, to: Any) -> None:
-    """Copies the ids that were found; `to` says where those of each event go, and then where they end."""
-    own = candidates.found_at(context)
-    for i in range(found):
-        event = whole(own[i] >> np.uint64(32))
-        ids[to[event]] = np.uint32(own[i] & np.uint64(0xFFFFFFFF))
-        to[event] += 1
+def count_found(context: int, used: int, counts: Any) -> None:
+    """Adds to a count for each event how many ids were found for it, in so many words."""
+    found, at = candidates.found_at(context), 0
+    while at < used:
+        word = found[at]
+        is_stretch = word >= candidates.STRETCH
+        counts[event_of(word)] += whole(word & LOW_32) if is_stretch else 1
+        at += 2 if is_stretch else 1
 
 
 @kernel
-def count_found(context: int, found: int, counts: Any) -> None:
-    """Adds to a count for each event how many ids were found for it."""
-    own = candidates.found_at(context)
-    for i in range(found):
-        counts[own[i] >> np.uint64(32)] += 1
+def copy_found(context: int, used: int, ids: Any, to: Any) -> None:
+    """Copies the ids that were found; `to` says where those of each event go, and then where they end."""
+    found, at = candidates.found_at(context), 0
+    while at < used:
+        word, count = found[at], 1
+        event = event_of(word)
+        if word < candidates.STRETCH:
+            ids[to[event]] = np.uint32(word & LOW_32)
+            at += 1
+        else:
+            count = whole(word & LOW_32)
+            copy_bytes(ids.ctypes.data + 4 * to[event], whole(found[at + 1]), 4 * count)
+            at += 2
+        to[event] += count
+
+
+@part
+def event_of(word: np.uint64) -> int:
+    """The event for which something was found."""
+    return whole((word & ~candidates.STRETCH) >> np.uint64(32))

@@ -25,7 +25,7 @@ from shoal.filters.index.context import (
 )
 from shoal.filters.index.holding import holds
 from shoal.filters.index.members import first_id
-from shoal.filters.index.memory import i64_at, u64_at, whole
+from shoal.filters.index.memory import i64_at, u32_at, u64_at, whole
 from shoal.filters.index.reading import select_row
 from shoal.filters.index.spans import dead_at, emit_entries, first_dead
 from shoal.filters.index.vectors import prefetch
@@ -38,7 +38,9 @@ ITEM_WORDS: Final = 3
 AT_ONCE: Final = 1024
 """Candidates that are looked at together."""
 FOUND_MAX: Final = 1 << 17
-"""Ids that may be found for the events of a batch."""
+"""Words of what may be found for the events of a batch."""
+STRETCH: Final = np.uint64(1 << 63)
+"""Marks the word before an address, and says how many ids are there, instead of an id."""
 OVERFLOW: Final = -12
 """There are more runs or ids than room for them."""
 ACCEPTED: Final = np.uint64(1 << 32)
@@ -55,7 +57,8 @@ def candidates_at(context: int) -> Any:
 
 @part
 def found_at(context: int) -> Any:
-    """The ids that were found for the events of a batch: the id | the event << 32."""
+    """What was found for the events of a batch: an id | the event << 32, or `STRETCH` | how many ids | the event << 32
+    and where they are."""
     return u64_at(root(context, R_CANDIDATES) + 8 * AT_ONCE, FAR)
 
 
@@ -119,13 +122,25 @@ def add_entries(context: int, block: int, count: int, used: int, segment: int) -
     return used
 
 
+@part
+def add_found(found: Any, to: int, event: np.uint64, ids: int, count: int) -> int:
+    """Adds some ids, which are at an address; how many words are used then."""
+    if count == 1:
+        found[to] = np.uint64(u32_at(ids, 1)[0]) | event
+        return to + 1
+    if count == 0:
+        return to
+    found[to], found[to + 1] = STRETCH | np.uint64(count) | event, ids
+    return to + 2
+
+
 @kernel
 def find_ids(context: int, block: int, count: int, to: int) -> int:
-    """Finds the ids of the first candidates, which are all of one segment; how many ids were found then, or
-    `OVERFLOW`."""
+    """Finds the ids of the first candidates, which are all of one segment; how many words of what was found are used
+    then, or `OVERFLOW`."""
     given, found, items = candidates_at(context), found_at(context), items_at(context)
     ask_for_records(block, given, count)
-    ids = u32_part(block, layout.P_IDS)
+    ids = address_of(block, layout.P_IDS)
     for i in range(count):
         item, entry = item_of(given[i]), whole(given[i] & _ENTRY)
         event = items[ITEM_WORDS * item + 2]
@@ -134,14 +149,13 @@ def find_ids(context: int, block: int, count: int, to: int) -> int:
             if not entry_holds(context, block, entry):
                 continue
         first, last = first_id(block, entry), first_id(block, entry + 1)
-        if to + last - first > FOUND_MAX:
-            return OVERFLOW
         dead = dead_at(context, items[ITEM_WORDS * item])
-        gone = first_dead(dead, first) if dead[0] != 0 else 1
-        for position in range(first, last):
-            if gone <= whole(dead[0]) and whole(dead[gone]) == position:
-                gone += 1
-                continue
-            found[to] = np.uint64(ids[position]) | (np.uint64(event) << np.uint64(32))
-            to += 1
+        gone, count_gone = (first_dead(dead, first), whole(dead[0])) if dead[0] != 0 else (1, 0)
+        while first < last:
+            stop = min(whole(dead[gone]), last) if gone <= count_gone else last
+            if to + 2 > FOUND_MAX:
+                return OVERFLOW
+            to = add_found(found, to, np.uint64(event) << np.uint64(32), ids + 4 * first, stop - first)
+            first = stop + 1
+            gone += 1
     return to

@@ -238,19 +238,32 @@ def match_blocks(context: int, block: int, run: int, used: int, segment: int) ->
     return add_waiting(context, block, waiting, used, segment)
 
 
+@part
+def items_with(context: int, attribute: int, queued: Any, wanted: Any) -> int:
+    """Writes down the items of those events that have an attribute; how many they are."""
+    count = 0
+    for item in queued:
+        wanted[count] = item
+        count += whole(cells_at(context, item)[attribute] != 0)
+    return count
+
+
 @kernel
 def match_together(context: int, block: int, run: int, queued: Any, found: int) -> int:
     """Matches several events with a run, group by group, so that each group comes from memory once; how many ids were
     found then, or a negative code. `queued` are their items."""
     runs, blocks, groups = filed_parts(block)
-    waiting = 0
+    waiting, wanted = 0, np.empty(len(queued), np.int64)
     for number in range(whole(runs[4 * run + 2]), whole(runs[4 * run + 3])):
         a = whole(blocks[3 * number])
+        those = items_with(context, a, queued, wanted)
+        if those == 0:
+            continue
         around = address_of(block, layout.P_AROUND) + _LINE * whole(blocks[3 * number + 2])
         for group in range(whole(blocks[3 * number + 1]), whole(blocks[3 * number + 4])):
             attributes, chunks = whole(groups[4 * group]), chunks_of(block, group)
             b, c = attributes & 0xFFFF, attributes >> 16
-            for item in queued:
+            for item in wanted[:those]:
                 if waiting + chunks > WAITING_MAX:
                     found = find_waiting(context, block, waiting, found)
                     waiting = 0

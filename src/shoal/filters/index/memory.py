@@ -42,6 +42,18 @@ def _swap_bytes(_context: Any, word: Any) -> Any:
     return types.uint64(types.uint64), codegen
 
 
+@intrinsic
+def _copy_bytes(_context: Any, to: Any, source: Any, size: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        to, source, size = arguments
+        byte = ir.IntType(8).as_pointer()
+        places = builder.inttoptr(to, byte), builder.inttoptr(source, byte)
+        cgutils.raw_memcpy(builder, *places, size, 1)  # type: ignore[no-untyped-call]
+        return size
+
+    return types.int64(types.int64, types.int64, types.int64), codegen
+
+
 pointer: Final = cast(Any, _pointer)
 
 trailing_zeros: Final = cast(Any, _trailing_zeros)
@@ -50,6 +62,10 @@ trailing_zeros: Final = cast(Any, _trailing_zeros)
 
 swap_bytes: Final = cast(Any, _swap_bytes)
 """A 64-bit word with its bytes in the opposite order."""
+
+copy_bytes: Final = cast(Any, _copy_bytes)
+"""(to, source, size): copies bytes from one address to another, as fast as the machine can: a loop takes three times
+as long for a few thousand words."""
 
 
 @part

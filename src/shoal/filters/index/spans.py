@@ -20,7 +20,7 @@ from shoal.filters.index.context import (
     root,
 )
 from shoal.filters.index.members import first_id
-from shoal.filters.index.memory import i64_at, u32_at, whole
+from shoal.filters.index.memory import copy_bytes, i64_at, u32_at, whole
 from shoal.wire.rawbytes import kernel, part
 
 NO_SPANS: Final = -10
@@ -90,9 +90,11 @@ def copy_spans(context: int, first: int, last: int, ids: Any, to: int) -> None:
     for at in range(first, last, SPAN):
         block = root(context, R_FIRST_SEGMENT + SEGMENT_ROOTS * spans[at])
         count = spans[at + 2] - spans[at + 1]
-        own = u32_at(address_of(block, layout.P_IDS) + 4 * spans[at + 1], count)
-        for i in range(count):
-            ids[to + i] = own[i]
+        own = address_of(block, layout.P_IDS) + 4 * spans[at + 1]
+        if count == 1:
+            ids[to] = u32_at(own, 1)[0]
+        else:
+            copy_bytes(ids.ctypes.data + 4 * to, own, 4 * count)
         to += count
 
 

@@ -43,6 +43,8 @@ SEGMENTS_MAX: Final = 48
 STALE_SHARE: Final = 4
 """A segment is made anew when one in so many of its subscribers has gone."""
 _WORDS_PER_RECORD: Final = 24
+_ROOM: Final = 1.1
+"""Room for the ids of a table of events, of what is expected by those before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +70,7 @@ class Store:
         self._merge: threading.Thread | None = None
         self._removed: list[int] | None = None
         self._workspace = Workspace()
+        self._ids_each = 0.0
         self._view: _View
         self._refresh()
 
@@ -361,15 +364,16 @@ class Store:
     def match_many(self, events: WireTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
         """The ids that match each event of a table: where those of each end, and all of them."""
         ends = np.zeros(len(events) + 1, np.int64)
-        ids = np.empty(max(1024, len(self) // 4, 16 * len(events)), np.uint32)
+        ids = np.empty(1024 + int(_ROOM * self._ids_each * len(events)), np.uint32)
         done = 0
         while True:
             view = self._view
-            done, code = answers.match_table(view.context, events.data, events.offsets, done, ids, ends)
+            done, code, known = answers.match_table(view.context, events.data, events.offsets, done, ids, ends)
             if code == 0:
+                self._ids_each = float(ends[-1]) / max(len(events), 1)
                 return ends, ids[: ends[-1]]
             if code == answers.NO_IDS:
-                room = np.empty(max(2 * len(ids), len(ids) + len(self)), np.uint32)
+                room = np.empty(1024 + int(_ROOM * ends[known] * len(events) / known), np.uint32)
                 room[: ends[done]] = ids[: ends[done]]
                 ids = room
             else:
