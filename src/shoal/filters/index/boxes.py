@@ -16,6 +16,8 @@ from shoal.filters.index.vectors import WIDTH
 from shoal.wire.rawbytes import background_kernel, kernel, part
 
 CHUNK: Final = WIDTH
+CHUNKS_FEW: Final = 2
+"""So few chunks of a group have no boxes around them: to compare those would be as much work as to compare theirs."""
 CHUNK_BYTES: Final = CHUNK * (COLUMNS + 4 * FURTHER)
 
 
@@ -136,7 +138,7 @@ def pack_groups(groups: Any, count: int, order: Any, columns: Any, further: Any)
 
 @kernel
 def pack_group(group: Any, order: Any, columns: Any, further: Any, filed: Any, around: Any) -> None:
-    """Writes the chunks of one group, and the boxes around them if there are several."""
+    """Writes the chunks of one group, and the boxes around them if they are not few."""
     words = filed.view(np.uint32)
     first, entries, at = whole(group[1]), whole(group[2]), 64 * whole(group[3])
     chunks = -(-entries // CHUNK)
@@ -151,17 +153,17 @@ def pack_group(group: Any, order: Any, columns: Any, further: Any, filed: Any, a
                     entry = order[first + CHUNK * chunk + i]
                     filed[to], filed[to + CHUNK] = columns[entry, column], columns[entry, column + 1]
                     low, high = min(low, whole(filed[to])), max(high, whole(filed[to + CHUNK]))
-            if chunks > 1:
+            if chunks > CHUNKS_FEW:
                 around[room * column + chunk], around[room * (column + 1) + chunk] = low, high
         for i in range(min(CHUNK, entries - CHUNK * chunk)):
             entry = order[first + CHUNK * chunk + i]
             for j in range(FURTHER):
                 words[(at + CHUNK_BYTES * chunk + CHUNK * COLUMNS) // 4 + FURTHER * i + j] = further[entry, j]
-    if chunks > 1:
+    if chunks > CHUNKS_FEW:
         around[chunks:room] = 255
 
 
 @part
 def boxes_bytes(chunks: int) -> int:
-    """Room for the boxes around the chunks of a group: of one chunk there is none."""
-    return COLUMNS * ((chunks + CHUNK - 1) & ~(CHUNK - 1)) if chunks > 1 else 0
+    """Room for the boxes around the chunks of a group; around few chunks there are none."""
+    return COLUMNS * ((chunks + CHUNK - 1) & ~(CHUNK - 1)) if chunks > CHUNKS_FEW else 0

@@ -150,7 +150,7 @@ def build(given: Records, texts: tuple[Any, Any, Any], attributes: int) -> npt.N
     )
     parts["words"], parts["word_ends"], parts["ids"] = out_words, word_ends, out_ids
     parts["id_starts"], parts["id_lists"] = pack_members(out_id_ends)
-    parts["order"] = np.argsort(out_ids, kind="stable").astype(np.uint32)
+    parts["order"] = layout.order_of(out_ids)
     owners = entries.signature[order[parts["clusters"][:-1] & layout.LOW_31]]
     parts["signatures"] = _signature_words(words, ends, entries, signatures, counts, owners, texts)
     header[layout.H_SEED], header[layout.H_UNIQUE] = seed, unique

@@ -27,7 +27,7 @@ from shoal.wire.rawbytes import background_kernel, hash_pair, kernel, part
 FIRST_CELL: Final = 1
 """0 is the cell of an event without the attribute."""
 EDGES_MAX: Final = 253
-EDGE_BOUNDS: Final = 16
+EDGE_BOUNDS: Final = 32
 """Bounds for which an attribute gets an edge, so that edges take little room where filters are few."""
 SIDES: Final = 3
 """Attributes by which entries are boxes."""

@@ -50,7 +50,8 @@ R_EVENT: Final = 39
 R_MATCH_CLUSTER: Final = 40
 """The address of the function that matches a cluster, and of the one that matches a segment."""
 R_MATCH_SEGMENT: Final = 41
-R_FIRST_SEGMENT: Final = 42
+R_YOUNG_ROOM: Final = 42
+R_FIRST_SEGMENT: Final = 43
 """From here on, of each segment: its block and its dead positions. Last come the records that are in no segment."""
 SEGMENT_ROOTS: Final = 2
 

@@ -102,8 +102,10 @@ def take_group(context: int, block: int, group: int, around: int, own: np.uint64
     first, chunks = whole(groups[4 * group + 1]), chunks_of(block, group)
     at = address_of(block, layout.P_FILED) + _LINE * whole(groups[4 * group + 3])
     wait = waiting_at(context)
-    if chunks == 1:
-        return add_chunk(wait, waiting, at, first, own)
+    if chunks <= boxes.CHUNKS_FEW:
+        for chunk in range(chunks):
+            waiting = add_chunk(wait, waiting, at + boxes.CHUNK_BYTES * chunk, first + boxes.CHUNK * chunk, own)
+        return waiting
     step = (chunks + boxes.CHUNK - 1) & ~(boxes.CHUNK - 1)
     for batch in range(0, chunks, boxes.CHUNK):
         left = touches(around + batch, step, own)

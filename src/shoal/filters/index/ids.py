@@ -1,6 +1,6 @@
 """Ids: which subscriptions there are.
 
-Owns a set of 32-bit numbers in one array: 5 to 8 bytes each, where a Python set takes 60.
+Owns a set of 32-bit numbers in one array: 5 to 7 bytes each, where a Python set takes 60.
 """
 
 from __future__ import annotations
@@ -123,8 +123,9 @@ class Ids:
     def make_room(self, more: int) -> None:
         """Makes room for more numbers; the table may be another one then."""
         needed = self._count + more
-        if 4 * needed > 3 * len(self._table):
-            table = np.zeros(max(needed * 3 // 2, len(self._table) * 3 // 2), np.uint32)
+        if 6 * needed > 5 * len(self._table):
+            grown = len(self._table) * 3 // 2 if more == 1 else 0
+            table = np.zeros(max(needed * 5 // 4, grown, _FIRST_SLOTS), np.uint32)
             held = self._table[self._table != 0]
             _add_all(table, held - np.uint32(1))
             self._table = table

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC: Final = 0x31_4C_41_4F_48_53  # "SHOAL1"
-VERSION: Final = 2
+VERSION: Final = 3
 """Of the bytes of a segment. A snapshot of another version is refused."""
 
 REPEATED: Final = np.uint32(1 << 31)
@@ -85,20 +85,36 @@ PARTS: Final = (
 P_IDS, P_ID_STARTS, P_ID_LISTS, P_ORDER, P_WORD_ENDS, P_WORDS, P_CLUSTERS, P_TAGS, P_SLOTS, P_RUNS = range(10)
 P_KEYS, P_BLOCKS, P_GROUPS, P_AROUND, P_FILED, P_EDGES, P_EDGE_STARTS, P_SIGNATURES = range(10, 18)
 
-_ALIGNED: Final = 64
+_LINE: Final = 64
+_IN_LINES: Final = ("around", "filed")
+"""Parts that begin with a line of the processor's cache; the others begin with a word."""
 _GUARD_BYTES: Final = 64
 """Behind the last part: vector loads may look this far."""
+
+
+ORDERED_MIN: Final = 4096
+"""Positions from which on a segment says how they are sorted by subscriber; fewer are looked through."""
+
+
+def order_of(ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """The part `order`: positions sorted by subscriber, or nothing if they are few."""
+    if len(ids) < ORDERED_MIN:
+        return np.empty(0, np.uint32)
+    return np.argsort(ids, kind="stable").astype(np.uint32)
 
 
 def assemble(header: npt.NDArray[np.int64], parts: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
     """One block of bytes of a header and all parts."""
     at = 8 * HEADER_WORDS
     for number, (name, kind) in enumerate(PARTS):
+        at += -at % (_LINE if name in _IN_LINES else 8)
         header[H_PARTS + number] = at
-        at += -(-parts[name].size * np.dtype(kind).itemsize // _ALIGNED) * _ALIGNED
-    at += _GUARD_BYTES
+        at += parts[name].size * np.dtype(kind).itemsize
+    at += -at % 8 + _GUARD_BYTES
     header[H_MAGIC], header[H_VERSION], header[H_BYTES] = MAGIC, VERSION, at
-    block = np.zeros(at, np.uint8)
+    room = np.zeros(at + _LINE, np.uint8)
+    first = -room.ctypes.data % _LINE
+    block = room[first : first + at]
     block[: 8 * HEADER_WORDS] = header.view(np.uint8)
     for number, (name, kind) in enumerate(PARTS):
         raw = np.ascontiguousarray(parts[name], kind).reshape(-1).view(np.uint8)

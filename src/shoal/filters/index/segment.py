@@ -55,6 +55,25 @@ class Segment:
         """The subscribers, by position."""
         return layout.part(self.block, layout.P_IDS, self.positions)
 
-    def order(self) -> npt.NDArray[np.uint32]:
+    def positions_of(self, number: int) -> npt.NDArray[np.uint32]:
+        """The positions of a subscriber."""
+        if self.positions < layout.ORDERED_MIN:
+            return np.flatnonzero(self.ids() == number).astype(np.uint32)
+        order = self._order()
+        first, last = taking.positions_of(self.ids(), order, number)
+        return order[first:last]
+
+    def lose(self, numbers: npt.NDArray[np.uint32]) -> None:
+        """Takes note that some subscribers have gone, different ones and sorted. Before, nobody had."""
+        ids = self.ids()
+        if self.positions < layout.ORDERED_MIN:
+            positions = np.flatnonzero(np.isin(ids, numbers)).astype(np.uint32)
+        else:
+            positions = np.sort(taking.positions_of_all(ids, self._order(), numbers))
+        self.dead = np.zeros(2 * len(positions) + taking.DEAD_MIN, np.uint32)
+        self.dead[0] = len(positions)
+        self.dead[1 : 1 + len(positions)] = positions
+
+    def _order(self) -> npt.NDArray[np.uint32]:
         """The positions, sorted by subscriber."""
         return layout.part(self.block, layout.P_ORDER, self.positions)

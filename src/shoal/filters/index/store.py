@@ -109,7 +109,10 @@ class Store:
                     raise FilterError(f"there is a subscription {number} already")
                 if code == taking.SEVERAL:
                     return False
-                if code == taking.NO_YOUNG or (code == records.NO_WORDS and self._young.is_full):
+                if code == taking.NO_YOUNG and self._young.room < taking.YOUNG_MAX:
+                    self._young = self._young.grown(taking.YOUNG_MAX, len(self._young.words))
+                    self._refresh()
+                elif code == taking.NO_YOUNG or (code == records.NO_WORDS and self._young.is_full):
                     self._flush()
                 else:
                     self._help(code, len(data))
@@ -129,6 +132,8 @@ class Store:
                     self.ids.remove(int(number))
                 raise
             given = Records(words, ends, numbers.astype(np.uint32), np.arange(len(numbers) + 1))
+            if 2 * len(numbers) > len(self):
+                self._fit()
             self._add(self._build(given))
 
     def remove(self, number: int) -> bool:
@@ -150,9 +155,8 @@ class Store:
 
     def _bury(self, segment: Segment, number: int) -> bool:
         """Marks all positions of an id as dead; whether one was alive."""
-        first, last = taking.positions_of(segment.ids(), segment.order(), number)
         buried = False
-        for position in segment.order()[first:last]:
+        for position in segment.positions_of(number):
             if segment.gone + 1 == len(segment.dead):
                 dead = np.zeros(2 * len(segment.dead), np.uint32)
                 dead[: len(segment.dead)] = segment.dead
@@ -185,7 +189,7 @@ class Store:
         elif code == records.TOO_MANY_NAMES:
             raise FilterTooLargeError(f"the index knows {records.NAMES_MAX} attribute names, the most that it can")
         elif code == records.NO_WORDS and len(self._young.words) < taking.YOUNG_WORDS_MAX:
-            self._young = self._young.grown()
+            self._young = self._young.grown(self._young.room, 2 * len(self._young.words))
         elif code == records.NO_WORDS:
             raise FilterTooLargeError("the filter is larger than the index can hold")
         else:
@@ -195,13 +199,20 @@ class Store:
     # Segments
 
     def _build(self, given: Records) -> Segment:
-        texts = self.strings.data, self.strings.ends, self.strings.slots
-        return Segment(building.build(given, texts, len(self.names)))
+        with self._lock:
+            texts = self.strings.data, self.strings.ends, self.strings.slots
+            attributes = len(self.names)
+        return Segment(building.build(given, texts, attributes))
+
+    def _fit(self) -> None:
+        """Gives back the room in which nothing stands; whoever calls it refreshes."""
+        self.names.fit()
+        self.strings.fit()
 
     def _flush(self) -> None:
         """Makes a segment of the records that are in none."""
         alive = self._young.alive()
-        self._young = Young(len(self._young.words))
+        self._young = Young(self._young.room, len(self._young.words))
         if len(alive.ids):
             self._add(self._build(alive))
         else:
@@ -223,7 +234,7 @@ class Store:
         largest = max((int(segment.header[layout.H_GROUP_MOST]) for segment in self._segments), default=0)
         held = [*((segment.block, segment.dead) for segment in self._segments), (young.block, young.dead)]
         roots, keep = self._workspace.roots((self.names, self.strings), places, largest, held)
-        roots[context.R_YOUNG_WORD_COUNT] = len(young.words)
+        roots[context.R_YOUNG_WORD_COUNT], roots[context.R_YOUNG_ROOM] = len(young.words), young.room
         self._view = _View(roots.ctypes.data, [roots, *keep])
 
     # Merging
@@ -241,6 +252,9 @@ class Store:
                     self._flush()
                     continue
                 if len(self._segments) <= 1 and not any(segment.gone for segment in self._segments):
+                    self._young = Young()
+                    self._fit()
+                    self._refresh()
                     return
                 self._start_merge(self._segments)
 
@@ -281,7 +295,7 @@ class Store:
         with self._lock:
             removed, self._removed = np.unique(np.array(self._removed or [], np.uint32)), None
             for segment in merged:
-                segment.dead = taking.dead_of(segment.ids(), segment.order(), removed)
+                segment.lose(removed)
             first = self._segments.index(segments[0])
             others = [segment for segment in self._segments if segment not in segments]
             self._segments = (*others[:first], *merged, *others[first:])

@@ -17,6 +17,7 @@ from shoal.filters.index.context import (
     R_SEGMENTS,
     R_YOUNG_COUNT,
     R_YOUNG_ENDS,
+    R_YOUNG_ROOM,
     R_YOUNG_WORD_COUNT,
     R_YOUNG_WORDS,
     SEGMENT_ROOTS,
@@ -30,7 +31,9 @@ from shoal.wire.rawbytes import PADDING_BYTES, background_kernel, kernel
 
 YOUNG_MAX: Final = 512
 """Records that are tested one by one before they become a segment."""
-YOUNG_WORDS: Final = 1 << 9
+YOUNG_FEW: Final = 32
+"""Records that there is room for while nobody adds any one by one."""
+YOUNG_WORDS: Final = 1 << 7
 """Words that there is room for at first; it grows."""
 YOUNG_WORDS_MAX: Final = 1 << 16
 """Words that they may have together, so the most that one filter may have."""
@@ -38,7 +41,7 @@ YOUNG_WORDS_MAX: Final = 1 << 16
 SEVERAL: Final = -6
 """The filter has alternatives."""
 NO_YOUNG: Final = -7
-"""There are `YOUNG_MAX` records."""
+"""There is no room for a further record."""
 NO_SCRATCH: Final = -8
 THERE: Final = -9
 """There is a filter with this id."""
@@ -83,9 +86,9 @@ def take_in(context: int, wire: Any, number: int, ids: Any) -> int:
         return THERE
     counter = u32_at(root(context, R_YOUNG_COUNT), 1)
     count = whole(counter[0])
-    if count == YOUNG_MAX:
+    if count == root(context, R_YOUNG_ROOM):
         return NO_YOUNG
-    ends = i64_at(root(context, R_YOUNG_ENDS), YOUNG_MAX + 1)
+    ends = i64_at(root(context, R_YOUNG_ENDS), count + 2)
     words, room = root(context, R_YOUNG_WORDS), root(context, R_YOUNG_WORD_COUNT)
     to = write_wire(context, whole(wire.ctypes.data), len(wire), words, room, ends[count])
     if to < 0:
@@ -198,8 +201,8 @@ def positions_of(ids: Any, order: Any, number: int) -> Any:
 
 
 @background_kernel
-def dead_of(ids: Any, order: Any, numbers: Any) -> Any:
-    """The dead positions of a segment from which some ids have gone: how many, which, sorted, and room for more."""
+def positions_of_all(ids: Any, order: Any, numbers: Any) -> Any:
+    """The positions of some ids, one id after the other."""
     found = np.empty(0, np.uint32)
     made = 0
     for turn in range(2):  # the first one counts
@@ -212,7 +215,4 @@ def dead_of(ids: Any, order: Any, numbers: Any) -> Any:
                 made += 1
         if turn == 0:
             found = np.empty(made, np.uint32)
-    dead = np.zeros(2 * made + DEAD_MIN, np.uint32)
-    dead[0] = made
-    dead[1 : 1 + made] = np.sort(found)
-    return dead
+    return found

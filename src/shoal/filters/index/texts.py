@@ -147,5 +147,20 @@ class Texts:
             ends[: count + 1] = self.ends[: count + 1]
             self.ends = ends
         if 5 * (count + texts) > 4 * len(self.slots):
-            self.slots = np.zeros(1 << (5 * (count + texts) // 4).bit_length(), np.uint32)
+            self.slots = np.zeros(_slots_for(count + texts), np.uint32)
             _rehash(self.data, self.ends, self.slots, count)
+
+    def fit(self) -> None:
+        """Gives back the room in which nothing stands."""
+        count, used = len(self), int(self.counters[USED])
+        self.data = self.data[: used + PADDING_BYTES].copy()
+        self.ends = self.ends[: count + 1].copy()
+        slots = _slots_for(count)
+        if slots < len(self.slots):
+            self.slots = np.zeros(slots, np.uint32)
+            _rehash(self.data, self.ends, self.slots, count)
+
+
+def _slots_for(texts: int) -> int:
+    """Slots for so many strings: a power of two, of which at most four in five are taken."""
+    return 1 << max(1, -(-5 * texts // 4) - 1).bit_length()

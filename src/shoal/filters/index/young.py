@@ -5,8 +5,6 @@ Owns their arrays. Kernels write them (see `taking`) and test them one by one.
 
 from __future__ import annotations
 
-from copy import copy
-
 import numpy as np
 import numpy.typing as npt
 
@@ -17,12 +15,13 @@ from shoal.filters.index.uniting import Records
 class Young:
     """The records that are in no segment yet."""
 
-    def __init__(self, words: int = taking.YOUNG_WORDS) -> None:
+    def __init__(self, room: int = taking.YOUNG_FEW, words: int = taking.YOUNG_WORDS) -> None:
+        self.room = room
         self.words = np.zeros(words, np.uint16)
-        self.ends = np.zeros(taking.YOUNG_MAX + 1, np.int64)
+        self.ends = np.zeros(room + 1, np.int64)
         self.count = np.zeros(1, np.uint32)
-        self.dead = np.zeros(taking.YOUNG_MAX + 1, np.uint32)
-        self.block = np.zeros(8 * layout.HEADER_WORDS + 4 * taking.YOUNG_MAX, np.uint8)
+        self.dead = np.zeros(room + 1, np.uint32)
+        self.block = np.zeros(8 * layout.HEADER_WORDS + 4 * room, np.uint8)
         self.block[: 8 * layout.HEADER_WORDS].view(np.int64)[layout.H_PARTS + layout.P_IDS] = 8 * layout.HEADER_WORDS
 
     def __len__(self) -> int:
@@ -52,8 +51,15 @@ class Young:
         words = self.words[: self.ends[count]][np.repeat(alive, lengths)]
         return Records(words, ends, self.ids()[alive], np.arange(len(ends)))
 
-    def grown(self) -> Young:
-        """The same with room for twice as many words."""
-        grown = copy(self)
-        grown.words = np.concatenate([self.words, np.zeros_like(self.words)])
+    def grown(self, room: int, words: int) -> Young:
+        """The same with room for more records and words."""
+        grown = Young(room, words)
+        for mine, its in (
+            (self.words, grown.words),
+            (self.ends, grown.ends),
+            (self.count, grown.count),
+            (self.dead, grown.dead),
+            (self.block, grown.block),
+        ):
+            its[: len(mine)] = mine
         return grown
