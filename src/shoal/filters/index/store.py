@@ -17,24 +17,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import EventError, FilterError, FilterTooLargeError
-from shoal.filters.index import answers, building, context, layout, records, rows, taking
+from shoal.errors import FilterError, FilterTooLargeError
+from shoal.filters.index import building, layout, records, taking
+from shoal.filters.index.asking import Asking
 from shoal.filters.index.ids import Ids
 from shoal.filters.index.parts import intern_all, translate
 from shoal.filters.index.segment import Segment
-from shoal.filters.index.spans import NO_SPANS
 from shoal.filters.index.tables import WireTable
 from shoal.filters.index.texts import NO_ROOM, Texts
 from shoal.filters.index.uniting import Records
-from shoal.filters.index.workspace import Workspace
 from shoal.filters.index.young import Young
-from shoal.wire.rawbytes import announce_compilations
 
 FAN_IN: Final = 8
 """Segments of about one size that are merged into one."""
@@ -43,35 +40,20 @@ SEGMENTS_MAX: Final = 48
 STALE_SHARE: Final = 4
 """A segment is made anew when one in so many of its subscribers has gone."""
 _WORDS_PER_RECORD: Final = 24
-_ROOM: Final = 1.1
-"""Room for the ids of a table of events, of what is expected by those before."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _View:
-    """What kernels are handed: where the addresses of everything stand; and what they point to. Whoever calls a kernel
-    without the lock keeps the view until it has returned."""
-
-    context: int
-    keep: list[Any]
-
-
-class Store:
+class Store(Asking):
     """Conjunctions by id. `Index` says how it is used; it knows filters with one conjunction only."""
 
     def __init__(self, names: Texts | None = None, strings: Texts | None = None) -> None:
-        announce_compilations()
+        super().__init__()
         self.names = names or Texts()
         self.strings = strings or Texts()
         self.ids = Ids()
         self._segments: tuple[Segment, ...] = ()
         self._young = Young()
-        self._lock = threading.RLock()
         self._merge: threading.Thread | None = None
         self._removed: list[int] | None = None
-        self._workspace = Workspace()
-        self._ids_each = 0.0
-        self._view: _View
         self._refresh()
 
     def __len__(self) -> int:
@@ -224,18 +206,7 @@ class Store:
         self._consider_merging()
 
     def _refresh(self) -> None:
-        """Writes down anew where everything is: kernels see the change when they are called next."""
-        young = self._young
-        places = (
-            (context.R_YOUNG_WORDS, young.words),
-            (context.R_YOUNG_ENDS, young.ends),
-            (context.R_YOUNG_COUNT, young.count),
-        )
-        largest = max((int(segment.header[layout.H_GROUP_MOST]) for segment in self._segments), default=0)
-        held = [*((segment.block, segment.dead) for segment in self._segments), (young.block, young.dead)]
-        roots, keep = self._workspace.roots((self.names, self.strings), places, largest, held)
-        roots[context.R_YOUNG_WORD_COUNT], roots[context.R_YOUNG_ROOM] = len(young.words), young.room
-        self._view = _View(roots.ctypes.data, [roots, *keep])
+        self._show(self.names, self.strings, self._segments, self._young)
 
     # Merging
 
@@ -353,69 +324,6 @@ class Store:
         store.ids = Ids.of_table(arrays["ids"], sum(segment.living for segment in store._segments))
         store._refresh()
         return store
-
-    # Matching
-
-    def match(self, event: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-        """The ids that match an event in its wire form."""
-        while True:
-            view = self._view
-            ids, code = answers.match_ids(view.context, event)
-            if code == 0:
-                return ids  # type: ignore[no-any-return]
-            self._make_room(code, len(event))
-
-    def spans(self, event: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.uint32]]]:
-        """The spans that match an event, and the arrays that they are of."""
-        while True:
-            segments, young, view = self._segments, self._young, self._view
-            spans, code = answers.match_slices(view.context, event)
-            if code == 0 and segments is self._segments and young is self._young:
-                return spans, [*(segment.ids() for segment in segments), young.ids()]
-            if code != 0:
-                self._make_room(code, len(event))
-
-    def match_many(self, events: WireTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-        """The ids that match each event of a table: where those of each end, and all of them."""
-        ends = np.zeros(len(events) + 1, np.int64)
-        ids = np.empty(1024 + int(_ROOM * self._ids_each * len(events)), np.uint32)
-        done = 0
-        while True:
-            view = self._view
-            done, code, known = answers.match_table(view.context, events.data, events.offsets, done, ids, ends)
-            if code == 0:
-                self._ids_each = float(ends[-1]) / max(len(events), 1)
-                return ends, ids[: ends[-1]]
-            if code == answers.NO_IDS:
-                room = np.empty(1024 + int(_ROOM * ends[known] * len(events) / known), np.uint32)
-                room[: ends[done]] = ids[: ends[done]]
-                ids = room
-            else:
-                self._make_room(code, int(events.offsets[done + 1] - events.offsets[done]))
-
-    def count_many(self, events: WireTable) -> int:
-        """How many ids match the events of a table together, found as spans."""
-        done, total = 0, 0
-        while True:
-            view = self._view
-            done, code, more = answers.count_table(view.context, events.data, events.offsets, done)
-            total += int(more)
-            if code == 0:
-                return total
-            self._make_room(code, int(events.offsets[done + 1] - events.offsets[done]))
-
-    def _make_room(self, code: int, size: int) -> None:
-        """Makes the room that a kernel missed, or says what is wrong with the event."""
-        if code == rows.BAD_NUMBER:
-            raise EventError("an event holds NaN or an infinity, which are refused")
-        if code != NO_SPANS and size <= self._workspace.event_bytes_max:
-            raise EventError("this is not an event: a msgpack map of names to strings, numbers and booleans")
-        with self._lock:
-            if code == NO_SPANS:
-                self._workspace.grow_spans()
-            else:
-                self._workspace.grow_scratch(size)
-            self._refresh()
 
 
 def records_of(segments: Sequence[Segment], dead: Sequence[npt.NDArray[np.uint32]]) -> Records:
