@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
-from shoal.history.records import Login
+from shoal.history.servers import Login
 from shoal.pipeline.archive.job import ArchiveJob, on_spark
 from shoal.pipeline.load import LoadJob, run_once
 from shoal.pipeline.session import SessionOptions, running

@@ -37,7 +37,7 @@ async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: F
     """The history of a subscription that is in force, up to where its live messages begin. From now on the
     subscription hands over what comes after it."""
     from shoal.history.reading import ChannelHistory
-    from shoal.history.records import Login
+    from shoal.history.servers import Login
     from shoal.history.table import matching, to_items
 
     loop = asyncio.get_running_loop()

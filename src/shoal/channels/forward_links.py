@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import hiredis
 
 from shoal.channels.link import Command
+from shoal.channels.server_tasks import ServerTasks
 from shoal.errors import ConnectError, ProtocolError
 from shoal.limits import Limits
 from shoal.logs import get_log
@@ -86,24 +87,16 @@ class ForwardLinks:
         self._core = core
         self._random = random
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[ServerAddress, asyncio.Task[None]] = {}
+        self._tasks = ServerTasks(self._keep, "forwards to")
         self._links: dict[str, tuple[RespLink, _Replies]] = {}
 
     def follow(self, ring: Ring) -> None:
         """Connects to the servers of this ring, and to no others."""
-        wanted = {address for address in ring.servers if address.id != self._own}
-        for address in self._tasks.keys() - wanted:
-            self._tasks.pop(address).cancel()
-        for address in wanted - self._tasks.keys():
-            self._tasks[address] = asyncio.create_task(self._keep(address), name=f"forwards to {address.id}")
+        self._tasks.follow(address for address in ring.servers if address.id != self._own)
 
     async def close(self) -> None:
         """Ends all connections."""
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def flush(self) -> None:
         """Sends what the core wants to publish on other servers."""

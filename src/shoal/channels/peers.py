@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import hiredis
 
+from shoal.channels.server_tasks import ServerTasks
 from shoal.errors import ConnectError, ProtocolError
 from shoal.limits import Limits
 from shoal.logs import get_log
@@ -80,23 +81,15 @@ class Peers:
         self._limits = limits
         self._heard = heard
         self._random = random
-        self._tasks: dict[ServerAddress, asyncio.Task[None]] = {}
+        self._tasks = ServerTasks(self._listen, "words of")
 
     def follow(self, ring: Ring) -> None:
         """Listens to the servers of this ring, and to no others."""
-        wanted = {address for address in ring.servers if address.id != self._own}
-        for address in self._tasks.keys() - wanted:
-            self._tasks.pop(address).cancel()
-        for address in wanted - self._tasks.keys():
-            self._tasks[address] = asyncio.create_task(self._listen(address), name=f"words of {address.id}")
+        self._tasks.follow(address for address in ring.servers if address.id != self._own)
 
     async def close(self) -> None:
         """Ends all connections."""
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _listen(self, address: ServerAddress) -> None:
         limits = self._limits

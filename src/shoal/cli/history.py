@@ -85,7 +85,7 @@ def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> Cha
     from shoal.bus.plan_source import PlanSource
     from shoal.cli.channels import cluster_url
     from shoal.history.reading import ChannelHistory
-    from shoal.history.records import Login
+    from shoal.history.servers import Login
     from shoal.plan.signing import Verifier
 
     source = PlanSource(cluster_url(args.url, args.settings), args.settings.limits.connect_timeout_s)

@@ -17,7 +17,7 @@ from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.errors import ConfigError, ShoalError
 
 if TYPE_CHECKING:
-    from shoal.history.records import Login
+    from shoal.history.servers import Login
     from shoal.pipeline.archive.job import ArchiveJob, Runner
     from shoal.plan.ring import ServerAddress
 
@@ -133,7 +133,7 @@ class _Cluster:
     @property
     def login(self) -> Login:
         """Who the job is at the servers."""
-        from shoal.history.records import Login
+        from shoal.history.servers import Login
 
         return Login(self._source.address.username, self._source.address.password)
 

@@ -1,6 +1,6 @@
 """Reads what agents report: the telemetry streams of all servers, as they grow.
 
-Owns one connection to each server, when it is made again, and a bounded buffer of what was read. Understands nothing of
+Owns one reading task for each server, and a bounded buffer of what was read. Understands nothing of
 it: `shoal.balance.fold` does.
 """
 
@@ -11,32 +11,26 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable
-from random import Random
 from typing import Any, Final
 
 import hiredis
 import pyarrow as pa
 
 from shoal.balance.reports import BATCH_SCHEMA, entries_to_batch
+from shoal.channels.server_tasks import ServerTasks
 from shoal.channels.telemetry import DATA_FIELD, ID_FIELD
 from shoal.cluster.asking import Asking
-from shoal.errors import ProtocolError, ShoalError
+from shoal.cluster.stream_following import follow_stream, stream_entries
+from shoal.errors import ProtocolError
 from shoal.limits import Limits
-from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
-from shoal.wire.backoff import Backoff
 from shoal.wire.envelope import TELEMETRY_KEY
-
-POLL_S: Final = 0.2
-"""How often a stream is asked for news; agents write once a second."""
 
 READ_RECORDS: Final = 16
 """Records in one answer. What is more comes with the next."""
 
 BUFFER_BYTES_MAX: Final = 256 * 1024 * 1024
 """What may wait to be folded. Beyond it the oldest is dropped: its seconds are missing in the window."""
-
-_log: Final = get_log(__name__)
 
 
 class TelemetryReader:
@@ -47,8 +41,7 @@ class TelemetryReader:
         self._password = password
         self._limits = limits
         self._news = news
-        self._random = Random()
-        self._tasks: dict[ServerAddress, asyncio.Task[None]] = {}
+        self._tasks = ServerTasks(self._read, "telemetry")
         self._batches: deque[pa.RecordBatch] = deque()
         self._bytes = 0
         self.dropped = 0
@@ -56,11 +49,7 @@ class TelemetryReader:
 
     def follow(self, servers: Iterable[ServerAddress]) -> None:
         """Reads these servers from now on, and no others."""
-        wanted = {*servers}
-        for server in [server for server in self._tasks if server not in wanted]:
-            self._tasks.pop(server).cancel()
-        for server in wanted - self._tasks.keys():
-            self._tasks[server] = asyncio.create_task(self._read(server), name=f"telemetry {server.id}")
+        self._tasks.follow(servers)
 
     def take(self) -> pa.Table:
         """What was read since the last call."""
@@ -71,35 +60,16 @@ class TelemetryReader:
 
     async def close(self) -> None:
         """Ends all connections."""
-        tasks = list(self._tasks.values())
-        self.follow(())
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _read(self, server: ServerAddress) -> None:
-        backoff = Backoff(
-            reconnect_delay_s_min=self._limits.reconnect_delay_s_min,
-            reconnect_delay_s_max=self._limits.reconnect_delay_s_max,
-            random=self._random,
+        await follow_stream(
+            lambda: Asking(server, self._username, self._password, self._limits),
+            self._limits,
+            _newest,
+            self._read_once,
+            what=f"the telemetry of {server.id}",
         )
-        position = b""
-        trouble = ""
-        while True:
-            asking = Asking(server, self._username, self._password, self._limits)
-            try:
-                await asking.open()
-                position = position or await _newest(asking)
-                while True:
-                    position = await self._read_once(asking, position)
-                    trouble = ""
-                    backoff.reset()
-                    await asyncio.sleep(POLL_S)
-            except (ShoalError, hiredis.ReplyError, OSError) as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.warning("the telemetry of a server cannot be read", server=server.id, why=trouble)
-            finally:
-                asking.close()
-            await asyncio.sleep(backoff.next_delay_s())
 
     async def _read_once(self, asking: Asking, position: bytes) -> bytes:
         """Reads what is new; returns how far it came."""
@@ -133,6 +103,6 @@ def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
         return []
     try:
         entries = reply[TELEMETRY_KEY] if isinstance(reply, dict) else dict(reply)[TELEMETRY_KEY]
-        return [(id, dict(zip(fields[::2], fields[1::2], strict=True))) for id, fields in entries]
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"an answer to XREAD that is none: {error}") from error
+    return stream_entries(entries)

@@ -1,6 +1,6 @@
 """Reads the load windows that a Spark job hands over, as they come.
 
-Owns one connection to the coordinator's server, and what was read and not taken yet. Which windows are used is decided
+Owns what was read and not taken yet. Which windows are used is decided
 in `shoal.balance.window_source`.
 """
 
@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from random import Random
-from typing import Any, Final
-
-import hiredis
+from typing import Final
 
 from shoal.balance.window import LoadWindow
 from shoal.balance.window_feed import ALIVE_KEY, FEED_KEY, read_command, read_window
 from shoal.cluster.asking import Asking
+from shoal.cluster.stream_following import follow_stream, stream_entries
 from shoal.coordination.link import Address
-from shoal.errors import ProtocolError, ShoalError
+from shoal.errors import ProtocolError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
-from shoal.wire.backoff import Backoff
-
-POLL_S: Final = 0.2
-"""How often it is asked for news."""
 
 READ_WINDOWS: Final = 4
 """Windows in one answer. What is more comes with the next."""
@@ -54,37 +48,25 @@ class WindowReader:
 
     async def run(self) -> None:
         """Reads until it is cancelled; trouble is reported and waited out."""
-        backoff = Backoff(
-            reconnect_delay_s_min=self._limits.reconnect_delay_s_min,
-            reconnect_delay_s_max=self._limits.reconnect_delay_s_max,
-            random=Random(),
+        where = self._address
+        server = ServerAddress("coordinator", where.host, where.port)
+        await follow_stream(
+            lambda: Asking(server, where.username, where.password, self._limits),
+            self._limits,
+            _newest,
+            self._read_once,
+            what="the feed of load windows from Spark",
+            lost=self._lost,
         )
-        server = ServerAddress("coordinator", self._address.host, self._address.port)
-        position = b""
-        trouble = ""
-        while True:
-            asking = Asking(server, self._address.username, self._address.password, self._limits)
-            try:
-                await asking.open()
-                position = position or await _newest(asking)
-                while True:
-                    position = await self._read_once(asking, position)
-                    trouble = ""
-                    backoff.reset()
-                    await asyncio.sleep(POLL_S)
-            except (ShoalError, hiredis.ReplyError, OSError) as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.warning("the load windows of Spark cannot be read", why=trouble)
-            finally:
-                self.alive = None
-                asking.close()
-            await asyncio.sleep(backoff.next_delay_s())
+
+    def _lost(self) -> None:
+        """Nobody can be asked now."""
+        self.alive = None
 
     async def _read_once(self, asking: Asking, position: bytes) -> bytes:
         """Reads what is new; returns how far it came."""
         self.alive = await asking.ask((b"GET", ALIVE_KEY)) is not None
-        for id, fields in _entries(await asking.ask(read_command(position, READ_WINDOWS))):
+        for id, fields in stream_entries(await asking.ask(read_command(position, READ_WINDOWS))):
             position = id
             try:
                 self._windows.append(read_window(fields))
@@ -96,12 +78,5 @@ class WindowReader:
 
 async def _newest(asking: Asking) -> bytes:
     """The end of the feed as it is now; its beginning if there is none yet."""
-    found = _entries(await asking.ask((b"XREVRANGE", FEED_KEY, b"+", b"-", b"COUNT", b"1")))
+    found = stream_entries(await asking.ask((b"XREVRANGE", FEED_KEY, b"+", b"-", b"COUNT", b"1")))
     return found[0][0] if found else b"0-0"
-
-
-def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    try:
-        return [(id, dict(zip(fields[::2], fields[1::2], strict=True))) for id, fields in reply]
-    except (TypeError, ValueError) as error:
-        raise ProtocolError(f"an answer to XRANGE that is none: {error}") from error

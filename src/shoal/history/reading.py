@@ -17,7 +17,8 @@ from shoal.errors import ShoalError
 from shoal.history.archive import read_archive
 from shoal.history.joining import join
 from shoal.history.manifest import Manifest
-from shoal.history.records import BEGINNING, Login, Position, RecordReader, entry_key, last_position
+from shoal.history.records import BEGINNING, Position, RecordReader, entry_key, last_position
+from shoal.history.servers import Login
 from shoal.history.table import SCHEMA, TIME, channel_text, dedupe, entries_to_batch, gap_row
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress

@@ -6,16 +6,14 @@ Owns the questions, and the positions from which reading goes on. What entries m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import hiredis
 import msgspec
 
 from shoal.errors import ConnectError, ProtocolError
 from shoal.history.plain import Entries
-from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import Asking
+from shoal.history.servers import ServerReader
 from shoal.wire.recorded import INDEX_KEY, RecordedMessage, read_entry, record_key
 
 PAGE_ENTRIES: Final = 2000
@@ -23,20 +21,6 @@ PAGE_ENTRIES: Final = 2000
 
 TAIL_ENTRIES: Final = 600
 """Entries at the end of a record among which one says how far each stream has come."""
-
-TIMEOUT_S: Final = 10.0
-"""How long a server may take to answer."""
-
-FRAME_BYTES_MAX: Final = 1 << 29
-"""The largest answer that is taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Login:
-    """Who we are at the servers; the password is not shown."""
-
-    username: str | None
-    password: str | None = field(repr=False)
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
@@ -60,26 +44,8 @@ def entry_key(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(count or 0)
 
 
-class RecordReader:
-    """A connection to one server. Entering it connects; ConnectError if the server cannot be used."""
-
-    def __init__(self, server: ServerAddress, login: Login) -> None:
-        self.server = server
-        self._asking = Asking(
-            server.host,
-            server.port,
-            login.username,
-            login.password,
-            timeout_s=TIMEOUT_S,
-            frame_bytes_max=FRAME_BYTES_MAX,
-        )
-
-    def __enter__(self) -> Self:
-        self._asking.__enter__()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._asking.__exit__(*details)
+class RecordReader(ServerReader):
+    """What one server has recorded."""
 
     def channels(self) -> list[bytes]:
         """The channels that have a record on this server."""

@@ -21,7 +21,7 @@ from shoal.errors import ArchiveError
 from shoal.history.archive import read_archive
 from shoal.history.joining import join
 from shoal.history.manifest import Manifest, read_manifest, unlisted, write_manifest
-from shoal.history.records import Login
+from shoal.history.servers import Login
 from shoal.history.table import to_items
 from shoal.message import Gap
 from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here

@@ -30,7 +30,8 @@ from shoal.history.manifest import (
     unlisted,
     write_manifest,
 )
-from shoal.history.records import Login, Position
+from shoal.history.records import Position
+from shoal.history.servers import Login
 from shoal.logs import get_log
 from shoal.pipeline.archive.planning import Work, plan_groups, plan_slices
 from shoal.pipeline.archive.slices import DONE_SCHEMA, archive_slices, compact_groups

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from shoal.errors import ShoalError
 from shoal.history.manifest import ArchivedFile, Manifest
-from shoal.history.records import Login, Position, RecordReader
+from shoal.history.records import Position, RecordReader
+from shoal.history.servers import Login
 from shoal.pipeline.archive.slices import GROUP_SCHEMA, SLICE_SCHEMA
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress

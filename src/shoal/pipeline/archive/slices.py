@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from shoal.history.archive import read_file
 from shoal.history.manifest import day_of, file_path, sync_directory
-from shoal.history.records import Login, Position, RecordReader, last_position
+from shoal.history.records import Position, RecordReader, last_position
+from shoal.history.servers import Login
 from shoal.history.table import SCHEMA, channel_text, dedupe, entries_to_batch
 from shoal.plan.ring import ServerAddress
 

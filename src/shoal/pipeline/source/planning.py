@@ -19,6 +19,7 @@ from typing import Final
 import pyarrow as pa
 
 from shoal.errors import ConnectError, TrimmedError
+from shoal.history.servers import Login
 from shoal.logs import get_log
 from shoal.pipeline.source.kinds import Kind
 from shoal.pipeline.source.offsets import (
@@ -36,7 +37,6 @@ from shoal.pipeline.source.offsets import (
 )
 from shoal.pipeline.source.options import LATEST, SourceOptions, Start
 from shoal.pipeline.source.streams import ServerStreams
-from shoal.pipeline.source.where import Login
 from shoal.plan.ring import ServerAddress
 
 FEW_ENTRIES: Final = 64

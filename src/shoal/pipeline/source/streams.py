@@ -12,11 +12,9 @@ from typing import Any, Final
 import hiredis
 
 from shoal.errors import PipelineError, ProtocolError
+from shoal.history.servers import ServerReader
 from shoal.pipeline.source.kinds import Entry
 from shoal.pipeline.source.offsets import MISSING, EntryId, Slice, StreamInfo
-from shoal.pipeline.source.where import Login
-from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import Asking
 
 PAGE_ENTRIES: Final = 64
 """Entries that are asked for at first. A page grows while its answers stay small."""
@@ -27,33 +25,9 @@ PAGE_ENTRIES_MAX: Final = 8192
 PAGE_BYTES: Final = 4 << 20
 """How large an answer may become before pages shrink again; half of it lets them grow."""
 
-TIMEOUT_S: Final = 10.0
-"""How long a server may take to answer."""
 
-FRAME_BYTES_MAX: Final = 1 << 29
-"""The largest answer that is taken: the largest entry that a server stores."""
-
-
-class ServerStreams:
-    """A connection to one server. Entering it connects."""
-
-    def __init__(self, server: ServerAddress, login: Login) -> None:
-        self.server = server
-        self._asking = Asking(
-            server.host,
-            server.port,
-            login.username,
-            login.password,
-            timeout_s=TIMEOUT_S,
-            frame_bytes_max=FRAME_BYTES_MAX,
-        )
-
-    def __enter__(self) -> ServerStreams:
-        self._asking.__enter__()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._asking.__exit__(*details)
+class ServerStreams(ServerReader):
+    """The streams of one server."""
 
     def ask(self, *args: bytes | str | int) -> Any:
         """The reply to one command; PipelineError if the server refuses it."""

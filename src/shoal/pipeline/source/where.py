@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from shoal.bus.locate import find_url
 from shoal.coordination.layout import GarbageError, decode_value, redis_key
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError
+from shoal.history.servers import Login
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Verifier
@@ -22,14 +23,6 @@ from shoal.wire.ask import Asking
 
 ROLE: Final = "reader"
 """Who the source is at a local cluster: it reads and nothing else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Login:
-    """Who we are at the servers; the password is not shown."""
-
-    username: str | None
-    password: str | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,35 @@
+"""A task for each of some servers, begun and ended as servers come and go.
+
+Owns the tasks. What one does with its server, and for how long, is up to whoever gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from shoal.plan.ring import ServerAddress
+
+
+class ServerTasks:
+    """Runs `work` for each server that is followed. `name` comes before the server's id in the name of its task."""
+
+    def __init__(self, work: Callable[[ServerAddress], Coroutine[Any, Any, None]], name: str) -> None:
+        self._work = work
+        self._name = name
+        self._tasks: dict[ServerAddress, asyncio.Task[None]] = {}
+
+    def follow(self, servers: Iterable[ServerAddress]) -> None:
+        """Works for these servers from now on, and for no others."""
+        wanted = {*servers}
+        for server in self._tasks.keys() - wanted:
+            self._tasks.pop(server).cancel()
+        for server in wanted - self._tasks.keys():
+            self._tasks[server] = asyncio.create_task(self._work(server), name=f"{self._name} {server.id}")
+
+    async def close(self) -> None:
+        """Ends all tasks."""
+        tasks = list(self._tasks.values())
+        self.follow(())
+        await asyncio.gather(*tasks, return_exceptions=True)
