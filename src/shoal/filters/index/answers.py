@@ -55,7 +55,7 @@ def match_table(context: int, data: Any, offsets: Any, first: int, ids: Any, end
     first event of which nothing is known). `ends[i + 1]` becomes where the ids of event `i` end or would end,
     `ends[first]` says where those of the first begin."""
     batch, last = batch_of(context), len(offsets) - 1
-    bounds = np.empty(batch + 1, np.int64)
+    bounds, totals, to = np.empty(batch + 1, np.int64), np.empty(batch, np.int64), np.empty(batch, np.int64)
     while first < last:
         count = min(batch, last - first)
         found = match_some(context, whole(data.ctypes.data), offsets, first, count, bounds)
@@ -64,9 +64,8 @@ def match_table(context: int, data: Any, offsets: Any, first: int, ids: Any, end
                 return first, found, first
             batch = lessen_batch(context, count)
             continue
-        totals = np.zeros(count, np.int64)
+        totals[:count] = 0
         count_found(context, found, totals)
-        to = np.empty(count, np.int64)
         for i in range(count):
             spanned = total_of(context, bounds[i], bounds[i + 1])
             to[i] = ends[first + i] + spanned
@@ -84,7 +83,7 @@ def match_table(context: int, data: Any, offsets: Any, first: int, ids: Any, end
 def count_table(context: int, data: Any, offsets: Any, first: int) -> Any:
     """Finds the spans of the events of a table from `first` on: (the next event, 0 or a negative code, their ids)."""
     batch, last, total = batch_of(context), len(offsets) - 1, 0
-    bounds = np.empty(batch + 1, np.int64)
+    bounds, totals = np.empty(batch + 1, np.int64), np.empty(batch, np.int64)
     while first < last:
         count = min(batch, last - first)
         found = match_some(context, whole(data.ctypes.data), offsets, first, count, bounds)
@@ -93,8 +92,10 @@ def count_table(context: int, data: Any, offsets: Any, first: int) -> Any:
                 return first, found, total
             batch = lessen_batch(context, count)
             continue
-        totals = np.zeros(count, np.int64)
-        count_found(context, found, totals)
-        total += totals.sum() + total_of(context, bounds[0], bounds[count])
+        if found > 0:
+            totals[:] = 0
+            count_found(context, found, totals)
+            total += totals.sum()
+        total += total_of(context, bounds[0], bounds[count])
         first += count
     return first, 0, total
