@@ -424,7 +424,7 @@ class TestServersGoing:
         scene.entries = {b"cold": lazy, b"other": moving(b"other", "s2", "s1"), b"rests": resting(b"rests", "s3")}
         scene.windows(2)
         (hurry,) = scene.took(HurryMove)
-        assert hurry.request == MoveRequest(b"cold", ("s1",), Mode.SINGLE, True, hurry.request.id)
+        assert hurry.request == MoveRequest(b"cold", ("s1",), Mode.SINGLE, True, hurry.request.id, goes_there=True)
         assert scene.whys == {}
         scene.entries[b"cold"] = replace(lazy, eager=True, revision=7)
         scene.requests.clear()

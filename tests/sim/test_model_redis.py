@@ -107,7 +107,7 @@ def shown(frame: Any) -> Any:
         return {key: shown(value) for key, value in frame.items() if key != b"id"}
     if isinstance(frame, list):
         parts = [shown(part) for part in frame]
-        if b"proto" in parts:
+        if parts[:1] == [b"server"] and b"id" in parts:  # the answer to HELLO
             parts[parts.index(b"id") + 1] = "some id"
         return ("push" if isinstance(frame, PushNotification) else "list"), parts
     return frame

@@ -189,7 +189,8 @@ def hurries(view: View) -> Iterator[HurryMove]:
         left = {*entry.servers, *entry.helped} - {*entry.placement.servers}
         if entry.phase is not Phase.END and not entry.eager and channel not in view.requests and left & waiting:
             place = entry.placement
-            yield HurryMove(MoveRequest(channel, place.servers, place.mode, True, f"hurry-{entry.newness}"))
+            id = f"hurry-{entry.newness}"
+            yield HurryMove(MoveRequest(channel, place.servers, place.mode, True, id, goes_there=True))
 
 
 REHOMED_RATIO_MAX: Final = 0.05

@@ -248,6 +248,8 @@ class Mover:
             if entry.phase is Phase.END:
                 return None, ""
             return (steps.hurry(entry, ring) if request.eager and not entry.eager else None), None
+        if request.goes_there:
+            return None, "the channel goes elsewhere, or nowhere"
         if strangers := [server for server in request.servers if server not in ring.ids]:
             return None, f"the ring has no server {', '.join(strangers)}"
         placements, _ = steps.unended(channel, entry, ring)

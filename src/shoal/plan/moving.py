@@ -40,13 +40,15 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MoveRequest(msgspec.Struct, frozen=True):
-    """Somebody wants a channel on these servers. `id` tells one request from the next."""
+    """Somebody wants a channel on these servers. `id` tells one request from the next. With `goes_there` nothing is
+    wanted of a channel that is not on its way there: a move that is told lazily shall be told at once."""
 
     channel: bytes
     servers: tuple[str, ...]
     mode: Mode
     eager: bool
     id: str
+    goes_there: bool = False
 
 
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -18,6 +18,7 @@ _SAME: Final = (
     "moved for drain",
     "moved for lost",
     "moved for spread",
+    "move hurried",
     "server added",
     "server drained",
     "server kept after all",

@@ -105,6 +105,9 @@ class BalancerWatch:
         except PlanError as error:
             self.violate("failed", str(error))
             return
+        if request.goes_there:
+            self.seen["move hurried"] += 1
+            return
         plan, dash, index = request.id.partition("-")
         if not dash:
             self.seen["move by hand"] += 1
