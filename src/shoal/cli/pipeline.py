@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from importlib.util import find_spec
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.cli.output import Subparsers
@@ -35,9 +36,7 @@ def register(subparsers: Subparsers) -> None:
     )
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     for job in JOBS:
-        module = f"shoal.cli.pipeline_{job}"
-        if find_spec(module) is not None:
-            importlib.import_module(module).add(jobs)
+        importlib.import_module(f"shoal.cli.pipeline_{job}").add(jobs)
 
 
 def add_spark_flags(parser: argparse.ArgumentParser) -> None:
@@ -64,3 +63,8 @@ def session_options(args: argparse.Namespace, name: str) -> SessionOptions:
             raise ConfigError(f"--conf is {text!r}", do="write it as spark.<name>=<value>")
         conf[key] = value
     return SessionOptions(master=args.master, heap_mb=args.heap_mb, ui=args.ui, conf=conf, name=name)
+
+
+def wrote(out: Path, files: Sequence[str]) -> str:
+    """Which files of a job are where."""
+    return f"wrote {', '.join(str(out / name) for name in files)}"

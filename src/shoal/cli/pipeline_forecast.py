@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.cli.output import Subparsers, add_command, note, result
+from shoal.cli.pipeline import wrote
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def run_forecast(args: argparse.Namespace) -> int:
         "out": args.out,
         "files": files,
     }
-    result(args, facts, "\n".join(map(_line, facts["groups"])))
+    lines = [*map(_line, facts["groups"]), *([wrote(args.out, files)] if args.out is not None else [])]
+    result(args, facts, "\n".join(lines))
     return 0
 
 

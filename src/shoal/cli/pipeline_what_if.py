@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, console, note, result
-from shoal.cli.pipeline import add_spark_flags, session_options
+from shoal.cli.pipeline import add_spark_flags, session_options, wrote
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def run_what_if(args: argparse.Namespace) -> int:
     facts = _facts(found, cases=len(cases)) | {"out": args.out, "files": [*drawn, RUNS_FILE, CONFIG_FILE]}
     if not args.json:
         _show(args, found)
-    result(args, facts, "")
+    result(args, facts, wrote(args.out, facts["files"]))
     return 0 if found.chosen_cost <= found.default_cost else 1
 
 
@@ -136,10 +136,16 @@ def _facts(found: Finding, *, cases: int) -> dict[str, Any]:
 
 def _why(found: Finding, cases: int) -> str:
     days = len(set(found.runs["day"].to_pylist()))
+    asked = f"of {cases} cases over {days} days of recorded load, by shoal pipeline what-if"
+    day = f"on the day held back (day {found.held_back_day})"
+    if found.chosen != found.best:
+        return (
+            f"The defaults: the cheapest {asked}, was worse than they {day}.\n"
+            f"They cost {found.default_cost:.3f} server hours there."
+        )
     return (
-        f"The cheapest of {cases} cases over {days} days of recorded load, by shoal pipeline what-if.\n"
-        f"On the day held back (day {found.held_back_day}) it costs {found.chosen_cost:.3f} server hours, the defaults "
-        f"{found.default_cost:.3f}."
+        f"The cheapest {asked}.\n"
+        f"It costs {found.chosen_cost:.3f} server hours {day}, the defaults {found.default_cost:.3f}."
     )
 
 
