@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import choosing, layout
+from shoal.filters.index import choosing, layout, standing
 from shoal.filters.index.arranging import Entries, arrange
 from shoal.filters.index.choosing import PARTS, S_PREFIX, S_SUFFIX
 from shoal.filters.index.members import pack_members
@@ -84,7 +84,7 @@ def choose(
         run, attribute, key = choosing.run_of(words, at, end, parts, count)
         for i in range(1 if listed < 0 else whole(words[listed + 2])):
             if listed >= 0:
-                worth[0] = choosing.listed_value(words, listed, i)
+                worth[0] = standing.listed_value(words, listed, i)
             entries.record[to] = record
             entries.signature[to] = number
             entries.hash[to] = choosing.cluster_hash(seed, number, worth, count)

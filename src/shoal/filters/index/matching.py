@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import arranging, choosing, layout, records, rows
+from shoal.filters.index import arranging, choosing, layout, records, rows, standing
 from shoal.filters.index.calls import Addressed, call_5
 from shoal.filters.index.candidates import entry_holds
 from shoal.filters.index.context import (
@@ -72,7 +72,7 @@ def part_holds(context: int, block: int, entry: int, wanted: int) -> bool:
             if kind == choosing.S_KIND:
                 return bool(whole(choosing.presence_value(words, at)) == kind_of(context, attribute))
             if (
-                (kind == choosing.S_EQUAL and (choosing.is_equality(operator) or operator >= records.IN_NUMBERS))
+                (kind == choosing.S_EQUAL and (standing.is_equality(operator) or operator >= records.IN_NUMBERS))
                 or (kind == choosing.S_PREFIX and operator == records.PREFIX)
                 or (kind == choosing.S_SUFFIX and operator == records.SUFFIX)
             ):
@@ -215,13 +215,13 @@ def fixed_value(context: int, kind: int, attribute: int) -> Any:
         return True, np.uint64(own)
     code = aux_of(context, attribute, CODE)
     if own == rows.STRING:
-        return code >= 0, choosing.string_value(code)
+        return code >= 0, standing.string_value(code)
     if own == rows.BOOLEAN:
-        return True, choosing.boolean_value(code)
+        return True, standing.boolean_value(code)
     exotic = aux_of(context, attribute, EXOTIC)
     if exotic != 0:
-        return True, choosing.number_value(np.uint64(code), exotic)
-    return True, choosing.number_value(np.float64(floor_of(context, attribute)).view(np.uint64), 0)
+        return True, standing.number_value(np.uint64(code), exotic)
+    return True, standing.number_value(np.float64(floor_of(context, attribute)).view(np.uint64), 0)
 
 
 @kernel
@@ -234,12 +234,12 @@ def match_texts(
     if kind > choosing.S_PART:
         size = kind - choosing.S_PART
         for at in range(start, start + length - size + 1):
-            value = hash_pair(base, choosing.part_value(data, at, size))
+            value = hash_pair(base, standing.part_value(data, at, size))
             used = match_value(context, block, signature, value, used, segment)
             if used < 0:
                 return used
         return used
-    value = choosing.FNV_START
+    value = standing.FNV_START
     done = 0
     lengths = signature + S_HEADER + whole(signatures[signature])
     for i in range(whole(signatures[signature + 1])):
@@ -248,7 +248,7 @@ def match_texts(
             break
         while done < wanted:
             at = start + done if kind == choosing.S_PREFIX else start + length - 1 - done
-            value = choosing.fnv(value, data[at])
+            value = standing.fnv(value, data[at])
             done += 1
         used = match_value(context, block, signature, hash_pair(base, value), used, segment)
         if used < 0:
