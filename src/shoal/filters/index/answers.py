@@ -62,7 +62,7 @@ def match_table(context: int, data: Any, offsets: Any, first: int, ids: Any, end
         if found < 0:
             if count == 1 or found == NO_SPANS:
                 return first, found, first
-            batch = lessen_batch(context, count)
+            batch = lessen_batch(context, count, found)
             continue
         totals[:count] = 0
         count_found(context, found, totals)
@@ -90,7 +90,7 @@ def count_table(context: int, data: Any, offsets: Any, first: int) -> Any:
         if found < 0:
             if count == 1 or found == NO_SPANS:
                 return first, found, total
-            batch = lessen_batch(context, count)
+            batch = lessen_batch(context, count, found)
             continue
         if found > 0:
             totals[:] = 0

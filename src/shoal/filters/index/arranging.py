@@ -36,7 +36,8 @@ class Entries(NamedTuple):
     sub: npt.NDArray[np.uint64]
     """The order within a cluster: type of run << 60, attribute << 40, and more in runs that are filed by cells."""
     key: npt.NDArray[np.float64]
-    repeated: npt.NDArray[np.bool_]
+    place: npt.NDArray[np.uint16]
+    """Which of the values of its list it waits for; 0 where there is no list."""
 
 
 @background_kernel

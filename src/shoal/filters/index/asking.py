@@ -26,6 +26,10 @@ from shoal.wire.rawbytes import announce_compilations
 
 _ROOM: Final = 1.1
 """Room for the ids of a table of events, of what is expected by those before."""
+_ROOM_FIRST: Final = 1 << 22
+"""Ids for which there is room at first, at most: tables may be long, and differ."""
+_ROOM_STEP: Final = 4
+"""By how much the room grows at once, at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +91,7 @@ class Asking:
     def match_many(self, events: WireTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
         """The ids that match each event of a table: where those of each end, and all of them."""
         ends = np.zeros(len(events) + 1, np.int64)
-        ids = np.empty(1024 + int(_ROOM * self._ids_each * len(events)), np.uint32)
+        ids = np.empty(1024 + int(min(_ROOM * self._ids_each * len(events), _ROOM_FIRST)), np.uint32)
         done = 0
         while True:
             view = self._view
@@ -96,7 +100,8 @@ class Asking:
                 self._ids_each = float(ends[-1]) / max(len(events), 1)
                 return ends, ids[: ends[-1]]
             if code == answers.NO_IDS:
-                room = np.empty(1024 + int(_ROOM * ends[known] * len(events) / known), np.uint32)
+                expected = _ROOM * ends[known] * len(events) / known
+                room = np.empty(int(max(ends[known], min(expected, _ROOM_STEP * len(ids)))), np.uint32)
                 room[: ends[done]] = ids[: ends[done]]
                 ids = room
             else:

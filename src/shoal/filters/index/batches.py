@@ -44,10 +44,12 @@ def batch_of(context: int) -> int:
 
 
 @kernel
-def lessen_batch(context: int, count: int) -> int:
-    """So many events had too many ids: how many to match together from now on, one if so few are not worth it."""
+def lessen_batch(context: int, count: int, code: int) -> int:
+    """So many events could not be matched together: how many to try from now on, one if so few are not worth it. If
+    they had too many ids, others will have, too."""
     batch = count // 2 if count // 2 >= BATCH_MIN else 1
-    i64_at(context, FAR)[R_BATCH] = batch
+    if code == candidates.OVERFLOW:
+        i64_at(context, FAR)[R_BATCH] = batch
     return batch
 
 

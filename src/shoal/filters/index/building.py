@@ -17,13 +17,14 @@ from shoal.filters.index.arranging import Entries, arrange
 from shoal.filters.index.choosing import PARTS, S_PREFIX, S_SUFFIX
 from shoal.filters.index.members import pack_members
 from shoal.filters.index.memory import whole
+from shoal.filters.index.records import put_bits
 from shoal.filters.index.uniting import Records, unite
 from shoal.wire.rawbytes import background_kernel, hash_pair, kernel
 
 _SKETCH_MAX: Final = 1 << 16
 """Counters of values, and of shapes of records."""
 _SIGNATURES_FIRST: Final = 1024
-_LENGTHS: Final = 4097
+_LENGTHS: Final = choosing.LENGTH_MAX + 1
 """Lengths of prefixes and suffixes that are told apart; longer ones are not allowed."""
 _UNSEEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -91,7 +92,7 @@ def choose(
             entries.check[to] = choosing.cluster_hash(seed ^ _UNSEEN, number, worth, count)
             entries.sub[to] = (np.uint64(run) << np.uint64(60)) | (np.uint64(attribute) << np.uint64(40))
             entries.key[to] = key
-            entries.repeated[to] = i > 0
+            entries.place[to] = i
             to += 1
     return to, known
 
@@ -101,16 +102,26 @@ def fill_entries(
     words: Any, ends: Any, first: Any, id_ends: Any, ids: Any, unique_of: Any, entries: Any, order: Any,
     out_words: Any, out_word_ends: Any, out_ids: Any, out_id_ends: Any,
 ) -> None:  # fmt: skip
-    """Copies records and ids in the order of the entries."""
+    """Copies records and ids in the order of the entries. A record that has several is written once."""
     word_at, id_at = 0, 0
+    held_by = np.zeros(len(ends) - 1, np.uint32)
+    for position in range(len(order)):
+        if entries.place[order[position]] == 0:
+            held_by[entries.record[order[position]]] = position
     for position in range(len(order)):
         entry = order[position]
         record = entries.record[entry]
-        out_word_ends[position] = word_at | (layout.REPEATED if entries.repeated[entry] else np.uint32(0))
         out_id_ends[position] = id_at
-        for i in range(ends[record], ends[record + 1]):
-            out_words[word_at] = words[i]
-            word_at += 1
+        if entries.place[entry] == 0:
+            out_word_ends[position] = word_at
+            for i in range(ends[record], ends[record + 1]):
+                out_words[word_at] = words[i]
+                word_at += 1
+        else:
+            out_word_ends[position] = word_at | layout.REPEATED
+            out_words[word_at] = entries.place[entry]
+            put_bits(out_words, word_at + 1, np.uint64(held_by[record]), 2)
+            word_at += layout.REPEATED_WORDS
         unique = unique_of[record]
         for i in range(id_ends[unique], id_ends[unique + 1]):
             out_ids[id_at] = ids[i]
@@ -140,7 +151,7 @@ def build(given: Records, texts: tuple[Any, Any, Any], attributes: int) -> npt.N
         seed += 1
     unique_of = np.empty(len(ends) - 1, np.int64)
     unique_of[first] = np.arange(unique)
-    lengths = np.diff(ends)[entries.record]
+    lengths = np.where(entries.place == 0, np.diff(ends)[entries.record], layout.REPEATED_WORDS)
     members = np.diff(id_ends)[unique_of[entries.record]]
     out_words = np.empty(int(lengths.sum()), np.uint16)
     out_ids = np.empty(int(members.sum()), np.uint32)
@@ -167,7 +178,7 @@ def _entries(
     size = len(first) + count_listed(words, ends, first)
     entries = Entries(
         np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.uint64), np.empty(size, np.uint64),
-        np.empty(size, np.uint64), np.empty(size, np.float64), np.empty(size, np.bool_),
+        np.empty(size, np.uint64), np.empty(size, np.float64), np.empty(size, np.uint16),
     )  # fmt: skip
     room, single = _SIGNATURES_FIRST, False
     while True:
@@ -191,7 +202,7 @@ def collect_lengths(words: Any, ends: Any, record: Any, signature: Any, parts: A
             continue
         at = ends[record[entry]]
         best = choosing.best_string(words, at, ends[record[entry] + 1], texts)
-        seen[wanted, min(choosing.text_length(words, best, texts), seen.shape[1] - 1)] = True
+        seen[wanted, choosing.text_length(words, best, texts)] = True
 
 
 def _signature_words(

@@ -21,12 +21,14 @@ from shoal.filters.index.context import (
     address_of,
     cells_at,
     root,
+    u16_part,
     u32_part,
 )
 from shoal.filters.index.holding import holds
 from shoal.filters.index.members import first_id
 from shoal.filters.index.memory import i64_at, u32_at, u64_at, whole
 from shoal.filters.index.reading import select_row
+from shoal.filters.index.records import get_bits
 from shoal.filters.index.spans import dead_at, emit_entries, first_dead
 from shoal.filters.index.vectors import prefetch
 from shoal.wire.rawbytes import kernel, part
@@ -91,10 +93,19 @@ def queue(context: int, segment: int, run: int) -> bool:
 
 
 @part
+def record_of(block: int, entry: int) -> Any:
+    """The record of an entry: (its first word, one past its last, which value of its list the entry waits for)."""
+    ends, place = u32_part(block, layout.P_WORD_ENDS), 0
+    if ends[entry] & layout.REPEATED != 0:
+        words, at = u16_part(block, layout.P_WORDS), whole(ends[entry] & layout.LOW_31)
+        place, entry = whole(words[at]), whole(get_bits(words, at + 1, 2))
+    return whole(ends[entry] & layout.LOW_31), whole(ends[entry + 1] & layout.LOW_31), place
+
+
+@part
 def entry_holds(context: int, block: int, entry: int) -> bool:
     """Whether the record of an entry holds for the event."""
-    ends = u32_part(block, layout.P_WORD_ENDS)
-    at, end = whole(ends[entry] & layout.LOW_31), whole(ends[entry + 1] & layout.LOW_31)
+    at, end, _ = record_of(block, entry)
     return holds(context, address_of(block, layout.P_WORDS), at, end)
 
 

@@ -47,6 +47,8 @@ SCAN: Final = 4
 PARTS: Final = 8
 """Attributes of a signature at most."""
 PART_BYTES: Final = 4
+LENGTH_MAX: Final = 4096
+"""Bytes of a prefix or suffix that is a signature."""
 PAIRS_MAX: Final = 512
 POPULAR_MIN: Final = 32
 POPULAR_SHARE: Final = 64
@@ -76,13 +78,13 @@ def best_string(words: Any, at: int, end: int, texts: Any) -> int:
 
 @kernel
 def string_part_kind(words: Any, at: int, texts: Any) -> int:
-    """What a signature asks by a string item."""
-    operator = whole(words[at]) & 0xFF
-    if operator == records.PREFIX:
+    """What a signature asks by a string item: of a very long prefix or suffix a part."""
+    operator, length = whole(words[at]) & 0xFF, text_length(words, at, texts)
+    if operator == records.PREFIX and length <= LENGTH_MAX:
         return S_PREFIX
-    if operator == records.SUFFIX:
+    if operator == records.SUFFIX and length <= LENGTH_MAX:
         return S_SUFFIX
-    return S_PART + min(PART_BYTES, text_length(words, at, texts))
+    return S_PART + min(PART_BYTES, length)
 
 
 @kernel

@@ -134,23 +134,23 @@ def holds_string(context: int, words: int, at: int, operator: int, attribute: in
 
 
 @kernel
-def holds_one_of(context: int, words: int, at: int, operator: int, attribute: int) -> bool:
-    """Tests a list of values against an event."""
+def is_listed(context: int, words: int, at: int, place: int) -> bool:
+    """Whether an event has the value at a place of an item's list."""
     item = u16_at(words, FAR)
+    operator, attribute = whole(item[at]) & 0xFF, whole(item[at + 1])
     kind = kind_of(context, attribute)
     if operator == records.IN_STRINGS:
-        own = aux_of(context, attribute, CODE)
-        if kind != rows.STRING or own < 0:
-            return False
-        for i in range(whole(item[at + 2])):  # noqa: SIM110 (numba knows no generator in all() or any())
-            if own == whole(get_bits(item, at + 3 + 2 * i, 2)):
-                return True
-        return False
-    if kind != rows.NUMBER:
-        return False
-    for i in range(whole(item[at + 2])):
-        value = at + 3 + 5 * i
-        if order_of(context, attribute, words, value + 1, whole(item[value])) == 0:
+        wanted = whole(get_bits(item, at + 3 + 2 * place, 2))
+        return bool(kind == rows.STRING and aux_of(context, attribute, CODE) == wanted)
+    value = at + 3 + 5 * place
+    return bool(kind == rows.NUMBER) and order_of(context, attribute, words, value + 1, whole(item[value])) == 0
+
+
+@kernel
+def holds_one_of(context: int, words: int, at: int) -> bool:
+    """Tests a list of values against an event."""
+    for place in range(whole(u16_at(words, FAR)[at + 2])):  # noqa: SIM110 (numba knows no generator in any())
+        if is_listed(context, words, at, place):
             return True
     return False
 
@@ -173,7 +173,7 @@ def holds_item(context: int, words: int, at: int) -> bool:
         return bool(kind != rows.ABSENT)
     if operator == records.ABSENT:
         return bool(kind == rows.ABSENT)
-    return holds_one_of(context, words, at, operator, attribute)
+    return holds_one_of(context, words, at)
 
 
 @part

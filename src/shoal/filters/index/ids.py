@@ -107,12 +107,15 @@ class Ids:
         """Adds all numbers, or none; how many could be added before one was there already."""
         self.make_room(len(numbers))
         added = int(_add_all(self._table, numbers))
+        self._count += added
         if added < len(numbers):
-            for number in numbers[:added]:
-                _remove(self._table, int(number))
-        else:
-            self._count += added
+            self.remove_all(numbers[:added])
         return added
+
+    def remove_all(self, numbers: npt.NDArray[np.uint32]) -> None:
+        """Takes numbers out, all of which are there."""
+        for number in numbers:
+            self.remove(int(number))
 
     def remove(self, number: int) -> bool:
         """Takes a number out; False if it was not there."""

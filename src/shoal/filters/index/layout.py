@@ -7,8 +7,8 @@ starts; every part starts at a multiple of 64 bytes. So a segment is written to 
     id_starts  uint32        where the ids of entries start, of 64 each (see `members`) ...
     id_lists   uint32        ... and of each one, where some of the 64 have several
     order      uint32[N]     positions in `ids`, sorted by id
-    word_ends  uint32[E+1]   entry -> its record; the top bit marks an entry that repeats another one's record (lists)
-    words      uint16        records
+    word_ends  uint32[E+1]   entry -> its record; the top bit marks an entry that waits for a further value of a list
+    words      uint16        records; of marked entries: which value, and the entry that has the record (32 bits)
     clusters   uint32[C+1]   cluster -> its entries; the top bit marks a cluster with runs
     tags       uint8[slots]  hash table of clusters: a byte of the hash ...
     slots      uint32[slots] ... and the cluster + 1
@@ -33,10 +33,11 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC: Final = 0x31_4C_41_4F_48_53  # "SHOAL1"
-VERSION: Final = 3
+VERSION: Final = 4
 """Of the bytes of a segment. A snapshot of another version is refused."""
 
 REPEATED: Final = np.uint32(1 << 31)
+REPEATED_WORDS: Final = 3
 WITH_RUNS: Final = np.uint32(1 << 31)
 LOW_31: Final = np.uint32((1 << 31) - 1)
 

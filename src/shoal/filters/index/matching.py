@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.filters.index import arranging, choosing, layout, records, rows, standing
 from shoal.filters.index.calls import Addressed, call_5
-from shoal.filters.index.candidates import entry_holds
+from shoal.filters.index.candidates import entry_holds, record_of
 from shoal.filters.index.context import (
     FAR,
     R_FIRST_SEGMENT,
@@ -37,7 +37,7 @@ from shoal.filters.index.context import (
     u32_part,
 )
 from shoal.filters.index.filed import find_cells, match_blocks
-from shoal.filters.index.holding import holds, holds_item
+from shoal.filters.index.holding import holds, holds_item, is_listed
 from shoal.filters.index.memory import i64_at, u8_at, u32_at, whole
 from shoal.filters.index.rows import CODE, EXOTIC, LENGTH, START
 from shoal.filters.index.spans import emit, emit_entries
@@ -64,15 +64,17 @@ def first_above(keys: Any, first: int, last: int, value: float, or_equal: bool) 
 def part_holds(context: int, block: int, entry: int, wanted: int) -> bool:
     """Whether an event has the value that the part of a signature has in an entry: after a hash has said so."""
     kind, attribute = wanted >> 16, wanted & 0xFFFF
-    ends, words = u32_part(block, layout.P_WORD_ENDS), u16_part(block, layout.P_WORDS)
-    at, end = whole(ends[entry] & layout.LOW_31), whole(ends[entry + 1] & layout.LOW_31)
+    words = u16_part(block, layout.P_WORDS)
+    at, end, place = record_of(block, entry)
     while at < end:
         operator = whole(words[at]) & 0xFF
         if whole(words[at + 1]) == attribute:
             if kind == choosing.S_KIND:
                 return bool(whole(choosing.presence_value(words, at)) == kind_of(context, attribute))
+            if kind == choosing.S_EQUAL and operator >= records.IN_NUMBERS:
+                return is_listed(context, address_of(block, layout.P_WORDS), at, place)
             if (
-                (kind == choosing.S_EQUAL and (standing.is_equality(operator) or operator >= records.IN_NUMBERS))
+                (kind == choosing.S_EQUAL and standing.is_equality(operator))
                 or (kind == choosing.S_PREFIX and operator == records.PREFIX)
                 or (kind == choosing.S_SUFFIX and operator == records.SUFFIX)
             ):

@@ -75,6 +75,8 @@ TOO_MANY_NAMES: Final = -5
 
 ITEM_WORDS_MAX: Final = 10
 NAMES_MAX: Final = 65_000
+WHOLE_MAX: Final = 2.0**53
+"""Below it there is no whole number between two neighbouring float64."""
 
 # Tags of the constraints on the wire: see `shoal.filters.constraints`.
 _TAG_ABSENT: Final = 0
@@ -188,7 +190,7 @@ def put_number(context: int, words: int, at: int, operator: int, attribute: int)
         return at + 4
     value = floats[FLOOR]
     width = width_of(value)
-    if width == F64 and operator in (GE, LE):
+    if width == F64 and operator in (GE, LE) and abs(value) < WHOLE_MAX:
         neighbour = np.nextafter(value, -np.inf if operator == GE else np.inf)
         if width_of(neighbour) != F64:
             value, width, operator = neighbour, width_of(neighbour), operator + 1

@@ -197,6 +197,16 @@ def read_value(context: int, at: int, end: int, row: int) -> int:
 
 
 @kernel
+def without(present: Any, found: int, row: int) -> int:
+    """Takes a row out of those that are present; how many are left."""
+    for i in range(found):
+        if present[i] == row:
+            present[i] = present[found - 1]
+            return found - 1
+    return found
+
+
+@kernel
 def read_attributes(context: int, size: int) -> Any:
     """Reads the event in the scratch into the row, which must be clean: (how many attributes that the index knows are
     `present`, 0 or a negative code)."""
@@ -219,6 +229,8 @@ def read_attributes(context: int, size: int) -> Any:
         if code >= 0 and was == ABSENT and kinds[row] != ABSENT:
             present[found] = row
             found += 1
+        elif code >= 0 and was != ABSENT and kinds[row] == ABSENT:
+            found = without(present, found, row)
         kinds[spare] = ABSENT
         if at < 0:
             return found, at

@@ -32,6 +32,7 @@ from shoal.filters.index.tables import WireTable
 from shoal.filters.index.texts import NO_ROOM, Texts
 from shoal.filters.index.uniting import Records
 from shoal.filters.index.young import Young
+from shoal.logs import get_log
 
 FAN_IN: Final = 8
 """Segments of about one size that are merged into one."""
@@ -40,6 +41,7 @@ SEGMENTS_MAX: Final = 48
 STALE_SHARE: Final = 4
 """A segment is made anew when one in so many of its subscribers has gone."""
 _WORDS_PER_RECORD: Final = 24
+_log: Final = get_log(__name__)
 
 
 class Store(Asking):
@@ -54,6 +56,7 @@ class Store(Asking):
         self._young = Young()
         self._merge: threading.Thread | None = None
         self._removed: list[int] | None = None
+        self._failure: Exception | None = None
         self._refresh()
 
     def __len__(self) -> int:
@@ -110,8 +113,7 @@ class Store(Asking):
             try:
                 words, ends = self._read(table)
             except FilterError:
-                for number in numbers:
-                    self.ids.remove(int(number))
+                self.ids.remove_all(numbers)
                 raise
             given = Records(words, ends, numbers.astype(np.uint32), np.arange(len(numbers) + 1))
             if 2 * len(numbers) > len(self):
@@ -211,7 +213,7 @@ class Store(Asking):
     # Merging
 
     def settle(self) -> None:
-        """Waits for the background, and makes one segment of everything."""
+        """Waits for the background, and makes one segment of everything; raises what went wrong there."""
         while True:
             thread = self._merge
             if thread is not None:
@@ -219,6 +221,9 @@ class Store(Asking):
             with self._lock:
                 if self._merge is not None:
                     continue
+                failure, self._failure = self._failure, None
+                if failure is not None:
+                    raise failure
                 if len(self._young):
                     self._flush()
                     continue
@@ -261,8 +266,14 @@ class Store(Asking):
         self._merge.start()
 
     def _merge_now(self, segments: tuple[Segment, ...], dead: list[npt.NDArray[np.uint32]]) -> None:
-        alive = records_of(segments, dead)
-        merged = (self._build(alive),) if len(alive.ids) else ()
+        try:
+            alive = records_of(segments, dead)
+            merged = (self._build(alive),) if len(alive.ids) else ()
+        except Exception as error:
+            _log.exception("segments could not be merged; they stay as they are", segments=len(segments))
+            with self._lock:
+                self._merge, self._removed, self._failure = None, None, error
+            return
         with self._lock:
             removed, self._removed = np.unique(np.array(self._removed or [], np.uint32)), None
             for segment in merged:
@@ -295,21 +306,31 @@ class Store(Asking):
             added = self.ids.add_all(given.ids)
             if added < len(given.ids):
                 raise FilterError(f"there is a subscription {given.ids[added]} already")
+            if self._names_with(names) > records.NAMES_MAX:
+                self.ids.remove_all(given.ids)
+                raise FilterTooLargeError(f"the index would know more than {records.NAMES_MAX} attribute names")
             translated = translate(given, intern_all(self.names, names), intern_all(self.strings, strings))
             self._refresh()
             self._add(self._build(translated))
 
+    def _names_with(self, others: Texts) -> int:
+        """How many names there would be with those of another store."""
+        if len(self.names) + len(others) <= records.NAMES_MAX:
+            return len(self.names) + len(others)
+        return len({table.text(code) for table in (self.names, others) for code in range(len(table))})
+
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All that it holds, as arrays with names: `of_arrays` makes the same store of them."""
+        """All that it holds, as arrays with names that nobody writes any more: `of_arrays` makes the same store of
+        them."""
         with self._lock:
             if len(self._young):
                 self._flush()
-            arrays = {f"names.{name}": array for name, array in self.names.arrays().items()}
-            arrays |= {f"strings.{name}": array for name, array in self.strings.arrays().items()}
+            arrays = {f"names.{name}": array.copy() for name, array in self.names.arrays().items()}
+            arrays |= {f"strings.{name}": array.copy() for name, array in self.strings.arrays().items()}
             for number, segment in enumerate(self._segments):
                 arrays[f"block.{number}"] = segment.block
                 arrays[f"dead.{number}"] = segment.dead.copy()
-            return arrays | {"ids": self.ids.table}
+            return arrays | {"ids": self.ids.table.copy()}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Store:

@@ -136,16 +136,19 @@ class Texts:
         return bytes(self.data[self.ends[code] : self.ends[code + 1]]).decode()
 
     def reserve(self, texts: int, length: int) -> None:
-        """Makes room for so many more strings of so many bytes together."""
+        """Makes room for so many more strings of so many bytes together. Whoever reads the arrays of before goes on
+        with them: what is added to larger ones does not show there."""
         count, used = len(self), int(self.counters[USED])
         if used + length + PADDING_BYTES > len(self.data):
             data = np.zeros(max(used + length, used + used // 2) + PADDING_BYTES, np.uint8)
             data[:used] = self.data[:used]
             self.data = data
+            self.slots = self.slots.copy()
         if count + texts + 1 > len(self.ends):
             ends = np.zeros(max(count + texts, count + count // 2) + 1, np.uint32)
             ends[: count + 1] = self.ends[: count + 1]
             self.ends = ends
+            self.slots = self.slots.copy()
         if 5 * (count + texts) > 4 * len(self.slots):
             self.slots = np.zeros(_slots_for(count + texts), np.uint32)
             _rehash(self.data, self.ends, self.slots, count)

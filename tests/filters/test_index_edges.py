@@ -1,0 +1,131 @@
+"""Events, filters and tables at the edges of what the index holds: each of these was wrong once."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.errors import FilterTooLargeError
+from shoal.filters import parse
+from shoal.filters.index import Index, event_table
+from shoal.filters.index import store as stores
+
+
+def found(index: Index, event: Any) -> list[int]:
+    return sorted(index.match(event).tolist())
+
+
+@pytest.mark.parametrize("times", [1, 1300, 100_000])
+def test_an_attribute_that_is_said_and_taken_back_again_and_again(times: int) -> None:
+    index = Index()
+    index.insert(1, parse("a = 1"))
+    again = b"\xa1a\x01\xa1a\xc0" * times
+    assert found(index, b"\xdf" + struct.pack(">I", 2 * times) + again) == []
+    assert found(index, b"\xdf" + struct.pack(">I", 2 * times + 1) + again + b"\xa1a\x01") == [1]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("power", [53, 54, 60, 62])
+@pytest.mark.parametrize("operator", [">=", ">", "<=", "<", "=", "!="])
+def test_whole_numbers_between_floats(operator: str, power: int, settled: bool) -> None:
+    near = [sign * (2**power + step) for sign in (1, -1) for step in (-2048, -2, -1, 0, 1, 2, 3, 2048)]
+    filters = [parse(f"a {operator} {number}") for number in near]
+    index = Index()
+    for number, each in enumerate(filters):
+        index.insert(number, each)
+    if settled:
+        index.settle()
+    for value in near:
+        event = {"a": value}
+        assert found(index, event) == [number for number, each in enumerate(filters) if each.matches(event)]
+
+
+def test_lists_that_share_values() -> None:
+    """Clusters of a list's values are told apart, though one record waits in all of them."""
+    rng = np.random.default_rng(3)
+    filters = [parse(f"a in ({', '.join(map(str, rng.permutation(400)[:200]))})") for _ in range(60)]
+    filters += [parse(f"a = {number}") for number in range(400)]
+    filters += [parse(f"s in ({', '.join(repr(f't{n}') for n in rng.permutation(60)[:30])})") for _ in range(30)]
+    index = Index()
+    index.insert_many(np.arange(len(filters), dtype=np.uint32), filters)
+    index.settle()
+    for event in [*({"a": number} for number in range(400)), *({"s": f"t{number}"} for number in range(60))]:
+        assert found(index, event) == [number for number, each in enumerate(filters) if each.matches(event)]
+
+
+def test_a_long_list_is_held_once(tmp_path: Path) -> None:
+    index = Index()
+    index.insert(7, parse(f"a in ({', '.join(map(str, range(1024)))}) and b > 1"))
+    index.settle()
+    assert index.nbytes < 100_000
+    index.save(tmp_path / "index")
+    for each in (index, Index.open(tmp_path / "index")):
+        assert found(each, {"a": 1023, "b": 2}) == [7]
+        assert found(each, {"a": 1024, "b": 2}) == found(each, {"a": 5, "b": 1}) == []
+        each.insert(8, parse("a = 5"))
+        each.settle()
+        assert found(each, {"a": 5, "b": 2}) == [7, 8]
+
+
+def test_a_merge_does_not_know_more_names_than_there_can_be() -> None:
+    first, second = Index(), Index()
+    first.insert_many(np.arange(40_000, dtype=np.uint32), [parse(f"n{i} = 1") for i in range(40_000)])
+    second.insert_many(np.arange(40_000, 80_000, dtype=np.uint32), [parse(f"m{i} = 1") for i in range(40_000)])
+    with pytest.raises(FilterTooLargeError, match="65000 attribute names"):
+        first.merge(second)
+    assert len(first) == 40_000
+    assert found(first, {"n0": 1}) == [0]
+
+
+def test_many_ids_for_one_event_and_then_a_long_table_without_any() -> None:
+    index = Index()
+    index.insert_many(np.arange(50_000, dtype=np.uint32), [parse("a = 1")] * 50_000)
+    assert len(index.match_many(event_table([{"a": 1}])).ids) == 50_000
+    assert len(index.match_many(event_table([{"a": 2}] * 200_000)).ids) == 0
+
+
+def test_a_snapshot_while_another_thread_inserts(tmp_path: Path) -> None:
+    index, over = Index(), threading.Event()
+    index.insert_many(np.arange(2000, dtype=np.uint32), [parse(f"s = 'first{i}'") for i in range(2000)])
+
+    def insert() -> None:
+        number = 2000
+        while not over.is_set():
+            index.insert(number, parse(f"s = 'then{number}'"))
+            number += 1
+
+    writer = threading.Thread(target=insert)
+    writer.start()
+    try:
+        for _ in range(8):
+            index.save(tmp_path / "index")
+            opened = Index.open(tmp_path / "index")
+            for number in range(2000, len(opened)):
+                assert found(opened, {"s": f"then{number}"}) == [number]
+    finally:
+        over.set()
+        writer.join()
+
+
+def test_a_merge_in_the_background_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, build = Index(), stores.building.build
+
+    def failing(*args: Any) -> Any:
+        if threading.current_thread().name == "shoal-merge":
+            raise MemoryError("no memory")
+        return build(*args)
+
+    monkeypatch.setattr(stores.building, "build", failing)
+    for start in (0, 10):
+        index.insert_many(np.arange(start, start + 10, dtype=np.uint32), [parse(f"a = {i}") for i in range(10)])
+    with pytest.raises(MemoryError):
+        index.settle()
+    assert found(index, {"a": 3}) == [3, 13]
+    monkeypatch.undo()
+    index.settle()
+    assert found(index, {"a": 3}) == [3, 13]
