@@ -12,8 +12,7 @@ import pytest
 
 from shoal.errors import FilterTooLargeError
 from shoal.filters import parse
-from shoal.filters.index import Index, event_table
-from shoal.filters.index import store as stores
+from shoal.filters.index import Index, building, event_table
 
 
 def found(index: Index, event: Any) -> list[int]:
@@ -113,14 +112,14 @@ def test_a_snapshot_while_another_thread_inserts(tmp_path: Path) -> None:
 
 
 def test_a_merge_in_the_background_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    index, build = Index(), stores.building.build
+    index, build = Index(), building.build
 
     def failing(*args: Any) -> Any:
         if threading.current_thread().name == "shoal-merge":
             raise MemoryError("no memory")
         return build(*args)
 
-    monkeypatch.setattr(stores.building, "build", failing)
+    monkeypatch.setattr(building, "build", failing)
     for start in (0, 10):
         index.insert_many(np.arange(start, start + 10, dtype=np.uint32), [parse(f"a = {i}") for i in range(10)])
     with pytest.raises(MemoryError):
