@@ -53,7 +53,8 @@ def test_lists_that_share_values() -> None:
     index = Index()
     index.insert_many(np.arange(len(filters), dtype=np.uint32), filters)
     index.settle()
-    for event in [*({"a": number} for number in range(400)), *({"s": f"t{number}"} for number in range(60))]:
+    events: list[dict[str, Any]] = [{"a": number} for number in range(400)]
+    for event in [*events, *({"s": f"t{number}"} for number in range(60))]:
         assert found(index, event) == [number for number, each in enumerate(filters) if each.matches(event)]
 
 
