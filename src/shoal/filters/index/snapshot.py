@@ -2,13 +2,16 @@
 
 Owns the file's form: a magic number, the length of a table of contents, the table (msgpack: name, type, length,
 where), and arrays at multiples of 64 bytes, exactly as they are in memory. A file that is being written has another
-name until it is complete. A mapped index can be changed: its pages are copied when they are written to, and the file
-stays as it is.
+name, its own, until it is complete: of several that write to one path at a time, the last to finish wins. A mapped
+index can be changed: its pages are copied when they are written to, and the file stays as it is.
+
+What is read is checked for its form, layout and length, not for each byte: kernels believe what stands in the arrays.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,15 +41,19 @@ def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
         contents.append(_Part(name, array.dtype.str, len(array), at))
         at += -(-array.nbytes // _ALIGNED) * _ALIGNED
     table = msgspec.msgpack.encode(contents)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with unfinished.open("wb") as file:
-        file.write(MAGIC + len(table).to_bytes(8, "little") + table)
-        base = _start(len(table))
-        for part, array in zip(contents, arrays.values(), strict=True):
-            file.seek(base + part.start)
-            file.write(np.ascontiguousarray(array).data)
-        file.truncate(max(base + at, file.tell()))
-    unfinished.replace(path)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(8)}.part")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(MAGIC + len(table).to_bytes(8, "little") + table)
+            base = _start(len(table))
+            for part, array in zip(contents, arrays.values(), strict=True):
+                file.seek(base + part.start)
+                file.write(np.ascontiguousarray(array).data)
+            file.truncate(max(base + at, file.tell()))
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> dict[str, npt.NDArray[Any]]:
