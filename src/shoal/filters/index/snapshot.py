@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -26,11 +26,14 @@ MAGIC: Final = b"SHOALIX%d" % VERSION
 _ALIGNED: Final = 64
 
 
+_Place = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Part(msgspec.Struct, array_like=True):
     name: str
-    kind: str
-    length: int
-    start: int
+    kind: Annotated[str, msgspec.Meta(pattern="^[<|][iu][1248]$")]
+    length: _Place
+    start: Annotated[_Place, msgspec.Meta(multiple_of=_ALIGNED)]
 
 
 def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
@@ -67,7 +70,7 @@ def read(path: Path) -> dict[str, npt.NDArray[Any]]:
     size = int.from_bytes(block[8:16].tobytes(), "little")
     try:
         contents = msgspec.msgpack.decode(block[16 : 16 + size].tobytes(), type=list[_Part])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SnapshotError(f"{path} is damaged: its table of contents cannot be read") from error
     base = _start(size)
     arrays: dict[str, npt.NDArray[Any]] = {}
