@@ -319,6 +319,23 @@ def test_a_selector_that_does_not_give_a_part_for_each_id_is_refused(answer: Any
         index.split(answer)
 
 
+def test_an_index_whose_alternatives_are_refused_is_not_merged_in_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, other = Index(), Index()
+    index.insert(0, TWO)
+    other.insert_many([1, 2], [ONE, TWO])
+
+    def full(*_: Any) -> None:
+        raise FilterTooLargeError("too many names")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index._several, "absorb", full)
+        with pytest.raises(FilterTooLargeError):
+            index.merge(other)
+    assert index.match({"a": 1}).tolist() == [0]
+    index.merge(other)
+    assert sorted(index.match({"a": 1}).tolist()) == [0, 1, 2]
+
+
 def test_a_selector_may_give_truths_or_a_list() -> None:
     index = Index()
     index.insert_many(range(5), [ONE, TWO, ONE, TWO, ONE])

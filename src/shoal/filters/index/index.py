@@ -330,7 +330,7 @@ class Index:
         return part
 
     def merge(self, other: Index) -> None:
-        """Takes all subscriptions of another index in, whose ids are not here."""
+        """Takes all subscriptions of another index in, whose ids are not here, or none of them."""
         with other._lock:
             given, several = other._plain.records(), other._several_now()
         with self._lock:
@@ -338,7 +338,12 @@ class Index:
                 if number in self and number in other:
                     raise _taken(number)
             self._plain.absorb(given, other._plain.names, other._plain.strings)
-            self._absorb_several(several, several.ids)
+            try:
+                self._absorb_several(several, several.ids)
+            except FilterError:
+                for number in given.ids.tolist():
+                    self._plain.remove(number)
+                raise
 
     def _several_now(self) -> _Several:
         with self._lock:
