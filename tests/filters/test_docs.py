@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import shoal.filters
 from shoal.errors import EmptyFilterError, FilterError
 from shoal.filters import Event, parse
+from shoal.filters.index import records
 
 PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
 
@@ -45,6 +47,23 @@ def test_the_error_is_shown_as_it_is_printed() -> None:
     with pytest.raises(FilterError) as caught:
         parse("volume >")
     assert str(caught.value) in PAGE
+
+
+@pytest.mark.parametrize("name", ["a.b", "x-1.2", "_", '"my name"', '"größe"', '"and"', '"a""b"', "A1_"])
+def test_names_are_as_the_page_says(name: str) -> None:
+    assert parse(f"{name} = 1").matches({name.strip('"').replace('""', '"'): 1})
+
+
+@pytest.mark.parametrize("name", ["1a", "a..b", ".a", "a-", "a.-b", "größe", "and", "True", "a b", "$a", "a:b"])
+def test_other_names_need_quotes(name: str) -> None:
+    with pytest.raises(FilterError):
+        parse(f"{name} = 1")
+    assert parse(f'"{name}" = 1').matches({name: 1})
+
+
+def test_the_names_of_the_page_are_exported() -> None:
+    assert {"AdvertisementTable", "Poset", "from_cloudevents"} <= set(shoal.filters.__all__)
+    assert f"at most {records.NAMES_MAX:,} different names" in PAGE
 
 
 def test_other_sentences_hold() -> None:

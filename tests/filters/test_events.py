@@ -6,7 +6,8 @@ import contextlib
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import pyarrow
@@ -55,6 +56,19 @@ def test_what_no_event_can_have_is_refused_with_the_reason(attributes: dict[str,
         check_event(attributes)
     with pytest.raises(EventError, match=says):
         encode_event(attributes)
+
+
+@pytest.mark.parametrize("attributes", [None, 5, "a", [("a", 1)]])
+@pytest.mark.parametrize("check", [check_event, encode_event])
+def test_what_is_no_mapping_is_refused(check: Callable[[Any], object], attributes: object) -> None:
+    with pytest.raises(EventError, match="an event is a mapping"):
+        check(attributes)
+
+
+@pytest.mark.parametrize("text", [None, 5, b""])
+def test_what_is_no_text_is_refused(text: str) -> None:
+    with pytest.raises(EventError, match="a text is needed"):
+        parse_event(text)
 
 
 def test_absent_attributes_do_not_count_towards_the_limit() -> None:

@@ -24,7 +24,8 @@ from shoal.limits import Limits
         ("(a = 1 or a = 2) and a = 3", 21, "`a = 1` and `a = 3` contradict each other"),
         (f"a not in ({', '.join(map(str, range(200)))}) and a = 7", 904, "`a != 7` and `a = 7` contradict"),
         ("a < ''", 0, "no value satisfies `a < ''`"),
-        ("not true", None, "`not true` is never true"),
+        ("not true", 4, "`not true` is never true"),
+        ("a = 1 and not (true and true)", 15, "`not true` is never true"),
         ("a not in (1, 'x')", 0, "`a != 1` and `a != 'x'` contradict"),
     ],
 )
@@ -56,6 +57,28 @@ def test_a_filter_that_nothing_can_satisfy_says_which_predicates_are_to_blame(
 def test_a_filter_over_a_limit_is_refused_with_the_name_of_the_limit(text: str, limits: Limits, says: str) -> None:
     with pytest.raises(FilterTooLargeError, match=says):
         parse(text, limits)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits", "position"),
+    [
+        ("a = 1 or b = 1 or c = 1", Limits(filter_conjunctions_max=2), 6),
+        ("x = 1 and (a = 1 or b = 1 or c = 1 or d = 1 or e = 1 or f = 1)", Limits(filter_conjunctions_max=2), 17),
+        ("(a = 1 or b = 1) and (c = 1 or d = 1)", Limits(filter_conjunctions_max=2), 17),
+        ("(a = 1 or b = 1) and (c = 1 or d = 1)", Limits(filter_work_max=10), 7),
+        ("not (a = 1 and b = 1 and c = 1)", Limits(filter_conjunctions_max=2), 11),
+        ("a = 1 and b = 1 or c = 1", Limits(filter_predicates_max=2), 16),
+        ("b = 1 or (a > 1 and a < 5 and a != 3)", Limits(filter_predicates_max=2), 16),
+        ("x = 1 or a not in (1, 2, 3)", Limits(filter_predicates_max=2), 9),
+        ("[a,>,1],[a,<,5],[a,!=,3]", Limits(filter_predicates_max=2), 0),
+    ],
+)
+def test_an_expansion_over_a_limit_points_at_the_operator_or_the_predicate(
+    text: str, limits: Limits, position: int
+) -> None:
+    with pytest.raises(FilterTooLargeError, match="line 1, column") as caught:
+        parse(text, limits)
+    assert caught.value.position == position
 
 
 def test_a_name_over_its_limit_is_refused() -> None:

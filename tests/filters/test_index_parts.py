@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import FilterError, SnapshotError
-from shoal.filters.index import Index
+from shoal.filters.index import Index, snapshot
 from shoal.filters.language import parse
 from shoal.filters.values import Event
 
@@ -82,6 +84,18 @@ def test_a_file_that_is_none_or_cut_short_is_refused(tmp_path: Path, size: int) 
     (tmp_path / "index").write_bytes(b"?" + whole[1:])
     with pytest.raises(SnapshotError):
         Index.open(tmp_path / "index")
+
+
+def test_no_byte_of_the_table_of_contents_makes_it_fail_otherwise(tmp_path: Path) -> None:
+    made(range(50)).save(tmp_path / "index")
+    whole = (tmp_path / "index").read_bytes()
+    rng = random.Random(7)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(8, 16 + int.from_bytes(whole[8:16], "little"))] = rng.randrange(256)
+        (tmp_path / "index").write_bytes(damaged)
+        with contextlib.suppress(SnapshotError):
+            snapshot.read(tmp_path / "index")
 
 
 def test_parts_together_are_the_whole() -> None:

@@ -321,6 +321,12 @@ def test_no_text_raises_anything_but_a_filter_error(text: str) -> None:
         assert str(error)  # noqa: PT017  # not every text raises
 
 
+@pytest.mark.parametrize("text", [None, 5, b"a = 1", ["a = 1"]])
+def test_what_is_no_text_is_refused(text: str) -> None:
+    with pytest.raises(FilterError, match="a text is needed"):
+        parse(text)
+
+
 def test_a_short_fuzz() -> None:
     budget = iter(range(1500))
     report = fuzz(seed=5, go_on=lambda: next(budget, None) is not None)

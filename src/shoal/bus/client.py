@@ -302,7 +302,7 @@ class Bus:
             self._adapter.refusals.raise_all()
         name = channel if channel is not None else pattern
         assert name is not None
-        wanted = parse(where, self.limits) if isinstance(where, str) else where
+        wanted = where if where is None or isinstance(where, Filter) else parse(where, self.limits)
         if since is not None and channel is None:
             raise TypeError("since=... takes a channel: what patterns match is recorded channel by channel")
         since_us = None if since is None else time_us_of(since)

@@ -11,7 +11,7 @@ clock. The index is in `shoal.filters.index`, which imports numpy and numba; the
     index.match({"class": "STOCK", "symbol": "YHOO", "volume": 310_000})        # array([7], dtype=uint32)
 """
 
-from shoal.filters.advertisements import Advertisement, advertisement_of
+from shoal.filters.advertisements import Advertisement, AdvertisementTable, advertisement_of
 from shoal.filters.cloudevents import from_cloudevents
 from shoal.filters.events import check_event, decode_event, encode_event, parse_event
 from shoal.filters.filter import Filter
@@ -21,6 +21,7 @@ from shoal.filters.values import Event, Value
 
 __all__ = [
     "Advertisement",
+    "AdvertisementTable",
     "Event",
     "Filter",
     "Poset",

@@ -70,6 +70,8 @@ def parse_event(text: str, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
 
 
 def _checked(attributes: Mapping[str, Value | None], limits: Limits) -> dict[str, Value]:
+    if not isinstance(attributes, Mapping):
+        raise EventError(f"an event is a mapping of names to values, not something of type {type(attributes).__name__}")
     event: dict[str, Value] = {}
     for name, value in attributes.items():
         if problem := problem_of_name(name, limits):

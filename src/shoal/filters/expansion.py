@@ -33,15 +33,17 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class All(msgspec.Struct, frozen=True):
-    """`and`: every part is true. Without parts it is `true`."""
+    """`and`: every part is true. Without parts it is `true`. The position, as below, is that of the first operator."""
 
     parts: tuple[Expression, ...]
+    position: int | None = None
 
 
 class Any(msgspec.Struct, frozen=True):
     """`or`: at least one part is true. Without parts nothing satisfies it."""
 
     parts: tuple[Expression, ...]
+    position: int | None = None
 
 
 class Not(msgspec.Struct, frozen=True):
@@ -51,7 +53,6 @@ class Not(msgspec.Struct, frozen=True):
 
 
 Expression: TypeAlias = Leaf | All | Any | Not
-TRUE: Final = All(())
 
 _Alternatives: TypeAlias = dict[Conjunction, tuple[Leaf, ...]]
 """Conjunctions, each with the predicates that it was made from."""
@@ -71,8 +72,20 @@ def expand(expression: Expression, limits: Limits = DEFAULT_LIMITS, text: str | 
     if not alternatives:
         raise expansion.empty()
     filter_ = filter_of(alternatives)
-    budget.check(predicates=sum(len(predicates_of(each)) for each in filter_.conjunctions))
+    try:
+        budget.check(predicates=sum(len(predicates_of(each)) for each in filter_.conjunctions))
+    except FilterTooLargeError as error:
+        _point_at(error, expression)
+        raise
     return filter_
+
+
+def _point_at(error: FilterTooLargeError, expression: Expression) -> None:
+    """Say where the expression stands that became too large, if nothing inside it is to blame."""
+    while isinstance(expression, Not):
+        expression = expression.part
+    if error.position is None:
+        error.position = expression.position
 
 
 def _as_literal(expression: Expression, *, negated: bool) -> list[tuple[Leaf, ...]]:
@@ -184,9 +197,18 @@ class _Expansion:
     def __init__(self, budget: _Budget) -> None:
         self._budget = budget
         self._contradiction: tuple[Leaf, ...] = ()
+        self._never: int | None = None
+        """Where the first `true` stands that is negated."""
 
     def alternatives(self, expression: Expression, *, negated: bool) -> _Alternatives:
         """The conjunctions of which an expression, or its negation, is the disjunction; it may be none."""
+        try:
+            return self._alternatives(expression, negated=negated)
+        except FilterTooLargeError as error:
+            _point_at(error, expression)
+            raise
+
+    def _alternatives(self, expression: Expression, *, negated: bool) -> _Alternatives:
         match expression:
             case Leaf():
                 return self._union(self._conjunction(leaves) for leaves in _literal(expression, negated=negated))
@@ -197,6 +219,8 @@ class _Expansion:
             case Any(parts) if negated:
                 return self._product(parts, negated=True)
             case All(parts) | Any(parts):
+                if not parts and self._never is None:
+                    self._never = expression.position
                 return self._union(self.alternatives(part, negated=negated) for part in parts)
 
     def empty(self) -> EmptyFilterError:
@@ -213,7 +237,7 @@ class _Expansion:
         return EmptyFilterError(
             f"nothing can satisfy the filter: {why}",
             text=self._budget.text,
-            position=core[-1].position if core else None,
+            position=core[-1].position if core else self._never,
         )
 
     def _union(self, parts: Iterable[_Alternatives]) -> _Alternatives:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.errors import FilterError, FilterTooLargeError
-from shoal.filters.expansion import TRUE, All, Any, Expression, Leaf, Not, expand
+from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
 from shoal.filters.filter import Filter
 from shoal.filters.lexer import Token
 from shoal.filters.predicates import BARE, Operand, Operator, predicate
@@ -71,22 +71,25 @@ class Parser(Reader):
     def alternatives(self) -> Expression:
         """Read expressions with `or` between them."""
         parts = [self._conjunction()]
+        position = self.position
         while self.took("or"):
             parts.append(self._conjunction())
-        return parts[0] if len(parts) == 1 else Any(tuple(parts))
+        return parts[0] if len(parts) == 1 else Any(tuple(parts), position)
 
     def brackets(self) -> Expression:
         """Read predicates in brackets with commas between them: the papers' spelling."""
+        position = self.position
         parts = [self._bracket()]
         while self.took(","):
             parts.append(self._bracket())
-        return All(tuple(parts))
+        return All(tuple(parts), position)
 
     def _conjunction(self) -> Expression:
         parts = [self._negation()]
+        position = self.position
         while self.took("and"):
             parts.append(self._negation())
-        return parts[0] if len(parts) == 1 else All(tuple(parts))
+        return parts[0] if len(parts) == 1 else All(tuple(parts), position)
 
     def _negation(self) -> Expression:
         start = self.token
@@ -99,7 +102,7 @@ class Parser(Reader):
             if not self.took(")"):
                 raise self.unexpected("')'", "'and'", "'or'")
         elif self.took("true"):
-            return TRUE
+            return All((), start.position)
         else:
             return self._predicate()
         self._depth -= 1

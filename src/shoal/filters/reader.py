@@ -22,6 +22,8 @@ class Reader:
     """One pass over a text: the next token, and how to get past it. Everything wrong raises FilterError."""
 
     def __init__(self, text: str, limits: Limits) -> None:
+        if not isinstance(text, str):
+            raise FilterError(f"a text is needed, not something of type {type(text).__name__}")
         self.text = text
         self.limits = limits
         self._tokens = tokens_of(text, limits)

@@ -2,15 +2,18 @@
 
 Owns the file's form: a magic number, the length of a table of contents, the table (msgpack: name, type, length,
 where), and arrays at multiples of 64 bytes, exactly as they are in memory. A file that is being written has another
-name until it is complete. A mapped index can be changed: its pages are copied when they are written to, and the file
-stays as it is.
+name, its own, until it is complete: of several that write to one path at a time, the last to finish wins. A mapped
+index can be changed: its pages are copied when they are written to, and the file stays as it is.
+
+What is read is checked for its form, layout and length, not for each byte: kernels believe what stands in the arrays.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -23,11 +26,14 @@ MAGIC: Final = b"SHOALIX%d" % VERSION
 _ALIGNED: Final = 64
 
 
+_Place = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Part(msgspec.Struct, array_like=True):
     name: str
-    kind: str
-    length: int
-    start: int
+    kind: Annotated[str, msgspec.Meta(pattern="^[<|][iu][1248]$")]
+    length: _Place
+    start: Annotated[_Place, msgspec.Meta(multiple_of=_ALIGNED)]
 
 
 def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
@@ -38,15 +44,19 @@ def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
         contents.append(_Part(name, array.dtype.str, len(array), at))
         at += -(-array.nbytes // _ALIGNED) * _ALIGNED
     table = msgspec.msgpack.encode(contents)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with unfinished.open("wb") as file:
-        file.write(MAGIC + len(table).to_bytes(8, "little") + table)
-        base = _start(len(table))
-        for part, array in zip(contents, arrays.values(), strict=True):
-            file.seek(base + part.start)
-            file.write(np.ascontiguousarray(array).data)
-        file.truncate(max(base + at, file.tell()))
-    unfinished.replace(path)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(8)}.part")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(MAGIC + len(table).to_bytes(8, "little") + table)
+            base = _start(len(table))
+            for part, array in zip(contents, arrays.values(), strict=True):
+                file.seek(base + part.start)
+                file.write(np.ascontiguousarray(array).data)
+            file.truncate(max(base + at, file.tell()))
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -60,7 +70,7 @@ def read(path: Path) -> dict[str, npt.NDArray[Any]]:
     size = int.from_bytes(block[8:16].tobytes(), "little")
     try:
         contents = msgspec.msgpack.decode(block[16 : 16 + size].tobytes(), type=list[_Part])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SnapshotError(f"{path} is damaged: its table of contents cannot be read") from error
     base = _start(size)
     arrays: dict[str, npt.NDArray[Any]] = {}

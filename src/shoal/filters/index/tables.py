@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal.errors import EventError, FilterError
 from shoal.filters.filter import Filter
 from shoal.filters.values import Event
 
@@ -42,10 +43,39 @@ def wire_table(items: Iterable[bytes]) -> WireTable:
 
 
 def filter_table(filters: Iterable[Filter]) -> WireTable:
-    """A table of filters in their wire form."""
-    return wire_table(map(_encoder.encode, filters))
+    """A table of filters in their wire form. FilterError if something else is among them."""
+    try:
+        given = list(filters)
+    except TypeError as error:
+        raise no_filter(filters) from error
+    for each in given:
+        if not isinstance(each, Filter):
+            raise no_filter(each)
+    return wire_table(map(_encoder.encode, given))
 
 
-def event_table(events: Iterable[Event]) -> WireTable:
-    """A table of events in their wire form."""
-    return wire_table(map(_encoder.encode, events))
+def event_table(events: Iterable[Event | bytes]) -> WireTable:
+    """A table of events in their wire form, which some may have already. EventError for what cannot be encoded; that
+    the rest are events is seen when they are matched."""
+    try:
+        given = list(events)
+    except TypeError as error:
+        raise EventError(f"events are needed, not something of type {type(events).__name__}") from error
+    return wire_table(map(event_wire, given))
+
+
+def event_wire(event: Event | bytes) -> bytes:
+    """An event in its wire form, which it may have already. EventError if it cannot have one."""
+    if isinstance(event, bytes):
+        return event
+    try:
+        return _encoder.encode(event)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise EventError(f"this is not an event: {error}") from error
+
+
+def no_filter(found: object) -> FilterError:
+    """The error for what stands in the place of a filter."""
+    return FilterError(
+        f"a filter is needed, not something of type {type(found).__name__}", do="make a filter of a text with `parse`"
+    )

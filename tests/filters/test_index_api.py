@@ -1,0 +1,343 @@
+"""The index says what is wrong with what it is handed, and threads that change it at one time lose nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.errors import EventError, FilterError, FilterTooLargeError
+from shoal.filters.filter import Filter
+from shoal.filters.index import Index, event_table, filter_table, snapshot
+from shoal.filters.index.tables import wire_table
+from shoal.filters.language import parse
+from shoal.filters.values import Event
+
+pytestmark = pytest.mark.timeout(600)
+"""The first test compiles the kernels, if nothing else has done so before."""
+
+ONE = parse("a = 1")
+TWO = parse("a = 1 or b = 2")
+
+
+def in_threads(*jobs: Callable[[], None]) -> None:
+    """Runs jobs at one time; what one of them raises is raised here."""
+    failed: list[BaseException] = []
+
+    def run(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Threads take turns all the time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+# Threads
+
+
+def test_alternatives_that_come_in_during_a_match_have_their_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index()
+    index.insert(500, TWO)
+    match = index._several.match
+
+    def busy(wire: Any) -> Any:
+        monkeypatch.undo()
+        for number in range(501, 600):
+            index.insert(number, TWO)
+        return match(wire)
+
+    monkeypatch.setattr(index._several, "match", busy)
+    assert index.match({"a": 1}).tolist() == list(range(500, 600))
+
+
+def test_alternatives_that_are_merged_in_have_their_owners_when_they_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, other = Index(), Index()
+    index.insert(5, parse("x = 1 or y = 1"))
+    other.insert_many(range(1000, 1020), [parse(f"x = {i} or z = 7") for i in range(20)])
+    absorb = index._several.absorb
+    seen: list[list[int]] = []
+
+    def watched(*args: Any) -> None:
+        absorb(*args)
+        seen.append(index.match({"z": 7}).tolist())
+
+    monkeypatch.setattr(index._several, "absorb", watched)
+    index.merge(other)
+    assert seen == [list(range(1000, 1020))]
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_threads_that_insert_alternatives_lose_none(tmp_path: Path) -> None:
+    index = Index()
+    index.insert(0, TWO)
+    wrong: list[int] = []
+    done = threading.Event()
+
+    def insert(first: int) -> Callable[[], None]:
+        def run() -> None:
+            for number in range(first, first + 400):
+                index.insert(number, parse(f"a = 1 or c = {number}"))
+
+        return run
+
+    def read() -> None:
+        while not done.is_set():
+            wrong.extend(index.match({"b": 2}).tolist()[1:])
+            index.save(tmp_path / "index")
+            index.split(lambda ids: np.zeros(len(ids), np.int64))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        in_threads(*(insert(1000 * part) for part in range(1, 5)))
+    finally:
+        done.set()
+        reader.join()
+    numbers = [number for part in range(1, 5) for number in range(1000 * part, 1000 * part + 400)]
+    assert wrong == []
+    assert index.match({"a": 1}).tolist() == [0, *numbers]
+    assert [index.match({"c": number}).tolist() for number in numbers] == [[number] for number in numbers]
+
+
+def test_what_is_saved_to_one_path_at_a_time_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    indexes = [Index(), Index()]
+    for index, count in zip(indexes, (10, 2000), strict=True):
+        index.insert_many(range(count), [parse(f"a = {i} and s = 'text {i}'") for i in range(count)])
+    replace = Path.replace
+
+    def late(written: Path, path: Path) -> Path:
+        monkeypatch.undo()
+        in_threads(lambda: indexes[1].save(path))
+        assert len(Index.open(path)) == 2000
+        return replace(written, path)
+
+    monkeypatch.setattr(Path, "replace", late)
+    indexes[0].save(tmp_path / "index")
+    assert len(Index.open(tmp_path / "index")) == 10
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]
+
+
+def test_what_could_not_be_written_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "index").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        snapshot.write(tmp_path / "index", {"a": np.arange(5)})
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]
+
+
+# Ids
+
+
+@pytest.mark.parametrize("number", [2**32 + 7, 5 * 2**32 + 7, 2**70, -1, 2**32 - 1, "x", 7.0, None, True])
+def test_what_is_no_id_is_not_there(number: object) -> None:
+    index = Index()
+    index.insert_many([7, 1], [ONE, TWO])
+    assert number not in index
+    assert 7 in index
+    assert np.uint32(7) in index
+    with pytest.raises(FilterError, match="no subscription"):
+        index.remove(number)  # type: ignore[arg-type]
+    assert len(index) == 2
+
+
+def test_numbers_whose_lower_half_is_an_id_are_not_there() -> None:
+    index = Index()
+    index.insert(7, ONE)
+    assert not any(k * 2**32 + 7 in index for k in range(1, 2000))
+
+
+@pytest.mark.parametrize("number", [1.5, True, "x", None, -1, 2**32 - 1, 2**64, 2**70, np.float64(3), np.int64(-1)])
+@pytest.mark.parametrize("wanted", [ONE, TWO])
+def test_what_is_no_id_is_refused(number: Any, wanted: Filter) -> None:
+    index = Index()
+    with pytest.raises(FilterError, match="from 0 to 4294967294"):
+        index.insert(number, wanted)
+    with pytest.raises(FilterError, match="from 0 to 4294967294"):
+        index.insert_many([number], [wanted])
+    assert len(index) == 0
+
+
+@pytest.mark.parametrize("numbers", [5, None, [[1]], [[1], [2, 3]], "12"])
+def test_what_is_no_sequence_of_ids_is_refused(numbers: Any) -> None:
+    index = Index()
+    with pytest.raises(FilterError, match="sequence of integers"):
+        index.insert_many(numbers, [ONE])
+    with pytest.raises(FilterError, match="sequence of integers"):
+        index.remove_many(numbers)
+
+
+def test_integers_of_numpy_are_ids() -> None:
+    index = Index()
+    index.insert(np.uint8(3), ONE)  # type: ignore[arg-type]
+    index.insert_many([np.uint64(4), np.int8(5)], [ONE, TWO])  # type: ignore[list-item]
+    index.insert_many(np.array([6], np.uint64), [ONE])
+    index.insert_many([], [])
+    assert sorted(index.match({"a": 1}).tolist()) == [3, 4, 5, 6]
+    index.remove(np.int64(3))  # type: ignore[arg-type]
+    index.remove_many(np.array([4, 5], np.uint16))
+    index.remove_many([])
+    assert index.match({"a": 1}).tolist() == [6]
+
+
+@pytest.mark.parametrize("numbers", [[7, 8, 999], [8, 999, 1000], [7, 7], [8, 8], [7, 2**40], [7, 1.5]])
+def test_many_are_removed_or_none(numbers: list[int]) -> None:
+    index = Index()
+    index.insert_many([7, 8], [ONE, TWO])
+    with pytest.raises(FilterError, match=r"no subscription 999$|[78] is listed twice|from 0 to"):
+        index.remove_many(numbers)
+    assert sorted(index.match({"a": 1}).tolist()) == [7, 8]
+    index.remove_many([8, 7])
+    assert len(index) == 0
+
+
+# Filters
+
+
+@pytest.mark.parametrize("wanted", ["a = 1", b"\x91\x90", b"\x91\x91\x91\x90", None, 5, ["a = 1"], [[1, 2]], object()])
+def test_what_is_no_filter_is_refused(wanted: Any) -> None:
+    index = Index()
+    with pytest.raises(FilterError, match="a filter is needed"):
+        index.insert(1, wanted)
+    with pytest.raises(FilterError, match="a filter is needed"):
+        index.insert_many([1, 2], [ONE, wanted])
+    with pytest.raises(FilterError, match="a filter is needed"):
+        index.insert_many([1], 5)  # type: ignore[arg-type]
+    assert len(index) == 0
+
+
+@pytest.mark.parametrize("wire", [b"", b"\x91", b"\x91\x90", b"\x91\xdc\x00\x00", b"\xff" * 9, b"\x91\x92\x91\x90\xc0"])
+def test_bytes_that_are_no_filter_are_refused(wire: bytes) -> None:
+    index = Index()
+    for table in (wire_table([wire]), wire_table([filter_table([ONE])[0], wire])):
+        with pytest.raises(FilterError, match=r"wire form|at least one"):
+            index.insert_many(range(len(table)), table)
+    assert len(index) == 0
+
+
+def test_a_filter_without_conjunctions_is_refused() -> None:
+    index = Index()
+    for insert in (index.insert, lambda number, each: index.insert_many([number], [each])):
+        with pytest.raises(FilterError, match=r"at least one|wire form"):
+            insert(1, Filter(()))
+    assert len(index) == 0
+
+
+def test_alternatives_of_which_one_is_refused_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index()
+    insert = index._several.insert
+
+    def full(number: int, wire: bytes) -> bool:
+        if b"bad" in wire:
+            raise FilterTooLargeError("too many names")
+        return insert(number, wire)
+
+    monkeypatch.setattr(index._several, "insert", full)
+    bad = parse("a = 1 or bad = 2")
+    with pytest.raises(FilterTooLargeError):
+        index.insert(1, bad)
+    with pytest.raises(FilterTooLargeError):
+        index.insert_many([1, 2, 3], [ONE, TWO, bad])
+    assert (len(index), len(index._several)) == (0, 0)
+    index.insert(4, TWO)
+    assert index.match({"a": 1}).tolist() == [4]
+
+
+# Events
+
+
+@pytest.mark.parametrize("wanted", [ONE, TWO])
+def test_many_events_need_no_table(wanted: Filter) -> None:
+    index = Index()
+    index.insert(7, wanted)
+    events: list[Event | bytes] = [{"a": 1}, {"a": 2}, event_table([{"a": 1}])[0]]
+    assert [each.tolist() for each in map(index.match_many(events).__getitem__, range(3))] == [[7], [], [7]]
+    assert index.count_many(iter(events)) == 2
+    for none in (event_table([]), list[Event]()):
+        matches = index.match_many(none)
+        assert (str(matches.offsets.dtype), matches.offsets.tolist(), str(matches.ids.dtype)) == (
+            "int64",
+            [0],
+            "uint32",
+        )
+        assert index.count_many(none) == 0
+
+
+@pytest.mark.parametrize(
+    "events", [[5], 5, None, [None], [{"a": object()}], [{"a": 2**70}], {"a": 1}, {}, "a", b"\x80"]
+)
+@pytest.mark.parametrize("wanted", [ONE, TWO])
+def test_what_is_no_sequence_of_events_is_refused(events: Any, wanted: Filter) -> None:
+    index = Index()
+    index.insert(7, wanted)
+    with pytest.raises(EventError):
+        index.match_many(events)
+    with pytest.raises(EventError):
+        index.count_many(events)
+
+
+# Parts
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda ids: 0,
+        lambda ids: np.zeros(1, np.int64),
+        lambda ids: ids * 0.0,
+        lambda ids: ["x"] * len(ids),
+        lambda ids: [[0]] * len(ids),
+        lambda ids: [[0], [1, 2]],
+        lambda ids: None,
+        lambda ids: ids.astype(np.int64) - 10,
+    ],
+)
+@pytest.mark.parametrize("wanted", [ONE, TWO])
+def test_a_selector_that_does_not_give_a_part_for_each_id_is_refused(answer: Any, wanted: Filter) -> None:
+    index = Index()
+    index.insert_many(range(5), [wanted] * 5)
+    with pytest.raises(FilterError, match="the selector"):
+        index.split(answer)
+
+
+def test_an_index_whose_alternatives_are_refused_is_not_merged_in_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, other = Index(), Index()
+    index.insert(0, TWO)
+    other.insert_many([1, 2], [ONE, TWO])
+
+    def full(*_: Any) -> None:
+        raise FilterTooLargeError("too many names")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index._several, "absorb", full)
+        with pytest.raises(FilterTooLargeError):
+            index.merge(other)
+    assert index.match({"a": 1}).tolist() == [0]
+    index.merge(other)
+    assert sorted(index.match({"a": 1}).tolist()) == [0, 1, 2]
+
+
+def test_a_selector_may_give_truths_or_a_list() -> None:
+    index = Index()
+    index.insert_many(range(5), [ONE, TWO, ONE, TWO, ONE])
+    assert [len(part) for part in index.split(lambda ids: ids > 2)] == [3, 2]  # type: ignore[arg-type,return-value]
+    assert [len(part) for part in index.split(lambda ids: [1] * len(ids))] == [0, 5]  # type: ignore[arg-type,return-value]
