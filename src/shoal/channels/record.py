@@ -88,22 +88,43 @@ class Record:
         self._since_streams = 0
         self._doubt_until: float | None = None
         self._asks = False
+        self._asked = False
+        self._listed = False
+        self._tail_due = False
 
     # The end of the record
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether its end is being read."""
+        return self._asked and self.state is states.Record.READING
+
     def open(self) -> None:
         """Asks what the record holds: page by page, for whoever hears everything must not be flooded by answers."""
-        self._host.ask((b"SADD", INDEX_KEY, self.channel))
+        self._asked = True
+        self._list()
         self._tail = RecordTail()
         self._ask_tail()
+
+    def _list(self) -> None:
+        """Lists the channel among those that have a record: who reads looks there."""
+        self._host.ask((b"SADD", INDEX_KEY, self.channel), self._take_listed)
+
+    def _take_listed(self, reply: Any, now: float) -> None:
+        self._listed = isinstance(reply, int)
+        if not self._listed and self.state is not states.Record.CLOSED:
+            self._writer.complain(reply)
+            self._host.timers.set_if_absent(self.look, now + RETRY_S)
 
     def _ask_tail(self) -> None:
         self._host.ask(self._tail.question(self._writer.key), self._take_tail)
 
     def _take_tail(self, reply: Any, now: float) -> None:
+        if self.state is states.Record.CLOSED:
+            return
         if not isinstance(reply, list):
             self._writer.complain(reply)
-            self._tail = RecordTail()
+            self._tail, self._tail_due = RecordTail(), True
             self._host.timers.set(self.look, now + RETRY_S)
         elif self._tail.takes_more(reply):
             self._ask_tail()
@@ -272,8 +293,12 @@ class Record:
         """Asks publishers for what is owed, and writes down what nobody has."""
         if self.state is states.Record.CLOSED:
             return
+        if not self._listed:
+            self._list()
         if self.state is states.Record.READING:
-            self._ask_tail()
+            if self._tail_due:
+                self._tail_due = False
+                self._ask_tail()
             return
         self._asks = False
         for gap in self._writer.take_unwritten():
