@@ -60,6 +60,7 @@ RETRY_S: Final = 1.0
 _AWAY: Final = "nobody recorded for a while; a publisher that began and ended meanwhile is unknown"
 _LOST: Final = "the server has lost its record up to here"
 _FLOOD: Final = "more came than could wait for the record to be read"
+_EARLIER: Final = "nobody recorded for a while, and its publisher had begun by then"
 _SILENT: Final = "nobody recorded for a while, and its publisher is silent"
 _FORGOTTEN: Final = "nobody recorded for a while, and its publisher no longer has it"
 
@@ -247,6 +248,7 @@ class Record:
         if stream is None:
             stream = self._streams[number] = RecordedStream(sequence - 1, fresh=self._broken)
             self._bound()
+            self._claim(number, sequence - 1)
         elif stream.doubted:
             stream.owe(stream.last + 1, sequence - 1, now)
             self._wait(now)
@@ -265,6 +267,7 @@ class Record:
                 return
             stream = self._streams[number] = RecordedStream(0 if present else last)
             self._bound()
+            self._claim(number, last)
             stream.owe(1, last if present else 0, now)
         elif stream.fresh and present:
             stream.fresh = False
@@ -272,6 +275,13 @@ class Record:
         elif stream.doubted:
             stream.owe(stream.last + 1, last, now)
         self._wait(now)
+
+    def _claim(self, number: int, last: int) -> None:
+        """A stream that is new here after an absence has said something before. That is written down at once: whoever
+        goes on from here, if this recorder is gone too, would not know. For readers, what is healed later or stands in
+        another record is not missing."""
+        if self._doubt_until is not None and last > 0:
+            self._write_gap(RecordedGap(number, 1, last, _EARLIER))
 
     def _bound(self) -> None:
         """Forgets the oldest stream beyond the limit."""
