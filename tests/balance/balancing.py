@@ -112,6 +112,7 @@ class Scene:
         self.asks: dict[str, Ask] = {}
         self.answers: dict[str, Answer] = {}
         self.proposals: dict[str, bytes] = {}
+        self.recorded: set[str] = set()
         self.state = BalancerState()
         self.effects: list[Effect] = []
         self.load: Mapping[tuple[str, bytes], Mapping[str, Any]] = BUSY
@@ -127,7 +128,14 @@ class Scene:
         """Lets time pass, and carries out what the core wants."""
         self.now += seconds
         view = View(
-            self.ring, self.entries, self.requests, self.marks, self.provider, dict(self.asks), dict(self.proposals)
+            self.ring,
+            self.entries,
+            self.requests,
+            self.marks,
+            self.provider,
+            dict(self.asks),
+            dict(self.proposals),
+            self.recorded,
         )
         found = self.core.observe(windows, view, self.now)
         for effect in found:

@@ -415,6 +415,18 @@ class TestServersGoing:
         scene.window()
         assert scene.marks == {"s3": Mark.OUT}
 
+    def test_a_server_stays_until_its_records_are_archived(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.load = {}
+        scene.marks["s3"] = Mark.DRAIN
+        scene.join()
+        scene.recorded = {"s3"}
+        scene.windows(8)
+        assert scene.marks == {"s3": Mark.DRAIN}
+        scene.recorded = set()
+        scene.window()
+        assert scene.marks == {"s3": Mark.OUT}
+
     @pytest.mark.parametrize("mark", [Mark.FREEING, Mark.DRAIN, Mark.LOST])
     def test_a_lazy_move_away_from_a_server_that_waits_for_it_is_hurried_once(self, wish: Wish, mark: Mark) -> None:
         scene = Scene("s1", "s2", "s3")

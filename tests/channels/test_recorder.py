@@ -13,6 +13,7 @@ from tests.support.core_driver import OTHER, SIGNER, STREAM, AgentDriver, blob, 
 
 from shoal.channels.link import Command
 from shoal.channels.record import STREAMS_EVERY
+from shoal.channels.recorder import OPENING_MAX
 from shoal.limits import DEFAULT_LIMITS
 from shoal.wire import control, envelope
 from shoal.wire.envelope import HEADER, inbox_channel, stream_id
@@ -36,6 +37,8 @@ class Store:
         match command:
             case (b"SADD", key, channel):
                 assert key == INDEX_KEY
+                if self.refuses:
+                    return ReplyError("OOM command not allowed")
                 self.index.add(channel)
                 return 1
             case (b"SMEMBERS", key):
@@ -166,6 +169,39 @@ def test_a_mark_that_is_taken_away_ends_the_record() -> None:
     driver.core.mark(b"orders.*", False)
     driver.publish(2, 3)
     assert store.numbers() == [1]
+
+
+def test_a_mark_that_is_taken_away_while_records_are_opened_harms_no_other() -> None:
+    """More channels than are opened at once, and none of the answers has come when the mark goes."""
+    driver = Driver(Store())
+    answers: list[Command] = []
+    driver.play = lambda clients=0: None  # type: ignore[method-assign]
+    for number in range(2 * OPENING_MAX):
+        driver.hear(b"orders.%d" % number, blob(STREAM, 1, b"x"))
+    answers, driver.core.outbox = driver.core.outbox, []
+    driver.core.mark(b"orders.*", False)
+    del driver.play
+    for command in answers:
+        driver.receive(driver.store.execute(command))
+    driver.play()
+    driver.core.mark(b"orders.eu", True)
+    driver.play()
+    driver.publish(1, 2)
+    assert driver.store.numbers() == [1, 2]
+
+
+def test_a_channel_is_listed_as_soon_as_the_server_takes_it() -> None:
+    store = Store()
+    store.refuses = True
+    driver = Driver(store)
+    driver.publish(1)
+    assert store.index == set()
+    store.refuses = False
+    driver.publish(2)
+    driver.advance(2)
+    assert store.index == {ORDERS}
+    assert store.numbers() == [2]
+    assert [(gap.first, gap.last) for gap in store.gaps()] == [(1, 1)]
 
 
 def test_a_stream_that_began_before_the_mark_is_not_missing_from_the_record() -> None:

@@ -5,7 +5,7 @@ Owns the two vocabularies: the view of the coordinator and the provider, and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TypeAlias
 
 import msgspec
@@ -50,6 +50,8 @@ class View(msgspec.Struct, frozen=True):
     asks: Mapping[str, Ask] = {}
     proposals: Mapping[str, bytes] = {}
     """The bytes of proposals that may be applied, by digest."""
+    recorded: Set[str] = frozenset()
+    """Servers that are drained and hold records that nobody has archived."""
 
 
 class WriteMove(msgspec.Struct, frozen=True):

@@ -54,6 +54,9 @@ class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     empty_s: float = 5.0
     """How long a drained server must be without subscribers and publications before it is removed."""
 
+    keep_records: bool = True
+    """Whether a drained server stays until all that was recorded there is archived: its records go with it."""
+
     def validate(self) -> None:
         """Raise ConfigError if a value cannot be, or if two of them cannot be together."""
         for name in ("new_max_out_bytes_per_s", "move_timeout_s", "join_timeout_s", "retry_s", "empty_s"):

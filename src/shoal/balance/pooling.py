@@ -140,7 +140,7 @@ class PoolKeeper:
             yield PutMark(server, Mark.DRAIN, "its channels have moved")
         elif mark is Mark.DRAIN and here:
             since = self._drained_at.setdefault(server, max(now_s, float(quiet.until_s)))
-            empty = server not in named and server not in ring.homes
+            empty = server not in named and server not in ring.homes and server not in view.recorded
             if not self._is_confirmed or (empty and quiet.unused_s(server, since) >= self._empty_s):
                 yield PutMark(server, Mark.OUT, f"nobody used it for {self._empty_s:g} s")
         elif mark is Mark.OUT and not here and server in view.provider.servers and self._may_remove(server, now_s):

@@ -60,6 +60,7 @@ RETRY_S: Final = 1.0
 _AWAY: Final = "nobody recorded for a while; a publisher that began and ended meanwhile is unknown"
 _LOST: Final = "the server has lost its record up to here"
 _FLOOD: Final = "more came than could wait for the record to be read"
+_EARLIER: Final = "nobody recorded for a while, and its publisher had begun by then"
 _SILENT: Final = "nobody recorded for a while, and its publisher is silent"
 _FORGOTTEN: Final = "nobody recorded for a while, and its publisher no longer has it"
 
@@ -88,22 +89,43 @@ class Record:
         self._since_streams = 0
         self._doubt_until: float | None = None
         self._asks = False
+        self._asked = False
+        self._listed = False
+        self._tail_due = False
 
     # The end of the record
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether its end is being read."""
+        return self._asked and self.state is states.Record.READING
+
     def open(self) -> None:
         """Asks what the record holds: page by page, for whoever hears everything must not be flooded by answers."""
-        self._host.ask((b"SADD", INDEX_KEY, self.channel))
+        self._asked = True
+        self._list()
         self._tail = RecordTail()
         self._ask_tail()
+
+    def _list(self) -> None:
+        """Lists the channel among those that have a record: who reads looks there."""
+        self._host.ask((b"SADD", INDEX_KEY, self.channel), self._take_listed)
+
+    def _take_listed(self, reply: Any, now: float) -> None:
+        self._listed = isinstance(reply, int)
+        if not self._listed and self.state is not states.Record.CLOSED:
+            self._writer.complain(reply)
+            self._host.timers.set_if_absent(self.look, now + RETRY_S)
 
     def _ask_tail(self) -> None:
         self._host.ask(self._tail.question(self._writer.key), self._take_tail)
 
     def _take_tail(self, reply: Any, now: float) -> None:
+        if self.state is states.Record.CLOSED:
+            return
         if not isinstance(reply, list):
             self._writer.complain(reply)
-            self._tail = RecordTail()
+            self._tail, self._tail_due = RecordTail(), True
             self._host.timers.set(self.look, now + RETRY_S)
         elif self._tail.takes_more(reply):
             self._ask_tail()
@@ -226,6 +248,7 @@ class Record:
         if stream is None:
             stream = self._streams[number] = RecordedStream(sequence - 1, fresh=self._broken)
             self._bound()
+            self._claim(number, sequence - 1)
         elif stream.doubted:
             stream.owe(stream.last + 1, sequence - 1, now)
             self._wait(now)
@@ -244,6 +267,7 @@ class Record:
                 return
             stream = self._streams[number] = RecordedStream(0 if present else last)
             self._bound()
+            self._claim(number, last)
             stream.owe(1, last if present else 0, now)
         elif stream.fresh and present:
             stream.fresh = False
@@ -251,6 +275,13 @@ class Record:
         elif stream.doubted:
             stream.owe(stream.last + 1, last, now)
         self._wait(now)
+
+    def _claim(self, number: int, last: int) -> None:
+        """A stream that is new here after an absence has said something before. That is written down at once: whoever
+        goes on from here, if this recorder is gone too, would not know. For readers, what is healed later or stands in
+        another record is not missing."""
+        if self._doubt_until is not None and last > 0:
+            self._write_gap(RecordedGap(number, 1, last, _EARLIER))
 
     def _bound(self) -> None:
         """Forgets the oldest stream beyond the limit."""
@@ -272,8 +303,12 @@ class Record:
         """Asks publishers for what is owed, and writes down what nobody has."""
         if self.state is states.Record.CLOSED:
             return
+        if not self._listed:
+            self._list()
         if self.state is states.Record.READING:
-            self._ask_tail()
+            if self._tail_due:
+                self._tail_due = False
+                self._ask_tail()
             return
         self._asks = False
         for gap in self._writer.take_unwritten():

@@ -79,8 +79,11 @@ class Recorder:
         (self._marks.add if on else self._marks.discard)(pattern)
         self._names.clear()
         for channel in [channel for channel in self._records if not self.marked(channel)]:
-            self._records.pop(channel).close()
+            record = self._records.pop(channel)
+            self._opening -= record.is_opening
+            record.close()
         if self._connected:
+            self._open_next()
             self._tell()
             if on:
                 self._begin(len(self._marks) == 1)

@@ -17,10 +17,10 @@ from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
 from shoal.wire.envelope import TELEMETRY_KEY, WORD_CHANNEL
-from shoal.wire.recorded import INDEX_KEY
+from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY
 
 SELECTORS_SINCE: Final = (7, 0)
-"""The first server version that can give PUBLISH other channels than SUBSCRIBE."""
+"""The first server version that can give a command other channels or keys than the rest."""
 CHANNEL_RIGHTS_SINCE: Final = (6, 2)
 """The first server version with rights by channel at all; older ones are refused."""
 
@@ -72,7 +72,9 @@ def rights(role: str, version: tuple[int, ...]) -> str:
         keys = f"{_TELEMETRY} {_RECORDS}"
         return f"allchannels {keys} {_BASE} {_LISTEN} {_COUNT} +publish +info +client|list {write} {_READ_RECORDS}"
     if role in (READER, PIPELINE):
-        return f"{_TELEMETRY} {_RECORDS} {_BASE} +info +xread +xlen +xinfo|stream {_READ_RECORDS}"
+        read = f"{_TELEMETRY} {_RECORDS} {_BASE} +info +xread +xlen +xinfo|stream {_READ_RECORDS}"
+        tells = role == PIPELINE and version[:2] >= SELECTORS_SINCE
+        return f"{read} (+set ~{ARCHIVED_KEY.decode()})" if tells else read
     if role == ADMIN:
         return f"{_RECORDS} {_BASE} {_COUNT} +info +client|list +client|kill +config|get +shutdown +get"
     raise ValueError(f"{role!r} is not a role on data servers; roles are {', '.join(ROLES)}")

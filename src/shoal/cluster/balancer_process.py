@@ -22,6 +22,7 @@ from shoal.cluster.balancing import Balancing
 from shoal.cluster.balancing_store import BalancingStore
 from shoal.cluster.leading import Leader
 from shoal.cluster.providers import FixedPool, LocalProcesses, Nobody, Provider
+from shoal.cluster.record_watch import RecordWatch
 from shoal.cluster.state import StateDir
 from shoal.cluster.telemetry_reader import TelemetryReader
 from shoal.cluster.timing import DEFAULT_TIMING, Timing
@@ -76,6 +77,7 @@ async def balance(setup: BalancerSetup) -> None:
             changed,
             setup.timing.keeper_poll_s,
             spark,
+            RecordWatch(*setup.reader, limits) if options.keep_records else None,
         )
         await leader.run(balancing.run())
 

@@ -45,6 +45,7 @@ from shoal.cluster.balancing_store import BalancingStore
 from shoal.cluster.expecting import ForecastFile
 from shoal.cluster.moving import Leading
 from shoal.cluster.providers import Provider
+from shoal.cluster.record_watch import RecordWatch
 from shoal.cluster.telemetry_reader import TelemetryReader
 from shoal.cluster.window_reader import WindowReader
 from shoal.coordination.interface import Lease
@@ -61,7 +62,8 @@ _log: Final = get_log(__name__)
 
 class Balancing:
     """Runs a balancer. `leading` says by which right, or None while another process leads. `poll_s` is how often it
-    looks without news; `spark` reads the load windows that a Spark job hands over, if there shall be one."""
+    looks without news; `spark` reads the load windows that a Spark job hands over, if there shall be one; `records`
+    says which drained servers hold records, if those are waited for."""
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Balancing:
         changed: asyncio.Event,
         poll_s: float,
         spark: WindowReader | None = None,
+        records: RecordWatch | None = None,
     ) -> None:
         self._store = store
         self._reader = reader
@@ -86,6 +89,7 @@ class Balancing:
         self._changed = changed
         self._poll_s = poll_s
         self._spark = spark
+        self._records = records
         self._windows = WindowSource(time.time(), wanted=spark is not None)
         self._standing: Standing | None = None
         self._expected = ForecastFile(options.forecast)
@@ -111,6 +115,8 @@ class Balancing:
                 task.cancel()
             await asyncio.gather(follow, *self._calls, return_exceptions=True)
             await self._reader.close()
+            if self._records is not None:
+                await self._records.close()
 
     async def _turn(self) -> None:
         self._changed.clear()
@@ -119,6 +125,8 @@ class Balancing:
         if leading is None:
             self._core = None
             self._reader.follow(())
+            if self._records is not None:
+                self._records.follow(())
             return
         try:
             await self._look(leading)
@@ -158,11 +166,20 @@ class Balancing:
             self._provider.state(),
             self._store.asks,
             self._store.proposals,
+            self._holding(leading),
         )
         effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, time.time())
         metrics.MOVES_WAITING.set(core.waiting)
         await self._say_which_windows(lease)
         await self._carry_out(effects, lease, core)
+
+    def _holding(self, leading: Leading) -> frozenset[str]:
+        """The drained servers that hold records which nobody has archived."""
+        if self._records is None or leading.ring is None:
+            return frozenset()
+        marks = self._store.marks
+        self._records.follow(server for server in leading.ring.servers if marks.get(server.id) is Mark.DRAIN)
+        return self._records.holding
 
     def _think(self, core: Balancer, read: pa.Table, view: View, now_s: float) -> list[Effect]:
         """Folds what was read, and asks the core; in a thread."""

@@ -5,6 +5,7 @@ Owns the names of the keys and the layout of an entry. Never touches a socket or
     __shoal:recorded             a set: the channels that have a record on this server
     __shoal:recorded:<channel>   a stream: the record of one channel
     __shoal:recorded-marks       what the server's agent records: the patterns that it knows of, as MessagePack
+    __shoal:recorded-archived    up to when all records of this server are in an archive: milliseconds of its clock
 
 An entry has two fields: `n`, a number that grows by one with each entry of the record, so that a reader sees when
 entries are missing before it (they were trimmed), and one of
@@ -39,6 +40,7 @@ from shoal.wire.envelope import (
 
 INDEX_KEY: Final = b"__shoal:recorded"
 MARKS_KEY: Final = b"__shoal:recorded-marks"
+ARCHIVED_KEY: Final = b"__shoal:recorded-archived"
 RECORD_PREFIX: Final = b"__shoal:recorded:"
 
 NUMBER_FIELD: Final = b"n"

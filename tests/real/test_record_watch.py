@@ -1,0 +1,62 @@
+"""Whether a drained server may go, on a real one: not before its records are archived."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from shoal.cluster.acl import AGENT, PIPELINE, READER
+from shoal.cluster.local import LocalCluster
+from shoal.cluster.record_watch import RecordWatch
+from shoal.limits import DEFAULT_LIMITS
+from shoal.plan.ring import ServerAddress
+from shoal.wire.ask import ask
+from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY, record_key
+
+WAIT_S = 20.0
+
+
+async def until(watch: RecordWatch, wanted: set[str]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if watch.holding == wanted:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_server_holds_records_until_they_are_archived() -> None:
+    async with LocalCluster(1, agents=False) as cluster:
+        (server,) = cluster.servers
+        passwords = cluster.state.passwords
+
+        def say(role: str, *words: bytes | str) -> object:
+            return ask(server.host, server.port, role, passwords[role], *words)
+
+        watch = RecordWatch(READER, passwords[READER], DEFAULT_LIMITS)
+        assert watch.holding == set()
+        watch.follow([server])
+        assert watch.holding == {server.id}, "nobody knows yet"
+        try:
+            await until(watch, set())
+            say(AGENT, b"SADD", INDEX_KEY, b"orders")
+            say(AGENT, b"XADD", record_key(b"orders"), b"*", b"n", b"1")
+            await until(watch, {server.id})
+            say(PIPELINE, b"SET", ARCHIVED_KEY, b"%d" % (1000 * (time.time() + 5)))
+            await until(watch, set())
+            for key in (record_key(b"orders"), INDEX_KEY):
+                with pytest.raises(Exception, match=r"NOPERM|No permissions"):
+                    say(PIPELINE, b"SET", key, b"x")
+            watch.follow([])
+            assert watch.holding == set()
+        finally:
+            await watch.close()
+
+
+async def test_a_server_that_does_not_answer_counts_as_one_that_holds_records() -> None:
+    watch = RecordWatch(None, None, DEFAULT_LIMITS)
+    watch.follow([ServerAddress("s9", "127.0.0.1", 1)])
+    await asyncio.sleep(0.3)
+    assert watch.holding == {"s9"}
+    await watch.close()
