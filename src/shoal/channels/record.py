@@ -271,7 +271,7 @@ class Record:
             stream.owe(1, last if present else 0, now)
         elif stream.fresh and present:
             stream.fresh = False
-            stream.owe(1, stream.first - 1, now)
+            stream.owe(1, stream.met - 1, now)
         elif stream.doubted:
             stream.owe(stream.last + 1, last, now)
         self._wait(now)

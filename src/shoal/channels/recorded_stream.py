@@ -18,15 +18,15 @@ class RecordedStream:
     """What is known of one stream.
 
     `last` is the highest number heard or owed. `doubted` says that the recorder was away and that nobody has said since
-    how far the stream came. `fresh` says that it was first heard after that. While something is owed, it is the numbers
+    how far the stream came. `fresh` says that it was first heard after that, with the number `met`. While something is owed, it is the numbers
     from `owed` to `owed_last`, since `owed_since`.
     """
 
-    __slots__ = ("_missing", "doubted", "ended", "first", "fresh", "last", "owed", "owed_last", "owed_since")
+    __slots__ = ("_missing", "doubted", "ended", "first", "fresh", "last", "met", "owed", "owed_last", "owed_since")
 
     def __init__(self, last: int, *, fresh: bool = False) -> None:
         self.last = last
-        self.first = last + 1
+        self.first = self.met = last + 1
         self.fresh = fresh
         self.ended = False
         self.doubted = False
@@ -51,8 +51,11 @@ class RecordedStream:
             self._skip(self.last + 1, sequence)
             self.last = sequence
             return True
-        if sequence <= self.last - WINDOW or sequence < self.first:
+        if sequence <= self.last - WINDOW:
             return True
+        if sequence < self.first:
+            self._missing.update(range(sequence, self.first))
+            self.first = sequence
         if sequence in self._missing:
             self._missing.discard(sequence)
             return True
