@@ -18,8 +18,8 @@ class RecordedStream:
     """What is known of one stream.
 
     `last` is the highest number heard or owed. `doubted` says that the recorder was away and that nobody has said since
-    how far the stream came. `fresh` says that it was first heard after that, with the number `met`. While something is owed, it is the numbers
-    from `owed` to `owed_last`, since `owed_since`.
+    how far the stream came. `fresh` says that it was first heard after that, with the number `met`. While something is
+    owed, it is the numbers from `owed` to `owed_last`, since `owed_since`.
     """
 
     __slots__ = ("_missing", "doubted", "ended", "first", "fresh", "last", "met", "owed", "owed_last", "owed_since")
