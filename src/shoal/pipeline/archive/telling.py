@@ -1,0 +1,39 @@
+"""Tells servers that their records are archived: a drained one may go then.
+
+Owns the question whether all is archived, and the mark on the server (see `shoal.wire.recorded`). The balancer reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from shoal.errors import ShoalError
+from shoal.history.manifest import Manifest
+from shoal.history.records import RecordReader
+from shoal.history.servers import Login
+from shoal.logs import get_log
+from shoal.plan.keys import channel_text as record_name
+from shoal.plan.ring import ServerAddress
+from shoal.wire.recorded import ARCHIVED_KEY
+
+_log: Final = get_log(__name__)
+
+
+def tell_archived(servers: Sequence[ServerAddress], login: Login, manifest: Manifest) -> list[str]:
+    """Tells all servers whose records are in the archive to their ends, and returns which those are. One that cannot be
+    told (it does not answer, or is before Redis 7, whose rights are too coarse) is left."""
+    told = []
+    for server in servers:
+        try:
+            with RecordReader(server, login) as reader:
+                now_ms = reader.clock_ms()  # before its ends are asked for: what comes later is not archived
+                if all(
+                    reader.end(channel).key <= manifest.position(server.id, record_name(channel)).key
+                    for channel in reader.channels()
+                ):
+                    reader.ask(b"SET", ARCHIVED_KEY, now_ms)
+                    told.append(server.id)
+        except ShoalError as error:
+            _log.debug("a server was not told that it is archived", server=server.id, why=str(error))
+    return told
