@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+import hiredis
 import pytest
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, options
 from tests.support.cluster_thread import ClusterThread
@@ -28,6 +29,7 @@ from shoal.pipeline.source.source import BatchReader, PartOfSource
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.pipeline.source.where import Cluster
 from shoal.plan.ring import ServerAddress
+from shoal.wire.ask import Asking
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +389,7 @@ def test_a_server_that_left_with_entries_unread_is_told(
     Stream(two).add(entry("s2", BASE_S + second) for second in range(10))
     both = options(one, two)
     start = read_offset(write_offset(Planning(both).next({}, 4)))
-    with pytest.raises(TrimmedError, match="s2 has left the ring and does not answer: at least 6 entries of it"):
+    with pytest.raises(TrimmedError, match="s2 has left the ring and cannot be asked: at least 6 entries of it"):
         Planning(options(one)).next(start)
     lenient = Planning(options(one, failOnDataLoss="false"))
     end = lenient.next(start)
@@ -412,6 +414,33 @@ def test_a_server_that_left_is_read_to_its_end_while_it_answers(one: RedisServer
     assert planning.next(end) == end
     Stream(two).add([entry("s2", BASE_S + 21)])
     assert planning.next(end) == end  # it was read to its end, and is asked no more
+
+
+def test_a_server_that_died_and_then_left_is_told_though_nobody_knows_what_it_held(
+    one: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RedisServer() as two:
+        Stream(two).add([entry("s2", BASE_S)])
+        rings = [options(one, two).cluster.listed]
+        planning = Planning(replace(options(one), cluster=cast(Cluster, Rings(rings))))
+        start = planning.next({})
+    assert planning.next(start) == start
+    rings.append(options(one).cluster.listed)
+    assert planning.next(start) == start
+    assert planning.next(start) == start
+    assert caplog.text.count("nobody knows what of it is lost") == 1
+
+
+def test_a_server_that_still_reads_its_data_is_one_that_does_not_answer_yet(
+    one: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading(*_: object) -> None:
+        raise hiredis.ReplyError("LOADING Redis is loading the dataset in memory")
+
+    with ServerStreams(ServerAddress("s1", one.host, one.port), Login(None, None)) as streams:
+        monkeypatch.setattr(Asking, "ask", loading)
+        with pytest.raises(ConnectError, match="cannot answer yet: LOADING"):
+            streams.info(b"x")
 
 
 class Rings:

@@ -7,6 +7,7 @@ Owns the ring as it was last read, and the silence of servers and coordinator. W
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -68,6 +69,7 @@ class Looking:
     def forget(self, server: str) -> None:
         """A server that has left the ring is not asked any more."""
         self._addresses.pop(server, None)
+        self._silent.discard(server)
 
     def left(self, among: Iterable[str]) -> set[str]:
         """Those that are not in the ring."""
@@ -84,9 +86,12 @@ class Looking:
     def around(self, more: Iterable[str] = ()) -> dict[str, Seen]:
         """The streams of all servers of the ring that answer, and of `more` that have left it and still answer."""
         seen: dict[str, Seen] = {}
-        for server in (*(server.id for server in self.ring()), *sorted(self.left(more))):
-            if server in self._addresses and (found := self.ask(server, self._look)) is not None:
-                seen[server] = found
+        for server in self.ring():
+            if (found := self.ask(server.id, self._look)) is not None:
+                seen[server.id] = found
+        for id in sorted(self.left(more) & self._addresses.keys()):
+            with suppress(ConnectError), self.open(id) as streams:
+                seen[id] = self._look(streams)
         if not seen:
             raise ConnectError(f"no server of {self._options.cluster.name} answers", do="see `shoal status`")
         return seen

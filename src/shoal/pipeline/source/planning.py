@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.errors import ConfigError, ConnectError
+from shoal.logs import get_log
 from shoal.pipeline.source.kinds import reads_in_time
 from shoal.pipeline.source.looking import Looking, Seen
 from shoal.pipeline.source.offsets import (
@@ -41,6 +42,8 @@ __all__ = ["Part", "Planning", "check_order", "read_part", "table_of"]
 
 FEW_ENTRIES: Final = 64
 """So many entries are taken into a batch without a look at how large they are."""
+
+_log: Final = get_log(__name__)
 
 Offset = Mapping[str, ServerOffset]
 
@@ -152,17 +155,18 @@ class Planning:
         return found
 
     def _taken(self, aheads: Sequence[_Ahead], rows_max: int) -> dict[str, Position]:
-        """How far a batch of limited size reads each of some streams."""
+        """How far a batch of limited size reads each of some streams. Where they must be read at the same pace, none is
+        read past the time at which the share of another ended; that one moves, so there is always progress."""
         limits = shares({ahead.name: ahead.count for ahead in aheads}, self._fitting(rows_max, aheads))
         ends = {ahead.name: ahead.info.end for ahead in aheads}
         limited = [ahead for ahead in aheads if limits[ahead.name] < ahead.count]
         for ahead in limited:
             ends[ahead.name] = self._nth(ahead, limits[ahead.name])
-        limited = [ahead for ahead in limited if not self._looking.silent(ahead.server)]
-        if limited and reads_in_time(self._options.kind):
-            cut_ms = min(ends[ahead.name].id.ms - ahead.ahead_ms for ahead in limited)
+        moving = [ahead for ahead in limited if ends[ahead.name].id > ahead.base.id]
+        if moving and reads_in_time(self._options.kind):
+            cut_ms = min(ends[ahead.name].id.ms - ahead.ahead_ms for ahead in moving)
             for ahead in aheads:
-                last = EntryId(cut_ms + ahead.ahead_ms, SEQUENCE_MAX)
+                last = EntryId(max(0, cut_ms + ahead.ahead_ms), SEQUENCE_MAX)
                 if last < ends[ahead.name].id:
                     ends[ahead.name] = self._nth(ahead, limits[ahead.name], last)
         return ends
@@ -200,20 +204,25 @@ class Planning:
         return Position(id, at + count if after <= at else None)  # None: trimmed while it was counted
 
     def _left(self, start: Offset, seen: Mapping[str, Seen]) -> dict[str, ServerOffset]:
-        """The offsets of servers that have left the ring and do not answer, if they had entries that nobody read: those
-        are lost, and are told once."""
+        """The offsets of servers that have left the ring and cannot be asked, if they had entries that nobody read:
+        those are lost, and are told once."""
         found = {}
         for server in sorted(self._looking.left(start)):
             of_server = start[server]
             if server in seen:
-                if all(of_server.streams.get(name) == info.end for name, info in seen[server].infos.items()):
+                infos = seen[server].infos
+                if all(info.last == START or of_server.streams.get(name) == info.end for name, info in infos.items()):
                     self._looking.forget(server)  # read to its end
                 continue
-            self._looking.forget(server)
             if of_server.behind:
                 many = _many([of_server.behind])
-                self._lose(server, f"has left the ring and does not answer: at least {many} of it were not read")
+                self._lose(server, f"has left the ring and cannot be asked: at least {many} of it were not read")
                 found[server] = replace(of_server, behind=0)
+            elif self._looking.silent(server):
+                _log.warning(
+                    "a server left the ring that did not answer; nobody knows what of it is lost", server=server
+                )
+            self._looking.forget(server)
         return found
 
     # -- parts -----------------------------------------------------------------------------------------------
