@@ -281,10 +281,31 @@ def test_what_is_dropped_before_the_first_batch_is_read_is_seen(one: RedisServer
     with pytest.raises(TrimmedError, match="7 entries were dropped"):  # so it is after a restart
         seconds_of(Planning(asked), asked, start, end)
     stream.clear()
-    with pytest.raises(TrimmedError, match="10 entries were dropped"):
-        seconds_of(planning, asked, start, end)
     lenient = options(one, failOnDataLoss="false")
     assert seconds_of(Planning(lenient), lenient, start, end) == []
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_stream_that_is_deleted_before_the_first_batch_is_read_is_seen(one: RedisServer, parts: int) -> None:
+    stream, asked = Stream(one), options(one, partitionsPerServer=str(parts))
+    stream.add(entry("s1", BASE_S + second) for second in range(10))
+    planning = Planning(asked)
+    start = planning.first()
+    end = planning.next(start)
+    stream.clear()
+    with pytest.raises(TrimmedError, match="began anew"):
+        seconds_of(planning, asked, start, end)
+    stream.add(entry("s1", BASE_S + second) for second in range(20, 23))
+    with pytest.raises(TrimmedError, match="began anew"):
+        seconds_of(planning, asked, start, end)
+
+
+def test_a_batch_may_be_asked_to_end_later_than_there_is_anything(one: RedisServer) -> None:
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(10))
+    beyond = json.dumps({"s1": {"telemetry": f"{(BASE_S + 99) * 1000}-0"}})
+    asked = options(one, endingOffsets=beyond)
+    parts = [cast(PartOfSource, part).part for part in BatchReader(asked).partitions()]
+    assert table_of(parts, asked.kind).num_rows == 10
 
 
 def test_of_a_new_server_nothing_is_missed_but_what_is_dropped_after_it_was_seen(one: RedisServer) -> None:

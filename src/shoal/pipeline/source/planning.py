@@ -248,6 +248,7 @@ class Planning:
                 options.kind,
                 {name: keys[name] for name in infos},
                 {name: begins[name] for name in infos},
+                {name: end.streams[name] for name in infos},
                 tuple(dealing),
                 end.ahead_ms,
                 options.fail_on_data_loss,

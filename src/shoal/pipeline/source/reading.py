@@ -42,6 +42,8 @@ class Part:
     """The key of each stream."""
     starts: Mapping[str, Position]
     """Where the batch began in each stream: what is missing behind it was lost."""
+    ends: Mapping[str, Position]
+    """Where it ends: a stream that does not reach as far is another one."""
     slices: tuple[Slice, ...]
     ahead_ms: int
     fail_on_data_loss: bool
@@ -132,7 +134,7 @@ class _Reading:
         """Behind the last page: whether all that was planned was there."""
         assert self._after is not None
         if slice.count is not None and self._read < slice.count:
-            lost = loss(self._part.starts[slice.stream], streams.info(self._part.keys[slice.stream]))
+            lost = self._lost(slice.stream, streams.info(self._part.keys[slice.stream]))
             missing = Loss(slice.count - self._read, reset=False)
             self._lose(slice, lost if lost is not None and lost.reset else missing)
         elif slice.count is None and self._after < slice.last:
@@ -142,9 +144,16 @@ class _Reading:
         """Whether anything was dropped behind the entry that was read last before now. Where a batch is read in several
         slices nobody knows how many entries each has; so the stream must still begin before that entry."""
         info = streams.info(self._part.keys[slice.stream])
-        lost = loss(self._part.starts[slice.stream], info)
+        lost = self._lost(slice.stream, info)
         if lost is not None and (lost.reset or not self._still_there(info)):
             self._lose(slice, lost)
+
+    def _lost(self, stream: str, info: StreamInfo) -> Loss | None:
+        """What was lost since the batch was planned. That a stream began anew shows at the end of the batch also where
+        it does not at its start: before the first entry nothing was read yet that could be missing."""
+        end = self._part.ends[stream]
+        at_end = None if end.count is None else loss(end, info)
+        return at_end if at_end is not None and at_end.reset else loss(self._part.starts[stream], info)
 
     def _still_there(self, info: StreamInfo) -> bool:
         return info.first is not None and self._after is not None and info.first <= self._after
