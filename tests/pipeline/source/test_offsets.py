@@ -27,12 +27,25 @@ from shoal.pipeline.source.offsets import (
 ids = st.builds(EntryId, st.integers(1, 10**13), st.integers(0, 2**64 - 1))
 positions = st.builds(Position, ids, st.none() | st.integers(0, 10**9))
 names = st.text(min_size=1).filter(lambda name: not name.startswith("~"))
-server_offsets = st.builds(ServerOffset, st.dictionaries(names, positions), st.integers(-(10**6), 10**6))
+server_offsets = st.builds(
+    ServerOffset,
+    st.dictionaries(names, positions),
+    st.integers(-(10**6), 10**6),
+    st.integers(0, 10**9),
+    st.dictionaries(names, st.integers(0, 10**9)),
+    st.booleans(),
+)
 
 
 @given(st.dictionaries(st.text(), server_offsets))
 def test_an_offset_comes_back_from_json_as_it_was(offset: dict[str, ServerOffset]) -> None:
     assert read_offset(json.loads(json.dumps(write_offset(offset)))) == offset
+
+
+@pytest.mark.parametrize("key", ["~ahead_ms", "~behind", "~began"])
+def test_what_stands_beside_the_streams_is_checked_too(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"leave {key} out"):
+        read_offset({"s1": {key: "x"}})
 
 
 @pytest.mark.parametrize("found", [[], {"s1": "5-0"}, {"s1": {"telemetry": 5}}, {"s1": {"telemetry": "5"}}])
@@ -49,7 +62,11 @@ def info(length: int, first: int, last: int, added: int | None) -> StreamInfo:
     ("start", "now", "lost"),
     [
         (OLDEST, MISSING, None),
-        (OLDEST, info(3, 7, 9, 9), None),  # whoever begins at the oldest has lost nothing
+        (OLDEST, info(9, 1, 9, 9), None),
+        (OLDEST, info(3, 7, 9, 9), "6 entries were dropped"),  # it began before the first there ever was
+        (OLDEST, info(3, 7, 9, None), None),
+        (Position(START), info(3, 7, 9, 9), None),  # whoever begins at the oldest there is has lost nothing
+        (Position(START, 4), MISSING, "began anew"),
         (Position(EntryId(5, 0), 5), info(9, 1, 9, 9), None),
         (Position(EntryId(5, 0), 5), info(4, 6, 9, 9), None),  # just what was read is gone
         (Position(EntryId(9, 0), 9), info(0, 0, 9, 9), None),
@@ -60,6 +77,7 @@ def info(length: int, first: int, last: int, added: int | None) -> StreamInfo:
         (Position(EntryId(5, 0), 5), info(1, 3, 3, 1), "began anew"),
         (Position(EntryId(5, 0), 5), info(1, 8, 8, 1), "began anew"),
         (Position(EntryId(5, 0), 5), info(7, 8, 15, 7), "began anew"),
+        (Position(EntryId(5, 0), 5), info(4, 8, 12, 7), "began anew"),  # 3 dropped, yet all 5 that were read are gone
         (Position(EntryId(5, 0), 5), MISSING, "began anew"),
         # Servers before Redis 7 do not count
         (Position(EntryId(5, 0)), info(5, 5, 9, None), None),
@@ -88,6 +106,15 @@ def test_slices_join_without_a_hole_or_a_double(one: EntryId, other: EntryId, pa
 def test_a_stream_that_began_anew_is_read_from_its_start() -> None:
     (piece,) = slices("x", Position(EntryId(9, 0)), Position(EntryId(4, 1)), 0, 1)
     assert (piece.after, piece.last) == (START, EntryId(4, 1))
+    (piece,) = slices("x", Position(EntryId(4, 0), 9), Position(EntryId(6, 0), 5), 0, 1)  # newer ids, fewer entries
+    assert (piece.after, piece.last, piece.count) == (START, EntryId(6, 0), None)
+
+
+def test_a_slice_that_is_alone_says_how_many_entries_it_has() -> None:
+    start, end = Position(EntryId(4, 0), 5), Position(EntryId(9, 0), 8)
+    assert [piece.count for piece in slices("x", start, end, 0, 1)] == [3]
+    assert [piece.count for piece in slices("x", start, end, 0, 3)] == [None] * 3
+    assert [piece.count for piece in slices("x", start, Position(EntryId(9, 0)), 0, 1)] == [None]
 
 
 @given(st.dictionaries(st.text(max_size=2), st.integers(1, 1000), max_size=8), st.integers(1, 2000))

@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
 
+import hiredis
 import pytest
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, options
 from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import RedisServer, free_port
 
+from shoal.balance.fold_in_order import fold_in_order
+from shoal.balance.fold_state import FoldState
+from shoal.balance.settings import BalanceSettings
 from shoal.channels import telemetry
 from shoal.cluster.local import LocalCluster
 from shoal.errors import ConfigError, ConnectError, PipelineError, TrimmedError
+from shoal.history.servers import Login
+from shoal.pipeline.source import reading
 from shoal.pipeline.source.offsets import ServerOffset, read_offset, write_offset
 from shoal.pipeline.source.options import SourceOptions, read_options
 from shoal.pipeline.source.planning import Planning, table_of
+from shoal.pipeline.source.source import BatchReader, PartOfSource
+from shoal.pipeline.source.streams import ServerStreams
+from shoal.pipeline.source.where import Cluster
+from shoal.plan.ring import ServerAddress
+from shoal.wire.ask import Asking
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +48,11 @@ def two() -> Iterator[RedisServer]:
 def empty(one: RedisServer, two: RedisServer) -> None:
     for server in (one, two):
         Stream(server).clear()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PAUSE_S", 0.01)
 
 
 def seconds_of(
@@ -235,7 +253,7 @@ def test_no_server_at_all_is_an_error(one: RedisServer) -> None:
         Planning(read_options({"servers": f"gone={one.host}:{free_port()}"})).first()
 
 
-def test_a_planned_part_whose_server_has_gone_is_lost_loudly() -> None:
+def test_a_planned_part_whose_server_is_away_is_an_error_and_never_a_loss(quick: None) -> None:
     with RedisServer() as server:
         Stream(server).add([entry("s1", BASE_S)])
         strict, lenient = options(server), options(server, failOnDataLoss="false")
@@ -243,9 +261,258 @@ def test_a_planned_part_whose_server_has_gone_is_lost_loudly() -> None:
         end = planning.next({})
         parts = planning.parts({}, end)
         forgiving = Planning(lenient).parts({}, end)
-    with pytest.raises(TrimmedError, match="planned to be read of s1 cannot be read"):
-        table_of(parts, strict.kind)
-    assert table_of(forgiving, lenient.kind).num_rows == 0
+    for planned in (parts, forgiving):
+        with pytest.raises(ConnectError, match="s1 cannot be read now, and nothing of it was skipped") as raised:
+            table_of(planned, strict.kind)
+        assert "checkpoint" not in str(raised.value)
+    with pytest.raises(ConnectError, match="s1 cannot be read now"):
+        Planning(lenient).parts({}, end)
+
+
+def test_what_is_dropped_before_the_first_batch_is_read_is_seen(one: RedisServer) -> None:
+    stream, asked = Stream(one), options(one)
+    stream.add(entry("s1", BASE_S + second) for second in range(10))
+    planning = Planning(asked)
+    start = planning.first()
+    end = planning.next(start)
+    stream.trim(3)
+    with pytest.raises(TrimmedError, match="7 entries were dropped"):
+        seconds_of(planning, asked, start, end)
+    with pytest.raises(TrimmedError, match="7 entries were dropped"):  # so it is after a restart
+        seconds_of(Planning(asked), asked, start, end)
+    stream.clear()
+    lenient = options(one, failOnDataLoss="false")
+    assert seconds_of(Planning(lenient), lenient, start, end) == []
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_stream_that_is_deleted_before_the_first_batch_is_read_is_seen(one: RedisServer, parts: int) -> None:
+    stream, asked = Stream(one), options(one, partitionsPerServer=str(parts))
+    stream.add(entry("s1", BASE_S + second) for second in range(10))
+    planning = Planning(asked)
+    start = planning.first()
+    end = planning.next(start)
+    stream.clear()
+    with pytest.raises(TrimmedError, match="began anew"):
+        seconds_of(planning, asked, start, end)
+    stream.add(entry("s1", BASE_S + second) for second in range(20, 23))
+    with pytest.raises(TrimmedError, match="began anew"):
+        seconds_of(planning, asked, start, end)
+
+
+def test_a_batch_may_be_asked_to_end_later_than_there_is_anything(one: RedisServer) -> None:
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(10))
+    beyond = json.dumps({"s1": {"telemetry": f"{(BASE_S + 99) * 1000}-0"}})
+    asked = options(one, endingOffsets=beyond)
+    parts = [cast(PartOfSource, part).part for part in BatchReader(asked).partitions()]
+    assert table_of(parts, asked.kind).num_rows == 10
+
+
+def test_of_a_new_server_nothing_is_missed_but_what_is_dropped_after_it_was_seen(one: RedisServer) -> None:
+    stream, asked = Stream(one), options(one)
+    stream.add(entry("s1", BASE_S + second) for second in range(10))
+    stream.trim(6)
+    planning = Planning(asked)
+    end = read_offset(write_offset(planning.next({})))
+    assert len(seconds_of(planning, asked, {}, end)) == 6
+    stream.trim(2)
+    with pytest.raises(TrimmedError, match="4 entries were dropped"):
+        seconds_of(planning, asked, {}, end)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_is_dropped_while_it_is_read_is_seen(one: RedisServer, parts: int) -> None:
+    stream, asked = Stream(one), options(one, partitionsPerServer=str(parts))
+    stream.add(entry("s1", BASE_S + second) for second in range(400))
+    planning = Planning(asked)
+    first, *_ = planning.parts({}, planning.next({}))
+    batches = reading.read_part(first)
+    assert next(batches).num_rows == 64
+    stream.trim(10)
+    with pytest.raises(TrimmedError, match="dropped before they were read"):
+        list(batches)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_was_read_may_be_dropped_while_the_rest_is_read(one: RedisServer, parts: int) -> None:
+    stream, asked = Stream(one), options(one, partitionsPerServer=str(parts))
+    stream.add(entry("s1", BASE_S + second) for second in range(400))
+    planning = Planning(asked)
+    first, *_ = planning.parts({}, planning.next({}))
+    batches = reading.read_part(first)
+    assert next(batches).num_rows == 64
+    stream.trim(400 - 50)
+    assert 64 + sum(batch.num_rows for batch in batches) == 400 // parts
+
+
+def test_reading_goes_on_where_it_was_when_a_connection_broke(one: RedisServer, quick: None) -> None:
+    asked = options(one)
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(300))
+    planning = Planning(asked)
+    (part,) = planning.parts({}, planning.next({}))
+    seconds: list[int] = []
+    for batch in reading.read_part(part):
+        seconds += batch["second"].to_pylist()
+        Stream(one).ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert seconds == [BASE_S + second for second in range(300)]
+
+
+@pytest.mark.parametrize("name", ["nth_id", "entry_bytes"])
+def test_a_server_that_dies_while_a_batch_is_planned_keeps_its_place(
+    one: RedisServer, two: RedisServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(90))
+    Stream(two).add(entry("s2", BASE_S + second) for second in range(90))
+    planning = Planning(options(one, two))
+    start = planning.first()
+    asked = getattr(ServerStreams, name)
+
+    def die(self: ServerStreams, *args: Any) -> Any:
+        if self.server.id == "s2":
+            raise ConnectError("gone")
+        return asked(self, *args)
+
+    monkeypatch.setattr(ServerStreams, name, die)
+    end = planning.next(start, 20)
+    assert end["s2"] == start["s2"]
+    assert end["s1"] != start["s1"]
+    monkeypatch.undo()
+    assert planning.next(end, 20)["s2"] != start["s2"]
+
+
+def test_a_server_that_was_silent_when_a_query_began_with_latest_is_read_from_where_it_answers(
+    one: RedisServer, two: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Stream(one).add([entry("s1", BASE_S)])
+    Stream(two).add([entry("s2", BASE_S)])
+    asked = options(one, two, startingOffsets="latest")
+    planning = Planning(asked)
+    look = ServerStreams.ahead_ms
+
+    def silent(self: ServerStreams) -> int:
+        if self.server.id == "s2":
+            raise ConnectError("gone")
+        return look(self)
+
+    monkeypatch.setattr(ServerStreams, "ahead_ms", silent)
+    start = read_offset(write_offset(planning.first()))
+    assert planning.next(start) == start
+    monkeypatch.undo()
+    there = planning.next(start)
+    assert seconds_of(planning, asked, start, there) == []
+    Stream(two).add([entry("s2", BASE_S + 1)])
+    assert seconds_of(planning, asked, there, planning.next(there)) == [("s2", BASE_S + 1)]
+
+
+def test_a_server_that_left_with_entries_unread_is_told(
+    one: RedisServer, two: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    Stream(two).add(entry("s2", BASE_S + second) for second in range(10))
+    both = options(one, two)
+    start = read_offset(write_offset(Planning(both).next({}, 4)))
+    with pytest.raises(TrimmedError, match="s2 has left the ring and cannot be asked: at least 6 entries of it"):
+        Planning(options(one)).next(start)
+    lenient = Planning(options(one, failOnDataLoss="false"))
+    end = lenient.next(start)
+    assert lenient.next(end) == end
+    assert caplog.text.count("entries are lost") == 1
+    with pytest.raises(TrimmedError, match="s2 has left the ring, and 4 entries of it that were planned"):
+        Planning(options(one)).parts({}, start)
+
+
+def test_a_server_that_left_is_read_to_its_end_while_it_answers(one: RedisServer, two: RedisServer) -> None:
+    Stream(two).add(entry("s2", BASE_S + second) for second in range(10))
+    asked = options(one, two)
+    rings = [options(one, two).cluster.listed]
+    planning = Planning(replace(asked, cluster=cast(Cluster, Rings(rings))))
+    start = planning.next({}, 4)
+    rings.append(options(one).cluster.listed)
+    end = planning.next(start)
+    assert len(seconds_of(planning, asked, start, end)) == 6
+    Stream(two).add([entry("s2", BASE_S + 20)])
+    assert planning.next(end) != end
+    end = planning.next(end)
+    assert planning.next(end) == end
+    Stream(two).add([entry("s2", BASE_S + 21)])
+    assert planning.next(end) == end  # it was read to its end, and is asked no more
+
+
+def test_a_server_that_died_and_then_left_is_told_though_nobody_knows_what_it_held(
+    one: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RedisServer() as two:
+        Stream(two).add([entry("s2", BASE_S)])
+        rings = [options(one, two).cluster.listed]
+        planning = Planning(replace(options(one), cluster=cast(Cluster, Rings(rings))))
+        start = planning.next({})
+    assert planning.next(start) == start
+    rings.append(options(one).cluster.listed)
+    assert planning.next(start) == start
+    assert planning.next(start) == start
+    assert caplog.text.count("nobody knows what of it is lost") == 1
+
+
+def test_a_server_that_still_reads_its_data_is_one_that_does_not_answer_yet(
+    one: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading(*_: object) -> None:
+        raise hiredis.ReplyError("LOADING Redis is loading the dataset in memory")
+
+    with ServerStreams(ServerAddress("s1", one.host, one.port), Login(None, None)) as streams:
+        monkeypatch.setattr(Asking, "ask", loading)
+        with pytest.raises(ConnectError, match="cannot answer yet: LOADING"):
+            streams.info(b"x")
+
+
+class Rings:
+    """A cluster whose ring changes: the last of some holds."""
+
+    login = Login(None, None)
+    name = "rings"
+
+    def __init__(self, rings: list[tuple[ServerAddress, ...]]) -> None:
+        self._rings = rings
+
+    def servers(self) -> tuple[ServerAddress, ...]:
+        return self._rings[-1]
+
+
+def test_telemetry_of_all_servers_is_read_at_the_same_pace_so_that_none_comes_late(
+    one: RedisServer, two: RedisServer
+) -> None:
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(200))
+    Stream(two).add(entry("s2", BASE_S + second) for second in range(180, 200))
+    asked = options(one, two)
+    planning = Planning(asked)
+    start, state, sizes = planning.first(), FoldState(), []
+    while (end := planning.next(start, 100)) != start:
+        table = table_of(planning.parts(start, end), asked.kind)
+        sizes.append(table.num_rows)
+        _, state = fold_in_order(state, table, BalanceSettings())
+        start = end
+    assert sum(sizes) == 220
+    assert max(sizes) <= 100
+    assert state.counters.late == 0
+
+
+def test_a_batch_that_ends_before_it_starts_is_refused(one: RedisServer) -> None:
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(10))
+    late, early = ({"s1": {"telemetry": f"{(BASE_S + second) * 1000}-0"}} for second in (8, 3))
+    beyond = {"s1": {"telemetry": f"{(BASE_S + 99) * 1000}-0"}}
+    for given in ({"startingOffsets": late, "endingOffsets": early}, {"startingOffsets": beyond}):
+        texts = {name: json.dumps(offset) for name, offset in given.items()}
+        for fail in ("true", "false"):
+            with pytest.raises(ConfigError, match=r"the batch starts at .* after its end"):
+                BatchReader(options(one, failOnDataLoss=fail, **texts)).partitions()
+
+
+def test_a_batch_without_one_of_its_servers_is_an_error_that_names_it(one: RedisServer) -> None:
+    Stream(one).add([entry("s1", BASE_S)])
+    given = {"servers": f"s1={one.host}:{one.port},gone={one.host}:{free_port()}"}
+    with pytest.raises(PipelineError, match="gone does not answer"):
+        BatchReader(read_options(given)).partitions()
+    (part,) = BatchReader(read_options({**given, "failOnDataLoss": "false"})).partitions()
+    assert cast(PartOfSource, part).part.server.id == "s1"
 
 
 @pytest.mark.parametrize(

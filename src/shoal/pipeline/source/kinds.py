@@ -81,6 +81,12 @@ def _record_id(fields: Mapping[bytes, bytes]) -> RecordId | None:
     return id if abs(id.second) < 2**63 and abs(id.sequence) < 2**63 else None
 
 
+def reads_in_time(kind: Kind) -> bool:
+    """Whether the streams of a kind must be read at the same pace, by time: the fold of telemetry takes for late what
+    comes after the records of other servers that are much younger."""
+    return isinstance(kind, Telemetry)
+
+
 KINDS: Final[dict[str, Callable[[Mapping[str, str]], Kind]]] = {
     "telemetry": Telemetry,
     "channel": Channel,

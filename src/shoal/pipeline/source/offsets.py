@@ -8,21 +8,31 @@ For each stream the id of the last entry that was read, and how many entries the
 exactly how many were dropped since (servers before Redis 7 do not count: there it is missing). `~ahead_ms` is how far
 the server's clock was ahead of the reader's when the offset was made, so that a batch that is read again has the same
 times. An offset is a value: whoever reads from one to the next gets the same entries each time.
+
+Three more keys stand beside the streams where there is something to say. `~began` is for streams that this offset is
+the first to hold: how many entries each had dropped when it was first seen, for nobody missed those. `~behind` is how
+many entries were there and are not covered yet, so that a server that leaves with some is told of. `~latest` says that
+the server has not answered yet and is to be read from where it is when it does.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import total_ordering
 from itertools import pairwise
 from typing import Any, Final
 
 from shoal.errors import ConfigError
 
+RESERVED: Final = "~"
+"""Keys beside the streams of a server begin so. No stream is called so."""
+
 AHEAD: Final = "~ahead_ms"
-"""The key beside the streams of a server. No stream is called so."""
+BEGAN: Final = "~began"
+BEHIND: Final = "~behind"
+WAITS: Final = "~latest"
 
 SEQUENCE_MAX: Final = 2**64 - 1
 
@@ -64,6 +74,16 @@ class Position:
     def __str__(self) -> str:
         return str(self.id) if self.count is None else f"{self.id}/{self.count}"
 
+    def count_to(self, end: Position) -> int | None:
+        """How many entries are between here and another position of the stream; None: nobody knows."""
+        if self.count is None or end.count is None or self.began_anew(end):
+            return None
+        return end.count - self.count
+
+    def began_anew(self, end: Position) -> bool:
+        """Whether a position that came after this one is one of another stream under the same name."""
+        return end.id < self.id or (self.count is not None and end.count is not None and end.count < self.count)
+
     @classmethod
     def parse(cls, text: object) -> Position:
         """The position in a text; ConfigError if it is none."""
@@ -75,7 +95,7 @@ class Position:
 
 
 OLDEST: Final = Position(START, 0)
-"""Before the first entry that a stream ever had: reading from here begins with the oldest that is left."""
+"""Before the first entry that a stream ever had: whatever was dropped since is missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +104,47 @@ class ServerOffset:
 
     streams: Mapping[str, Position]
     ahead_ms: int = 0
+    behind: int = 0
+    """Entries that were there when the offset was made and that it does not cover: at least so many."""
+    began: Mapping[str, int] = field(default_factory=dict)
+    """For streams that no offset before held: how many entries they had dropped when they were first seen."""
+    waits: bool = False
+    """Whether the server is to be read from where it is when it first answers."""
 
     def to_json(self) -> dict[str, Any]:
         """As Spark writes it down."""
-        return {**{name: str(self.streams[name]) for name in sorted(self.streams)}, AHEAD: self.ahead_ms}
+        found: dict[str, Any] = {name: str(self.streams[name]) for name in sorted(self.streams)}
+        found[AHEAD] = self.ahead_ms
+        if self.began:
+            found[BEGAN] = {name: self.began[name] for name in sorted(self.began)}
+        if self.behind:
+            found[BEHIND] = self.behind
+        if self.waits:
+            found[WAITS] = True
+        return found
 
     @classmethod
     def from_json(cls, found: object) -> ServerOffset:
         """What Spark has written down, or a user has given; ConfigError if it is none."""
         if not isinstance(found, Mapping):
             raise ConfigError(f"{found!r} is no offset of a server", do='write it as {"telemetry": "1763240000000-0"}')
-        streams = {name: Position.parse(text) for name, text in found.items() if name != AHEAD}
-        return cls(streams, int(found.get(AHEAD, 0)))
+        streams = {name: Position.parse(text) for name, text in found.items() if not name.startswith(RESERVED)}
+        began = found.get(BEGAN, {})
+        if not isinstance(began, Mapping):
+            raise ConfigError(f"{BEGAN} is {began!r}", do=f"leave {BEGAN} out")
+        return cls(
+            streams,
+            _whole(AHEAD, found.get(AHEAD, 0)),
+            _whole(BEHIND, found.get(BEHIND, 0)),
+            {name: _whole(BEGAN, count) for name, count in began.items()},
+            found.get(WAITS) is True,
+        )
+
+
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, int):
+        raise ConfigError(f"{name} is {value!r}", do=f"leave {name} out")
+    return value
 
 
 NOTHING: Final = ServerOffset({})
@@ -150,14 +199,20 @@ class Loss:
 
 
 def loss(start: Position, info: StreamInfo) -> Loss | None:
-    """What of a stream was lost between where a reader stands and what is there now; None if nothing was."""
-    if start.id == START and not start.count:
-        return None  # whoever begins at the oldest misses nothing
+    """What of a stream was lost between where a reader stands and what is there now; None if nothing was.
+
+    A count tells it to the entry, also at the very start: `0-0/0` stands before the first entry there ever was, `0-0/7`
+    before the eighth. Only `0-0` without a count begins with the oldest, whichever that is, and misses nothing.
+    """
+    if start.id == START and (start.count is None or info.added is None):
+        return None
     if info.last < start.id:
         return Loss(None, reset=True)
     if start.count is not None and info.added is not None:
         dropped = info.added - info.length
-        if info.added < start.count or (not dropped and info.first is not None and info.first > start.id):
+        # Fewer were dropped than were read, so the last that was read must still be there, unless it is another stream.
+        replaced = dropped < start.count and info.first is not None and info.first > start.id
+        if info.added < start.count or replaced:
             return Loss(None, reset=True)
         return Loss(dropped - start.count, reset=False) if dropped > start.count else None
     if info.last == start.id or (info.first is not None and info.first <= start.id):
@@ -172,19 +227,22 @@ class Slice:
     stream: str
     after: EntryId
     last: EntryId
+    count: int | None = None
+    """How many entries that were; None: nobody knows."""
 
 
 def slices(stream: str, start: Position, end: Position, first_ms: int, parts: int) -> list[Slice]:
     """What is between two positions, in parts of about equal time. `first_ms` is when the first entry in it was
     appended, or before."""
-    after = start.id if start.id <= end.id else START  # a stream that began anew
+    after = START if start.began_anew(end) else start.id
     if after == end.id:
         return []
     from_ms = max(after.ms, first_ms)
     span_ms = end.id.ms - from_ms
     cuts = [EntryId(from_ms + span_ms * part // parts, SEQUENCE_MAX) for part in range(1, parts)]
     bounds = [after, *(cut for cut in cuts if after < cut < end.id), end.id]
-    return [Slice(stream, low, high) for low, high in pairwise(bounds) if low < high]
+    found = [Slice(stream, low, high) for low, high in pairwise(bounds) if low < high]
+    return [Slice(stream, after, end.id, start.count_to(end))] if len(found) == 1 else found
 
 
 def shares(pending: Mapping[str, int], rows_max: int) -> dict[str, int]:

@@ -9,7 +9,8 @@ Owns their names and defaults. Spark gives options in any case of letters; here 
     user, password      the log-in, where the address has none
     startingOffsets     earliest (default), latest, or JSON as Spark writes offsets down
     endingOffsets       of a batch: latest (default), or JSON
-    failOnDataLoss      true (default): a stream that was trimmed before it was read is an error;
+    failOnDataLoss      true (default): a stream that was trimmed before it was read is an error, and so is a server
+                        that left with entries unread or, for a batch, one that does not answer;
                         false: a warning, and the oldest that is left comes next
     maxRowsPerBatch     how many entries one micro-batch takes at most (default 10000; 0: all there are)
     maxBytesPerBatch    how large those may be together, about: by the newest entry of each stream (default 128 MiB)

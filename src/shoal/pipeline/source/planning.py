@@ -1,32 +1,30 @@
-"""What the source reads next, and reading it: offsets from servers, parts from offsets, rows from parts.
+"""What the source reads next: offsets from servers, parts from offsets.
 
-Owns the rules of servers that join, leave or do not answer, and of streams that were trimmed. Spark's classes around it
-are in `source`; nothing here needs Spark.
+Owns the rules of servers that join, leave or do not answer, and of how much a batch takes. Spark's classes around it
+are in `source`, reading is in `reading`; nothing here needs Spark.
 
-- The servers are those of the ring when an offset is made. One that is new is read from its oldest entry. One that has
-  left keeps its offset: what was read of it is not read again if it comes back.
+- The servers are those of the ring when an offset is made. One that is new is read from its oldest entry.
+- One that has left is read to its end while it answers, and keeps its offset: what was read of it is not read again if
+  it comes back. If it answers no more and entries were left, those are lost.
 - A server that does not answer stays where it is, and is warned of, until it answers.
-- A stream that was trimmed before it was read, or that began anew, is an error if `failOnDataLoss`, else a warning. So
-  is a server that has gone before the part of it that was planned could be read.
+- A stream that was trimmed before it was read, or that began anew, is an error if `failOnDataLoss`, else a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-import pyarrow as pa
-
-from shoal.errors import ConnectError, TrimmedError
-from shoal.history.servers import Login
+from shoal.errors import ConfigError, ConnectError
 from shoal.logs import get_log
-from shoal.pipeline.source.kinds import Kind
+from shoal.pipeline.source.kinds import reads_in_time
+from shoal.pipeline.source.looking import Looking, Seen
 from shoal.pipeline.source.offsets import (
     NOTHING,
-    OLDEST,
+    SEQUENCE_MAX,
     START,
-    Loss,
+    EntryId,
     Position,
     ServerOffset,
     Slice,
@@ -36,8 +34,11 @@ from shoal.pipeline.source.offsets import (
     slices,
 )
 from shoal.pipeline.source.options import LATEST, SourceOptions, Start
+from shoal.pipeline.source.reading import Part, Patience, lose, read_part, table_of
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
+
+__all__ = ["Part", "Planning", "check_order", "read_part", "table_of"]
 
 FEW_ENTRIES: Final = 64
 """So many entries are taken into a batch without a look at how large they are."""
@@ -48,37 +49,45 @@ Offset = Mapping[str, ServerOffset]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one task reads: slices of the streams of one server. It holds all that a worker elsewhere must know."""
+class _Ahead:
+    """What is ahead of the reader in one stream."""
 
-    server: ServerAddress
-    login: Login
-    kind: Kind
-    keys: Mapping[str, bytes]
-    """The key of each stream."""
-    starts: Mapping[str, Position]
-    """Where the batch began in each stream: what is missing behind it was lost."""
-    slices: tuple[Slice, ...]
+    server: str
+    stream: str
+    key: bytes
+    at: Position | None
+    """Where the last offset stands; None: it does not know the stream."""
+    base: Position
+    """Where reading goes on."""
+    info: StreamInfo
     ahead_ms: int
-    fail_on_data_loss: bool
 
+    @property
+    def name(self) -> str:
+        """Of the stream, among those of all servers."""
+        return f"{self.server}/{self.stream}"
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The streams of a server that answered."""
-
-    keys: Mapping[str, bytes]
-    infos: Mapping[str, StreamInfo]
-    ahead_ms: int
+    @property
+    def count(self) -> int:
+        """How many entries there are to read, about: never fewer."""
+        start, info = self.base, self.info
+        if info.last == start.id:
+            return 0
+        if start.count is None or info.added is None or info.last < start.id:
+            return info.length
+        return max(0, min(info.length, info.added - start.count))
 
 
 class Planning:
-    """Makes offsets and parts. Remembers the last ring and who did not answer, and nothing that a restart needs."""
+    """Makes offsets and parts. Remembers who answers, and nothing that a restart needs.
 
-    def __init__(self, options: SourceOptions) -> None:
+    `complete` is for a batch that is read once: a server that does not answer is then an error if `failOnDataLoss`, for
+    there is no later in which it could be read.
+    """
+
+    def __init__(self, options: SourceOptions, complete: bool = False) -> None:
         self._options = options
-        self._servers: tuple[ServerAddress, ...] = ()
-        self._silent: set[str] = set()
+        self._looking = Looking(options, complete)
 
     def first(self, starting: Start | None = None) -> dict[str, ServerOffset]:
         """Where a reader begins that has read nothing yet."""
@@ -86,110 +95,152 @@ class Planning:
         if isinstance(wanted, dict):
             return wanted
         found: dict[str, ServerOffset] = {}
-        for server, seen in self._look_around().items():
+        for server, seen in self._looking.around().items():
             at = {name: info.end if wanted == LATEST else _oldest(info) for name, info in seen.infos.items()}
-            found[server] = ServerOffset(at, seen.ahead_ms)
+            behind = sum(_behind(at[name], info) for name, info in seen.infos.items())
+            found[server] = ServerOffset(at, seen.ahead_ms, behind)
+        if wanted == LATEST:
+            found |= {server: ServerOffset({}, waits=True) for server in self._looking.silent_ones()}
         return found
 
     def next(self, start: Offset, rows_max: int = 0, until: Offset | None = None) -> dict[str, ServerOffset]:
         """How far to read now: to the end, but at most `rows_max` entries (0: no limit), and not beyond `until`."""
-        seen = self._look_around()
-        pending = {
-            f"{server}/{name}": count
-            for server, of_server in seen.items()
-            for name, info in of_server.infos.items()
-            if (count := _pending(_position(start, server, name), info)) > 0
-        }
-        limits = shares(pending, self._fitting(rows_max, pending, seen)) if rows_max else pending
-        found = dict(start)
+        seen = self._looking.around(start)
+        aheads = [
+            ahead for server, found in seen.items() for ahead in self._aheads(server, found, start.get(server, NOTHING))
+        ]
+        ends = {ahead.name: ahead.info.end for ahead in aheads}
+        if rows_max:
+            ends |= self._taken([ahead for ahead in aheads if ahead.count > 0], rows_max)
+        if until is not None:
+            ends |= {ahead.name: _bounded(ahead, ends[ahead.name], until) for ahead in aheads}
+        found = {**start, **self._left(start, seen)}
         for server, of_server in seen.items():
-            allowed = {name: limits.get(f"{server}/{name}", 0) for name in of_server.infos}
-            moved = self._move(server, of_server, start, until, allowed)
-            if moved is not None:
+            before = start.get(server, NOTHING)
+            moved = _moved(before, [ahead for ahead in aheads if ahead.server == server], ends, of_server.ahead_ms)
+            if moved is not None and not self._looking.silent(server):
                 found[server] = moved
         return found
 
     def parts(self, start: Offset, end: Offset) -> list[Part]:
         """What is between two offsets, in parts that can be read at the same time."""
-        servers = {server.id: server for server in self._ring()}
+        self._looking.ring()
         found: list[Part] = []
         for id, of_server in end.items():
-            begins = {name: _position(start, id, name) for name in of_server.streams}
+            begins = {name: _begin(start, id, name, of_server) for name in of_server.streams}
             changed = {name for name, at in of_server.streams.items() if at.id != begins[name].id}
-            if not changed:
+            if not changed or start.get(id, NOTHING).waits:  # one that waited begins where the end is
                 continue
-            if id not in servers:
-                self._lose(id, "has left the cluster before what it held was read")
+            address = self._looking.address(id)
+            if address is None:
+                many = _many([begins[name].count_to(of_server.streams[name]) for name in changed])
+                self._lose(id, f"has left the ring, and {many} of it that were planned cannot be read any more")
                 continue
-            try:
-                found += self._parts_of(servers[id], begins, of_server, changed)
-            except ConnectError as error:
-                self._lose(f"what was planned to be read of {id}", f"cannot be read: {error}")
+            found += self._parts_of(address, begins, of_server, changed)
         return found
 
-    def _fitting(self, rows_max: int, pending: Mapping[str, int], seen: Mapping[str, _Seen]) -> int:
-        """How many entries fit into a batch: no more than `rows_max`, nor than its bytes allow."""
-        if sum(pending.values()) <= FEW_ENTRIES:
-            return rows_max
-        addresses = {server.id: server for server in self._servers}
-        total_bytes = 0
-        for server, of_server in seen.items():
-            names = [name for name in of_server.keys if f"{server}/{name}" in pending]
-            if names:
-                with self._open(addresses[server]) as streams:
-                    total_bytes += sum(
-                        pending[f"{server}/{name}"]
-                        * streams.entry_bytes(of_server.keys[name], of_server.infos[name].last)
-                        for name in names
-                    )
-        fit = sum(pending.values()) * self._options.bytes_max // max(1, total_bytes)
-        return max(1, min(rows_max, fit))
+    # -- how far ---------------------------------------------------------------------------------------------
 
-    # -- one server ------------------------------------------------------------------------------------------
-
-    def _move(
-        self, server: str, seen: _Seen, start: Offset, until: Offset | None, limits: Mapping[str, int]
-    ) -> ServerOffset | None:
-        """The next offset of a server; None if it stays where it is."""
-        before = start.get(server, NOTHING)
-        streams = dict(before.streams)
+    def _aheads(self, server: str, seen: Seen, before: ServerOffset) -> list[_Ahead]:
+        """What is ahead in each stream of a server. Where something was lost, it is said here."""
+        found = []
         for name, info in seen.infos.items():
-            at = before.streams.get(name, OLDEST)
-            self._judge(server, name, at, info)
-            base = at if at.id <= info.last else OLDEST
-            end = info.end
-            if 0 < limits[name] < _pending(at, info):
-                end = self._nth(server, seen.keys[name], base, info, limits[name])
-            bound = _position(until, server, name) if until is not None else None
-            if bound is not None and bound.id < end.id:
-                end = bound if bound.id > base.id else base
-            if info.last != START or at.id != START:
-                streams[name] = end
-        return None if streams == dict(before.streams) else ServerOffset(streams, seen.ahead_ms)
+            at = before.streams.get(name)
+            base = at or (info.end if before.waits else _oldest(info))
+            lost = loss(base, info)
+            if lost is not None:
+                self._lose(f"the stream {name} of {server}", str(lost))
+                base = _oldest(info) if lost.reset else base
+            found.append(_Ahead(server, name, seen.keys[name], at, base, info, seen.ahead_ms))
+        return found
 
-    def _nth(self, server: str, key: bytes, base: Position, info: StreamInfo, limit: int) -> Position:
-        address = next(known for known in self._servers if known.id == server)
-        with self._open(address) as streams:
-            id, count = streams.nth_id(key, base.id, limit)
-        known = None if base.count is None or info.added is None else max(base.count, info.added - info.length) + count
-        return Position(id, known)
+    def _taken(self, aheads: Sequence[_Ahead], rows_max: int) -> dict[str, Position]:
+        """How far a batch of limited size reads each of some streams. Where they must be read at the same pace, none is
+        read past the time at which the share of another ended; that one moves, so there is always progress."""
+        limits = shares({ahead.name: ahead.count for ahead in aheads}, self._fitting(rows_max, aheads))
+        ends = {ahead.name: ahead.info.end for ahead in aheads}
+        limited = [ahead for ahead in aheads if limits[ahead.name] < ahead.count]
+        for ahead in limited:
+            ends[ahead.name] = self._nth(ahead, limits[ahead.name])
+        moving = [ahead for ahead in limited if ends[ahead.name].id > ahead.base.id]
+        if moving and reads_in_time(self._options.kind):
+            cut_ms = min(ends[ahead.name].id.ms - ahead.ahead_ms for ahead in moving)
+            for ahead in aheads:
+                last = EntryId(max(0, cut_ms + ahead.ahead_ms), SEQUENCE_MAX)
+                if last < ends[ahead.name].id:
+                    ends[ahead.name] = self._nth(ahead, limits[ahead.name], last)
+        return ends
+
+    def _fitting(self, rows_max: int, aheads: Sequence[_Ahead]) -> int:
+        """How many entries fit into a batch: no more than `rows_max`, nor than its bytes allow."""
+        total = sum(ahead.count for ahead in aheads)
+        if total <= FEW_ENTRIES:
+            return rows_max
+        total_bytes = 0
+        for server in {ahead.server for ahead in aheads}:
+            of_server = [ahead for ahead in aheads if ahead.server == server]
+
+            def size(streams: ServerStreams, of_server: list[_Ahead] = of_server) -> int:
+                return sum(ahead.count * streams.entry_bytes(ahead.key, ahead.info.last) for ahead in of_server)
+
+            total_bytes += self._looking.ask(server, size) or 0
+        return max(1, min(rows_max, total * self._options.bytes_max // max(1, total_bytes)))
+
+    def _nth(self, ahead: _Ahead, limit: int, last: EntryId | None = None) -> Position:
+        """Behind the `limit`-th entry that is ahead, or behind the last up to `last`; where the reader is if there is
+        none, or the server does not answer."""
+
+        def ask(streams: ServerStreams) -> tuple[EntryId, int, StreamInfo]:
+            return *streams.nth_id(ahead.key, ahead.base.id, limit, last), streams.info(ahead.key)
+
+        answer = None if self._looking.silent(ahead.server) else self._looking.ask(ahead.server, ask)
+        if answer is None or not answer[1]:
+            return ahead.base
+        id, count, now = answer
+        before, after = _oldest(ahead.info).count, _oldest(now).count
+        if ahead.base.count is None or before is None or after is None:
+            return Position(id)
+        at = max(ahead.base.count, before)
+        return Position(id, at + count if after <= at else None)  # None: trimmed while it was counted
+
+    def _left(self, start: Offset, seen: Mapping[str, Seen]) -> dict[str, ServerOffset]:
+        """The offsets of servers that have left the ring and cannot be asked, if they had entries that nobody read:
+        those are lost, and are told once."""
+        found = {}
+        for server in sorted(self._looking.left(start)):
+            of_server = start[server]
+            if server in seen:
+                infos = seen[server].infos
+                if all(info.last == START or of_server.streams.get(name) == info.end for name, info in infos.items()):
+                    self._looking.forget(server)  # read to its end
+                continue
+            if of_server.behind:
+                many = _many([of_server.behind])
+                self._lose(server, f"has left the ring and cannot be asked: at least {many} of it were not read")
+                found[server] = replace(of_server, behind=0)
+            elif self._looking.silent(server):
+                _log.warning(
+                    "a server left the ring that did not answer; nobody knows what of it is lost", server=server
+                )
+            self._looking.forget(server)
+        return found
+
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _parts_of(
         self, server: ServerAddress, begins: Mapping[str, Position], end: ServerOffset, changed: set[str]
     ) -> list[Part]:
-        per_server = self._options.partitions_per_server
-        with self._open(server) as streams:
-            keys = self._options.kind.streams(streams.ask)
-            infos = {name: streams.info(keys[name]) for name in changed if name in keys}
-        for name in changed - keys.keys():
-            self._lose(f"{name} of {server.id}", "is not there any more")
+        options, per_server = self._options, self._options.partitions_per_server
+        keys, infos = self._infos(server.id, changed)
+        for name in sorted(changed - keys.keys()):
+            many = _many([begins[name].count_to(end.streams[name])])
+            self._lose(f"the stream {name} of {server.id}", f"is not there any more, and {many} of it were not read")
         cuts = -(-per_server // max(1, len(infos)))
         found: list[Slice] = []
         for name, info in sorted(infos.items()):
             first_ms = 0 if info.first is None else info.first.ms
             found += slices(name, begins[name], end.streams[name], first_ms, cuts)
         dealt = [found[place::per_server] for place in range(per_server)]
-        options = self._options
         return [
             Part(
                 server,
@@ -197,6 +248,7 @@ class Planning:
                 options.kind,
                 {name: keys[name] for name in infos},
                 {name: begins[name] for name in infos},
+                {name: end.streams[name] for name in infos},
                 tuple(dealing),
                 end.ahead_ms,
                 options.fail_on_data_loss,
@@ -205,81 +257,38 @@ class Planning:
             if dealing
         ]
 
-    def _look_around(self) -> dict[str, _Seen]:
-        """The streams of all servers that answer."""
-        seen: dict[str, _Seen] = {}
-        for server in self._ring():
+    def _infos(self, server: str, names: set[str]) -> tuple[dict[str, bytes], dict[str, StreamInfo]]:
+        """The keys of all streams of a server, and what there is of some. These were planned to be read: a server that
+        does not answer is asked again, then it is an error."""
+        patience = Patience(server)
+        while True:
             try:
-                with self._open(server) as streams:
+                with self._looking.open(server) as streams:
                     keys = self._options.kind.streams(streams.ask)
-                    infos = {name: streams.info(key) for name, key in keys.items()}
-                    seen[server.id] = _Seen(keys, infos, streams.ahead_ms())
-                self._silent.discard(server.id)
+                    return keys, {name: streams.info(keys[name]) for name in names if name in keys}
             except ConnectError as error:
-                self._warn_of_silence(server, error)
-        if not seen:
-            raise ConnectError(f"no server of {self._options.cluster.name} answers", do="see `shoal status`")
-        return seen
-
-    def _open(self, server: ServerAddress) -> ServerStreams:
-        return ServerStreams(server, self._options.cluster.login)
-
-    # -- what is in the way ----------------------------------------------------------------------------------
-
-    def _ring(self) -> tuple[ServerAddress, ...]:
-        """The servers there are; those of the last time while the coordinator does not answer."""
-        try:
-            self._servers = self._options.cluster.servers()
-            self._silent.discard("")
-        except ConnectError as error:
-            if not self._servers:
-                raise
-            if "" not in self._silent:
-                self._silent.add("")
-                _log.warning("the coordinator does not answer; the last ring is used", why=str(error))
-        return self._servers
-
-    def _warn_of_silence(self, server: ServerAddress, error: ConnectError) -> None:
-        if server.id not in self._silent:
-            self._silent.add(server.id)
-            _log.warning("a server is not read until it answers", server=server.id, why=str(error))
-
-    def _judge(self, server: str, stream: str, start: Position, info: StreamInfo) -> None:
-        lost = loss(start, info)
-        if lost is not None:
-            lose(f"the stream {stream} of {server}", lost, self._options.fail_on_data_loss)
+                patience.wait(error)
 
     def _lose(self, what: str, why: str) -> None:
         lose(what, why, self._options.fail_on_data_loss)
 
 
-def lose(what: str, why: Loss | str, fail: bool) -> None:
-    """Says that something cannot be read any more: as an error, or as a warning."""
-    if fail:
-        raise TrimmedError(
-            f"{what} {why}",
-            do="set failOnDataLoss to false to go on with the oldest that is left, or begin anew with a new checkpoint",
-        )
-    _log.warning("entries are lost; the oldest that is left comes next", what=what, why=str(why))
+def check_order(start: Offset, end: Offset) -> None:
+    """ConfigError if a batch would end before it starts."""
+    for server, of_server in end.items():
+        for name, last in of_server.streams.items():
+            begin = start.get(server, NOTHING).streams.get(name)
+            if begin is not None and begin.id > last.id:
+                raise ConfigError(
+                    f"the batch starts at {begin.id} in the stream {name} of {server}, after its end at {last.id}",
+                    do="give startingOffsets that are not after endingOffsets, nor after the end of the stream",
+                )
 
 
-def read_part(part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, in the order of each stream."""
-    try:
-        with ServerStreams(part.server, part.login) as streams:
-            for slice in part.slices:
-                lost = loss(part.starts[slice.stream], streams.info(part.keys[slice.stream]))
-                if lost is not None:
-                    lose(f"the stream {slice.stream} of {part.server.id}", lost, part.fail_on_data_loss)
-                for page in streams.entries(part.keys[slice.stream], slice):
-                    arrived_s = [(id.ms - part.ahead_ms) / 1000 for id, _ in page]
-                    yield part.kind.rows(part.server.id, slice.stream, page, arrived_s)
-    except ConnectError as error:
-        lose(f"what was planned to be read of {part.server.id}", f"cannot be read: {error}", part.fail_on_data_loss)
-
-
-def _position(offset: Offset, server: str, stream: str) -> Position:
-    return offset.get(server, NOTHING).streams.get(stream, OLDEST)
+def _begin(start: Offset, server: str, stream: str, end: ServerOffset) -> Position:
+    """Where a batch begins in a stream: where the offset before ends or, if that does not know the stream, before the
+    oldest entry that there was when it was first seen."""
+    return start.get(server, NOTHING).streams.get(stream) or Position(START, end.began.get(stream))
 
 
 def _oldest(info: StreamInfo) -> Position:
@@ -287,16 +296,39 @@ def _oldest(info: StreamInfo) -> Position:
     return Position(START, None if info.added is None else info.added - info.length)
 
 
-def _pending(start: Position, info: StreamInfo) -> int:
-    """How many entries there are to read, about: never fewer."""
-    if info.last == start.id:
+def _bounded(ahead: _Ahead, end: Position, until: Offset) -> Position:
+    """An end that is not beyond another one. A stream that `until` does not know came later."""
+    bound = until.get(ahead.server, NOTHING).streams.get(ahead.stream, ahead.base)
+    if end.id <= bound.id:
+        return end
+    return bound if bound.id > ahead.base.id else ahead.base
+
+
+def _moved(
+    before: ServerOffset, aheads: Sequence[_Ahead], ends: Mapping[str, Position], ahead_ms: int
+) -> ServerOffset | None:
+    """The next offset of a server; None if it stays where it is."""
+    streams, began = dict(before.streams), {}
+    for ahead in aheads:
+        end = ends[ahead.name]
+        if ahead.at is None and ahead.info.last == START:
+            continue  # it never had an entry
+        if ahead.at is None and ahead.base.count is not None and end.id != ahead.base.id:
+            began[ahead.stream] = ahead.base.count
+        streams[ahead.stream] = end
+    if streams == dict(before.streams) and not before.waits:
+        return None
+    return ServerOffset(streams, ahead_ms, sum(_behind(ends[ahead.name], ahead.info) for ahead in aheads), began)
+
+
+def _behind(end: Position, info: StreamInfo) -> int:
+    """How many entries are there that an offset does not cover: at least so many."""
+    if end.id >= info.last:
         return 0
-    if start.count is None or info.added is None or info.last < start.id:
-        return info.length
-    return max(0, min(info.length, info.added - start.count))
+    return 1 if end.count is None or info.added is None else max(0, info.added - end.count)
 
 
-def table_of(parts: Sequence[Part], kind: Kind) -> pa.Table:
-    """The rows of some parts, read one after the other in this process."""
-    batches = [batch for part in parts for batch in read_part(part)]
-    return pa.Table.from_batches(batches, kind.schema)
+def _many(counts: Sequence[int | None]) -> str:
+    """How many entries some numbers are together, in words."""
+    known = sum(count for count in counts if count is not None)
+    return "entries" if None in counts else "1 entry" if known == 1 else f"{known} entries"

@@ -15,8 +15,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from shoal import logs
 from shoal.pipeline.source.offsets import ServerOffset, read_offset, write_offset
-from shoal.pipeline.source.options import SourceOptions, read_options
-from shoal.pipeline.source.planning import Part, Planning, read_part
+from shoal.pipeline.source.options import LATEST, SourceOptions, read_options
+from shoal.pipeline.source.planning import Planning, check_order
+from shoal.pipeline.source.reading import Part, read_part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,9 +42,11 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """What to read, in parts."""
-        planning = Planning(self._options)
+        planning = Planning(self._options, complete=True)
         start = planning.first()
         ending = self._options.ending
+        if isinstance(ending, dict) or isinstance(self._options.starting, dict):
+            check_order(start, ending if isinstance(ending, dict) else planning.first(LATEST))
         end = ending if isinstance(ending, dict) else planning.next(start)
         return [PartOfSource(part) for part in planning.parts(start, end)]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import hiredis
 
-from shoal.errors import PipelineError, ProtocolError
+from shoal.errors import ConnectError, PipelineError, ProtocolError, ShoalError
 from shoal.history.servers import ServerReader
 from shoal.pipeline.source.kinds import Entry
 from shoal.pipeline.source.offsets import MISSING, EntryId, Slice, StreamInfo
@@ -25,19 +25,24 @@ PAGE_ENTRIES_MAX: Final = 8192
 PAGE_BYTES: Final = 4 << 20
 """How large an answer may become before pages shrink again; half of it lets them grow."""
 
+NOT_YET: Final = ("LOADING", "BUSY ", "MASTERDOWN")
+"""How a server refuses that will answer later: one that has just started reads its data first."""
+
 
 class ServerStreams(ServerReader):
     """The streams of one server."""
 
     def ask(self, *args: bytes | str | int) -> Any:
-        """The reply to one command; PipelineError if the server refuses it."""
+        """The reply to one command; PipelineError if the server refuses it, ConnectError if it cannot answer yet."""
         try:
             return self._asking.ask(*args)
         except hiredis.ReplyError as error:
             raise self._refused(args[0], error) from error
 
-    def _refused(self, command: bytes | str | int, error: hiredis.ReplyError) -> PipelineError:
+    def _refused(self, command: bytes | str | int, error: hiredis.ReplyError) -> ShoalError:
         name = command.decode() if isinstance(command, bytes) else str(command)
+        if str(error).startswith(NOT_YET):
+            return ConnectError(f"{self._asking.where} cannot answer yet: {error}")
         advice = "log in as the role reader or pipeline" if "NOPERM" in str(error) else None
         return PipelineError(f"{self.server.id} ({self._asking.where}) refused {name}: {error}", do=advice)
 
@@ -91,11 +96,12 @@ class ServerStreams(ServerReader):
             elif size < PAGE_BYTES // 2:
                 count = min(PAGE_ENTRIES_MAX, count * 2)
 
-    def nth_id(self, key: bytes, after: EntryId, count: int) -> tuple[EntryId, int]:
-        """The id of the `count`-th entry behind one, or of the last if there are fewer, and how many those are."""
+    def nth_id(self, key: bytes, after: EntryId, count: int, last: EntryId | None = None) -> tuple[EntryId, int]:
+        """The id of the `count`-th entry behind one, or of the last (up to `last`) if there are fewer, and how many
+        those are."""
         found = 0
         while found < count:
-            page = self._page(key, after, None, min(count - found, PAGE_ENTRIES))
+            page = self._page(key, after, last, min(count - found, PAGE_ENTRIES))
             if not page:
                 break
             found += len(page)

@@ -16,14 +16,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import quote
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from shoal.bus import connect
 from shoal.bus.locate import find_url
+from shoal.coordination.link import parse_address
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ class Written(WriterCommitMessage):
 class Publishing:
     """Where rows go."""
 
-    url: str
+    url: str = field(repr=False)
+    """Of the coordinator, with the log-in."""
     channel: str | None
     """For all rows; None: each row says it."""
 
@@ -63,7 +66,7 @@ class Publishing:
             raise ConfigError("there is no column payload", do="name the bytes or texts to publish so")
         if (channel is None) == ("channel" not in names):
             raise ConfigError("a row has no channel, or two", do="give a column channel, or the option channel")
-        return cls(given.get("coordinator") or find_url(given.get("statedir")), channel)
+        return cls(_url(given), channel)
 
     def publish(self, batches: Iterator[pa.RecordBatch], prefix: str) -> int:
         """Publishes all rows, and returns how many those were when servers have confirmed them all."""
@@ -83,6 +86,23 @@ class Publishing:
                     row += 1
             await bus.drain()
         return row
+
+
+def _url(options: Mapping[str, str]) -> str:
+    """The coordinator's address with the log-in; the options `user` and `password` win over what stands in it."""
+    if "servers" in options:
+        raise ConfigError(
+            "servers is no option of writing: the coordinator says which server a channel is on",
+            do="name a coordinator: shoal://host:port",
+        )
+    url = options.get("coordinator") or find_url(options.get("statedir"))
+    user, password = options.get("user"), options.get("password")
+    if user is None and password is None:
+        return url
+    address = parse_address(url, user, password)
+    login = f"{quote(address.username or '', safe='')}:{quote(address.password or '', safe='')}"
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"shoal://{login}@{host}:{address.port}"
 
 
 def _attributes(batch: pa.RecordBatch) -> list[dict[str, Any]]:
