@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
+import pyarrow as pa
 import pytest
 from tests.support.agent_site import SOURCE, agent_site
 from tests.support.records import BOB, DAY_US, NOON_US, Recording, sequences
@@ -24,7 +26,7 @@ from shoal.history.manifest import Manifest, read_manifest, unlisted, write_mani
 from shoal.history.servers import Login
 from shoal.history.table import to_items
 from shoal.message import Gap
-from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
+from shoal.pipeline.archive.job import ArchiveJob, Function, Runner, on_spark, run_here
 from shoal.plan.ring import ServerAddress
 from shoal.wire.recorded import record_key
 
@@ -183,6 +185,68 @@ def test_what_a_job_that_died_left_is_removed_and_read_again(
         assert job.removed == 1
     archive_all(tmp_path, servers[0])
     assert archived(tmp_path) == [1, 2]
+
+
+def test_files_that_a_job_did_not_write_are_never_touched(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    theirs = [tmp_path / "data" / "thesis.txt", tmp_path / "data" / "day=2026-11-01" / "channel=a" / "b.parquet"]
+    theirs[1].parent.mkdir(parents=True)
+    for path in theirs:
+        path.write_text("mine")
+    (tmp_path / "lock").write_text("mine")
+    with pytest.raises(ArchiveError, match=r"data has files but no manifest.*name an empty directory"):
+        ArchiveJob(tmp_path, NOBODY).__enter__()
+    with pytest.raises(ArchiveError, match="has files but no manifest"):
+        read_archive(tmp_path, None)
+    write_manifest(tmp_path, Manifest())
+    Recording(servers[0]).write(1)
+    archive_all(tmp_path, servers[0], compact=1)
+    with ArchiveJob(tmp_path, NOBODY) as job:
+        assert job.removed == 0
+    assert {path.read_text() for path in [*theirs, tmp_path / "lock"]} == {"mine"}
+
+
+def test_a_first_job_that_dies_leaves_a_manifest_by_which_its_files_are_known(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0]).write(1)
+
+    def dies(function: Function, rows: pa.Table) -> pa.Table:
+        run_here(function, rows)
+        raise KeyboardInterrupt
+
+    with ArchiveJob(tmp_path, NOBODY) as job, pytest.raises(KeyboardInterrupt):
+        job.batch(addresses(servers[0]), dies)
+    with ArchiveJob(tmp_path, NOBODY) as job:
+        assert job.removed == 1
+    archive_all(tmp_path, servers[0])
+    assert archived(tmp_path) == [1]
+
+
+def test_an_older_manifest_does_not_make_newer_files_garbage(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0]).write(1, 2, 3)
+    archive_all(tmp_path, servers[0], rows=1)
+    write_manifest(tmp_path, Manifest())
+    with pytest.raises(ArchiveError, match=r"of batch 2, .* ends with batch 0.*put back the newest manifest"):
+        ArchiveJob(tmp_path, NOBODY).__enter__()
+    assert len(list(tmp_path.rglob("*.parquet"))) == 3
+
+
+@pytest.mark.parametrize("channel", ["ü" * 256, "a b" * 170, "/" * 512, "x" * 512])
+def test_the_longest_names_of_channels_have_folders(
+    channel: str, servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0], channel.encode()).write(1)
+    Recording(servers[0], channel.encode()[:-2]).write(1, 2)
+    archive_all(tmp_path, servers[0])
+    assert archived(tmp_path, channel) == [1]
+    assert archived(tmp_path, channel.encode()[:-2].decode()) == [1, 2]
+    folders = {path.name for path in tmp_path.glob("data/*/*")}
+    assert len(folders) == 2
+    assert all(unquote(folder, errors="strict") for folder in folders if "%" in folder)
 
 
 def test_an_archive_has_one_writer(tmp_path: Path) -> None:

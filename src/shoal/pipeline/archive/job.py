@@ -26,6 +26,8 @@ from shoal.history.manifest import (
     ArchivedFile,
     Manifest,
     Retired,
+    check_new,
+    check_newest,
     read_manifest,
     unlisted,
     write_manifest,
@@ -102,28 +104,49 @@ class ArchiveJob:
         """Servers whose records could not be read in the last batch, and why."""
 
     def __enter__(self) -> ArchiveJob:
+        with contextlib.ExitStack() as undo:
+            undo.push(self._stack)
+            self._lock()
+            self.manifest = self._begin()
+            check_newest(self._archive, self.manifest)
+            for path in list(unlisted(self._archive, self.manifest)):
+                path.unlink()
+                self.removed += 1
+            undo.pop_all()
+        return self
+
+    def _lock(self) -> None:
         try:
-            (self._archive / DATA).mkdir(parents=True, exist_ok=True)
-            lock = self._stack.enter_context((self._archive / "lock").open("wb"))
+            self._archive.mkdir(parents=True, exist_ok=True)
+            lock = self._stack.enter_context((self._archive / "lock").open("ab"))
         except OSError as error:
-            raise ArchiveError(
-                f"the archive {self._archive} cannot be written: {error.strerror}", do="name another directory"
-            ) from error
+            raise self._unwritable(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._stack.close()
             raise ArchiveError(
                 f"another job writes the archive {self._archive}", do="let it, or stop it first"
             ) from None
-        with contextlib.ExitStack() as undo:
-            undo.push(self._stack)
-            self.manifest = read_manifest(self._archive) or Manifest()
-            undo.pop_all()
-        for path in list(unlisted(self._archive, self.manifest)):
-            path.unlink()
-            self.removed += 1
-        return self
+
+    def _begin(self) -> Manifest:
+        """The manifest. A new archive gets one before its first file is written, so that the files of a first job that
+        dies are known for what they are; a directory with files and no manifest is nobody's to clear."""
+        manifest = read_manifest(self._archive)
+        if manifest is None:
+            check_new(self._archive)
+        try:
+            (self._archive / DATA).mkdir(exist_ok=True)
+            if manifest is None:
+                manifest = Manifest()
+                write_manifest(self._archive, manifest)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return manifest
+
+    def _unwritable(self, error: OSError) -> ArchiveError:
+        return ArchiveError(
+            f"the archive {self._archive} cannot be written: {error.strerror}", do="name another directory"
+        )
 
     def __exit__(self, *details: object) -> None:
         self._stack.close()

@@ -8,7 +8,6 @@ what the driver lists in the manifest is part of the archive.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shoal.history.archive import read_file
-from shoal.history.manifest import day_of, file_path, sync_directory
+from shoal.history.manifest import batch_name, compact_name, day_of, file_path, sync_directory
 from shoal.history.records import Position, RecordReader, last_position
 from shoal.history.servers import Login
 from shoal.history.table import SCHEMA, channel_text, dedupe, entries_to_batch
@@ -95,7 +94,7 @@ def _archive_slice(login: Login, archive: Path, row: dict[str, Any]) -> Iterator
                 break
     reached = {"server": server.id, "record": row["channel"], "entry": position.entry, "number": position.number}
     reached["entries"] = entries
-    files = write_days(archive, dedupe(pa.Table.from_batches(read, SCHEMA)), f"batch-{row['batch']:08d}-{server.id}")
+    files = write_days(archive, dedupe(pa.Table.from_batches(read, SCHEMA)), batch_name(row["batch"], server.id))
     yield from ({**reached, **file} for file in files or [{}])
 
 
@@ -108,12 +107,12 @@ def compact_groups(archive: str, batches: Iterable[pa.RecordBatch]) -> Iterator[
             table = dedupe(pa.concat_tables(tables))
             order = [(name, "ascending") for name in ("published_at", "publisher", "epoch", "sequence")]
             table = table.take(pc.sort_indices(table, order))
-            written = write_days(root, table, f"compact-{row['batch']:08d}")
+            written = write_days(root, table, compact_name(row["batch"]))
             yield pa.RecordBatch.from_pylist(written, schema=DONE_SCHEMA)
 
 
 def write_days(archive: Path, table: pa.Table, name: str) -> list[dict[str, Any]]:
-    """Writes the rows of one channel into a file for each day."""
+    """Writes the rows of one channel into a file for each day; they have one name and lie apart."""
     if not table.num_rows:
         return []
     times = table["published_at"].cast(pa.int64())
@@ -127,7 +126,7 @@ def write_days(archive: Path, table: pa.Table, name: str) -> list[dict[str, Any]
 
 def _write(archive: Path, rows: pa.Table, day: str, name: str) -> dict[str, Any]:
     channel = rows["channel"][0].as_py()
-    path = file_path(day, channel, f"{name}-{secrets.token_hex(8)}")
+    path = file_path(day, channel, name)
     target = archive / path
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_suffix(".new")
