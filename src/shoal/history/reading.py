@@ -23,6 +23,7 @@ from shoal.history.table import SCHEMA, TIME, channel_text, dedupe, entries_to_b
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 from shoal.wire.envelope import EPOCH_BITS, client_of, stream_id
+from shoal.wire.recorded import NUMBER_MAX
 
 LATE_S_MAX: Final = 5
 """How long an agent may take to write down what it hears: what is missing among the newest messages may yet come."""
@@ -168,7 +169,7 @@ def _before(rows: pa.Table, before: Mapping[int, int]) -> pa.Table:
         {
             "publisher": pa.array([client_of(stream) for stream in before], pa.int64()),
             "epoch": pa.array([stream & EPOCH_MASK for stream in before], pa.int32()),
-            "limit": pa.array(list(before.values()), pa.int64()),
+            "limit": pa.array([min(limit, NUMBER_MAX) for limit in before.values()], pa.int64()),
         }
     )
     numbered = rows.append_column("row", pa.array(range(rows.num_rows), pa.int64()))

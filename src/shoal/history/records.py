@@ -14,7 +14,7 @@ import msgspec
 from shoal.errors import ConnectError, ProtocolError
 from shoal.history.plain import Entries
 from shoal.history.servers import ServerReader
-from shoal.wire.recorded import INDEX_KEY, RecordedMessage, read_entry, record_key
+from shoal.wire.recorded import INDEX_KEY, NUMBER_MAX, RecordedMessage, read_entry, record_key
 
 PAGE_ENTRIES: Final = 2000
 """Entries in one answer of a server."""
@@ -84,7 +84,7 @@ class RecordReader(ServerReader):
                 _, said = read_entry(fields)
             except ProtocolError:
                 continue
-            if isinstance(said, RecordedMessage):
+            if isinstance(said, RecordedMessage) and said.sequence <= NUMBER_MAX:
                 ends[said.stream] = max(ends.get(said.stream, 0), said.sequence)
             elif isinstance(said, list):
                 for stream, last in said:
