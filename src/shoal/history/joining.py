@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.history.table import SCHEMA, dedupe
+from shoal.history.taking import take
 
 _HOLE: Final = "no record has it"
 
@@ -40,7 +41,7 @@ def join(table: pa.Table) -> pa.Table:
     ends = heard.filter(heard["is_end"])
     heard = heard.filter(pc.invert(heard["is_end"]))
     order = pc.sort_indices(heard, [(name, "ascending") for name in ("publisher", "epoch", "sequence")])
-    heard = heard.take(order)
+    heard = take(heard, order)
     streams = _Streams(heard, ends)
     claims = [row for row in gap_rows.to_pylist() if row["publisher"] is not None]
     gaps = [*streams.holes(), *streams.missing(claims)]
@@ -159,7 +160,7 @@ def _in_order(heard: pa.Table, times: Numbers, foreign: pa.Table, gaps: list[dic
             "number": pc.fill_null(rows["number"], 0),
         }
     )
-    return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
+    return take(rows, pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
 
 
 _TIME: Final = SCHEMA.field("published_at").type

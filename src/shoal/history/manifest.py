@@ -59,6 +59,8 @@ class ArchivedFile(msgspec.Struct, frozen=True):
     from_us: int
     to_us: int
     batch: int
+    raw_bytes: int = 0
+    """What its rows take in memory; 0 in manifests from before that was noted."""
 
 
 class Retired(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from shoal.history.manifest import Manifest
 from shoal.history.records import BEGINNING, Position, RecordReader, entry_key, last_position
 from shoal.history.servers import Login
 from shoal.history.table import SCHEMA, TIME, channel_text, dedupe, entries_to_batch, gap_row
+from shoal.history.taking import take
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 from shoal.wire.envelope import EPOCH_BITS, client_of, stream_id
@@ -188,11 +189,12 @@ def _without_live(rows: pa.Table, live: Sequence[bytes]) -> pa.Table:
         return rows
     foreign = pc.and_(pc.invert(rows["is_gap"]), pc.equal(pc.fill_null(rows["publisher"], -1), 0))
     numbered = rows.append_column("row", pa.array(range(rows.num_rows), pa.int64())).filter(foreign)
-    numbered = numbered.sort_by([("recorded_at", "ascending"), ("number", "ascending")])
     live = live[:PLAIN_MAX]
-    payloads = numbered["payload"].to_pylist()[-len(live) :]
+    order = pc.sort_indices(numbered, [("recorded_at", "ascending"), ("number", "ascending")])
+    newest = take(numbered, order[-len(live) :])
+    payloads = newest["payload"].to_pylist()
     same = max((n for n in range(len(payloads) + 1) if payloads[len(payloads) - n :] == [*live[:n]]), default=0)
-    gone = numbered["row"].to_pylist()[numbered.num_rows - same :]
+    gone = newest["row"].to_pylist()[newest.num_rows - same :]
     kept = np.ones(rows.num_rows, np.bool_)
     kept[gone] = False
     return rows.filter(pa.array(kept))

@@ -1,6 +1,7 @@
 """A conversation with one server, without an event loop.
 
-Owns the log-in, the bounds, and how large pages of entries are. What is asked is in `records` and, for Spark, in `shoal.pipeline.source.streams`.
+Owns the log-in, the bounds, and how large pages of entries are. What is asked is in `records` and, for Spark, in
+`shoal.pipeline.source.streams`.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 from shoal.errors import ProtocolError
 from shoal.filters.filter import Filter
 from shoal.history.plain import TIME_US_MAX, Entries, PlainColumns, plain_columns, recorded_ms
+from shoal.history.taking import take
 from shoal.message import Attributes, Gap, Item, Message
 from shoal.wire.envelope import EPOCH_BITS
 from shoal.wire.recorded import NUMBER_MAX, RecordedGap, RecordedMessage, read_entry
@@ -196,7 +197,7 @@ def dedupe(table: pa.Table) -> pa.Table:
     first = numbered.group_by([*keys], use_threads=False).aggregate([("row", "min")])["row_min"]
     if len(first) == table.num_rows:
         return table
-    return table.take(first.combine_chunks().sort())
+    return take(table, first.combine_chunks().sort())
 
 
 def read_attributes(text: str | None) -> Attributes | None:
