@@ -81,6 +81,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     retired: tuple[Retired, ...] = ()
     positions: dict[str, dict[str, Position]] = {}
     """Server to channel (in base64url) to the last entry that was archived."""
+    left: dict[str, int] = {}
+    """Servers of those that are no longer in the cluster: when a job first found it so, in microseconds since 1970."""
 
     @property
     def rows(self) -> int:

@@ -17,6 +17,7 @@ from shoal.errors import ShoalError
 from shoal.history.archive import read_archive
 from shoal.history.joining import join
 from shoal.history.manifest import Manifest
+from shoal.history.plain import TIME_US_MAX, recorded_ms
 from shoal.history.records import BEGINNING, Position, RecordReader, entry_key, last_position
 from shoal.history.servers import Login
 from shoal.history.table import SCHEMA, TIME, channel_text, dedupe, entries_to_batch, gap_row
@@ -107,6 +108,23 @@ class ChannelHistory:
             return Position(wanted, 0), None
         return Position(wanted, 0), archived.number
 
+    def _left_behind(self) -> list[pa.Table]:
+        """A gap for each server that has left the cluster and may have recorded more than was archived: nobody can ask
+        it. A job that found it gone before the time that was asked for says that it recorded nothing then. Without an
+        archive nobody knows which servers there were."""
+        if self._archived is None:
+            return []
+        here = {server.id for server in self._servers} | {*self._positions}
+        gaps = []
+        for server, records in self._archived.positions.items():
+            last = records.get(record_name(self.channel))
+            gone_us = self._archived.left.get(server, TIME_US_MAX)
+            if last is not None and server not in here and gone_us + CLOCKS_S_MAX * 1_000_000 >= self._since_us:
+                why = f"records of server {server}, which has left, were not archived beyond {last.entry}"
+                at_us = max((recorded_ms(last.entry) + 1) * 1000, self._since_us)
+                gaps.append(gap_row(self._name, server, at_us, f"{why}: nobody knows whether there was more"))
+        return gaps
+
     def ends(self) -> Mapping[int, int]:
         """How far each stream has come by the records of all servers that can be asked."""
         ends: dict[int, int] = {}
@@ -152,6 +170,7 @@ class ChannelHistory:
             gap_row(self._name, server, self._since_us, f"server {server} cannot be asked: {why}")
             for server, why in self.unreachable.items()
         ]
+        missing += self._left_behind()
         rows = _without_live(_before(self._rows, before or {}), live)
         table = join(pa.concat_tables([rows, *missing]))
         since = pa.scalar(self._since_us, pa.int64()).cast(TIME)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -156,6 +156,7 @@ class ArchiveJob:
     def batch(self, servers: Sequence[ServerAddress], runner: Runner) -> Progress | None:
         """Archives what the records hold, or as much of it as a batch takes; None if there is nothing."""
         began = time.monotonic()
+        self._note_left({server.id for server in servers})
         work = plan_slices(self.manifest, servers, self._login, self._batch_rows)
         self.unreachable = work.unreachable
         self.ends = work.ends
@@ -163,6 +164,13 @@ class ArchiveJob:
             return None
         done = runner(partial(archive_slices, self._login, str(self._archive)), work.slices).to_pylist()
         return self._commit(work, done, began)
+
+    def _note_left(self, here: Set[str]) -> None:
+        """Notes which servers have left, and since when that is known: what they recorded last may be missing."""
+        known, now_us = self.manifest.left, int(time.time() * 1_000_000)
+        left = {server: known.get(server, now_us) for server in self.manifest.positions if server not in here}
+        if left != known:
+            self._write(left=left)
 
     def behind(self, ends: Mapping[Record, Position]) -> list[Record]:
         """The records that are not archived up to entries and had more, by the last batch; those of servers that could
