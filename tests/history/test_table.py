@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,6 +73,59 @@ def test_a_corrupt_entry_is_a_gap() -> None:
     assert "cannot be read" in gaps[0].reason if isinstance(gaps[0], Gap) else False
 
 
+def test_numbers_that_no_column_takes_are_a_gap_and_everything_else_is_read() -> None:
+    said: list[bytes | RecordedGap] = [
+        blob(1),
+        blob(2**63 + 5, 7),
+        envelope.beacon(1, STREAM, 2**63, 1, 9, final=True),
+        RecordedGap(STREAM, 2, 2**63, "away"),
+        RecordedGap(-1, 0, 0, "away"),
+        blob(2, stream=2**64 - 1),
+        blob(2),
+    ]
+    items = list(to_items(record(*said)))
+    assert [type(item) for item in items] == [Message, Gap, Gap, Gap, Gap, Message, Message]
+    assert all("which no publisher counts to" in item.reason for item in items if isinstance(item, Gap))
+    assert spoken(join(record(blob(2**63 - 1, 7), blob(1), blob(1, stream=STREAM + 1)))).count("m1") == 2
+
+
+def test_numbers_and_times_of_entries_that_are_none_are_gaps() -> None:
+    entries = [("1-0", [b"n", b"%d" % number, b"m", blob(1)]) for number in (1, 2**63, -1, 10**30, 5)]
+    batch = entries_to_batch("orders", "s1", entries, 0)
+    assert batch["is_gap"].to_pylist() == [False, True, True, True, False]
+    for way in (entries_to_batch, one_by_one):
+        (row,) = way("orders", "s1", [(f"{2**64 - 1}-0", list(message_fields(1, blob(1))))], 0).to_pylist()
+        assert row["recorded_at"].year == 9999
+
+
+def test_attributes_that_are_no_numbers_are_left_out_and_the_message_stays() -> None:
+    body = msgspec.msgpack.encode({"a": math.nan, "b": -math.inf, "c": 3})
+    strange = HEADER.pack(MAGIC, ATTRIBUTES, 1, STREAM, 1, 7) + len(body).to_bytes(2, "little") + body + b"m1"
+    for table in (record(strange), record(strange, foreign_blob(b"x"))):
+        assert next(iter(to_items(table))) == Message("orders", b"m1", BOB, 1, 7, {"c": 3})
+    assert spoken(matching(record(strange), parse("c > 1"))) == ["m1"]
+    assert spoken(matching(record(strange), parse("a > 1"))) == []
+
+
+def test_an_archive_with_nulls_for_nan_is_read() -> None:
+    table = record(blob(1, 0, {"a": 1}))
+    old = table.set_column(10, SCHEMA.field("attributes"), pa.array(['{"a":null,"b":2}']))
+    (message,) = to_items(old)
+    assert isinstance(message, Message)
+    assert message.attributes == {"b": 2}
+    assert spoken(matching(old, parse("b = 2"))) == ["m1"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 2**64 - 1)] * 3, st.integers(0, 31), st.binary(max_size=40)), max_size=5))
+def test_any_message_is_a_row_or_a_gap(said: list[tuple[int, int, int, int, bytes]]) -> None:
+    blobs = [HEADER.pack(MAGIC, flags, 1, stream, seq, time) + body for stream, seq, time, flags, body in said]
+    table = record(*blobs)
+    assert table.num_rows == len(blobs)
+    list(to_items(join(table)))
+    matching(table, parse("a > 1"))
+
+
 def test_entries_that_were_dropped_before_they_were_read_are_a_gap() -> None:
     (gap, message) = to_items(record(blob(9), first=9, after=5))
     assert isinstance(gap, Gap)
@@ -112,6 +168,26 @@ def test_what_a_recorder_missed_before_the_first_message_is_a_gap() -> None:
     assert spoken(join(record(*missed, blob(4)))) == [f"{BOB}:1-3", "m4"]
     rows = pa.concat_tables([record(*missed, blob(4)), record(blob(1), blob(2), blob(3), server="s2")])
     assert spoken(join(rows)) == ["m1", "m2", "m3", "m4"]
+
+
+def test_all_that_recorders_missed_behind_the_last_message_is_told() -> None:
+    missed = [RecordedGap(STREAM, 5, 7, "forgotten"), RecordedGap(STREAM, 8, 12, "silent")]
+    heard = [blob(n) for n in range(1, 5)]
+    both = [f"{BOB}:5-7", f"{BOB}:8-12"]
+    assert spoken(join(record(*heard, *missed))) == ["m1", "m2", "m3", "m4", *both]
+    assert spoken(join(record(*missed))) == both
+    assert spoken(join(record(*heard, *(RecordedGap(STREAM, *pair, "away") for pair in ((5, 7), (6, 12))))))[4:] == [
+        f"{BOB}:5-12"
+    ]
+    assert spoken(join(record(*missed, RecordedGap(STREAM, 13, 0, "silent")))) == [f"{BOB}:5-7", f"{BOB}:8-None"]
+    ended = envelope.beacon(1, STREAM, 9, 9, 9, final=True)
+    assert spoken(join(record(*heard, *missed, ended)))[4:] == [f"{BOB}:5-9", f"{BOB}:10-12"]
+
+
+def test_a_claim_around_what_is_there_is_told_before_and_behind() -> None:
+    missed = RecordedGap(STREAM, 1, 9, "away")
+    rows = pa.concat_tables([record(missed), record(blob(4), blob(5), server="s2")])
+    assert sorted(spoken(join(rows))) == sorted([f"{BOB}:1-3", "m4", "m5", f"{BOB}:6-9"])
 
 
 def test_an_absence_of_a_recorder_is_told() -> None:

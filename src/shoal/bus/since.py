@@ -70,8 +70,10 @@ async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: F
 
 
 def _read(history: ChannelHistory) -> Mapping[int, int]:
+    """Reads on, and says how far streams had come before: what is written meanwhile may be read and is not promised."""
+    ends = history.ends()
     history.read()
-    return history.ends()
+    return ends
 
 
 def _behind(

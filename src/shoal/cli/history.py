@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             break
     for server, why in history.unreachable.items():
         note(f"server {server} cannot be asked, what it recorded is missing: {why}")
-    facts = {"channel": args.channel, "messages": len(shown.messages), "gaps": len(shown.gaps)}
+    facts = {"channel": args.channel, "messages": shown.messages, "gaps": shown.gaps}
     result(args, {**facts, "items": shown.items, "unreachable": sorted(history.unreachable)}, "")
     return 0 if not shown.gaps and not history.unreachable else 1
 
@@ -101,8 +101,7 @@ class Shown:
 
     def __init__(self, limit: int | None, *, quiet: bool) -> None:
         self.items: list[dict[str, Any]] = []
-        self.messages: list[Message] = []
-        self.gaps: list[Gap] = []
+        self.messages = self.gaps = 0
         self._limit = limit
         self._quiet = quiet
 
@@ -111,13 +110,13 @@ class Shown:
         from shoal.cli.channels import item_facts, missing_words
 
         if isinstance(item, Gap):
-            self.gaps.append(item)
+            self.gaps += 1
             if not self._quiet:
                 note(f"gap: {missing_words(item)} ({item.reason})")
         else:
-            if self._limit is not None and len(self.messages) >= self._limit:
+            if self._limit is not None and self.messages >= self._limit:
                 return False
-            self.messages.append(item)
+            self.messages += 1
             if not self._quiet:
                 at = dt.datetime.fromtimestamp(item.published_at_us / 1e6, dt.UTC).isoformat(timespec="milliseconds")
                 sys.stdout.buffer.write(at.removesuffix("+00:00").encode() + b"  " + item.payload + b"\n")

@@ -17,8 +17,12 @@ from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.errors import ConfigError, ShoalError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.history.records import Position
     from shoal.history.servers import Login
-    from shoal.pipeline.archive.job import ArchiveJob, Runner
+    from shoal.pipeline.archive.job import ArchiveJob, Progress, Runner
+    from shoal.pipeline.archive.planning import Record
     from shoal.plan.ring import ServerAddress
 
 INTERVAL_S: Final = 10.0
@@ -92,31 +96,45 @@ class _Done:
         self.batches = self.rows = self.files = self.compacted = 0
         self.seconds = 0.0
 
+    def count(self, progress: Progress) -> None:
+        """A batch was done."""
+        self.batches += 1
+        self.rows += progress.rows
+        self.files += progress.files
+        self.seconds += progress.seconds
+
 
 def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Namespace, done: _Done) -> None:
     ended = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: ended.set())
     while not ended.is_set():
-        while (progress := job.batch(cluster.servers(), runner)) is not None and not ended.is_set():
-            done.batches += 1
-            done.rows += progress.rows
-            done.files += progress.files
-            done.seconds += progress.seconds
-            total = progress.entries + progress.behind
-            share = 100 * progress.entries // total if total else 100
-            note(
-                f"batch {progress.batch}: {progress.rows} rows in {progress.files} files, {progress.seconds:.1f} s"
-                f" ({share} % of what there was)"
-            )
-            if progress.behind == 0 and args.once:
-                break
+        _archive(job, runner, cluster, ended, done, once=args.once)
         for server, why in job.unreachable.items():
             note(f"server {server} cannot be asked; what it recorded is archived when it can: {why}")
         done.compacted += job.compact(runner, 2) if args.compact else job.compact(runner)
         if args.once:
             return
         ended.wait(args.interval)
+
+
+def _archive(
+    job: ArchiveJob, runner: Runner, cluster: _Cluster, ended: threading.Event, done: _Done, *, once: bool
+) -> None:
+    """Batch after batch until nothing is left, or with `once` nothing of what there was at the beginning, so that a
+    busy channel cannot keep it for ever. A batch that could read nothing is tried again later."""
+    goal: Mapping[Record, Position] | None = None
+    while not ended.is_set() and (progress := job.batch(cluster.servers(), runner)) is not None:
+        done.count(progress)
+        total = progress.entries + progress.behind
+        share = 100 * progress.entries // total if total else 100
+        note(
+            f"batch {progress.batch}: {progress.rows} rows in {progress.files} files, {progress.seconds:.1f} s"
+            f" ({share} % of what there was)"
+        )
+        goal = job.ends if goal is None else goal
+        if not progress.entries or (once and not job.behind(goal)):
+            return
 
 
 class _Cluster:

@@ -2,7 +2,9 @@
 
     table.py      entries of records as Arrow rows, and rows as messages
     plain.py      the quick way for pages of plain messages
+    taking.py     rows in another order, however much they hold
     joining.py    rows of several servers as one history: each message once, in order, gaps where something is missing
+    servers.py    a conversation with one server
     records.py    the records of servers, read
     manifest.py   what an archive holds
     archive.py    rows of an archive, read

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shoal.errors import ArchiveError
-from shoal.history.manifest import Manifest, read_manifest
+from shoal.history.manifest import Manifest, check_new, read_manifest
 from shoal.history.table import SCHEMA, TIME, dedupe
 
 ATTEMPTS: Final = 3
@@ -24,9 +24,13 @@ ATTEMPTS: Final = 3
 def read_archive(
     archive: Path, channel: str | None, from_us: int | None = None, to_us: int | None = None
 ) -> tuple[Manifest, pa.Table]:
-    """The manifest, and the rows of a channel (None: all) published in a time, each message once."""
+    """The manifest, and the rows of a channel (None: all) published in a time, each message once. ArchiveError for
+    files without a manifest: what they hold would be missing without a word."""
     for attempt in range(ATTEMPTS):
-        manifest = read_manifest(archive) or Manifest()
+        manifest = read_manifest(archive)
+        if manifest is None:
+            check_new(archive)
+            manifest = Manifest()
         try:
             tables = [
                 read_file(archive / file.path, channel, from_us, to_us)

@@ -11,6 +11,7 @@ The order is that of each publisher's numbers; among publishers that of their cl
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.history.table import SCHEMA, dedupe
+from shoal.history.taking import take
 
 _HOLE: Final = "no record has it"
 
@@ -39,7 +41,7 @@ def join(table: pa.Table) -> pa.Table:
     ends = heard.filter(heard["is_end"])
     heard = heard.filter(pc.invert(heard["is_end"]))
     order = pc.sort_indices(heard, [(name, "ascending") for name in ("publisher", "epoch", "sequence")])
-    heard = heard.take(order)
+    heard = take(heard, order)
     streams = _Streams(heard, ends)
     claims = [row for row in gap_rows.to_pylist() if row["publisher"] is not None]
     gaps = [*streams.holes(), *streams.missing(claims)]
@@ -91,24 +93,55 @@ class _Streams:
 
     def missing(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What recorders say that they missed and that no record has, beside holes: before the first message that is
-        there, and behind the last."""
-        before: dict[Stream, dict[str, Any]] = {}
-        behind: dict[Stream, dict[str, Any]] = {}
+        there, and behind the last. A number is told once, with the reason of one who missed it."""
+        by_stream: defaultdict[Stream, list[dict[str, Any]]] = defaultdict(list)
         for claim in claims:
-            stream = claim["publisher"], claim["epoch"]
-            begin, end = self._spans.get(stream, (0, 0))
-            first, last = (int(self._sequence[begin]), int(self._sequence[end - 1])) if end > begin else (0, 0)
-            low, high = claim["gap_from"] or 1, claim["gap_to"]
-            if high is not None and low < first:
-                known = before.get(stream)
-                low = low if known is None else min(low, known["gap_from"])
-                gap = self._gap(begin, low, first - 1 if known is not None else min(high, first - 1))
-                before[stream] = {**gap, "reason": claim["reason"]}
-            elif (high is not None and high > last) or (high is None and low > last and stream not in self._ends):
-                known = behind.get(stream)
-                if known is None or (known["gap_to"] is not None and (high is None or high > known["gap_to"])):
-                    behind[stream] = {**claim, "gap_from": max(low, last + 1)}
-        return [*before.values(), *behind.values()]
+            by_stream[claim["publisher"], claim["epoch"]].append({**claim, "gap_from": claim["gap_from"] or 1})
+        gaps: list[dict[str, Any]] = []
+        for stream, said in by_stream.items():
+            said.sort(key=lambda claim: (claim["gap_from"], claim["gap_to"] or 0))
+            gaps += [*self._before(stream, said), *self._behind(stream, said)]
+        return gaps
+
+    def _before(self, stream: Stream, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        begin, end = self._spans.get(stream, (0, 0))
+        if begin == end:
+            return []
+        first = int(self._sequence[begin])
+        closed = [{**claim, "gap_to": min(claim["gap_to"], first - 1)} for claim in said if claim["gap_to"] is not None]
+        return [
+            {**self._gap(begin, gap["gap_from"], gap["gap_to"]), "reason": gap["reason"]} for gap in _disjoint(closed)
+        ]
+
+    def _behind(self, stream: Stream, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        begin, end = self._spans.get(stream, (0, 0))
+        heard = int(self._sequence[end - 1]) if end > begin else 0
+        told = max(heard, self._ends.get(stream, 0)) if heard else 0
+        still = [
+            claim
+            for claim in said
+            if claim["gap_to"] is not None or (claim["gap_from"] > heard and stream not in self._ends)
+        ]
+        return _disjoint([{**claim, "gap_from": max(claim["gap_from"], told + 1)} for claim in still])
+
+
+def _disjoint(claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Claims of one stream, sorted by where they begin, so that none says what one before it has said. Those that touch
+    and have the same reason become one."""
+    gaps: list[dict[str, Any]] = []
+    reached: int | None = 0
+    for claim in claims:
+        if reached is None:
+            break
+        low, high = max(claim["gap_from"], reached + 1), claim["gap_to"]
+        if high is not None and high < low:
+            continue
+        if gaps and low == reached + 1 and gaps[-1]["reason"] == claim["reason"]:
+            gaps[-1]["gap_to"] = high
+        else:
+            gaps.append({**claim, "gap_from": low})
+        reached = high
+    return gaps
 
 
 def _in_order(heard: pa.Table, times: Numbers, foreign: pa.Table, gaps: list[dict[str, Any]]) -> pa.Table:
@@ -127,7 +160,7 @@ def _in_order(heard: pa.Table, times: Numbers, foreign: pa.Table, gaps: list[dic
             "number": pc.fill_null(rows["number"], 0),
         }
     )
-    return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
+    return take(rows, pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
 
 
 _TIME: Final = SCHEMA.field("published_at").type

@@ -16,8 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import os
-from collections.abc import Iterable
+import re
+import secrets
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -33,8 +38,14 @@ MANIFEST_VERSION: Final = 1
 
 NAME: Final = "manifest.json"
 DATA: Final = "data"
-NAME_BYTES_MAX: Final = 200
-"""Longest name of a channel in a directory's name; the rest is cut, the rows have all of it."""
+QUOTED_MAX: Final = 120
+"""Longest quoted name of a channel in a directory's name; file systems take 255 bytes. The rest is cut and a hash of
+the whole name stands for it: the manifest and the rows have all of it."""
+
+_OWN_FILE: Final = re.compile(
+    r"day=-?\d{4,}-\d\d-\d\d/channel=[^/]+/(?:batch|compact)-(\d{8,})(?:-[^/]+)?-[0-9a-f]{16}\.(?:parquet|new)"
+)
+"""What `file_path` makes, and what it is called while it is written, below `DATA`."""
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
@@ -48,6 +59,8 @@ class ArchivedFile(msgspec.Struct, frozen=True):
     from_us: int
     to_us: int
     batch: int
+    raw_bytes: int = 0
+    """What its rows take in memory; 0 in manifests from before that was noted."""
 
 
 class Retired(msgspec.Struct, frozen=True):
@@ -68,6 +81,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     retired: tuple[Retired, ...] = ()
     positions: dict[str, dict[str, Position]] = {}
     """Server to channel (in base64url) to the last entry that was archived."""
+    left: dict[str, int] = {}
+    """Servers of those that are no longer in the cluster: when a job first found it so, in microseconds since 1970."""
 
     @property
     def rows(self) -> int:
@@ -148,10 +163,30 @@ def sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
+def batch_name(batch: int, server: str) -> str:
+    """A name that nobody used before, for a file with entries of one server."""
+    return f"batch-{batch:08d}-{server}-{secrets.token_hex(8)}"
+
+
+def compact_name(batch: int) -> str:
+    """A name that nobody used before, for a file that others were put together in."""
+    return f"compact-{batch:08d}-{secrets.token_hex(8)}"
+
+
 def file_path(day: str, channel: str, name: str) -> str:
-    """Where a file lies in the archive: Hive's way, which Spark and others understand."""
-    safe = quote(channel.encode()[:NAME_BYTES_MAX], safe="")
-    return f"{DATA}/day={day}/channel={safe}/{name}.parquet"
+    """Where a file lies in the archive: Hive's way, which Spark and others understand. The folder's name is for people:
+    who wants a channel goes by the manifest, or by the column of the rows."""
+    return f"{DATA}/day={day}/channel={_folder(channel)}/{name}.parquet"
+
+
+def _folder(channel: str) -> str:
+    """A channel's name for a directory: quoted, and if that is long, cut between two characters and with a hash."""
+    quoted = [quote(character, safe="") for character in channel]
+    ends = list(accumulate(map(len, quoted), initial=0))
+    if ends[-1] <= QUOTED_MAX:
+        return "".join(quoted)
+    kept = "".join(quoted[: bisect_right(ends, QUOTED_MAX) - 1])
+    return f"{kept}-{hashlib.blake2b(channel.encode(), digest_size=8).hexdigest()}"
 
 
 def day_of(time_us: int) -> str:
@@ -159,9 +194,38 @@ def day_of(time_us: int) -> str:
     return (dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=time_us)).date().isoformat()
 
 
-def unlisted(archive: Path, manifest: Manifest) -> Iterable[Path]:
-    """Files of the data directory that the manifest does not know: what a job that died has left."""
+def check_new(archive: Path) -> None:
+    """ArchiveError if a directory without a manifest holds files where an archive has its own: they are somebody's, or
+    the manifest was lost."""
+    if any(path.is_file() for path in (archive / DATA).rglob("*")):
+        raise ArchiveError(
+            f"{archive / DATA} has files but no manifest",
+            do="name an empty directory, or put the manifest back",
+        )
+
+
+def unlisted(archive: Path, manifest: Manifest) -> Iterator[Path]:
+    """Files that a job which died has left: of a name that only jobs give, and not known to the manifest. Whatever else
+    lies there is not ours."""
+    return (path for path, _ in _unlisted(archive, manifest))
+
+
+def check_newest(archive: Path, manifest: Manifest) -> None:
+    """ArchiveError if there are files of later batches than the one that may have been under way: then this manifest is
+    an older one than that which lists them, and they are no garbage."""
+    for path, batch in _unlisted(archive, manifest):
+        if batch > manifest.batch + 1:
+            raise ArchiveError(
+                f"{path} is of batch {batch}, but {archive / NAME} ends with batch {manifest.batch}",
+                do="put back the newest manifest, or move the file away and accept the loss",
+            )
+
+
+def _unlisted(archive: Path, manifest: Manifest) -> Iterator[tuple[Path, int]]:
+    """Files with a job's names that the manifest does not know, each with its batch."""
     known = {file.path for file in manifest.files} | {file.path for file in manifest.retired}
-    for path in sorted((archive / DATA).rglob("*")):
-        if path.is_file() and str(path.relative_to(archive)) not in known:
-            yield path
+    data = archive / DATA
+    for path in sorted(data.glob("day=*/channel=*/*")):
+        own = _OWN_FILE.fullmatch(path.relative_to(data).as_posix())
+        if own is not None and path.relative_to(archive).as_posix() not in known and path.is_file():
+            yield path, int(own[1])

@@ -6,6 +6,7 @@ for the way that takes entries one by one (`table`), which gives the same rows.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -14,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import ProtocolError
-from shoal.wire.envelope import ATTRIBUTES, BEACON, FOREIGN, HEADER_BYTES, KNOWN_FLAGS, MAGIC, split_attributes
-from shoal.wire.recorded import MESSAGE_FIELD, NUMBER_FIELD, STREAMS_FIELD
+from shoal.wire.envelope import ATTRIBUTES, BEACON, FOREIGN, HEADER_BYTES, KNOWN_FLAGS, MAGIC
+from shoal.wire.recorded import MESSAGE_FIELD, NUMBER_FIELD, NUMBER_MAX, STREAMS_FIELD, split_finite
 
 Entries = Sequence[tuple[str, Any]]
 """Ids and fields of entries, as a server lists them."""
@@ -31,6 +32,9 @@ _HEADER: Final = np.dtype(
     ]
 )
 assert _HEADER.itemsize == HEADER_BYTES
+
+TIME_US_MAX: Final = int(dt.datetime(9999, 12, 31, tzinfo=dt.UTC).timestamp() * 1_000_000)
+"""Times beyond it are taken for this one: no calendar has them."""
 
 _json: Final = msgspec.json.Encoder()
 
@@ -49,8 +53,8 @@ class PlainColumns(NamedTuple):
 
 
 def recorded_ms(entry: str) -> int:
-    """When an entry was written, in milliseconds since 1970, by its server's clock."""
-    return int(entry.partition("-")[0])
+    """When an entry was written, in milliseconds since 1970, by its server's clock, as far as a calendar goes."""
+    return min(int(entry.partition("-")[0]), TIME_US_MAX // 1000)
 
 
 def plain_columns(entries: Entries, after: int | None) -> PlainColumns | None:
@@ -62,7 +66,7 @@ def plain_columns(entries: Entries, after: int | None) -> PlainColumns | None:
         ]
     except (TypeError, ValueError, IndexError):
         return None
-    if not fields or None in fields:
+    if not fields or not all(field is not None and 0 <= field[2] <= NUMBER_MAX for field in fields):
         return None
     all_numbers = np.array([field[2] for field in fields if field is not None], np.int64)
     if (np.diff(all_numbers) != 1).any() or (after is not None and all_numbers[0] != after + 1):
@@ -78,7 +82,7 @@ def plain_columns(entries: Entries, after: int | None) -> PlainColumns | None:
     payloads = [blob[HEADER_BYTES:] for blob in blobs]
     try:
         for row in np.flatnonzero(headers["flags"] & ATTRIBUTES):
-            said, payloads[row] = split_attributes(blobs[row])
+            said, payloads[row] = split_finite(blobs[row])
             attributes[row] = _json.encode(said).decode()
     except ProtocolError:
         return None

@@ -17,12 +17,15 @@ from shoal.errors import ShoalError
 from shoal.history.archive import read_archive
 from shoal.history.joining import join
 from shoal.history.manifest import Manifest
+from shoal.history.plain import TIME_US_MAX, recorded_ms
 from shoal.history.records import BEGINNING, Position, RecordReader, entry_key, last_position
 from shoal.history.servers import Login
 from shoal.history.table import SCHEMA, TIME, channel_text, dedupe, entries_to_batch, gap_row
+from shoal.history.taking import take
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 from shoal.wire.envelope import EPOCH_BITS, client_of, stream_id
+from shoal.wire.recorded import NUMBER_MAX
 
 LATE_S_MAX: Final = 5
 """How long an agent may take to write down what it hears: what is missing among the newest messages may yet come."""
@@ -105,6 +108,23 @@ class ChannelHistory:
             return Position(wanted, 0), None
         return Position(wanted, 0), archived.number
 
+    def _left_behind(self) -> list[pa.Table]:
+        """A gap for each server that has left the cluster and may have recorded more than was archived: nobody can ask
+        it. A job that found it gone before the time that was asked for says that it recorded nothing then. Without an
+        archive nobody knows which servers there were."""
+        if self._archived is None:
+            return []
+        here = {server.id for server in self._servers} | {*self._positions}
+        gaps = []
+        for server, records in self._archived.positions.items():
+            last = records.get(record_name(self.channel))
+            gone_us = self._archived.left.get(server, TIME_US_MAX)
+            if last is not None and server not in here and gone_us + CLOCKS_S_MAX * 1_000_000 >= self._since_us:
+                why = f"records of server {server}, which has left, were not archived beyond {last.entry}"
+                at_us = max((recorded_ms(last.entry) + 1) * 1000, self._since_us)
+                gaps.append(gap_row(self._name, server, at_us, f"{why}: nobody knows whether there was more"))
+        return gaps
+
     def ends(self) -> Mapping[int, int]:
         """How far each stream has come by the records of all servers that can be asked."""
         ends: dict[int, int] = {}
@@ -150,6 +170,7 @@ class ChannelHistory:
             gap_row(self._name, server, self._since_us, f"server {server} cannot be asked: {why}")
             for server, why in self.unreachable.items()
         ]
+        missing += self._left_behind()
         rows = _without_live(_before(self._rows, before or {}), live)
         table = join(pa.concat_tables([rows, *missing]))
         since = pa.scalar(self._since_us, pa.int64()).cast(TIME)
@@ -168,7 +189,7 @@ def _before(rows: pa.Table, before: Mapping[int, int]) -> pa.Table:
         {
             "publisher": pa.array([client_of(stream) for stream in before], pa.int64()),
             "epoch": pa.array([stream & EPOCH_MASK for stream in before], pa.int32()),
-            "limit": pa.array(list(before.values()), pa.int64()),
+            "limit": pa.array([min(limit, NUMBER_MAX) for limit in before.values()], pa.int64()),
         }
     )
     numbered = rows.append_column("row", pa.array(range(rows.num_rows), pa.int64()))
@@ -187,11 +208,12 @@ def _without_live(rows: pa.Table, live: Sequence[bytes]) -> pa.Table:
         return rows
     foreign = pc.and_(pc.invert(rows["is_gap"]), pc.equal(pc.fill_null(rows["publisher"], -1), 0))
     numbered = rows.append_column("row", pa.array(range(rows.num_rows), pa.int64())).filter(foreign)
-    numbered = numbered.sort_by([("recorded_at", "ascending"), ("number", "ascending")])
     live = live[:PLAIN_MAX]
-    payloads = numbered["payload"].to_pylist()[-len(live) :]
+    order = pc.sort_indices(numbered, [("recorded_at", "ascending"), ("number", "ascending")])
+    newest = take(numbered, order[-len(live) :])
+    payloads = newest["payload"].to_pylist()
     same = max((n for n in range(len(payloads) + 1) if payloads[len(payloads) - n :] == [*live[:n]]), default=0)
-    gone = numbered["row"].to_pylist()[numbered.num_rows - same :]
+    gone = newest["row"].to_pylist()[newest.num_rows - same :]
     kept = np.ones(rows.num_rows, np.bool_)
     kept[gone] = False
     return rows.filter(pa.array(kept))

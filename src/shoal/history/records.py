@@ -13,14 +13,15 @@ import msgspec
 
 from shoal.errors import ConnectError, ProtocolError
 from shoal.history.plain import Entries
-from shoal.history.servers import ServerReader
-from shoal.wire.recorded import INDEX_KEY, RecordedMessage, read_entry, record_key
-
-PAGE_ENTRIES: Final = 2000
-"""Entries in one answer of a server."""
+from shoal.history.servers import PageSize, ServerReader
+from shoal.wire.envelope import ENDED
+from shoal.wire.recorded import INDEX_KEY, NUMBER_MAX, STREAMS_FIELD, RecordedMessage, read_entry, record_key
 
 TAIL_ENTRIES: Final = 600
 """Entries at the end of a record among which one says how far each stream has come."""
+
+TAIL_BYTES: Final = 16 << 20
+"""What is read of the end of a record before the first entry that says so is enough."""
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
@@ -63,33 +64,60 @@ class RecordReader(ServerReader):
 
     def pages(self, channel: bytes, after: str, count_max: int | None = None) -> Iterator[Entries]:
         """Entries behind one, page by page, at most `count_max` of them."""
+        size = PageSize()
         left = count_max
         while left is None or left > 0:
-            count = PAGE_ENTRIES if left is None else min(PAGE_ENTRIES, left)
-            reply = self._ask(b"XRANGE", record_key(channel), f"({after}", b"+", b"COUNT", count)
+            page, asked = self._page(size, left, b"XRANGE", record_key(channel), f"({after}", b"+")
+            if page:
+                yield page
+                after = page[-1][0]
+                left = None if left is None else left - len(page)
+            if len(page) < asked:
+                return
+
+    def _page(self, size: PageSize, left: int | None, *question: bytes | str) -> tuple[Entries, int]:
+        """The next entries, and how many were asked for: fewer and fewer while the answer is too large."""
+        while True:
+            asked = size.count if left is None else min(size.count, left)
+            try:
+                reply = self._ask(*question, b"COUNT", asked)
+            except ProtocolError:
+                if asked == 1 or not size.shrink():
+                    raise
+                self.reconnect()
+                continue
             page = [(bytes(id).decode(), fields) for id, fields in reply]
-            if not page:
-                return
-            yield page
-            after = page[-1][0]
-            left = None if left is None else left - len(page)
-            if len(page) < count:
-                return
+            if page:
+                size.learn(len(page), sum(len(word) for _, fields in page for word in fields))
+            return page, asked
 
     def ends(self, channel: bytes) -> Mapping[int, int]:
         """How far each stream has come by this record, if it was heard of late."""
         ends: dict[int, int] = {}
-        for _, fields in self._ask(b"XREVRANGE", record_key(channel), b"+", b"-", b"COUNT", TAIL_ENTRIES):
+        for fields in self._tail(channel):
             try:
                 _, said = read_entry(fields)
             except ProtocolError:
                 continue
-            if isinstance(said, RecordedMessage):
+            if isinstance(said, RecordedMessage) and said.sequence <= NUMBER_MAX:
                 ends[said.stream] = max(ends.get(said.stream, 0), said.sequence)
             elif isinstance(said, list):
                 for stream, last in said:
-                    ends[stream] = max(ends.get(stream, 0), last & ~(1 << 63))
+                    ends[stream] = max(ends.get(stream, 0), last & ~ENDED)
         return ends
+
+    def _tail(self, channel: bytes) -> Iterator[Any]:
+        """The fields of the newest entries, newest first: `TAIL_ENTRIES`, or, if those are large, down to one that says
+        how far all streams have come."""
+        size, before, left, read = PageSize(), "+", TAIL_ENTRIES, 0
+        while left > 0:
+            page, asked = self._page(size, left, b"XREVRANGE", record_key(channel), before, b"-")
+            yield from (fields for _, fields in page)
+            read += sum(len(word) for _, fields in page for word in fields)
+            told = any(STREAMS_FIELD in fields[::2] for _, fields in page)
+            if len(page) < asked or (told and read > TAIL_BYTES):
+                return
+            before, left = f"({page[-1][0]}", left - len(page)
 
     def _ask(self, *args: bytes | str | int) -> Any:
         try:

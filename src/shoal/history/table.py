@@ -13,7 +13,7 @@ run in a command, in a bus and on Spark.
     sequence       int64      from 1, without holes; 0 for a plain client's message
     published_at   timestamp  by the publisher's clock, UTC; recorded_at where the publisher said nothing
     payload        binary     null in a gap
-    attributes     string     a JSON object, null if there are none
+    attributes     string     a JSON object, null if there are none; without those that are NaN or infinite
     is_gap         bool       messages that are missing from the record of this server
     gap_from       int64      the first missing number, null if nobody knows
     gap_to         int64      the last, null for an open gap
@@ -25,7 +25,6 @@ Two rows with the same channel, publisher, epoch and sequence are the same messa
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -36,10 +35,11 @@ import pyarrow.compute as pc
 
 from shoal.errors import ProtocolError
 from shoal.filters.filter import Filter
-from shoal.history.plain import Entries, PlainColumns, plain_columns, recorded_ms
-from shoal.message import Gap, Item, Message
+from shoal.history.plain import TIME_US_MAX, Entries, PlainColumns, plain_columns, recorded_ms
+from shoal.history.taking import take
+from shoal.message import Attributes, Gap, Item, Message
 from shoal.wire.envelope import EPOCH_BITS
-from shoal.wire.recorded import RecordedGap, RecordedMessage, read_entry
+from shoal.wire.recorded import NUMBER_MAX, RecordedGap, RecordedMessage, read_entry
 
 SCHEMA_VERSION: Final = "1"
 VERSION_KEY: Final = b"shoal.recorded.version"
@@ -68,14 +68,11 @@ SCHEMA: Final = pa.schema(
     metadata={VERSION_KEY: SCHEMA_VERSION.encode()},
 )
 
-TIME_US_MAX: Final = int(dt.datetime(9999, 12, 31, tzinfo=dt.UTC).timestamp() * 1_000_000)
-"""Times beyond it are taken for this one: no calendar has them."""
-
 _EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
 _PUBLISHED_AT: Final = SCHEMA.get_field_index("published_at") - SCHEMA.get_field_index("publisher")
 _CORRUPT: Final = "an entry of the record cannot be read"
 _json: Final = msgspec.json.Encoder()
-_attributes: Final = msgspec.json.Decoder(dict[str, str | int | float | bool])
+_attributes: Final = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
 
 def channel_text(channel: bytes) -> str:
@@ -153,8 +150,10 @@ def _dropped(expected: int, number: int) -> str:
 
 
 def _content(said: Any, at_us: int) -> tuple[Any, ...] | None:
-    """The columns from `publisher` on; None for an entry that is no row."""
+    """The columns from `publisher` on; None for an entry that is no row. ProtocolError for numbers that no column
+    takes: anybody may publish a message that says so."""
     if isinstance(said, RecordedMessage):
+        _check_numbers(said.sequence)
         publisher, epoch = said.stream >> EPOCH_BITS, said.stream & _EPOCH_MASK
         time_us = min(said.time_us, TIME_US_MAX) or at_us
         if said.is_end:
@@ -163,8 +162,15 @@ def _content(said: Any, at_us: int) -> tuple[Any, ...] | None:
         text = None if attributes is None else _json.encode(attributes).decode()
         return (publisher, epoch, said.sequence, time_us, payload, text, False, None, None, None, False)
     if isinstance(said, RecordedGap):
+        _check_numbers(said.stream >> EPOCH_BITS, said.first, said.last)
         return _gap_columns(said.stream, said.first, said.last, at_us, said.reason)
     return None
+
+
+def _check_numbers(*numbers: int) -> None:
+    for number in numbers:
+        if not 0 <= number <= NUMBER_MAX:
+            raise ProtocolError(f"it has the number {number}, which no publisher counts to")
 
 
 def _gap_columns(stream: int, first: int, last: int, at_us: int, reason: str) -> tuple[Any, ...]:
@@ -191,13 +197,20 @@ def dedupe(table: pa.Table) -> pa.Table:
     first = numbered.group_by([*keys], use_threads=False).aggregate([("row", "min")])["row_min"]
     if len(first) == table.num_rows:
         return table
-    return table.take(first.combine_chunks().sort())
+    return take(table, first.combine_chunks().sort())
+
+
+def read_attributes(text: str | None) -> Attributes | None:
+    """The attributes of a row. A null stands for NaN in archives from before that was left out: it is none."""
+    if text is None:
+        return None
+    return {name: value for name, value in _attributes.decode(text).items() if value is not None}
 
 
 def matching(table: pa.Table, where: Filter) -> pa.Table:
     """The messages whose attributes satisfy a filter. Gaps stay: nobody knows what they held."""
     kept = [
-        is_gap or (not is_end and where.matches({} if text is None else _attributes.decode(text)))
+        is_gap or (not is_end and where.matches(read_attributes(text) or {}))
         for text, is_gap, is_end in zip(
             table["attributes"].to_pylist(), table["is_gap"].to_pylist(), table["is_end"].to_pylist(), strict=True
         )
@@ -218,8 +231,7 @@ def to_items(table: pa.Table, channel: str | None = None) -> Iterable[Item]:
             if is_gap:
                 yield Gap(name, publisher, first or 0, last, reason)
             elif not is_end:
-                said = None if attributes is None else _attributes.decode(attributes)
-                yield Message(name, payload, publisher, sequence, time_us, said)
+                yield Message(name, payload, publisher, sequence, time_us, read_attributes(attributes))
 
 
 def gap_row(channel: str, server: str, at_us: int, reason: str) -> pa.Table:

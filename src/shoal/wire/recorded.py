@@ -20,12 +20,14 @@ A gap is a claim of one server. What another server's record holds is not missin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from shoal.errors import ProtocolError
+from shoal.message import Attributes
 from shoal.wire.envelope import (
     ATTRIBUTES,
     BEACON,
@@ -47,6 +49,9 @@ NUMBER_FIELD: Final = b"n"
 MESSAGE_FIELD: Final = b"m"
 GAP_FIELD: Final = b"g"
 STREAMS_FIELD: Final = b"s"
+
+NUMBER_MAX: Final = (1 << 63) - 1
+"""The largest number of an entry or a message that rows can hold; honest ones never come near it."""
 
 StreamEnds: TypeAlias = list[tuple[int, int]]
 """Stream, and its last number (with `ENDED` if it has ended)."""
@@ -77,10 +82,10 @@ class RecordedMessage(NamedTuple):
         """Whether it says that the stream has ended, and is no message."""
         return bool(self.flags & BEACON)
 
-    def split(self) -> tuple[Any, bytes]:
+    def split(self) -> tuple[Attributes | None, bytes]:
         """Attributes (None if there are none) and payload; ProtocolError if they cannot be read."""
         if self.flags & ATTRIBUTES:
-            return split_attributes(self.blob)
+            return split_finite(self.blob)
         return None, self.blob[HEADER_BYTES:]
 
 
@@ -91,6 +96,16 @@ _gaps: Final = msgspec.msgpack.Decoder(RecordedGap)
 _ends: Final = msgspec.msgpack.Decoder(list[tuple[int, int]])
 _marks: Final = msgspec.msgpack.Decoder(list[bytes])
 _encoder: Final = msgspec.msgpack.Encoder()
+
+
+def split_finite(blob: bytes) -> tuple[Attributes, bytes]:
+    """Attributes and payload of an envelope that has attributes, less those that are NaN or infinite: JSON has no word
+    for them and no filter takes them, while the rest of the message is as good as any."""
+    attributes, payload = split_attributes(blob)
+    if all(not isinstance(value, float) or math.isfinite(value) for value in attributes.values()):
+        return attributes, payload
+    finite = {name: value for name, value in attributes.items() if not isinstance(value, float) or math.isfinite(value)}
+    return finite, payload
 
 
 def record_key(channel: bytes) -> bytes:
@@ -136,6 +151,8 @@ def read_entry(fields: Any) -> tuple[int, Said]:
     try:
         pairs = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
         number = int(pairs[NUMBER_FIELD])
+        if not 0 <= number <= NUMBER_MAX:
+            raise ValueError("a number that no record counts to")
         ((kind, value),) = (pair for pair in pairs.items() if pair[0] != NUMBER_FIELD)
         if kind == MESSAGE_FIELD:
             return number, _read_message(value)

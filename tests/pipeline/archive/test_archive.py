@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
+import pyarrow as pa
 import pytest
 from tests.support.agent_site import SOURCE, agent_site
 from tests.support.records import BOB, DAY_US, NOON_US, Recording, sequences
@@ -21,10 +23,12 @@ from shoal.errors import ArchiveError
 from shoal.history.archive import read_archive
 from shoal.history.joining import join
 from shoal.history.manifest import Manifest, read_manifest, unlisted, write_manifest
+from shoal.history.records import Position
 from shoal.history.servers import Login
 from shoal.history.table import to_items
 from shoal.message import Gap
-from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
+from shoal.pipeline.archive.job import ArchiveJob, Function, Runner, on_spark, run_here
+from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 from shoal.wire.recorded import record_key
 
@@ -173,6 +177,62 @@ def test_a_server_that_is_away_is_named_and_the_others_are_archived(
     assert archived(tmp_path) == [1]
 
 
+def test_a_server_that_dies_after_planning_is_left_for_the_next_batch(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    for server in servers:
+        Recording(server, b"orders.eu").write(1, 2)
+        Recording(server, b"deals").write(1, 2)
+    all_servers = addresses(*servers)
+
+    def dies(function: Function, rows: pa.Table) -> pa.Table:
+        places = [{**row, "port": 1} if row["server"] == "s2" else row for row in rows.to_pylist()]
+        return run_here(function, pa.Table.from_pylist(places, schema=rows.schema))
+
+    with ArchiveJob(tmp_path, NOBODY) as job:
+        progress = job.batch(all_servers, dies)
+        assert progress is not None
+        assert (progress.entries, progress.behind, [*job.unreachable]) == (4, 4, ["s2"])
+        assert [*job.manifest.positions] == ["s1"]
+        assert not job.behind(job.ends)
+        progress = job.batch(all_servers, dies)
+        assert progress is not None
+        assert (progress.entries, job.manifest.batch) == (0, 1)
+        assert job.batch(all_servers, run_here) is not None
+        assert job.batch(all_servers, run_here) is None
+    assert archived(tmp_path) == archived(tmp_path, "deals") == [1, 2]
+
+
+def test_one_record_does_not_hide_what_another_still_has(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    busy, quiet = Recording(servers[0], b"busy"), Recording(servers[0], b"quiet")
+    busy.write(*range(1, 11))
+    quiet.write(*range(1, 21))
+
+    def grows(function: Function, rows: pa.Table) -> pa.Table:
+        busy.write(*range(busy.number + 1, busy.number + 11))
+        return run_here(function, rows)
+
+    with ArchiveJob(tmp_path, NOBODY, 15) as job:
+        progress = job.batch(addresses(servers[0]), grows)
+        assert progress is not None
+        goal = job.ends
+        assert (progress.behind, job.behind(goal)) == (5, [("s1", b"quiet")])
+        job.batch(addresses(servers[0]), grows)
+        assert job.behind(goal) == []
+        assert job.behind(job.ends) == []
+
+
+def test_a_record_that_was_begun_anew_counts_whole(servers: tuple[RedisServer, RedisServer], tmp_path: Path) -> None:
+    Recording(servers[0]).write(*range(1, 31))
+    write_manifest(tmp_path, Manifest(positions={"s1": {record_name(b"orders.eu"): Position("1000-0", 100_000)}}))
+    with ArchiveJob(tmp_path, NOBODY, 10) as job:
+        progress = job.batch(addresses(servers[0]), run_here)
+        assert progress is not None
+        assert (progress.entries, progress.behind) == (10, 20)
+
+
 def test_what_a_job_that_died_left_is_removed_and_read_again(
     servers: tuple[RedisServer, RedisServer], tmp_path: Path
 ) -> None:
@@ -183,6 +243,68 @@ def test_what_a_job_that_died_left_is_removed_and_read_again(
         assert job.removed == 1
     archive_all(tmp_path, servers[0])
     assert archived(tmp_path) == [1, 2]
+
+
+def test_files_that_a_job_did_not_write_are_never_touched(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    theirs = [tmp_path / "data" / "thesis.txt", tmp_path / "data" / "day=2026-11-01" / "channel=a" / "b.parquet"]
+    theirs[1].parent.mkdir(parents=True)
+    for path in theirs:
+        path.write_text("mine")
+    (tmp_path / "lock").write_text("mine")
+    with pytest.raises(ArchiveError, match=r"data has files but no manifest.*name an empty directory"):
+        ArchiveJob(tmp_path, NOBODY).__enter__()
+    with pytest.raises(ArchiveError, match="has files but no manifest"):
+        read_archive(tmp_path, None)
+    write_manifest(tmp_path, Manifest())
+    Recording(servers[0]).write(1)
+    archive_all(tmp_path, servers[0], compact=1)
+    with ArchiveJob(tmp_path, NOBODY) as job:
+        assert job.removed == 0
+    assert {path.read_text() for path in [*theirs, tmp_path / "lock"]} == {"mine"}
+
+
+def test_a_first_job_that_dies_leaves_a_manifest_by_which_its_files_are_known(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0]).write(1)
+
+    def dies(function: Function, rows: pa.Table) -> pa.Table:
+        run_here(function, rows)
+        raise KeyboardInterrupt
+
+    with ArchiveJob(tmp_path, NOBODY) as job, pytest.raises(KeyboardInterrupt):
+        job.batch(addresses(servers[0]), dies)
+    with ArchiveJob(tmp_path, NOBODY) as job:
+        assert job.removed == 1
+    archive_all(tmp_path, servers[0])
+    assert archived(tmp_path) == [1]
+
+
+def test_an_older_manifest_does_not_make_newer_files_garbage(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0]).write(1, 2, 3)
+    archive_all(tmp_path, servers[0], rows=1)
+    write_manifest(tmp_path, Manifest())
+    with pytest.raises(ArchiveError, match=r"of batch 2, .* ends with batch 0.*put back the newest manifest"):
+        ArchiveJob(tmp_path, NOBODY).__enter__()
+    assert len(list(tmp_path.rglob("*.parquet"))) == 3
+
+
+@pytest.mark.parametrize("channel", ["ü" * 256, "a b" * 170, "/" * 512, "x" * 512])
+def test_the_longest_names_of_channels_have_folders(
+    channel: str, servers: tuple[RedisServer, RedisServer], tmp_path: Path
+) -> None:
+    Recording(servers[0], channel.encode()).write(1)
+    Recording(servers[0], channel.encode()[:-2]).write(1, 2)
+    archive_all(tmp_path, servers[0])
+    assert archived(tmp_path, channel) == [1]
+    assert archived(tmp_path, channel.encode()[:-2].decode()) == [1, 2]
+    folders = {path.name for path in tmp_path.glob("data/*/*")}
+    assert len(folders) == 2
+    assert all(unquote(folder, errors="strict") for folder in folders if "%" in folder)
 
 
 def test_an_archive_has_one_writer(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ what the driver lists in the manifest is part of the archive.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,11 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from shoal.errors import ShoalError
 from shoal.history.archive import read_file
-from shoal.history.manifest import day_of, file_path, sync_directory
+from shoal.history.manifest import batch_name, compact_name, day_of, file_path, sync_directory
 from shoal.history.records import Position, RecordReader, last_position
 from shoal.history.servers import Login
 from shoal.history.table import SCHEMA, channel_text, dedupe, entries_to_batch
+from shoal.history.taking import take
 from shoal.plan.ring import ServerAddress
 
 SLICE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -67,36 +68,62 @@ DONE_SCHEMA: Final = pa.schema(
         pa.field("bytes", pa.int64()),
         pa.field("from_us", pa.int64()),
         pa.field("to_us", pa.int64()),
+        pa.field("raw_bytes", pa.int64()),
+        pa.field("error", pa.string()),
     ]
 )
-"""A file that was written (`path` null: none), and how far the record was read."""
+"""A file that was written (`path` null: none), how far the record was read, and why no further if it failed."""
 
 
 def archive_slices(login: Login, archive: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Reads slices and writes their rows; a row for each file, and one for a slice without any."""
+    """Reads slices and writes their rows; a row for each file, and one for a slice without any. A server that cannot be
+    read is an error in the rows of its slices, and stops no other."""
     for batch in batches:
         for row in batch.to_pylist():
-            yield pa.RecordBatch.from_pylist(list(_archive_slice(login, Path(archive), row)), schema=DONE_SCHEMA)
+            yield pa.RecordBatch.from_pylist(_archive_slice(login, Path(archive), row), schema=DONE_SCHEMA)
 
 
-def _archive_slice(login: Login, archive: Path, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _archive_slice(login: Login, archive: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
     server = ServerAddress(row["server"], row["host"], row["port"])
-    position = Position(row["after"], row["number"])
-    name = channel_text(row["channel"])
-    read: list[pa.RecordBatch] = []
-    entries = size = 0
-    with RecordReader(server, login) as reader:
-        for page in reader.pages(row["channel"], position.entry, row["rows_max"]):
-            read.append(entries_to_batch(name, server.id, page, position.number))
-            position = last_position(page, position)
-            entries += len(page)
-            size += read[-1].nbytes
+    read = _Read(Position(row["after"], row["number"]))
+    try:
+        with RecordReader(server, login) as reader:
+            read.slice(reader, row["channel"], row["rows_max"])
+    except ShoalError as error:
+        read.error = str(error)
+    reached = {
+        "server": server.id,
+        "record": row["channel"],
+        "entry": read.position.entry,
+        "number": read.position.number,
+        "entries": read.entries,
+        "error": read.error,
+    }
+    table = dedupe(pa.Table.from_batches(read.batches, SCHEMA))
+    files = write_days(archive, table, batch_name(row["batch"], server.id))
+    return [{**reached, **file} for file in files or [{}]]
+
+
+class _Read:
+    """What was read of a record. A server that dies in the middle leaves what came before: it is whole."""
+
+    def __init__(self, position: Position) -> None:
+        self.position = position
+        self.batches: list[pa.RecordBatch] = []
+        self.entries = 0
+        self.error: str | None = None
+
+    def slice(self, reader: RecordReader, channel: bytes, rows_max: int) -> None:
+        """Reads on, up to a number of entries or `SLICE_BYTES_MAX`."""
+        size = 0
+        for page in reader.pages(channel, self.position.entry, rows_max):
+            batch = entries_to_batch(channel_text(channel), reader.server.id, page, self.position.number)
+            self.batches.append(batch)
+            self.position = last_position(page, self.position)
+            self.entries += len(page)
+            size += batch.nbytes
             if size >= SLICE_BYTES_MAX:
-                break
-    reached = {"server": server.id, "record": row["channel"], "entry": position.entry, "number": position.number}
-    reached["entries"] = entries
-    files = write_days(archive, dedupe(pa.Table.from_batches(read, SCHEMA)), f"batch-{row['batch']:08d}-{server.id}")
-    yield from ({**reached, **file} for file in files or [{}])
+                return
 
 
 def compact_groups(archive: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -107,13 +134,13 @@ def compact_groups(archive: str, batches: Iterable[pa.RecordBatch]) -> Iterator[
             tables = [read_file(root / path, None, None, None) for path in row["paths"]]
             table = dedupe(pa.concat_tables(tables))
             order = [(name, "ascending") for name in ("published_at", "publisher", "epoch", "sequence")]
-            table = table.take(pc.sort_indices(table, order))
-            written = write_days(root, table, f"compact-{row['batch']:08d}")
+            table = take(table, pc.sort_indices(table, order))
+            written = write_days(root, table, compact_name(row["batch"]))
             yield pa.RecordBatch.from_pylist(written, schema=DONE_SCHEMA)
 
 
 def write_days(archive: Path, table: pa.Table, name: str) -> list[dict[str, Any]]:
-    """Writes the rows of one channel into a file for each day."""
+    """Writes the rows of one channel into a file for each day; they have one name and lie apart."""
     if not table.num_rows:
         return []
     times = table["published_at"].cast(pa.int64())
@@ -127,7 +154,7 @@ def write_days(archive: Path, table: pa.Table, name: str) -> list[dict[str, Any]
 
 def _write(archive: Path, rows: pa.Table, day: str, name: str) -> dict[str, Any]:
     channel = rows["channel"][0].as_py()
-    path = file_path(day, channel, f"{name}-{secrets.token_hex(8)}")
+    path = file_path(day, channel, name)
     target = archive / path
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_suffix(".new")
@@ -146,4 +173,5 @@ def _write(archive: Path, rows: pa.Table, day: str, name: str) -> dict[str, Any]
         "bytes": target.stat().st_size,
         "from_us": bounds["min"].as_py(),
         "to_us": bounds["max"].as_py(),
+        "raw_bytes": rows.nbytes,
     }

@@ -1,0 +1,79 @@
+"""A server that has left took with it what was not archived: the history says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.records import DAY_US, NOON_US, Recording, sequences
+from tests.support.redis_server import RedisServer
+
+from shoal.history.manifest import read_manifest
+from shoal.history.reading import ChannelHistory
+from shoal.history.servers import Login
+from shoal.history.table import to_items
+from shoal.message import Gap, Item
+from shoal.pipeline.archive.job import ArchiveJob, run_here
+from shoal.plan.ring import ServerAddress
+
+NOBODY = Login(None, None)
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[ServerAddress, ServerAddress]]:
+    with RedisServer() as first, RedisServer() as second:
+        Recording(first).write(1, 2)
+        Recording(second).write(3, 4)
+        yield ServerAddress("s1", first.host, first.port), ServerAddress("s2", second.host, second.port)
+
+
+def archive(directory: Path, *servers: ServerAddress) -> None:
+    with ArchiveJob(directory, NOBODY) as job:
+        while job.batch(servers, run_here) is not None:
+            pass
+
+
+def history(
+    directory: Path, *servers: ServerAddress, since_us: int = NOON_US, channel: bytes = b"orders.eu"
+) -> list[Item]:
+    reading = ChannelHistory(servers, NOBODY, channel, since_us, directory)
+    reading.read()
+    return list(to_items(reading.joined()))
+
+
+def test_what_was_not_archived_of_a_server_that_left_is_a_gap(
+    servers: tuple[ServerAddress, ServerAddress], tmp_path: Path
+) -> None:
+    archive(tmp_path, *servers)
+    assert not [item for item in history(tmp_path, *servers) if isinstance(item, Gap)]
+    items = history(tmp_path, servers[0])
+    assert sequences(items) == [1, 2, 3, 4]
+    (gap,) = (item for item in items if isinstance(item, Gap))
+    assert gap.reason.startswith(
+        f"records of server s2, which has left, were not archived beyond {(NOON_US + 4_000_000) // 1000}-0"
+    )
+    assert items[-1] == gap
+    (still,) = history(tmp_path, servers[0], since_us=NOON_US + DAY_US)
+    assert isinstance(still, Gap)
+    assert not history(tmp_path, servers[0], channel=b"others")
+
+
+def test_a_job_notes_when_a_server_left_and_later_times_have_no_gap(
+    servers: tuple[ServerAddress, ServerAddress], tmp_path: Path
+) -> None:
+    archive(tmp_path, *servers)
+    archive(tmp_path, servers[0])
+    now_us = int(time.time() * 1_000_000)
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert now_us - 10_000_000 < manifest.left["s2"] <= now_us
+    archive(tmp_path, servers[0])
+    assert read_manifest(tmp_path) == manifest
+    assert any(isinstance(item, Gap) for item in history(tmp_path, servers[0], since_us=min(NOON_US, now_us)))
+    assert not history(tmp_path, servers[0], since_us=max(NOON_US, now_us) + DAY_US)
+    archive(tmp_path, *servers)
+    again = read_manifest(tmp_path)
+    assert again is not None
+    assert again.left == {}

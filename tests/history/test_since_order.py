@@ -1,0 +1,29 @@
+"""`subscribe(since=...)` asks how far streams have come before it reads, not after."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from shoal.bus.since import _read
+from shoal.history.reading import ChannelHistory
+
+
+class _Growing:
+    """A record that grows whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self.written = self.was_read = 3
+
+    def read(self) -> None:
+        self.was_read = self.written
+        self.written += 1
+
+    def ends(self) -> dict[int, int]:
+        ends = {1: self.written}
+        self.written += 1
+        return ends
+
+
+def test_what_is_said_to_be_reached_was_read() -> None:
+    history = _Growing()
+    assert _read(cast(ChannelHistory, history))[1] <= history.was_read

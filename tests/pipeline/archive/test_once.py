@@ -1,0 +1,62 @@
+"""`shoal pipeline archive --once` ends when all that there was is archived, and ends however busy a channel is."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+from tests.support.records import Recording
+from tests.support.redis_server import RedisServer
+
+from shoal.cli.pipeline_archive import _archive, _Cluster, _Done
+from shoal.history.servers import Login
+from shoal.pipeline.archive.job import ArchiveJob, Function, run_here
+from shoal.plan.keys import channel_text as record_name
+from shoal.plan.ring import ServerAddress
+
+BATCHES_MAX = 20
+
+
+class _OneServer:
+    def __init__(self, server: ServerAddress) -> None:
+        self._server = server
+
+    def servers(self) -> tuple[ServerAddress, ...]:
+        return (self._server,)
+
+
+def test_once_is_all_that_there_was_and_no_more(tmp_path: Path) -> None:
+    with RedisServer() as server, ArchiveJob(tmp_path, Login(None, None), 10) as job:
+        busy, quiet = Recording(server, b"busy"), Recording(server, b"quiet")
+        busy.write(*range(1, 11))
+        quiet.write(*range(1, 36))
+        done, ended = _Done(), threading.Event()
+
+        def grows(function: Function, rows: pa.Table) -> pa.Table:
+            busy.write(*range(busy.number + 1, busy.number + 21))
+            if done.batches > BATCHES_MAX:
+                ended.set()
+            return run_here(function, rows)
+
+        cluster = cast(_Cluster, _OneServer(ServerAddress("s1", server.host, server.port)))
+        _archive(job, grows, cluster, ended, done, once=True)
+        assert not ended.is_set(), "a busy channel keeps it for ever"
+        assert job.manifest.position("s1", record_name(b"quiet")).number == 35
+        assert job.manifest.position("s1", record_name(b"busy")).number >= 10
+        assert done.batches == 4
+
+
+def test_a_batch_that_can_read_nothing_is_not_tried_again_at_once(tmp_path: Path) -> None:
+    with RedisServer() as server, ArchiveJob(tmp_path, Login(None, None)) as job:
+        Recording(server).write(1)
+
+        def refused(function: Function, rows: pa.Table) -> pa.Table:
+            places = [{**row, "port": 1} for row in rows.to_pylist()]
+            return run_here(function, pa.Table.from_pylist(places, schema=rows.schema))
+
+        done = _Done()
+        cluster = cast(_Cluster, _OneServer(ServerAddress("s1", server.host, server.port)))
+        _archive(job, refused, cluster, threading.Event(), done, once=False)
+        assert (done.batches, [*job.unreachable], job.manifest.batch) == (1, ["s1"], 0)
