@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from shoal.errors import HeapTooSmallError, NoJavaError, PipelineError, TrimmedError
 from shoal.pipeline import session as session_module
-from shoal.pipeline.explaining import explain
+from shoal.pipeline.explaining import explain, explained
 from shoal.pipeline.java import Java, find_java
 from shoal.pipeline.session import HEAP_MB_MIN, SessionOptions, check_heap, running, settings_of
 
@@ -113,6 +115,26 @@ def test_a_job_that_runs_out_of_heap_is_told_so() -> None:
     assert isinstance(told, HeapTooSmallError)
     assert "700 MB" in str(told)
     assert explain(RuntimeError("something else"), heap_mb=700) is None
+
+
+def test_what_a_worker_raised_that_is_not_ours_is_said_by_its_last_line(spark: SparkSession) -> None:
+    def fail(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise OSError(36, "File name too long") from None
+        yield from batches
+
+    with pytest.raises(PipelineError) as caught, explained(heap_mb=1):
+        spark.range(1).mapInArrow(fail, "id bigint").toArrow()
+    assert str(caught.value) == "Spark failed: OSError: [Errno 36] File name too long"
+    assert "in fail" in str(caught.value.__cause__)
+    assert type(caught.value.__cause__) is RuntimeError  # whose words need no Java
+
+
+def test_what_java_raised_is_said_too(spark: SparkSession) -> None:
+    with pytest.raises(PipelineError, match=r"Spark failed: .*PATH_NOT_FOUND.*/nowhere"), explained(heap_mb=1):
+        spark.read.parquet("/nowhere")
 
 
 def test_workers_can_import_us(spark: SparkSession) -> None:
