@@ -23,8 +23,10 @@ from shoal.pipeline.forecast import (
     backtest,
     forecast_of,
     forecasts,
+    gone_groups,
     group_of,
     loads_of,
+    new_groups,
 )
 
 DAY_S = SLOTS * 10
@@ -120,3 +122,38 @@ def test_the_loads_of_windows_are_what_their_servers_sent() -> None:
     assert loads["at_s"].to_pylist() == [2, 4, 6]
     sent = sum(row["bytes_out"] for row in windows[0].hosts.to_pylist())
     assert loads["bytes_out"][0].as_py() == pytest.approx(sent)
+
+
+def test_groups_whose_record_ends_at_other_times_are_added_up_where_both_are_forecast() -> None:
+    flat = np.full(SLOTS, 100.0)
+    us = table([flat] * 3, "us").slice(0, 3 * SLOTS - 12)
+    made = forecasts(pa.concat_tables([table([flat] * 3, "eu"), us]), DAY_S)
+    both = forecast_of(made)
+    np.testing.assert_allclose(both.bytes_out, 200.0)
+    assert len(both.at_s) == SLOTS - 12
+    assert both.at_s[0] == 3 * DAY_S + 5
+    assert all(both.rise(at_s, DAY_S / 4) == 1.0 for at_s in range(3 * DAY_S - 300, 4 * DAY_S, 60))
+
+
+def test_a_group_that_is_too_new_is_expected_to_stay_as_it_is() -> None:
+    new = table([np.full(SLOTS, 50.0)], "new")
+    new = new.set_column(1, "at_s", pa.array(new["at_s"].to_numpy() + 2 * DAY_S))
+    loads = pa.concat_tables([table([SHAPE] * 3, "eu"), new])
+    made = forecasts(loads, DAY_S)
+    assert new_groups(loads, DAY_S) == {"new": 1.0}
+    np.testing.assert_allclose(forecast_of(made).bytes_out, SHAPE + 50.0)
+    assert forecast_of(made, "new").bytes_out.tolist() == [50.0] * SLOTS
+    assert [test.forecasts > 0 for test in backtest(loads, DAY_S)] == [True, False]
+
+
+def test_a_group_that_has_gone_counts_no_more() -> None:
+    loads = pa.concat_tables([table([SHAPE] * 4, "eu"), table([9 * SHAPE] * 2, "old")])
+    made = forecasts(loads, DAY_S)
+    assert gone_groups(made) == ["old"]
+    np.testing.assert_allclose(forecast_of(made).bytes_out, SHAPE)
+
+
+def test_a_table_without_numbers_is_no_forecast() -> None:
+    with pytest.raises(PipelineError, match="has no number"):
+        forecast_of(pa.table([["s"], [1.0], [float("nan")], [1.0]], schema=FORECAST_SCHEMA))
+    assert not len(forecast_of(FORECAST_SCHEMA.empty_table()).at_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import time
@@ -22,8 +23,10 @@ from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
 from shoal.channels import telemetry
+from shoal.cli import pipeline_load
 from shoal.cluster.local import LocalCluster
 from shoal.errors import CheckpointError
+from shoal.pipeline import load
 from shoal.pipeline.explaining import explained
 from shoal.pipeline.load import LoadFacts, LoadJob, run_once
 from shoal.pipeline.source.planning import Planning, table_of
@@ -129,6 +132,71 @@ def test_both_ways_give_the_same_tables_on_the_same_telemetry(
     assert any("not a telemetry record" in why for why in facts.refused)
     kept = pa.concat_tables(pq.read_table(path) for path in (tmp_path / "refused").glob("*.parquet"))
     assert kept.num_rows == facts.counters["garbage"]  # nothing is thrown away
+    assert (facts.refused_in, facts.refused_kept) == (tmp_path / "refused", kept.num_rows)
+    assert facts.refused_only_counted == 0
+
+
+def test_records_that_are_not_kept_are_counted(
+    spark: SparkSession,
+    servers: tuple[RedisServer, RedisServer],
+    streams: tuple[Stream, Stream],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(*streams)
+    monkeypatch.setattr(load, "REFUSED_MAX", 5)
+    _, facts = on_spark(spark, tmp_path / "few", *servers)
+    assert (facts.refused_kept, facts.refused_only_counted) == (5, facts.counters["garbage"] - 5)
+    (tmp_path / "full").write_text("no directory")
+    job = LoadJob(tmp_path / "job", {"servers": listed(*servers)}, SETTINGS, tmp_path / "full")
+    facts = run_once(spark, job)
+    assert facts.windows > 0
+    assert (facts.refused_in, facts.refused_kept) == (None, 0)
+    assert facts.refused_only_counted == facts.counters["garbage"]
+
+
+def test_a_single_run_keeps_what_it_refused_and_says_where(
+    spark: SparkSession,
+    servers: tuple[RedisServer, RedisServer],
+    streams: tuple[Stream, Stream],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fill(*streams)
+    source = {"servers": listed(*servers), "startingOffsets": "earliest"}
+    monkeypatch.setattr(pipeline_load, "_source", lambda args, starting: source)
+    for _ in range(2):
+        assert cli.main(["pipeline", "load", "--once", "--json", "--state-dir", str(tmp_path)]) == 0
+        facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+        kept = [pq.read_table(path).num_rows for path in Path(facts["refused_in"]).glob("*.parquet")]
+        assert sum(kept) == facts["refused_kept"] == facts["counters"]["garbage"]
+        assert tmp_path in Path(facts["refused_in"]).parents
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--url", "shoal://a:1"], {"coordinator": "shoal://a:1"}),
+        ([], {"coordinator": "shoal://b:2"}),
+        (["--state-dir", "/here"], {"stateDir": "/here"}),
+        (["--url", "shoal://a:1", "--state-dir", "/here"], {"coordinator": "shoal://a:1"}),
+    ],
+)
+def test_the_cluster_is_that_of_the_flag_or_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], found: dict[str, str]
+) -> None:
+    monkeypatch.setenv("SHOAL_URL", "shoal://b:2")
+    monkeypatch.delenv("SHOAL_STATE_DIR", raising=False)
+    seen: list[dict[str, str]] = []
+
+    def run(args: argparse.Namespace) -> int:
+        seen.append(pipeline_load._source(args, "latest"))
+        return 0
+
+    monkeypatch.setattr(pipeline_load, "run", run)
+    assert cli.main(["pipeline", "load", *words]) == 0
+    assert found.items() <= seen[0].items()
 
 
 def test_a_job_goes_on_where_it_stopped_with_the_same_windows_as_without_a_stop(

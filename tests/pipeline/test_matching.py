@@ -302,3 +302,42 @@ def test_what_cannot_be_matched_is_said_before_anything_runs(filter_set: FilterS
     pq.write_table(pa.table({"other": [1]}), tmp_path / "other.parquet")
     with pytest.raises(PipelineError, match="no filter asks for an attribute"):
         matching_job.match_in_process(filter_set, tmp_path / "other.parquet", "counts")
+
+
+@pytest.mark.parametrize("output", ["counts", "rows"])
+def test_an_output_replaces_what_spark_or_a_process_has_written_there(
+    filter_set: FilterSet, tmp_path: Path, output: matching.Output
+) -> None:
+    archive = archive_of_columns(tmp_path / "archive")
+    old = tmp_path / "out" / matching_job.OUT_FILE
+    (old / "_temporary").mkdir(parents=True)
+    for _ in range(2):  # over a folder, then over a file
+        found = matching_job.match_in_process(filter_set, archive, output, tmp_path / "out")
+        assert pq.read_table(old).num_rows == found.rows
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(PipelineError, match=r"cannot write to .*file: .*name another folder"):
+        matching_job.match_in_process(filter_set, archive, output, tmp_path / "file")
+
+
+def test_an_archive_is_never_replaced_by_what_is_found_in_it(filter_set: FilterSet, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    archive = archive_of_columns(out / matching_job.OUT_FILE)
+    for read in (archive, archive / "a.parquet", out):
+        with pytest.raises(PipelineError, match="is of the archive itself"):
+            matching_job.match_in_process(filter_set, read, "rows", out)
+    assert len(list(archive.iterdir())) == 3
+
+
+def test_a_cache_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    with pytest.raises(PipelineError, match=r"cannot keep the index of the filters in .*cache.*XDG_CACHE_HOME"):
+        keep([1], [parse("a = 1")], tmp_path / "cache" / "filters")
+
+
+def test_a_file_that_was_compacted_away_is_said_with_what_to_do(filter_set: FilterSet, tmp_path: Path) -> None:
+    archive = archives.open_archive(archive_of_records(tmp_path / "archive"))
+    for file in (tmp_path / "archive").rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(PipelineError, match=r"compacted while the job ran.*: start the job again"):
+        list(archive.read(["channel"]))

@@ -209,6 +209,26 @@ def test_messages_have_a_rate_of_their_own_and_the_bytes_of_their_payload(tmp_pa
     assert published == sorted(published)
 
 
+@pytest.mark.parametrize("known", [0, 2])
+def test_rows_without_a_time_are_sampled_all_the_same(tmp_path: Path, known: int) -> None:
+    count = 3
+    began = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    times = [began + dt.timedelta(seconds=number) if number < known else None for number in range(count)]
+    (tmp_path / "archive").mkdir()
+    for part in range(2):  # the second one has no times at all
+        table = pa.table(
+            {
+                "published_at": pa.array(times if part == 0 else [None] * count, pa.timestamp("us", "UTC")),
+                "payload": [b"x"] * count,
+                "attributes": ['{"a": 1}'] * count,
+            }
+        )
+        pq.write_table(table, tmp_path / "archive" / f"{part}.parquet")
+    found = run(tmp_path, tmp_path / "out", None)
+    assert (found.publications, found.samples) == (2 * count, 2 * count)
+    assert found.rate == (2 * count if known else None)
+
+
 def test_too_many_bits_and_an_empty_archive_are_said(tmp_path: Path) -> None:
     made_archive(tmp_path)
     kept = keep([1], [parse("a < 30")], tmp_path / "filters")

@@ -40,6 +40,22 @@ def test_a_missing_checkpoint_of_spark_is_said(tmp_path: Path) -> None:
         SavedFolds(tmp_path).before(0)
 
 
+def test_a_missing_checkpoint_is_said_also_after_a_single_batch(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    saved = SavedFolds(tmp_path / "fold")
+    saved.check(checkpoint)
+    saved.save(0, FoldState())
+    with pytest.raises(CheckpointError, match=r"fold of batch 0, but .* its checkpoint is missing"):
+        saved.check(checkpoint)
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / ".0.crc").touch()
+    with pytest.raises(CheckpointError):
+        saved.check(checkpoint)
+    (checkpoint / "offsets" / "0").touch()
+    saved.check(checkpoint)
+    assert SavedFolds(tmp_path / "fold").before(0) == FoldState()  # a batch that failed is repeated
+
+
 def test_a_missing_state_of_the_fold_is_said(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"batch 5, but the state of the fold before it .* is missing: begin anew"

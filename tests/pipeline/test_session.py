@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from tests.support.spark import need_spark
 
 from shoal.errors import HeapTooSmallError, NoJavaError, PipelineError, TrimmedError
 from shoal.pipeline import session as session_module
-from shoal.pipeline.explaining import explain
+from shoal.pipeline.explaining import explain, explained
 from shoal.pipeline.java import Java, find_java
-from shoal.pipeline.session import HEAP_MB_MIN, SessionOptions, check_heap, running, settings_of
+from shoal.pipeline.session import (
+    HEAP_MB_MIN,
+    SessionOptions,
+    check_heap,
+    installed_spark,
+    quoted,
+    running,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,6 +129,25 @@ def test_a_job_that_runs_out_of_heap_is_told_so() -> None:
     assert explain(RuntimeError("something else"), heap_mb=700) is None
 
 
+def test_what_a_worker_raised_that_is_not_ours_is_said_by_its_last_line(spark: SparkSession) -> None:
+    def fail(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise OSError(36, "File name too long") from error
+
+    with pytest.raises(PipelineError) as caught, explained(heap_mb=1):
+        spark.range(1).mapInArrow(fail, "id bigint").toArrow()
+    assert str(caught.value) == "Spark failed: OSError: [Errno 36] File name too long"
+    assert "in fail" in str(caught.value.__cause__)
+    assert type(caught.value.__cause__) is RuntimeError  # whose words need no Java
+
+
+def test_what_java_raised_is_said_too(spark: SparkSession) -> None:
+    with pytest.raises(PipelineError, match=r"Spark failed: .*PATH_NOT_FOUND.*/nowhere"), explained(heap_mb=1):
+        spark.read.parquet("/nowhere")
+
+
 def test_workers_can_import_us(spark: SparkSession) -> None:
     def rooms(_: object) -> list[str]:
         import shoal.pipeline.java
@@ -140,3 +173,58 @@ def test_an_archive_of_classes_is_kept_if_java_ended_well_and_few_are_kept(
     again = session_module.Archive(Java("java", 17, "17"), "spark 2")
     assert again.flags(False).startswith("-XX:SharedArchiveFile=")
     assert session_module.Archive(Java("java", 17, "17"), "another").flags(False) == ""
+
+
+def test_a_path_with_blanks_is_one_option_of_java() -> None:
+    assert quoted("-XX:A=/a/b") == "-XX:A=/a/b"
+    assert quoted("-XX:A=/a b/c") == '"-XX:A=/a b/c"'
+    assert quoted('-XX:A=/a "b"\\c') == '"-XX:A=/a \\"b\\"\\\\c"'
+
+
+def test_no_archive_is_kept_where_java_cannot_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a:b"))
+    assert session_module.Archive(Java("java", 17, "17"), "spark").flags(True) == ""
+
+
+def spark_in(home: Path, version: str) -> str:
+    """A directory that looks like a Spark."""
+    for name in ("bin/spark-submit", f"jars/spark-core_2.13-{version}.jar"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    return str(home)
+
+
+def test_a_spark_home_that_does_not_fit_is_left_aside_here_and_refused_for_a_cluster(tmp_path: Path) -> None:
+    need_spark()
+    import pyspark
+
+    fits = spark_in(tmp_path / "fits", pyspark.__version__)
+    cluster = SessionOptions(master="spark://host:7077")
+    assert installed_spark(cluster, {"SPARK_HOME": fits}) == Path(fits)
+    assert installed_spark(cluster, {}) is None
+    for wrong, words in (
+        ("", "is empty"),
+        (str(tmp_path / "none"), "none.* has no bin/spark-submit: unset it"),
+        (spark_in(tmp_path / "old", "2.4.0"), r"old.* is Spark 2\.4\.0, and PySpark is "),
+    ):
+        assert installed_spark(SessionOptions(), {"SPARK_HOME": wrong}) is None
+        with pytest.raises(PipelineError, match=words):
+            installed_spark(cluster, {"SPARK_HOME": wrong})
+
+
+_ODD = """
+from shoal.pipeline.session import session, stop
+
+spark = session()
+print(spark.conf.get("spark.driver.extraJavaOptions"))
+stop(spark, hurry=True)  # writing the archive would take long
+"""
+
+
+def test_a_session_starts_with_a_cache_whose_name_has_blanks_and_a_spark_home_that_is_none(tmp_path: Path) -> None:
+    need_spark()
+    cache = tmp_path / "my cache"
+    environ = {**os.environ, "XDG_CACHE_HOME": str(cache), "SPARK_HOME": str(tmp_path / "none")}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, "-c", _ODD], env=environ, capture_output=True, text=True, timeout=110)
+    assert f'"-XX:ArchiveClassesAtExit={cache}' in done.stdout, done.stderr

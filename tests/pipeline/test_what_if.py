@@ -161,6 +161,22 @@ def test_a_best_case_that_is_worse_on_the_held_back_day_is_not_chosen(
     found = what_if_job.find(days, [Case(), lucky], 2, note=lambda _: None)
     assert found.best == lucky
     assert found.chosen == Case()
+    assert (found.best_cost, found.default_cost, found.chosen_cost) == (2.0, 1.0, 1.0)
+    assert not found.best_no_worse
+
+
+def test_a_first_day_that_is_not_whole_takes_the_forecast_and_not_the_runs(folder: Path, tmp_path: Path) -> None:
+    with WindowKeeper(tmp_path / "cut", day_s=DAY_S) as keeper:
+        for window in read_windows(folder):
+            if window.start_s >= 0.2 * DAY_S:
+                keeper.add(window)
+    days = what_if_job.read_days(tmp_path / "cut", servers_min=1, servers_max=4, start_s=5)
+    assert list(days.traffic) == [0, 1, 2]
+    notes: list[str] = []
+    found = what_if_job.find(days, [Case()], 2, note=notes.append)
+    assert found.runs.num_rows == 2
+    assert found.with_forecast is None
+    assert any("no run with a forecast: group 's' has 1.8 days" in each for each in notes)
 
 
 def test_the_best_settings_are_a_file_that_config_reads(tmp_path: Path) -> None:
@@ -195,7 +211,12 @@ def test_the_command_writes_table_figure_and_settings(
     facts = json.loads(capsys.readouterr().out)
     assert facts["cases"] == 2
     assert facts["held_back"]["no_worse"]
+    assert facts["held_back"]["best_no_worse"] == (
+        facts["held_back"]["best_cost"] <= facts["held_back"]["default_cost"]
+    )
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"best.toml", "runs.parquet", "what-if.svg", "what-if.png"}
     assert main([*words, "--in-process", "--servers-max", "4"]) == 0
-    assert "the day held back (2)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the day held back (2)" in said
+    assert "best case of the grid on the day held back" in said

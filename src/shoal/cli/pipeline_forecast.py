@@ -57,6 +57,7 @@ def run_forecast(args: argparse.Namespace) -> int:
     loads = forecast.loads_of(read_windows(args.windows))
     table = forecast.forecasts(loads, day_s)
     tests = forecast.backtest(loads, day_s)
+    new = forecast.new_groups(loads, day_s)
     files: list[str] = []
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,7 @@ def run_forecast(args: argparse.Namespace) -> int:
     facts: dict[str, Any] = {
         "windows": args.windows,
         "day_s": day_s,
-        "groups": [_facts(test, table) for test in tests],
+        "groups": [_facts(test, table) | {"is_new": test.group in new} for test in tests],
         "out": args.out,
         "files": files,
     }
@@ -95,6 +96,8 @@ def _facts(test: Backtest, table: pa.Table) -> dict[str, Any]:
 
 def _line(facts: dict[str, Any]) -> str:
     test = facts["backtest"]
+    if facts["is_new"]:
+        return f"{facts['group']}: too new for a forecast; expected to stay at {facts['peak_bytes_out'] / 1e6:.1f} MB/s"
     words = "too little history for a backtest"
     if test["error"] is not None:
         words = f"off by {test['error']:.1%} in {test['points']} points of the past, the day before by "
@@ -126,7 +129,8 @@ def _drawing(loads: pa.Table, table: pa.Table, day_s: int) -> Drawing:
         ahead = table.filter(pc.equal(table["group"], group))
 
         def line(label: str, rows: pa.Table, column: str, *, dashed: bool = False) -> Line:
-            return Line(label, rows["at_s"].to_pylist(), (rows[column].to_numpy() / 1e6).tolist(), dashed=dashed)
+            known = rows.filter(pc.is_valid(rows[column]))
+            return Line(label, known["at_s"].to_pylist(), (known[column].to_numpy() / 1e6).tolist(), dashed=dashed)
 
         lines = [
             line("measured", past, "bytes_out"),

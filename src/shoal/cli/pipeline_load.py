@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.bus.locate import URL_VARIABLE
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.cli.pipeline import add_spark_flags, session_options
 
@@ -44,6 +46,12 @@ def add(jobs: Subparsers) -> None:
         choices=("earliest", "latest"),
         help="where it begins if it remembers nothing (default: --once earliest, else latest)",
     )
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="shoal://pipeline:password@host:port (default: $SHOAL_URL unless a state directory is named, the setting "
+        "coordinator, the local cluster)",
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all windows there too, for what-if and forecast")
     add_spark_flags(parser)
 
@@ -54,10 +62,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace, starting: str) -> dict[str, str]:
-    """The options of the source: the coordinator of the settings, else the local cluster."""
-    where = {"coordinator": args.settings.coordinator} if args.settings.coordinator else {}
-    if not where:
-        where = {"stateDir": str(args.settings.state_path)}
+    """The options of the source: the cluster of the flag, of $SHOAL_URL or of the settings, else the local one.
+
+    A state directory that is named wins over $SHOAL_URL: `shoal up --windows spark` starts this job for its own
+    cluster, whatever its user works with otherwise.
+    """
+    named = args.url or ("" if args.settings.state_dir else os.environ.get(URL_VARIABLE))
+    url = named or args.settings.coordinator
+    where = {"coordinator": url} if url else {"stateDir": str(args.settings.state_path)}
     return {**where, "startingOffsets": args.starting or starting, "failOnDataLoss": "false"}
 
 
@@ -68,7 +80,7 @@ def _run_once(args: argparse.Namespace) -> int:
     options = session_options(args, "shoal load")
     source = _source(args, "earliest")
     with tempfile.TemporaryDirectory(prefix="shoal-load-") as temporary:
-        job = LoadJob(Path(args.checkpoint or temporary), source, args.settings.balance)
+        job = LoadJob(Path(args.checkpoint or temporary), source, args.settings.balance, _refused(args))
         note("starting Spark ...")
         with running(options) as spark:
             note("folding what is on the streams ...")
@@ -79,6 +91,15 @@ def _run_once(args: argparse.Namespace) -> int:
     return 0
 
 
+def _refused(args: argparse.Namespace) -> Path | None:
+    """Where a single run without a checkpoint puts records that cannot be read: a directory of its own that stays."""
+    if args.checkpoint:
+        return None
+    name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}"
+    folder: Path = args.settings.state_path / "pipeline" / "refused" / name
+    return folder
+
+
 def _text(facts: dict[str, Any]) -> str:
     counters = facts["counters"]
     dropped = ", ".join(
@@ -87,6 +108,10 @@ def _text(facts: dict[str, Any]) -> str:
         if counters.get(name)
     )
     lines = [f"refused: {why}" for why in facts["refused"]]
+    if facts["refused_in"]:
+        lines.append(f"{facts['refused_kept']} refused records are in {facts['refused_in']}")
+    if facts["refused_only_counted"]:
+        lines.append(f"{facts['refused_only_counted']} refused records are counted and not kept")
     if not facts["windows"]:
         lines.insert(0, f"no window: {facts['records']} records" + (f" ({dropped})" if dropped else ""))
         return "\n".join(lines)

@@ -41,8 +41,8 @@ def add(jobs: Subparsers) -> None:
         example="shoal pipeline what-if --windows load/ --out report/\n"
         "shoal pipeline what-if --windows made/ --generate days=4,seed=1 --out report/ --json",
         description="Replay recorded load windows under every case of a grid in the flow simulator, choose the "
-        "cheapest, and check it on a day that was held back. Writes a table of all runs, a figure, and the best "
-        "settings as a file for --config. Exits with 1 if they are worse than the defaults on that day.",
+        "cheapest, and check it on a day that was held back. Writes a table of all runs, a figure, and a file for "
+        "--config: the cheapest settings, or the defaults if those are worse on that day.",
     )
     parser.add_argument("--windows", type=Path, required=True, metavar="DIR", help="a folder of kept load windows")
     parser.add_argument(
@@ -89,7 +89,7 @@ def run_what_if(args: argparse.Namespace) -> int:
     if not args.json:
         _show(args, found)
     result(args, facts, wrote(args.out, facts["files"]))
-    return 0 if found.chosen_cost <= found.default_cost else 1
+    return 0  # what was written is never worse than the defaults: `best_no_worse` is the judgement
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -124,8 +124,10 @@ def _facts(found: Finding, *, cases: int) -> dict[str, Any]:
         "held_back": {
             "day": found.held_back_day,
             "chosen_cost": found.chosen_cost,
+            "best_cost": found.best_cost,
             "default_cost": found.default_cost,
             "no_worse": found.chosen_cost <= found.default_cost,
+            "best_no_worse": found.best_no_worse,
             "rows": found.held_back.to_pylist(),
             "with_forecast": None if found.with_forecast is None else found.with_forecast.to_pylist()[0],
         },
@@ -147,6 +149,18 @@ def _why(found: Finding, cases: int) -> str:
         f"The cheapest {asked}.\n"
         f"It costs {found.chosen_cost:.3f} server hours {day}, the defaults {found.default_cost:.3f}."
     )
+
+
+def _verdict(found: Finding) -> str:
+    """How the best case of the grid did on the day that it was not chosen by, whatever was written then."""
+    from shoal.pipeline.what_if import Case
+
+    if found.best == Case():
+        words = "the defaults are the best case themselves"
+    else:
+        words = "no worse than the defaults" if found.best_no_worse else "worse than the defaults"
+    costs = f"{found.best_cost:.3f} server hours, defaults {found.default_cost:.3f}"
+    return f"best case of the grid on the day held back: {words} ({costs})"
 
 
 def _show(args: argparse.Namespace, found: Finding) -> None:
@@ -173,6 +187,7 @@ def _show(args: argparse.Namespace, found: Finding) -> None:
     if found.with_forecast is not None:
         table("the same day, with a forecast from the days before", found.with_forecast.to_pylist())
     screen.print(_why(found, len(set(found.runs["case"].to_pylist()))))
+    screen.print(_verdict(found))
 
 
 _RESPONSES: Final = ("response_ms_mean", "response_ms_p99")

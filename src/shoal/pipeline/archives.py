@@ -193,6 +193,12 @@ def _messages(days: Iterable[Sequence[str]], columns: Sequence[str]) -> Iterator
     for files in days:
         try:
             parts = [pq.read_table(file, columns=wanted, use_threads=False, partitioning=None) for file in files]
+        except FileNotFoundError as error:
+            raise PipelineError(
+                f"a file of the archive is gone ({error}): the archive was compacted while the job ran, and replaced "
+                "files are removed after ten minutes",
+                do="start the job again",
+            ) from error
         except (pa.ArrowException, OSError) as error:
             raise PipelineError(f"a file of the archive cannot be read: {error}", do="start the job again") from error
         rows = dedupe(pa.concat_tables(parts))

@@ -1,7 +1,8 @@
 """What goes wrong on Spark's side, in our words.
 
 Owns the translation. Spark wraps what a worker or Java raised into pages of traces; the reader wants the one sentence
-that says what is wrong and what to do.
+that says what is wrong and what to do. The words of Spark's errors are asked for at once: they can be had only as long
+as Java runs, and whoever prints an error does so later.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from shoal.errors import HeapTooSmallError, PipelineError, ShoalError
 
 _OURS = re.compile(r"shoal\.errors\.(\w+): (.+)")
 """The last line of a worker's traceback, where it raised one of ours."""
+
+_TRACEBACK = "Traceback (most recent call last):"
 
 _HEAP = ("java.lang.OutOfMemoryError", "must be at least", "Too small maximum heap", "Could not reserve enough space")
 
@@ -30,7 +33,7 @@ def explained(*, heap_mb: int) -> Iterator[None]:
         told = explain(error, heap_mb=heap_mb)
         if told is None:
             raise
-        raise told from error
+        raise told from _kept(error)
 
 
 def explain(error: BaseException, *, heap_mb: int) -> ShoalError | None:
@@ -46,8 +49,30 @@ def explain(error: BaseException, *, heap_mb: int) -> ShoalError | None:
         return HeapTooSmallError(
             f"a heap of {heap_mb} MB is too small for this job", do="give it more, as --heap-mb 2048"
         )
-    if hasattr(error, "java_exception"):  # it can be asked for its words only as long as Java runs
-        causes = [line.removeprefix("Caused by: ") for line in text.splitlines() if line.startswith("Caused by: ")]
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return PipelineError(f"Spark failed: {(causes or lines or ['no reason given'])[-1 if causes else 0]}")
+    if _is_of_java(error):
+        return PipelineError(f"Spark failed: {_reason(text)}")
     return None
+
+
+def _is_of_java(error: BaseException) -> bool:
+    """Whether an error has its words from Java: one of py4j's, or of those that PySpark makes of them."""
+    return hasattr(error, "java_exception") or hasattr(error, "_stackTrace")
+
+
+def _kept(error: Exception) -> Exception:
+    """An error that can be printed when Java is gone."""
+    if not _is_of_java(error):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+
+
+def _reason(text: str) -> str:
+    """The line of a page of traces that says what is wrong: what the worker's Python said last, else what Java gives as
+    the first cause, else how the page begins."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    for place in reversed([place for place, line in enumerate(lines) if line.endswith(_TRACEBACK)]):
+        for line in lines[place + 1 :]:
+            if not line[0].isspace():
+                return line
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return causes[-1] if causes else lines[0].strip() if lines else "no reason given"

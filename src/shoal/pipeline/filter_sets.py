@@ -82,19 +82,25 @@ def read_filters(path: Path) -> dict[int, Filter]:
 
 
 def keep(ids: Sequence[int] | npt.NDArray[np.uint32], filters: Sequence[Filter], folder: Path) -> FilterSet:
-    """Makes the index of some filters and writes it to a folder, unless this version is there already."""
+    """Makes the index of some filters and writes it to a folder, unless this version is there already. PipelineError if
+    the folder cannot be used."""
     table = filter_table(filters)
     numbers = np.asarray(ids, np.uint32)
     digest = hashlib.sha256(b"|".join((MAGIC, FILE_FORMAT, numbers.tobytes(), table.offsets.tobytes())))
     digest.update(table.data.tobytes())
     version = digest.hexdigest()[:_VERSION_CHARACTERS]
     path = folder / f"filters-{version}.index"
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        index = Index()
-        index.insert_many(numbers, table)
-        index.settle()
-        index.save(path)
+    try:
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            index = Index()
+            index.insert_many(numbers, table)
+            index.settle()
+            index.save(path)
+    except OSError as error:
+        raise PipelineError(
+            f"cannot keep the index of the filters in {folder}: {error}", do="set XDG_CACHE_HOME to a folder of yours"
+        ) from error
     return FilterSet(path=str(path), version=version, filters=len(numbers), attributes=attributes_of(filters))
 
 

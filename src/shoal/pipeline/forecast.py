@@ -11,7 +11,8 @@ the end of the forecast the season alone is left:
 Whether it is any good is measured, not believed: the backtest makes forecasts from moments of the past, each with
 nothing but what was known then, and compares both them and "the same as a day before" with what came.
 
-A group of servers is all whose ids differ in the number at their end only: `eu-1` and `eu-2` are `eu`.
+A group of servers is all whose ids differ in the number at their end only: `eu-1` and `eu-2` are `eu`. A group that is
+too new for a forecast is expected to go on as it is, so that the rise of the others does not count for its load too.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ FORECAST_SCHEMA: Final = pa.schema(
         ("group", pa.string()),
         ("at_s", pa.float64()),  # the middle of a slot
         ("bytes_out", pa.float64()),  # a second
-        ("bytes_out_day_before", pa.float64()),  # what "the same as a day before" says
+        ("bytes_out_day_before", pa.float64()),  # what "the same as a day before" says; null for a new group
     ]
 )
 """What comes out: a day from the last slot of the history on."""
@@ -103,14 +104,20 @@ def loads_of(windows: Iterable[LoadWindow]) -> pa.Table:
 
 
 def forecasts(loads: pa.Table, day_s: int) -> pa.Table:
-    """The next day of every group."""
-    parts = []
-    for past in _slotted(loads, day_s):
-        at_s = (past.first + len(past.loads) + np.arange(past.slots) + 0.5) * day_s / past.slots
-        names = pa.array([past.group] * past.slots)
-        columns = [names, at_s, _ahead(past.loads, past.slots, past.slots), past.loads[-past.slots :]]
-        parts.append(pa.table(columns, schema=FORECAST_SCHEMA))
-    return pa.concat_tables(parts)
+    """The next day of every group. PipelineError if none of them is known for long enough."""
+    pasts = _slotted(loads, day_s)
+    if all(past.is_new for past in pasts):
+        past = max(pasts, key=lambda each: each.days)
+        raise PipelineError(
+            f"group {past.group!r} has {past.days:.1f} days of load, a forecast needs {DAYS_MIN}",
+            do="record for longer",
+        )
+    return pa.concat_tables([_next_day(past, day_s) for past in pasts])
+
+
+def new_groups(loads: pa.Table, day_s: int) -> dict[str, float]:
+    """The groups that are too new for a forecast, and how many days are known of each."""
+    return {past.group: past.days for past in _slotted(loads, day_s) if past.is_new}
 
 
 def backtest(loads: pa.Table, day_s: int) -> list[Backtest]:
@@ -119,11 +126,47 @@ def backtest(loads: pa.Table, day_s: int) -> list[Backtest]:
 
 
 def forecast_of(table: pa.Table, group: str | None = None) -> Forecast:
-    """The forecast for a policy, of one group or of all together."""
-    if group is not None:
-        table = table.filter(pc.equal(table["group"], group))
-    summed = table.group_by("at_s").aggregate([("bytes_out", "sum")]).sort_by("at_s")
-    return Forecast(summed["at_s"].to_numpy(), summed["bytes_out_sum"].to_numpy())
+    """The forecast for a policy, of one group or of all together.
+
+    Groups are added up over the time that all of them are forecast for: where one is missing, the sum would fall or
+    rise by its load. Those of `gone_groups` do not count. PipelineError if the table is no forecast.
+    """
+    parts = _by_group(table)
+    if group is None:
+        parts = {name: part for name, part in parts.items() if name not in _gone(parts)}
+    else:
+        parts = {name: part for name, part in parts.items() if name == group}
+    if not parts:
+        return Forecast(np.zeros(0), np.zeros(0))
+    first, last = max(part.at_s[0] for part in parts.values()), min(part.at_s[-1] for part in parts.values())
+    points = np.unique(np.concatenate([part.at_s for part in parts.values()]))
+    points = points[(points >= first) & (points <= last)]
+    total = sum((np.interp(points, part.at_s, part.bytes_out) for part in parts.values()), np.zeros(len(points)))
+    return Forecast(points, total)
+
+
+def gone_groups(table: pa.Table) -> list[str]:
+    """The groups whose forecast ends before another one begins: they have sent nothing for a day."""
+    return _gone(_by_group(table))
+
+
+def _by_group(table: pa.Table) -> dict[str, Forecast]:
+    """The forecast of each group by itself."""
+    if table["group"].null_count:
+        raise PipelineError("the table has rows of no group: it is no forecast", do="make it again")
+    parts = {}
+    for name in sorted(set(table["group"].to_pylist())):
+        rows = table.filter(pc.equal(table["group"], name)).sort_by("at_s")
+        part = Forecast(rows["at_s"].to_numpy(), rows["bytes_out"].to_numpy())
+        if not (np.isfinite(part.at_s).all() and np.isfinite(part.bytes_out).all()):
+            raise PipelineError(f"the forecast of group {name!r} has no number at some time", do="make it again")
+        parts[name] = part
+    return parts
+
+
+def _gone(parts: dict[str, Forecast]) -> list[str]:
+    newest = max((part.at_s[0] for part in parts.values()), default=0.0)
+    return [name for name, part in parts.items() if part.at_s[-1] < newest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +180,16 @@ class _Past:
     """The number of the first slot."""
     loads: Floats
 
+    @property
+    def days(self) -> float:
+        """How many are known."""
+        return len(self.loads) / self.slots
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is too short for a forecast."""
+        return self.days < DAYS_MIN
+
 
 def _slotted(loads: pa.Table, day_s: int) -> list[_Past]:
     """The past of every group. A slot of which nothing is known is like the one a day before, or the last known."""
@@ -149,11 +202,6 @@ def _slotted(loads: pa.Table, day_s: int) -> list[_Past]:
         # A window that ends with a slot belongs to it.
         numbers = np.ceil(at_s * slots / day_s - 1e-9).astype(np.int64) - 1
         first, count = int(numbers[0]), int(numbers[-1] - numbers[0]) + 1
-        if count < DAYS_MIN * slots:
-            raise PipelineError(
-                f"group {group!r} has {count / slots:.1f} days of load, a forecast needs {DAYS_MIN}",
-                do="record for longer",
-            )
         seen = np.bincount(numbers - first, minlength=count)
         total = np.bincount(numbers - first, rows["bytes_out"].to_numpy(), count)
         means = np.divide(total, seen, out=np.full(count, np.nan), where=seen > 0)
@@ -165,9 +213,27 @@ def _slotted(loads: pa.Table, day_s: int) -> list[_Past]:
     return found
 
 
+def _next_day(past: _Past, day_s: int) -> pa.Table:
+    """The forecast of one group; of a new one, its last known load all day long."""
+    loads, slots = past.loads, past.slots
+    at_s = (past.first + len(loads) + np.arange(slots) + 0.5) * day_s / slots
+    names = pa.array([past.group] * slots)
+    if past.is_new:
+        level = float(loads[-_recent(slots) :].mean())
+        columns = [names, at_s, np.full(slots, level), pa.nulls(slots, pa.float64())]
+    else:
+        columns = [names, at_s, _ahead(loads, slots, slots), loads[-slots:]]
+    return pa.table(columns, schema=FORECAST_SCHEMA)
+
+
+def _recent(slots: int) -> int:
+    """The last slots, from which the level is seen."""
+    return max(1, round(slots * LEVEL_DAYS))
+
+
 def _ahead(loads: Floats, slots: int, count: int) -> Floats:
     """The next slots, from all that is known."""
-    recent = max(1, round(slots * LEVEL_DAYS))
+    recent = _recent(slots)
     season = _season(loads, slots)
     before = _season(loads[:-recent], slots) if len(loads) - recent >= slots else season
     expected = float(before[:recent].sum())

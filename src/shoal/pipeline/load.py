@@ -64,6 +64,11 @@ class LoadFacts:
     counters: dict[str, int] = field(default_factory=dict)
     refused: dict[str, None] = field(default_factory=dict)
     """Why records could not be read, each reason once."""
+    refused_in: Path | None = None
+    """The directory where such records were put; None if there was none."""
+    refused_kept: int = 0
+    refused_only_counted: int = 0
+    """Those beyond `REFUSED_MAX` of a batch, or that could not be written."""
     fold_ms: list[float] = field(default_factory=list)
     """How long each batch took from its rows to its windows, the last `BATCHES_KEPT`."""
     batch_ms: dict[int, float] = field(default_factory=dict)
@@ -99,6 +104,9 @@ class LoadFacts:
             "last_s": self.last_s,
             "counters": self.counters,
             "refused": list(self.refused),
+            "refused_in": None if self.refused_in is None else str(self.refused_in),
+            "refused_kept": self.refused_kept,
+            "refused_only_counted": self.refused_only_counted,
             "batches": self.batches,
             "batch_ms_p50": round(median(self.batch_ms.values()), 1) if self.batch_ms else None,
             "rows_per_s": round(rows / seconds, 1) if seconds > 0 else 0.0,
@@ -114,6 +122,8 @@ class LoadJob:
     source: Mapping[str, str]
     """Options of the source, but for its kind."""
     settings: BalanceSettings
+    refused: Path | None = None
+    """Where records go that cannot be read; None: into `directory`."""
 
     @property
     def checkpoint(self) -> Path:
@@ -123,6 +133,7 @@ class LoadJob:
 
 def start(spark: SparkSession, job: LoadJob, take: Take, facts: LoadFacts, *, once: bool) -> StreamingQuery:
     """Starts the query. With `once` it ends with what is there now, else it goes on until it is stopped."""
+    SavedFolds(job.directory / "fold").check(job.checkpoint)
     reader = spark.readStream.format("shoal").options(**{**job.source, "kind": "telemetry"})
     folding = Folding(job, take, facts)
     writer = reader.load().select(*BATCH_SCHEMA.names).writeStream.foreachBatch(folding.fold_batch)
@@ -136,7 +147,7 @@ class Folding:
 
     def __init__(self, job: LoadJob, take: Take, facts: LoadFacts) -> None:
         self._saved = SavedFolds(job.directory / "fold")
-        self._refused = job.directory / "refused"
+        self._refused = job.refused or job.directory / "refused"
         self._settings = job.settings
         self._take = take
         self._facts = facts
@@ -147,8 +158,11 @@ class Folding:
         before = self._saved.before(batch)
         table = rows.toArrow()
         windows, state = fold_in_order(before, table, self._settings)
-        if state.counters.garbage > before.counters.garbage:
-            self._put_aside(table, batch)
+        garbage = state.counters.garbage - before.counters.garbage
+        if garbage:
+            kept = self._put_aside(table, batch)
+            self._facts.refused_kept += kept
+            self._facts.refused_only_counted += max(0, garbage - kept)
         self._saved.save(batch, state)
         self._take(batch, windows)
         facts = self._facts
@@ -158,18 +172,25 @@ class Folding:
         facts.take(windows)
         facts.fold_ms = [*facts.fold_ms[1 - BATCHES_KEPT :], 1000 * (time.monotonic() - began)]
 
-    def _put_aside(self, table: pa.Table, batch: int) -> None:
-        """Keeps rows that are no records, with the reason: nothing is lost, whoever wants can look."""
+    def _put_aside(self, table: pa.Table, batch: int) -> int:
+        """Keeps rows that are no records, with the reason, and returns how many: whoever wants can look. That they
+        cannot be written does not stop the fold."""
         found = refusals(table, REFUSED_MAX)
         if not found:
-            return
+            return 0
         places, why = zip(*found, strict=True)
         kept = table.take(pa.array(places)).append_column("why", pa.array(why, pa.string()))
-        self._refused.mkdir(parents=True, exist_ok=True)
-        path = self._refused / f"{batch}.parquet"
-        pq.write_table(kept, path)
         self._facts.refused = {**self._facts.refused, **dict.fromkeys(why)}
+        path = self._refused / f"{batch}.parquet"
+        try:
+            self._refused.mkdir(parents=True, exist_ok=True)
+            pq.write_table(kept, path)
+        except OSError as error:
+            _log.warning("telemetry records cannot be read, and not kept", records=len(found), why=str(error))
+            return 0
+        self._facts.refused_in = self._refused
         _log.warning("telemetry records cannot be read", records=len(found), first=why[0], kept_in=str(path))
+        return len(found)
 
 
 def run_once(spark: SparkSession, job: LoadJob, take: Take | None = None) -> LoadFacts:

@@ -6,6 +6,7 @@ archive before, and compiled loops are on disk. Decides nothing about matches.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from shoal.errors import PipelineError
 from shoal.pipeline import archives, matching
 from shoal.pipeline.archives import Archive, Task
 from shoal.pipeline.filter_sets import FilterSet, opened
@@ -62,8 +64,8 @@ def match_in_process(filters: FilterSet, path: Path, output: Output, out: Path |
     found = matching.match_batches(batches, index, query)
     if output == "counts":
         table = matching.sum_counts(found)
-        return _of_counts(filters, table, events.rows, began, _written(table, out))
-    folded, where = _Folded(), None if out is None else _new_file(out)
+        return _of_counts(filters, table, events.rows, began, _written(table, out, path))
+    folded, where = _Folded(), None if out is None else _new_file(out, path)
     writer: pq.ParquetWriter | None = None
     try:
         for batch in found:
@@ -91,8 +93,8 @@ def match_on_spark(
     found = archive.on_spark(spark, query.columns, task, schema, place=query.place)
     if output == "counts":
         table = matching.sum_counts(_summed(found).to_batches())
-        return _of_counts(filters, table, events.value, began, _written(table, out))
-    where = None if out is None else _new_file(out)
+        return _of_counts(filters, table, events.value, began, _written(table, out, path))
+    where = None if out is None else _new_file(out, path)
     if where is None:
         found = found.cache()  # it is looked at twice, and events shall be counted once
     else:
@@ -206,14 +208,28 @@ def _of_counts(filters: FilterSet, table: pa.Table, events: int, began: float, o
     )
 
 
-def _written(table: pa.Table, out: Path | None) -> Path | None:
+def _written(table: pa.Table, out: Path | None, archive: Path) -> Path | None:
     if out is None:
         return None
-    where = _new_file(out)
+    where = _new_file(out, archive)
     pq.write_table(table, where)
     return where
 
 
-def _new_file(out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    return out / OUT_FILE
+def _new_file(out: Path, archive: Path) -> Path:
+    """Where the output goes, with nothing there: a job on Spark writes a folder, one in process a file, and either may
+    come after the other. What is read is never removed."""
+    where = out / OUT_FILE
+    if where.exists() and (
+        where.resolve().is_relative_to(archive.resolve()) or archive.resolve().is_relative_to(where)
+    ):
+        raise PipelineError(f"{where} is of the archive itself", do="name another folder by --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if where.is_dir() and not where.is_symlink():
+            shutil.rmtree(where)
+        else:
+            where.unlink(missing_ok=True)
+    except OSError as error:
+        raise PipelineError(f"cannot write to {out}: {error}", do="name another folder by --out") from error
+    return where

@@ -104,7 +104,7 @@ def sample_batches(batches: Iterable[pa.RecordBatch], query: Query, count: int, 
     for batch in batches:
         publications += batch.num_rows
         published = _published(batch)
-        if published is not None and batch.num_rows:
+        if published is not None and published.null_count < len(published):  # a row need not have a time
             times.append((pc.min(published).as_py(), pc.max(published).as_py()))
         hashes = hashes_of(batch, query.keys, seed)
         chosen = np.flatnonzero(hashes <= limit)

@@ -27,6 +27,13 @@ class SavedFolds:
         self._directory = directory
         self._cached: tuple[int, FoldState] | None = None
 
+    def check(self, checkpoint: Path) -> None:
+        """CheckpointError if there are states, but Spark's checkpoint knows of no batch: it would begin anew, and what
+        was folded would be folded again. Spark writes a batch down before it is folded."""
+        saved = self._batches()
+        if saved and not any(path.name.isdecimal() for path in (checkpoint / "offsets").glob("*")):
+            raise self._without_checkpoint(max(saved))
+
     def before(self, batch: int) -> FoldState:
         """The state that a batch begins with; CheckpointError if it is not there."""
         if self._cached is not None and self._cached[0] == batch - 1:
@@ -34,11 +41,7 @@ class SavedFolds:
         saved = self._batches()
         if batch == 0:
             if any(number > 0 for number in saved):
-                raise CheckpointError(
-                    f"{self._directory} holds the fold of batch {max(saved)}, but Spark begins with batch 0: "
-                    "its checkpoint is missing",
-                    do=_BEGIN_ANEW,
-                )
+                raise self._without_checkpoint(max(saved))
             return FoldState()
         path = self._path(batch - 1)
         try:
@@ -65,6 +68,13 @@ class SavedFolds:
         for number in self._batches():
             if number <= batch - KEPT:
                 self._path(number).unlink(missing_ok=True)
+
+    def _without_checkpoint(self, last: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self._directory} holds the fold of batch {last}, but Spark begins with batch 0: "
+            "its checkpoint is missing",
+            do=_BEGIN_ANEW,
+        )
 
     def _batches(self) -> list[int]:
         return [int(path.stem) for path in self._directory.glob("*.fold") if path.stem.isdecimal()]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -85,8 +86,9 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     java = find_java()
     archive = Archive(java, f"{pyspark.__version__} {pyspark.__file__}")
     settings = settings_of(options, archive.flags(options.write_archive))
-    home = _home_of_workers(options)
-    with _environment(options, home):
+    installed = installed_spark(options)
+    home = _home_of_workers(options, installed)
+    with _environment(options, home or installed):
         gateway = Gateway.launch(settings)
         try:
             with explained(heap_mb=_heap_mb(options)):
@@ -202,6 +204,14 @@ def settings_of(options: SessionOptions, java_flags: str = "") -> dict[str, str]
     return settings
 
 
+def quoted(option: str) -> str:
+    """One option of Java for `spark.driver.extraJavaOptions`, which is divided at blanks."""
+    if not any(each.isspace() or each in "\"'\\" for each in option):
+        return option
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 class Archive:
     """The archive of Spark's classes: read if it is there, else written by the first Java that ends in good order."""
 
@@ -211,9 +221,12 @@ class Archive:
         self._new = self._file.with_name(f"{self._file.name}.{os.getpid()}")
 
     def flags(self, write: bool) -> str:
-        """What Java must be told."""
+        """What Java must be told, as Spark's launcher reads it."""
+        if ":" in str(self._file):  # which divides two archives for Java
+            _log.info("no archive of classes is kept: sessions start more slowly", why=f"a colon in {self._file}")
+            return ""
         if self._file.exists():
-            return f"-XX:SharedArchiveFile={self._file}"
+            return quoted(f"-XX:SharedArchiveFile={self._file}")
         if not write:
             return ""
         try:
@@ -222,7 +235,7 @@ class Archive:
         except OSError as error:
             _log.info("no archive of classes is kept: sessions start more slowly", why=str(error))
             return ""
-        return f"-XX:ArchiveClassesAtExit={self._new}"
+        return quoted(f"-XX:ArchiveClassesAtExit={self._new}")
 
     def close(self, orderly: bool) -> None:
         """Puts the archive that a Java has just written where the next one finds it; removes one that was cut off."""
@@ -275,13 +288,44 @@ _homes: Final[list[Path | None]] = []
 """The Spark home that was made for it."""
 
 
-def _home_of_workers(options: SessionOptions) -> Path | None:
+def installed_spark(options: SessionOptions, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The Spark of `SPARK_HOME` if that fits our PySpark; None: PySpark's own.
+
+    One that does not fit is left aside with a warning on this machine. For a cluster, whose Spark somebody has chosen,
+    it is an error.
+    """
+    given = environ.get("SPARK_HOME")
+    if given is None:
+        return None
+    pyspark = import_spark()
+    wrong = _wrong_with(Path(given), pyspark.__version__) if given else "is empty"
+    if not wrong:
+        return Path(given)
+    if options.master.startswith("local"):
+        _log.warning("SPARK_HOME is left aside", why=f"{given} {wrong}".strip())
+        return None
+    raise PipelineError(
+        f"SPARK_HOME ({given}) {wrong}", do=f"unset it, or set it to {Path(pyspark.__file__).parent}, which fits"
+    )
+
+
+def _wrong_with(home: Path, version: str) -> str:
+    """Why there is no Spark of a version in a directory; empty if there is one, or nobody can say."""
+    if not (home / "bin" / "spark-submit").is_file():
+        return "has no bin/spark-submit"
+    jars = (home / "jars").glob("spark-core_*.jar")
+    found = [match[1] for jar in jars if (match := re.fullmatch(r"spark-core_[\d.]+-(.+)\.jar", jar.name))]
+    if found and version not in found:
+        return f"is Spark {found[0]}, and PySpark is {version}"
+    return ""
+
+
+def _home_of_workers(options: SessionOptions, installed: Path | None) -> Path | None:
     """A Spark home of our own for `local-cluster`, whose workers write beside Spark: links to what is installed."""
     if not options.master.startswith("local-cluster"):
         return None
-    installed = Path(os.environ.get("SPARK_HOME") or Path(import_spark().__file__).parent)
     home = Path(tempfile.mkdtemp(prefix="shoal-spark-"))
-    for entry in installed.iterdir():
+    for entry in (installed or Path(import_spark().__file__).parent).iterdir():
         if entry.name != "work":
             (home / entry.name).symlink_to(entry)
     return home
@@ -294,7 +338,8 @@ def _remove(home: Path | None) -> None:
 
 @contextlib.contextmanager
 def _environment(options: SessionOptions, home: Path | None) -> Iterator[None]:
-    """What Spark reads from the environment, for as long as a session starts: workers run this Python and find us."""
+    """What Spark reads from the environment, for as long as a session starts: workers run this Python and find us.
+    `home` is the Spark to be started; None: PySpark finds its own."""
     python = options.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
     wanted = {"PYTHONPATH": _python_path(), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
     wanted["SPARK_LAUNCHER_OPTS"] = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -302,7 +347,8 @@ def _environment(options: SessionOptions, home: Path | None) -> Iterator[None]:
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     if home is not None:
         wanted["SPARK_HOME"] = str(home)
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ.get(name) for name in (*wanted, "SPARK_HOME")}
+    os.environ.pop("SPARK_HOME", None)
     os.environ.update(wanted)
     try:
         yield

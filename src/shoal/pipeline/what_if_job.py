@@ -54,7 +54,8 @@ class Days(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def forecast(self, day: int) -> Forecast | None:
-        """What was to be expected of a day, by the days before it; None if they are too few."""
+        """What was to be expected of a day, by the days before it; None if they are too few. PipelineError if they are
+        enough, but not whole."""
         past = self.loads.filter(pc.less_equal(self.loads["at_s"], day * self.day_s))
         known = [before for before in self.traffic if before < day]
         if known != list(range(day - len(known), day)) or len(known) < FORECAST_DAYS_MIN:
@@ -75,16 +76,23 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The best case, or the defaults if it is worse on the held-back day."""
     held_back_day: int
     chosen_cost: float
+    """No more than `default_cost`, whatever the grid: that is how the choice is made."""
+    best_cost: float
     default_cost: float
-    """Of the held-back day both."""
+    """Of the held-back day all three."""
     with_forecast: pa.Table | None
-    """The run of the chosen case on that day with a forecast from the days before; None if they are too few, or if its
-    policy goes by none."""
+    """The run of the chosen case on that day with a forecast from the days before; None if they are too few or not
+    whole, or if its policy goes by none."""
+
+    @property
+    def best_no_worse(self) -> bool:
+        """Whether the best case of the grid was no worse than the defaults on a day that it was not chosen by: the
+        judgement of the grid."""
+        return self.best_cost <= self.default_cost
 
 
 def read_days(folder: Path, *, servers_min: int, servers_max: int, start_s: int) -> Days:
-    """The days of a folder of kept windows. Days that are not whole are left out, unless they are first or last with at
-    least half of their seconds."""
+    """The days of a folder of kept windows. Days of which less than half of the seconds are known are left out."""
     manifest = read_manifest(folder)
     by_day: dict[int, list[LoadWindow]] = {}
     for window in read_windows(folder):
@@ -137,11 +145,6 @@ def find(
     last = _run([(number, held_back) for number in sorted({0, best})], days, cases, spark, note)
     costs = dict(zip(last["case"].to_pylist(), last["cost"].to_pylist(), strict=True))
     chosen = best if costs[best] <= costs[0] else 0
-    expected = days.forecast(held_back) if cases[chosen].policy == what_if.DEFAULT_POLICY else None
-    ahead = None
-    if expected is not None:
-        ran = what_if.run(chosen, cases[chosen], held_back, days.traffic[held_back], days.site, expected)
-        ahead = pa.Table.from_batches([ran])
     return Finding(
         runs=runs,
         held_back=last,
@@ -149,9 +152,25 @@ def find(
         chosen=cases[chosen],
         held_back_day=held_back,
         chosen_cost=costs[chosen],
+        best_cost=costs[best],
         default_cost=costs[0],
-        with_forecast=ahead,
+        with_forecast=_with_forecast(days, chosen, cases[chosen], held_back, note),
     )
+
+
+def _with_forecast(days: Days, number: int, case: Case, day: int, note: Note) -> pa.Table | None:
+    """The run of a case with a forecast. It comes last and is an extra: if it cannot be, that is said and no more, for
+    all runs before it would be lost."""
+    if case.policy != what_if.DEFAULT_POLICY:
+        return None
+    try:
+        expected = days.forecast(day)
+        if expected is None:
+            return None
+        return pa.Table.from_batches([what_if.run(number, case, day, days.traffic[day], days.site, expected)])
+    except Exception as error:
+        note(f"no run with a forecast: {error}")
+        return None
 
 
 def write_config(case: Case, path: Path, why: str) -> None:
