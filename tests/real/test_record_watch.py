@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from pathlib import Path
 
 import pytest
 
 from shoal.cluster.acl import AGENT, PIPELINE, READER
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.record_watch import RecordWatch
+from shoal.history.manifest import Manifest
+from shoal.history.servers import Login
 from shoal.limits import DEFAULT_LIMITS
+from shoal.pipeline.archive.job import ArchiveJob, run_here
+from shoal.pipeline.archive.telling import tell_archived
 from shoal.plan.ring import ServerAddress
 from shoal.wire.ask import ask
-from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY, record_key
+from shoal.wire.recorded import INDEX_KEY, record_key
 
 WAIT_S = 20.0
 
@@ -26,7 +30,7 @@ async def until(watch: RecordWatch, wanted: set[str]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_server_holds_records_until_they_are_archived() -> None:
+async def test_a_server_holds_records_until_they_are_archived(tmp_path: Path) -> None:
     async with LocalCluster(1, agents=False) as cluster:
         (server,) = cluster.servers
         passwords = cluster.state.passwords
@@ -43,8 +47,14 @@ async def test_a_server_holds_records_until_they_are_archived() -> None:
             say(AGENT, b"SADD", INDEX_KEY, b"orders")
             say(AGENT, b"XADD", record_key(b"orders"), b"*", b"n", b"1")
             await until(watch, {server.id})
-            say(PIPELINE, b"SET", ARCHIVED_KEY, b"%d" % (1000 * (time.time() + 5)))
+            login = Login(PIPELINE, passwords[PIPELINE])
+            assert tell_archived([server], login, Manifest()) == []
+            with ArchiveJob(tmp_path, login) as job:
+                job.batch([server], run_here)
+                assert tell_archived([server], login, job.manifest) == [server.id]
             await until(watch, set())
+            say(AGENT, b"XADD", record_key(b"orders"), b"*", b"n", b"2")
+            await until(watch, {server.id})
             for key in (record_key(b"orders"), INDEX_KEY):
                 with pytest.raises(Exception, match=r"NOPERM|No permissions"):
                     say(PIPELINE, b"SET", key, b"x")

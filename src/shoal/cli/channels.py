@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from shoal.bus import Bus, Subscription, connect
-from shoal.bus.locate import URL_VARIABLE, find_url
+from shoal.bus.locate import ROLE, URL_VARIABLE, find_url
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.cli.times import read_time
 from shoal.config import Settings
@@ -92,13 +92,14 @@ def _positive(text: str) -> int:
     return number
 
 
-def cluster_url(url: str | None, settings: Settings) -> str:
-    """The cluster that a command means: the flag, $SHOAL_URL, the setting `coordinator`, the local one."""
+def cluster_url(url: str | None, settings: Settings, role: str = ROLE) -> str:
+    """The cluster that a command means: the flag, $SHOAL_URL, the setting `coordinator`, the local one, there in a
+    role."""
     if url:
         return url
     if os.environ.get(URL_VARIABLE):
         return os.environ[URL_VARIABLE]
-    return settings.coordinator or find_url(settings.state_path)
+    return settings.coordinator or find_url(settings.state_path, role=role)
 
 
 def run_pub(args: argparse.Namespace) -> int:

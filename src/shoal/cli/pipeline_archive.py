@@ -105,6 +105,8 @@ class _Done:
 
 
 def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Namespace, done: _Done) -> None:
+    from shoal.pipeline.archive.telling import tell_archived
+
     ended = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: ended.set())
@@ -112,6 +114,7 @@ def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Nam
         _archive(job, runner, cluster, ended, done, once=args.once)
         for server, why in job.unreachable.items():
             note(f"server {server} cannot be asked; what it recorded is archived when it can: {why}")
+        tell_archived(cluster.servers(), cluster.login, job.manifest)
         done.compacted += job.compact(runner, 2) if args.compact else job.compact(runner)
         if args.once:
             return
@@ -143,8 +146,10 @@ class _Cluster:
     def __init__(self, args: argparse.Namespace) -> None:
         from shoal.bus.plan_source import PlanSource
         from shoal.cli.channels import cluster_url
+        from shoal.cluster.acl import PIPELINE
 
-        self._source = PlanSource(cluster_url(args.url, args.settings), args.settings.limits.connect_timeout_s)
+        url = cluster_url(args.url, args.settings, role=PIPELINE)
+        self._source = PlanSource(url, args.settings.limits.connect_timeout_s)
         self._servers: tuple[ServerAddress, ...] = ()
         self.servers()
 

@@ -15,7 +15,15 @@ from shoal.errors import ConnectError, ProtocolError
 from shoal.history.plain import Entries
 from shoal.history.servers import PageSize, ServerReader
 from shoal.wire.envelope import ENDED
-from shoal.wire.recorded import INDEX_KEY, NUMBER_MAX, STREAMS_FIELD, RecordedMessage, read_entry, record_key
+from shoal.wire.recorded import (
+    ARCHIVED_KEY,
+    INDEX_KEY,
+    NUMBER_MAX,
+    STREAMS_FIELD,
+    RecordedMessage,
+    read_entry,
+    record_key,
+)
 
 TAIL_ENTRIES: Final = 600
 """Entries at the end of a record among which one says how far each stream has come."""
@@ -118,6 +126,18 @@ class RecordReader(ServerReader):
             if len(page) < asked or (told and read > TAIL_BYTES):
                 return
             before, left = f"({page[-1][0]}", left - len(page)
+
+    def clock_ms(self) -> int:
+        """The server's clock; 0 if it does not say it."""
+        text = bytes(self._ask(b"INFO", b"server")).decode()
+        for line in text.splitlines():
+            if line.startswith("server_time_usec:"):
+                return int(line.partition(":")[2]) // 1000
+        return 0
+
+    def tell_archived(self, until_ms: int) -> None:
+        """Marks on the server that all records are archived which were written before a time of its clock."""
+        self._ask(b"SET", ARCHIVED_KEY, until_ms)
 
     def _ask(self, *args: bytes | str | int) -> Any:
         try:

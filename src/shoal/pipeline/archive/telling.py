@@ -1,6 +1,6 @@
 """Tells servers that their records are archived: a drained one may go then.
 
-Owns the question whether all is archived, and the mark on the server (see `shoal.wire.recorded`). The balancer reads it.
+Owns the question whether all is archived. The mark lies on the server (`shoal.wire.recorded`) for the balancer to read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from shoal.history.servers import Login
 from shoal.logs import get_log
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
-from shoal.wire.recorded import ARCHIVED_KEY
 
 _log: Final = get_log(__name__)
 
@@ -32,7 +31,7 @@ def tell_archived(servers: Sequence[ServerAddress], login: Login, manifest: Mani
                     reader.end(channel).key <= manifest.position(server.id, record_name(channel)).key
                     for channel in reader.channels()
                 ):
-                    reader.ask(b"SET", ARCHIVED_KEY, now_ms)
+                    reader.tell_archived(now_ms)
                     told.append(server.id)
         except ShoalError as error:
             _log.debug("a server was not told that it is archived", server=server.id, why=str(error))
