@@ -19,7 +19,7 @@ from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.history.servers import Login
 from shoal.pipeline.archive.job import ArchiveJob, run_here
-from shoal.wire.recorded import record_key
+from shoal.wire.recorded import MESSAGE_FIELD, record_key
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,13 @@ async def published(bus: shoal.Bus, channel: str, first: int, last: int) -> None
     for number in range(first, last):
         await bus.publish(channel, b"%d" % number, attributes={"number": number}, confirm=True)
 
+    async def recorded() -> bool:
+        replies = await bus.ask_servers("XRANGE", record_key(channel.encode()), "-", "+")
+        entries = [fields for found in replies.values() for _, fields in found]
+        return sum(MESSAGE_FIELD in fields[::2] for fields in entries) >= last
+
+    await until(recorded)
+
 
 def payloads(facts: dict[str, Any]) -> list[int]:
     return [int(item["payload"]) for item in facts["items"] if item["type"] == "message"]
@@ -66,7 +73,6 @@ async def test_archive_and_records_are_one_history(
     channel: str, bus: shoal.Bus, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await published(bus, channel, 0, 50)
-    await asyncio.sleep(0.3)
     await archive(bus, url, tmp_path)
     await published(bus, channel, 50, 80)
     words = ("history", channel, "--since", "10m", "--url", url, "--archive", str(tmp_path))
