@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -97,7 +98,6 @@ class Index:
 
     def __init__(self) -> None:
         self._plain = Store()
-        self._several = Store()
         """Filters with alternatives: each conjunction has a number here, and belongs to a subscription."""
         self._lock = threading.RLock()
         """Whoever changes what follows holds it, and whoever reads more than one of them, except a match: the owner of
@@ -116,16 +116,23 @@ class Index:
             return False
         return own in self._plain.ids or own in self._conjunctions
 
+    @cached_property
+    def _several(self) -> Store:
+        """Where filters with alternatives are, by conjunction: made when there is the first."""
+        return Store()
+
     @property
     def unique(self) -> int:
         """Conjunctions that are held; identical ones of one segment are held once."""
-        return self._plain.unique + self._several.unique
+        return self._plain.unique + (self._several.unique if self._conjunctions else 0)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all that it holds."""
+        if not self._conjunctions:
+            return self._plain.nbytes
         several = self._several.nbytes + self._owners.nbytes + 200 * len(self._conjunctions)
-        return self._plain.nbytes + (several if self._conjunctions else 0)
+        return self._plain.nbytes + several
 
     # Changes
 
