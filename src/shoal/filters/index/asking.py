@@ -6,6 +6,7 @@ more room if there was too little.
 
 from __future__ import annotations
 
+import abc
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class _View:
     keep: list[Any]
 
 
-class Asking:
+class Asking(abc.ABC):
     """What can be asked of a store. The store takes the lock for its changes, and shows itself after each."""
 
     def __init__(self) -> None:
@@ -53,9 +54,9 @@ class Asking:
         self._ids_each = 0.0
         self._view: _View
 
+    @abc.abstractmethod
     def _refresh(self) -> None:
         """Shows anew what there is."""
-        raise NotImplementedError
 
     def _show(self, names: Texts, strings: Texts, segments: Sequence[Segment], young: Young) -> None:
         """Writes down where everything is: kernels see the change when they are called next."""
