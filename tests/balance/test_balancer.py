@@ -249,6 +249,20 @@ class TestAsked:
         assert scene.answers["b"].error == ""
         assert "still under way" in scene.answers["c"].error
 
+    def test_a_proposal_is_applied_once_even_if_it_only_adds_servers(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", options=BY_HAND)
+        wish.add = 1
+        scene.asks["a"] = Ask("propose")
+        scene.window()
+        digest = scene.answers["a"].digest
+        for id in ("b", "c"):
+            scene.asks[id] = Ask("apply", digest=digest)
+            scene.look()
+            scene.look()
+        assert scene.answers["b"].error == ""
+        assert scene.answers["c"].error == "the plan has changed since: this proposal was applied already"
+        assert [effect.count for effect in scene.took(AddServers)] == [1]
+
     @pytest.mark.parametrize("digest", ["", "0" * 64])
     def test_what_was_never_proposed_cannot_be_applied(self, digest: str, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)

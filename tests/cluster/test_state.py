@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
+from shoal.cluster import state
 from shoal.cluster.process import ProcessId, start_ticks
 from shoal.cluster.state import AgentState, ClusterState, Endpoint, StateDir, find_cluster, state_dir_at
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError
@@ -135,3 +137,23 @@ def test_a_lock_whose_holder_has_died_is_free(directory: StateDir) -> None:
     directory.lock_file.write_text(json.dumps({"pid": os.getpid(), "start_ticks": 1}))
     assert directory.owner() is None
     directory.lock().close()
+
+
+def test_a_lock_that_a_dead_holder_has_not_let_go_of_yet_is_waited_for(directory: StateDir) -> None:
+    lock = directory.lock()
+    directory.lock_file.write_text(json.dumps({"pid": os.getpid(), "start_ticks": 1}))
+    timer = threading.Timer(0.1, lock.close)
+    timer.start()
+    directory.lock().close()
+    timer.join()
+
+
+def test_a_lock_that_nobody_lets_go_of_is_not_waited_for_for_ever(
+    directory: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "LET_GO_TIMEOUT_S", 0.1)
+    lock = directory.lock()
+    directory.lock_file.write_text("{}")
+    with pytest.raises(AlreadyRunningError):
+        directory.lock()
+    lock.close()

@@ -42,7 +42,7 @@ from shoal.balance.policies import policy
 from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
 from shoal.balance.proposal import Proposal, decode_proposal, make_proposal, why_stale
 from shoal.balance.recording import Outcome, make_record
-from shoal.balance.records import REMOVED_MAX, Answer, Ask, BalancerState, why_of
+from shoal.balance.records import APPLIED_MAX, REMOVED_MAX, Answer, Ask, BalancerState, why_of
 from shoal.balance.rules import ALL_RULES, BalancerRules
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
@@ -269,7 +269,11 @@ class Balancer:
     def _why_not(self, proposal: Proposal, view: View, ring: Ring) -> str | None:
         if self._under_way is not None and self._is_busy:
             return f"the plan {self._under_way.digest[:12]} is still under way: wait until its moves have ended"
-        return why_stale(proposal, ring.version, _revisions(view)) if self._rules.basis else None
+        if not self._rules.basis:
+            return None
+        if proposal.digest in self._state.applied:
+            return "the plan has changed since: this proposal was applied already"
+        return why_stale(proposal, ring.version, _revisions(view))
 
     # -- deciding --------------------------------------------------------------------------------------------
 
@@ -364,7 +368,8 @@ class Balancer:
     def _apply(self, proposal: Proposal, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
         digest = proposal.digest
         self._under_way = UnderWay(digest, now_s)
-        self._state = replace(self._state, planned_at=now_s, digest=digest)
+        applied = (digest, *self._state.applied)[:APPLIED_MAX]
+        self._state = replace(self._state, planned_at=now_s, digest=digest, applied=applied)
         for index, move in enumerate(proposal.moves):
             eager = move.reason in _TOLD_AT_ONCE
             place = move.after

@@ -34,6 +34,9 @@ PROPOSALS_MAX: Final = 16
 REMOVED_MAX: Final = 64
 """Servers that are remembered as removed: as long as some ring may still name them."""
 
+APPLIED_MAX: Final = 64
+"""Plans that are remembered as applied, so that none is applied twice."""
+
 T = TypeVar("T")
 
 
@@ -48,6 +51,8 @@ class BalancerState(msgspec.Struct, frozen=True):
     """Servers that were asked for and have not joined yet, and since when."""
     removed: tuple[str, ...] = ()
     """Servers that were removed last, newest first."""
+    applied: tuple[str, ...] = ()
+    """Digests of the plans that were applied last, newest first."""
 
 
 class Why(msgspec.Struct, frozen=True):

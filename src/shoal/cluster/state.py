@@ -20,6 +20,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,9 @@ from shoal.config import default_state_dir
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError
 
 STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
+LET_GO_TIMEOUT_S: Final = 5.0
+"""How long the lock of a supervisor that is dead is waited for."""
+_LET_GO_POLL_S: Final = 0.02
 _FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "failure", "lock")
 _DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit", "pipeline")
 
@@ -131,9 +135,19 @@ class StateDir:
         return not entries <= {*_DIRECTORIES} and entries <= {*_FILES, *_DIRECTORIES}
 
     def lock(self) -> Lock:
-        """Takes the directory for this process; AlreadyRunningError if a supervisor holds it."""
+        """Takes the directory for this process; AlreadyRunningError if a supervisor holds it.
+
+        One that was killed counts as dead before the last of its threads has let go of the lock: that is waited for.
+        """
+        give_up_at = time.monotonic() + LET_GO_TIMEOUT_S
         while True:
-            lock = Lock(self.lock_file)
+            try:
+                lock = Lock(self.lock_file)
+            except AlreadyRunningError:
+                if self.owner() is not None or time.monotonic() >= give_up_at:
+                    raise
+                time.sleep(_LET_GO_POLL_S)
+                continue
             if lock.is_current():
                 return lock
             lock.close()
