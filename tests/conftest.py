@@ -1,5 +1,7 @@
 """What all tests share: property tests draw the same examples in each run, so that a run that passes passes again.
 
+None of them is judged by the time it takes: machines are shared.
+
 To look for new ones, run with `SHOAL_EXAMPLES=random`: what fails then is replayed from Hypothesis' own database.
 """
 
@@ -7,8 +9,9 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("same", derandomize=True)
-settings.register_profile("random")
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", untimed, derandomize=True)
+settings.register_profile("random", untimed)
 settings.load_profile("random" if os.environ.get("SHOAL_EXAMPLES") == "random" else "same")

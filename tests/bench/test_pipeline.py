@@ -22,7 +22,7 @@ def _spark_is_there() -> None:
 def test_every_job_has_its_rows_and_those_beside_one_core_a_ratio() -> None:
     options = pipeline.Options(
         rounds=1,
-        load=pipeline_load.Options(channels=20, seconds=30, batch_rows=400, live_s=4.0),
+        load=pipeline_load.Options(channels=20, seconds=10, batch_rows=300, live_s=2.0),
         archive=pipeline_archive.Options(messages=50),
         match=pipeline_match.Options(events=2_000, filters=100),
         session=SessionOptions(name="tests"),

@@ -269,11 +269,9 @@ class Balancer:
     def _why_not(self, proposal: Proposal, view: View, ring: Ring) -> str | None:
         if self._under_way is not None and self._is_busy:
             return f"the plan {self._under_way.digest[:12]} is still under way: wait until its moves have ended"
-        if not self._rules.basis:
-            return None
-        if proposal.digest in self._state.applied:
+        if self._rules.once and proposal.digest in self._state.applied:
             return "the plan has changed since: this proposal was applied already"
-        return why_stale(proposal, ring.version, _revisions(view))
+        return why_stale(proposal, ring.version, _revisions(view)) if self._rules.basis else None
 
     # -- deciding --------------------------------------------------------------------------------------------
 

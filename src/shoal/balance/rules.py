@@ -27,6 +27,10 @@ class BalancerRules(Protocol):
         """A proposal is applied only to the plan that it was made from."""
 
     @property
+    def once(self) -> bool:
+        """A proposal is applied once, also if nothing but the number of servers tells that it was."""
+
+    @property
     def settle(self) -> bool:
         """It is remembered when plans were made and channels placed, so that a policy leaves them alone for a while."""
 
@@ -35,6 +39,7 @@ class _AllRules(msgspec.Struct, frozen=True):
     drained: bool = True
     one_at_a_time: bool = True
     basis: bool = True
+    once: bool = True
     settle: bool = True
 
 

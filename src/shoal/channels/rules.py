@@ -58,6 +58,8 @@ class Rules(msgspec.Struct, frozen=True):
     """A plan is made when the moves of the one before have ended."""
     basis: bool = True
     """A proposal is applied only to the plan that it was made from."""
+    once: bool = True
+    """A proposal is applied once, also if nothing but the number of servers tells that it was."""
     settle: bool = True
     """It is remembered when plans were made and channels placed, so that a policy leaves them alone for a while."""
 

@@ -17,6 +17,10 @@ PAUSE_S: Final = 5.0
 LOOK_S: Final = 0.5
 LATER_S: Final = (0.0, 3.0, 9.0)
 """How long a proposal is looked at before it is applied."""
+RIVAL_SHARE: Final = 0.3
+"""How often two policies are asked at once, and both proposals applied in the same moment."""
+AGAIN_SHARE: Final = 0.3
+"""How often a proposal is applied a second time."""
 
 
 class Asker:
@@ -40,23 +44,27 @@ class Asker:
 
     def _propose(self) -> None:
         if self.run.shifting:
-            policy = self.random.choice(("", "shoal", "dynamoth"))
-            self._wait_for(self._ask(Ask("propose", policy=policy)))
+            own = self.random.choice(("", "shoal", "dynamoth"))
+            policies = ("dynamoth", "shoal") if self.random.random() < RIVAL_SHARE else (own,)
+            later_s = self.random.choice(LATER_S)
+            for policy in policies:
+                self._wait_for(self._ask(Ask("propose", policy=policy)), later_s)
             self.start()
 
-    def _wait_for(self, id: str) -> None:
+    def _wait_for(self, id: str, later_s: float) -> None:
         """Looks for the proposal now and then, and takes it away."""
         stored = self.run.coordinator.store.get(records.answer_key(id))
         if stored is None:
             if self.run.shifting:
-                self.run.world.after(LOOK_S, self._wait_for, id)
+                self.run.world.after(LOOK_S, self._wait_for, id, later_s)
             return
         self.run.coordinator.store.delete(records.answer_key(id))
         answer = records.decode(stored.value, Answer)
         self.run.balance.seen["proposal asked for"] += 1
         self.run.balance.seen["proposal asked for that moves channels"] += answer.moves > 0
         digest = answer.digest if self.random.random() < 0.95 else "0" * 64
-        for _ in range(self.random.choice((1, 1, 2))):
+        self.run.world.after(later_s, self._apply, digest)
+        if self.random.random() < AGAIN_SHARE:
             self.run.world.after(self.random.choice(LATER_S), self._apply, digest)
 
     def _apply(self, digest: str) -> None:

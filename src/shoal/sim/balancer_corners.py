@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-BREAKS: Final = ("fence", "drained", "one_at_a_time", "basis", "settle")
+BREAKS: Final = ("fence", "drained", "one_at_a_time", "basis", "once", "settle")
 """The rules that this scenario puts to the test."""
 
 _SAME: Final = (
@@ -36,6 +36,7 @@ _SAME: Final = (
     "proposal asked for",
     "proposal applied on request",
     "stale proposal refused",
+    "proposal refused that was applied already",
     "proposal refused while a plan is under way",
     "late telemetry",
     "early telemetry",

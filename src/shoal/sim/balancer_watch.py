@@ -53,6 +53,8 @@ class BalancerWatch:
         self._proposals: dict[str, tuple[str, Proposal]] = {}
         self._applied: dict[str, tuple[float, str]] = {}
         """By the beginning of a digest: when the plan's first request was written, and by whom."""
+        self._carried_out: dict[str, str] = {}
+        """Who has applied a plan, whether or not it moves anything."""
         self._requests: dict[str, str] = {}
         """The plan of each request that stands, by key."""
         self._planned_at = -1e9
@@ -293,8 +295,14 @@ class BalancerWatch:
             self.violate("failed", str(outcome.facts))
         elif outcome.state == "refused":
             why = str(outcome.facts.get("why", ""))
-            self.seen["stale proposal refused"] += "changed since" in why
+            again = "applied already" in why
+            self.seen["proposal refused that was applied already"] += again
+            self.seen["stale proposal refused"] += "changed since" in why and not again
             self.seen["proposal refused while a plan is under way"] += "under way" in why
+        elif outcome.state == "applied":
+            if plan in self._carried_out:
+                self.violate("applied twice", f"{holder} applies {plan}, as {self._carried_out[plan]} did")
+            self._carried_out[plan] = holder
         elif outcome.state == "ended":
             began = self._applied.get(plan)
             self.seen["standby finished a plan"] += began is not None and began[1] != holder.split("/")[0]

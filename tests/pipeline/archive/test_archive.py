@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NOBODY = Login(None, None)
-MESSAGES = 6000
+MESSAGES = 3000
 
 
 @pytest.fixture
