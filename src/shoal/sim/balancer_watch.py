@@ -53,6 +53,9 @@ class BalancerWatch:
         self._proposals: dict[str, tuple[str, Proposal]] = {}
         self._applied: dict[str, tuple[float, str]] = {}
         """By the beginning of a digest: when the plan's first request was written, and by whom."""
+        self._merged: set[bytes] = set()
+        """Channels that were merged under steady load. One that is as busy as the bound of that may dip below it at any
+        time by chance; then it must stay."""
         self._carried_out: dict[str, str] = {}
         """Who has applied a plan, whether or not it moves anything."""
         self._requests: dict[str, str] = {}
@@ -64,7 +67,9 @@ class BalancerWatch:
         """Servers that have died and not come back, and when that was marked."""
         self._used_at: dict[str, float] = {}
         self._empty: dict[str, list[tuple[float, float]]] = {}
-        """The time spans in which a server was seen empty, oldest first."""
+        """The time spans in which a server was seen empty, oldest first. Who looks in by an old ring, and is sent on
+        before the next look, does not count."""
+        self._there: dict[str, set[str]] = {}
         self._counters: dict[str, tuple[int, int, int]] = {}
 
     def violate(self, kind: str, text: str) -> None:
@@ -133,8 +138,10 @@ class BalancerWatch:
             self.run.plan_begun(writer[0] if writer else "")
         reason = known[1].moves[int(index)].reason
         self.seen[f"moved for {reason}"] += 1
-        if self.at_rest:
+        if self.at_rest and (reason != "merge" or request.channel in self._merged):
             self.violate("restless", f"{request} for {reason} under steady load")
+        elif self.at_rest:
+            self._merged.add(request.channel)
 
     def _check_request(self, request: MoveRequest, proposal: Proposal, index: int) -> None:
         """What is asked for is what was proposed, and names servers of the pool only."""
@@ -230,7 +237,10 @@ class BalancerWatch:
         for server, mark in self._marks.items():
             if mark is Mark.DRAIN and self.run.is_there(server):
                 spans = self._empty.setdefault(server, [])
-                if not self.users(server):
+                now_there = {*self.users(server)}
+                stayed = now_there & self._there.get(server, now_there)
+                self._there[server] = now_there
+                if not stayed:
                     goes_on = bool(spans) and now - spans[-1][1] < 2 * SAMPLE_S
                     spans.append((spans.pop()[0] if goes_on else now, now))
         self.run.world.after(SAMPLE_S, self.sample)
