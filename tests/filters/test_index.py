@@ -14,7 +14,7 @@ from tests.filters import strategies
 
 from shoal.errors import EventError, FilterError
 from shoal.filters.filter import Filter
-from shoal.filters.index import Index, WireTable, event_table, filter_table
+from shoal.filters.index import Index, WireTable, choosing, event_table, filter_table, layout
 from shoal.filters.index.store import Store
 from shoal.filters.language import parse
 from shoal.filters.values import Event
@@ -133,14 +133,28 @@ def lists(rng: random.Random, names: list[str]) -> str:
     )  # fmt: skip
 
 
+def crowds(rng: random.Random, names: list[str]) -> str:
+    """Something that many ask for, and something that tells them apart."""
+    word = "".join(rng.choice("ab") for _ in range(rng.randint(1, 6)))
+    numbers = ", ".join(str(rng.randrange(30)) for _ in range(rng.randint(2, 4)))
+    other, third = rng.sample(names[1:], 2)
+    popular = [f"{names[0]} = 'ab'", f"{names[0]} prefix 'a'", f"{names[0]} in ('ab', '{word}')", f"{names[0]} exists"]
+    rarer = [
+        f"{other} in ({numbers})", f"{other} in ('{word}', '{word[::-1]}')", f"{other} != {rng.randrange(30)}",
+        f"{other} != '{word}'", f"{other} prefix '{word}'", f"{other} contains '{word}'", f"{other} = {len(word)}",
+    ]  # fmt: skip
+    more = ["", f" and {third} > {rng.randrange(30)}", f" and {third} in ({numbers})", f" and {third} != '{word}'"]
+    return f"{rng.choice(popular)} and {rng.choice(rarer)}{rng.choice(more)}"
+
+
 def values(rng: random.Random) -> object:
     word = "".join(rng.choice("ab") for _ in range(rng.randint(0, 9)))
     return rng.choice(
-        [rng.randrange(100), rng.randrange(30), rng.uniform(0, 100), rng.randrange(2**53, 2**60), word, True]
+        [rng.randrange(100), rng.randrange(30), rng.uniform(0, 100), rng.randrange(2**53, 2**60), word, "ab", True]
     )
 
 
-@pytest.mark.parametrize("make", [bounds, texts, lists])
+@pytest.mark.parametrize("make", [bounds, texts, lists, crowds])
 @pytest.mark.parametrize("names", [3, 9])
 def test_thousands_of_filters_of_one_sort(make: Callable[[random.Random, list[str]], str], names: int) -> None:
     """Enough for runs, cells, pairs and lists to be used; a tenth is removed, half is inserted one by one."""
@@ -166,6 +180,33 @@ def test_thousands_of_filters_of_one_sort(make: Callable[[random.Random, list[st
             index.settle()
         for event in events:
             assert sorted(index.match(event).tolist()) == expected(held, event)  # type: ignore[arg-type]
+
+
+def most_tested(index: Index) -> int:
+    """Entries of the largest run that is not answered by a slice of it: those are tested, at least by cells."""
+    most = 0
+    for segment in index._plain.segments:
+        runs = layout.part(segment.block, layout.P_RUNS, 4 * (int(segment.header[layout.H_RUNS]) + 1)).reshape(-1, 4)
+        tested = (runs[:-1, 0] & 0xFF) > choosing.SORTED_LAST
+        most = max(most, int(np.diff(runs[:, 1].astype(np.int64))[tested].max(initial=0)))
+    return most
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["c = 'all' and s in ('v{0}', 'v{1}')", "c prefix 'al' and s in ('v{0}', 'v{1}')",
+     "c in ('all', 'v{0}') and s in ('v{0}', 'v{1}')", "c = 'all' and s in ('v{0}', 'v{1}') and n > {0}",
+     "c = 'all' and t{1} prefix 'v{0}'", "c = 'all' and n != {0}", "c = 'all' and s != 'v{0}'", "s != 'v{0}'"],
+)  # fmt: skip
+def test_what_all_ask_for_does_not_hide_what_tells_filters_apart(form: str) -> None:
+    rng = random.Random(form)
+    filters = {number: parse(form.format(rng.randrange(500), 500 + number % 80)) for number in range(4000)}
+    index = Index()
+    index.insert_many(list(filters), list(filters.values()))
+    index.settle()
+    event: Event = {"c": "all", "s": "v7", "n": 99, **{f"t{500 + i}": "v77" for i in range(80)}}
+    assert found(index, event) == expected(filters, event)
+    assert most_tested(index) <= 100
 
 
 def test_identical_filters_are_held_once() -> None:

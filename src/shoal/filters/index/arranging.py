@@ -19,7 +19,7 @@ SMALL_CLUSTER: Final = 8
 """Clusters up to this size have no runs: all their records are tested."""
 MANY: Final = 64
 """From so many filters in a SCAN run on they are filed by cells."""
-GRID: Final = 5
+GRID: Final = 6
 """A run that is filed by cells; the other types are those of `choosing`."""
 
 _SLOTS_PER_CLUSTER: Final = 1.5
@@ -105,7 +105,7 @@ def lay_out_cluster(
                 stop += 1
         else:
             while stop < end and entries.sub[order[stop]] == sub:
-                if choosing.LOW <= kind <= choosing.NOT:
+                if choosing.LOW <= kind <= choosing.SORTED_LAST:
                     keys[made[2]] = entries.key[order[stop]]
                     made[2] += 1
                 stop += 1

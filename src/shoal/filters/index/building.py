@@ -12,29 +12,29 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import choosing, layout, standing
+from shoal.filters.index import choosing, layout, standing, weighing
 from shoal.filters.index.arranging import Entries, arrange
-from shoal.filters.index.choosing import PARTS, S_PREFIX, S_SUFFIX
 from shoal.filters.index.members import pack_members
 from shoal.filters.index.memory import whole
 from shoal.filters.index.records import put_bits
 from shoal.filters.index.uniting import Records, unite
+from shoal.filters.index.weighing import PARTS, S_PREFIX, S_SUFFIX
 from shoal.wire.rawbytes import background_kernel, hash_pair, kernel
 
 _SKETCH_MAX: Final = 1 << 16
 """Counters of values, and of shapes of records."""
 _SIGNATURES_FIRST: Final = 1024
-_LENGTHS: Final = choosing.LENGTH_MAX + 1
+_LENGTHS: Final = weighing.LENGTH_MAX + 1
 """Lengths of prefixes and suffixes that are told apart; longer ones are not allowed."""
 _UNSEEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 @background_kernel
-def count_listed(words: Any, ends: Any, chosen: Any) -> int:
+def count_listed(words: Any, ends: Any, chosen: Any, values: Any) -> int:
     """Entries that records could have beyond one each, because of lists of values."""
     extra = 0
     for record in chosen:
-        listed = choosing.best_list(words, ends[record], ends[record + 1])
+        listed = weighing.best_list(words, ends[record], ends[record + 1], values)
         if listed >= 0:
             extra += whole(words[listed + 2]) - 1
     return extra
@@ -140,7 +140,7 @@ def build(given: Records, texts: tuple[Any, Any, Any], attributes: int) -> npt.N
     unique = unite(words, ends, given.id_ends, given.ids, first, id_ends, ids)
     first = first[:unique]
     values, shapes = (np.zeros(min(_SKETCH_MAX, 16 * unique), np.uint32) for _ in range(2))
-    choosing.survey(words, ends, first, texts, values, shapes)
+    weighing.survey(words, ends, first, texts, values, shapes)
     popular = max(choosing.POPULAR_MIN, unique // choosing.POPULAR_SHARE)
     seed = 1
     while True:
@@ -175,7 +175,7 @@ def _entries(
     words: Any, ends: Any, first: Any, texts: Any, values: Any, shapes: Any, popular: int, seed: int
 ) -> tuple[Entries, Any, Any]:
     """The entries of all unique records and their signatures: pairs of equalities while those are few enough."""
-    size = len(first) + count_listed(words, ends, first)
+    size = len(first) + count_listed(words, ends, first, values)
     entries = Entries(
         np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.uint64), np.empty(size, np.uint64),
         np.empty(size, np.uint64), np.empty(size, np.float64), np.empty(size, np.uint16),
@@ -201,8 +201,8 @@ def collect_lengths(words: Any, ends: Any, record: Any, signature: Any, parts: A
         if wanted < 0:
             continue
         at = ends[record[entry]]
-        best = choosing.best_string(words, at, ends[record[entry] + 1], texts)
-        seen[wanted, choosing.text_length(words, best, texts)] = True
+        best = weighing.best_string(words, at, ends[record[entry] + 1], texts)
+        seen[wanted, weighing.text_length(words, best, texts)] = True
 
 
 def _signature_words(

@@ -7,12 +7,15 @@ just so) and of the *run* in which it waits within the cluster of all filters wi
     LOW     one lower bound is left, sorted               a slice from the start matches
     HIGH    one upper bound is left, sorted               a slice up to the end matches
     NOT     one excluded number is left, sorted           all but a slice matches
+    NOT_TEXT  one excluded string is left, sorted         the same
     SCAN    anything else                                 tested one by one, or by cells if there are many (`cells`)
 
 Equalities make the best signatures: all of a filter's, if many filters have the same ones; else the two rarest
-values; and one value where there would be more than `PAIRS_MAX` pairs of attributes. Next a prefix or suffix (its
-bytes are the value), then a window of up to four bytes of a contained string (the rarest), then each value of a list,
-then presence. A filter that has only bounds is in the cluster without a signature.
+values; and one value where that would be too many pairs of attributes. Next a prefix or suffix (its bytes are the
+value), then a window of up to four bytes of a contained string (the rarest), then each value of a list, then presence.
+Where more than `CROWD_MAX` filters share what was chosen, a rarer string or list comes beside it, so that a value that
+all ask for does not hide those that tell filters apart. A filter that has only bounds is in the cluster without a
+signature.
 """
 
 from __future__ import annotations
@@ -21,174 +24,30 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import records, rows
+from shoal.filters.index import records, rows, weighing
 from shoal.filters.index.memory import whole
 from shoal.filters.index.records import get_bits, get_float, item_words
-from shoal.filters.index.standing import equal_value, is_equality, listed_value, part_value, text_value
+from shoal.filters.index.standing import equal_value, is_equality, listed_value
+from shoal.filters.index.weighing import S_ABSENT, S_EQUAL, S_EXISTS, S_KIND, S_PREFIX, S_SUFFIX
 from shoal.wire.rawbytes import hash_pair, kernel
-
-# What a signature asks of an attribute. Up to FIXED_LAST an event has one value for it, beyond it several.
-S_EQUAL: Final = 1
-S_EXISTS: Final = 2
-S_KIND: Final = 3
-S_ABSENT: Final = 4
-FIXED_LAST: Final = 4
-S_PREFIX: Final = 5
-S_SUFFIX: Final = 6
-S_PART: Final = 6
-"""S_PART + n: n bytes (1 to 4) somewhere in the string."""
 
 ALL: Final = 0
 LOW: Final = 1
 HIGH: Final = 2
 NOT: Final = 3
-SCAN: Final = 4
+NOT_TEXT: Final = 4
+SORTED_LAST: Final = 4
+SCAN: Final = 5
 
-PARTS: Final = 8
-"""Attributes of a signature at most."""
-PART_BYTES: Final = 4
-LENGTH_MAX: Final = 4096
-"""Bytes of a prefix or suffix that is a signature."""
-PAIRS_MAX: Final = 512
 POPULAR_MIN: Final = 32
 POPULAR_SHARE: Final = 64
 """All equalities of a filter are its signature if one in so many filters has the same ones."""
-
-
-@kernel
-def text_length(words: Any, at: int, texts: Any) -> int:
-    """Bytes of the string of an item."""
-    code = whole(get_bits(words, at + 2, 2))
-    return whole(texts[1][code + 1]) - whole(texts[1][code])
-
-
-@kernel
-def best_string(words: Any, at: int, end: int, texts: Any) -> int:
-    """The item with the longest prefix, suffix or contained string, or -1; a prefix counts double."""
-    best, size = -1, 0
-    while at < end:
-        operator = whole(words[at]) & 0xFF
-        if operator in (records.PREFIX, records.SUFFIX, records.CONTAINS):
-            length = text_length(words, at, texts) * (1 if operator == records.CONTAINS else 2)
-            if length > size:
-                best, size = at, length
-        at += item_words(words, at)
-    return best
-
-
-@kernel
-def string_part_kind(words: Any, at: int, texts: Any) -> int:
-    """What a signature asks by a string item: of a very long prefix or suffix a part."""
-    operator, length = whole(words[at]) & 0xFF, text_length(words, at, texts)
-    if operator == records.PREFIX and length <= LENGTH_MAX:
-        return S_PREFIX
-    if operator == records.SUFFIX and length <= LENGTH_MAX:
-        return S_SUFFIX
-    return S_PART + min(PART_BYTES, length)
-
-
-@kernel
-def equalities_of(words: Any, at: int, end: int, found: Any) -> int:
-    """Where the equalities of a record stand, the first `PARTS - 1`; how many they are."""
-    count = 0
-    while at < end and count < PARTS - 1:
-        if is_equality(whole(words[at]) & 0xFF):
-            found[count] = at
-            count += 1
-        at += item_words(words, at)
-    return count
-
-
-@kernel
-def shape_of(words: Any, found: Any, count: int, string: int, texts: Any) -> np.uint64:
-    """Stands for the attributes of all equalities and of the best string item."""
-    shape = np.uint64(count)
-    for i in range(count):
-        shape = hash_pair(shape, np.uint64(words[found[i] + 1]))
-    if string >= 0:
-        kind = np.uint64(string_part_kind(words, string, texts) << 16)
-        shape = hash_pair(shape, kind | np.uint64(words[string + 1]))
-    return shape
-
-
-@kernel
-def survey(words: Any, ends: Any, chosen: Any, texts: Any, values: Any, shapes: Any) -> None:
-    """Counts, in two sketches, how often each value of an equality (and each window of a contained string) is asked
-    for, and each set of attributes with equalities."""
-    found = np.empty(PARTS, np.int64)
-    for record in chosen:
-        at, end = ends[record], ends[record + 1]
-        count = equalities_of(words, at, end, found)
-        for j in range(count):
-            item = found[j]
-            values[hash_pair(np.uint64(words[item + 1]), equal_value(words, item)) % np.uint64(len(values))] += 1
-        string = best_string(words, at, end, texts)
-        if string >= 0 and (whole(words[string]) & 0xFF) == records.CONTAINS:
-            code = whole(get_bits(words, string + 2, 2))
-            start, stop = whole(texts[1][code]), whole(texts[1][code + 1])
-            size = min(PART_BYTES, stop - start)
-            for position in range(start, stop - size + 1):
-                values[part_value(texts[0], position, size) % np.uint64(len(values))] += 1
-        if count > 0:
-            shapes[shape_of(words, found, count, string, texts) % np.uint64(len(shapes))] += 1
-
-
-@kernel
-def rarest_part(words: Any, at: int, texts: Any, values: Any) -> np.uint64:
-    """The window of a contained string that the fewest filters share."""
-    code = whole(get_bits(words, at + 2, 2))
-    start, stop = whole(texts[1][code]), whole(texts[1][code + 1])
-    size = min(PART_BYTES, stop - start)
-    best = part_value(texts[0], start, size)
-    for position in range(start + 1, stop - size + 1):
-        value = part_value(texts[0], position, size)
-        if values[value % np.uint64(len(values))] < values[best % np.uint64(len(values))]:
-            best = value
-    return best
-
-
-@kernel
-def two_rarest(words: Any, found: Any, count: int, values: Any) -> int:
-    """Moves the two equalities with the rarest values to the front, in their order; how many are left."""
-    if count <= 2:
-        return count
-    first, second = -1, -1
-    rare, next_rare = whole(1 << 62), whole(1 << 62)
-    for i in range(count):
-        seen = whole(
-            values[hash_pair(np.uint64(words[found[i] + 1]), equal_value(words, found[i])) % np.uint64(len(values))]
-        )
-        if seen < rare:
-            first, second, rare, next_rare = i, first, seen, rare
-        elif seen < next_rare:
-            second, next_rare = i, seen
-    low, high = found[min(first, second)], found[max(first, second)]
-    found[0], found[1] = low, high
-    return 2
-
-
-@kernel
-def rarest(words: Any, found: Any, count: int, values: Any) -> int:
-    """The index of the equality with the rarest value."""
-    best, rare = 0, whole(1 << 62)
-    for i in range(count):
-        seen = whole(
-            values[hash_pair(np.uint64(words[found[i] + 1]), equal_value(words, found[i])) % np.uint64(len(values))]
-        )
-        if seen < rare:
-            best, rare = i, seen
-    return best
-
-
-@kernel
-def best_list(words: Any, at: int, end: int) -> int:
-    """The item with the shortest list of values, or -1."""
-    best, size = -1, whole(1 << 62)
-    while at < end:
-        if (whole(words[at]) & 0xFF) >= records.IN_NUMBERS and words[at + 2] < size:
-            best, size = at, whole(words[at + 2])
-        at += item_words(words, at)
-    return best
+CROWD_MAX: Final = 64
+"""Filters that may wait in one cluster before a further part is looked for that tells them apart."""
+RARER: Final = 4
+"""By so much a further part must be rarer than those that are there."""
+LISTED_MAX: Final = 128
+"""Values of a list that is a further part: each has an entry."""
 
 
 @kernel
@@ -246,19 +105,33 @@ def decided(words: Any, at: int, parts: Any, count: int) -> bool:
 
 
 @kernel
+def is_implied(words: Any, at: int, end: int) -> bool:
+    """Whether an item only says that there is a number, and the next one excludes one of them."""
+    after = at + item_words(words, at)
+    return (
+        (whole(words[at]) & 0xFF) == records.IS
+        and after < end
+        and words[after + 1] == words[at + 1]
+        and (whole(words[after]) & 0xFF) == records.NE_NUMBER
+    )
+
+
+@kernel
 def run_of(words: Any, at: int, end: int, parts: Any, count: int) -> Any:
     """The run of a record within its cluster: (type, attribute, key)."""
     left, item = 0, -1
     while at < end:
-        if not decided(words, at, parts, count):
+        if not decided(words, at, parts, count) and not is_implied(words, at, end):
             left, item = left + 1, at
         at += item_words(words, at)
     if left == 0:
         return ALL, 0, 0.0
-    operator, width = whole(words[item]) & 0xFF, whole(words[item]) >> 8
+    operator, width, attribute = whole(words[item]) & 0xFF, whole(words[item]) >> 8, whole(words[item + 1])
+    if left == 1 and operator == records.NE_STRING:
+        return NOT_TEXT, attribute, float(get_bits(words, item + 2, 2))
     if left > 1 or width > records.F64 or operator > records.NE_NUMBER or operator == records.EQ_NUMBER:
         return SCAN, 0, 0.0
-    key, attribute = get_float(words, item + 2, width), whole(words[item + 1])
+    key = get_float(words, item + 2, width)
     if operator == records.GE:
         return LOW, attribute, key
     if operator == records.GT:
@@ -267,10 +140,30 @@ def run_of(words: Any, at: int, end: int, parts: Any, count: int) -> Any:
         return HIGH, attribute, key
     if operator == records.LT:
         return HIGH, attribute, np.nextafter(key, -np.inf)
-    for i in range(count):
-        if whole(parts[i]) == ((S_KIND << 16) | attribute):
-            return NOT, attribute, key
-    return SCAN, 0, 0.0
+    return NOT, attribute, key
+
+
+@kernel
+def choose_equalities(
+    words: Any, found: Any, count: int, string: int, texts: Any, values: Any, shapes: Any, popular: int, single: bool
+) -> Any:
+    """Which of some equalities lead to a record, and whether the string item does: (how many, its place or -1, how many
+    filters may share them)."""
+    if count == 0 or shapes[weighing.shape_of(words, found, count, string, texts) % np.uint64(len(shapes))] >= popular:
+        crowd = weighing.least_crowd(words, found, count, values)
+        if string >= 0:
+            crowd = min(crowd, weighing.string_crowd(words, string, texts, values))
+        return count, string, crowd
+    if single:
+        found[0], count = found[weighing.rarest(words, found, count, values)], 1
+    else:
+        count = weighing.two_rarest(words, found, count, values)
+    crowd = weighing.least_crowd(words, found, count, values)
+    if string >= 0 and crowd > CROWD_MAX:
+        own = weighing.string_crowd(words, string, texts, values)
+        if own * RARER < crowd:
+            return 0 if single else count, string, own
+    return count, -1, crowd
 
 
 @kernel
@@ -289,34 +182,45 @@ def signature_of(
 ) -> Any:
     """The signature of a record: its parts (kind << 16 | attribute) and their values; (how many, item with a list).
 
-    If the second is not -1, the last value is that of the list's first value, and each of its values has an entry.
+    If the second is not -1, the first value is that of the list's first value, and each of its values has an entry.
     """
-    equalities = equalities_of(words, at, end, found)
-    string = best_string(words, at, end, texts)
+    equalities, string, crowd = choose_equalities(
+        words,
+        found,
+        weighing.equalities_of(words, at, end, found),
+        weighing.best_string(words, at, end, texts),
+        texts,
+        values,
+        shapes,
+        popular,
+        single,
+    )
+    alone = equalities == 0 and string < 0
+    listed = weighing.best_list(words, at, end, values)
+    if listed >= 0 and not alone:
+        if (
+            crowd <= CROWD_MAX
+            or whole(words[listed + 2]) > LISTED_MAX
+            or weighing.list_crowd(words, listed, values) * RARER >= crowd
+        ):
+            listed = -1
+        elif single:
+            equalities, string = 0, -1
     count = 0
-    if equalities > 0:
-        if shapes[shape_of(words, found, equalities, string, texts) % np.uint64(len(shapes))] < popular:
-            string = -1
-            if single:
-                found[0], equalities = found[rarest(words, found, equalities, values)], 1
-            else:
-                equalities = two_rarest(words, found, equalities, values)
-        for i in range(equalities):
-            parts[count] = (S_EQUAL << 16) | whole(words[found[i] + 1])
-            worth[count] = equal_value(words, found[i])
-            count += 1
+    if listed >= 0:
+        parts[count] = (S_EQUAL << 16) | whole(words[listed + 1])
+        worth[count] = listed_value(words, listed, 0)
+        count += 1
+    for i in range(equalities):
+        parts[count] = (S_EQUAL << 16) | whole(words[found[i] + 1])
+        worth[count] = equal_value(words, found[i])
+        count += 1
     if string >= 0:
-        kind = string_part_kind(words, string, texts)
-        parts[count] = (kind << 16) | whole(words[string + 1])
-        worth[count] = rarest_part(words, string, texts, values) if kind > S_PART else text_value(words, string, texts)
+        parts[count] = (weighing.string_part_kind(words, string, texts) << 16) | whole(words[string + 1])
+        worth[count] = weighing.string_part_value(words, string, texts, values)
         count += 1
     if count > 0:
-        return count, -1
-    listed = best_list(words, at, end)
-    if listed >= 0:
-        parts[0] = (S_EQUAL << 16) | whole(words[listed + 1])
-        worth[0] = listed_value(words, listed, 0)
-        return 1, listed
+        return count, listed
     presence = best_presence(words, at, end)
     if presence >= 0:
         parts[0] = presence_part(words, presence)

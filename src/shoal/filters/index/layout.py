@@ -13,7 +13,7 @@ starts; every part starts at a multiple of 64 bytes. So a segment is written to 
     tags       uint8[slots]  hash table of clusters: a byte of the hash ...
     slots      uint32[slots] ... and the cluster + 1
     runs       uint32[R+1,4] type | attribute << 8, first entry, first key or block, last block
-    keys       float64       of LOW, HIGH and NOT runs, sorted within each
+    keys       float64       of runs that are sorted, within each
     blocks     uint32[B+1,3] attribute, first group, where its boxes are in `around`, in units of 64 bytes
     groups     uint32[G,4]   second attribute | third << 16, first entry, how many, where its cells are in `filed`, in
                              units of 64 bytes
@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC: Final = 0x31_4C_41_4F_48_53  # "SHOAL1"
-VERSION: Final = 4
+VERSION: Final = 5
 """Of the bytes of a segment. A snapshot of another version is refused."""
 
 REPEATED: Final = np.uint32(1 << 31)

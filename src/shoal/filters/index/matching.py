@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import arranging, choosing, layout, records, rows, standing
+from shoal.filters.index import arranging, choosing, layout, records, rows, standing, weighing
 from shoal.filters.index.calls import Addressed, call_5
 from shoal.filters.index.candidates import entry_holds, record_of
 from shoal.filters.index.context import (
@@ -69,14 +69,14 @@ def part_holds(context: int, block: int, entry: int, wanted: int) -> bool:
     while at < end:
         operator = whole(words[at]) & 0xFF
         if whole(words[at + 1]) == attribute:
-            if kind == choosing.S_KIND:
+            if kind == weighing.S_KIND:
                 return bool(whole(choosing.presence_value(words, at)) == kind_of(context, attribute))
-            if kind == choosing.S_EQUAL and operator >= records.IN_NUMBERS:
+            if kind == weighing.S_EQUAL and operator >= records.IN_NUMBERS:
                 return is_listed(context, address_of(block, layout.P_WORDS), at, place)
             if (
-                (kind == choosing.S_EQUAL and standing.is_equality(operator))
-                or (kind == choosing.S_PREFIX and operator == records.PREFIX)
-                or (kind == choosing.S_SUFFIX and operator == records.SUFFIX)
+                (kind == weighing.S_EQUAL and standing.is_equality(operator))
+                or (kind == weighing.S_PREFIX and operator == records.PREFIX)
+                or (kind == weighing.S_SUFFIX and operator == records.SUFFIX)
             ):
                 return holds_item(context, address_of(block, layout.P_WORDS), at)
         at += records.item_words(words, at)
@@ -84,15 +84,29 @@ def part_holds(context: int, block: int, entry: int, wanted: int) -> bool:
 
 
 @kernel
+def match_others(
+    context: int, block: int, entry: int, stop: int, key: int, value: float, used: int, segment: int
+) -> int:
+    """Matches the entries up to `stop` that exclude another value; the first one's is the key at `key`."""
+    keys, end = f64_part(block, layout.P_KEYS), key + stop - entry
+    first = first_above(keys, key, end, value, True)
+    last = first_above(keys, first, end, value, False)
+    used = emit_entries(context, block, used, segment, entry, entry + first - key)
+    return used if used < 0 else emit_entries(context, block, used, segment, entry + last - key, stop)
+
+
+@kernel
 def match_sorted(context: int, block: int, run: int, stop: int, used: int, segment: int) -> int:
-    """Matches a LOW, HIGH or NOT run, up to the entry `stop`."""
+    """Matches a run that is sorted, up to the entry `stop`."""
     runs, keys = u32_part(block, layout.P_RUNS), f64_part(block, layout.P_KEYS)
     kind, attribute = whole(runs[4 * run]) & 0xFF, whole(runs[4 * run]) >> 8
-    if kind_of(context, attribute) != rows.NUMBER:
+    if kind_of(context, attribute) != (rows.STRING if kind == choosing.NOT_TEXT else rows.NUMBER):
         return used
     entry = whole(runs[4 * run + 1])
     key = whole(runs[4 * run + 2])
     end = key + stop - entry
+    if kind == choosing.NOT_TEXT:
+        return match_others(context, block, entry, stop, key, float(aux_of(context, attribute, CODE)), used, segment)
     floor = floor_of(context, attribute)
     if kind == choosing.LOW:
         above = first_above(keys, key, end, floor, False)
@@ -102,10 +116,7 @@ def match_sorted(context: int, block: int, run: int, stop: int, used: int, segme
         return emit_entries(context, block, used, segment, entry + above - key, stop)
     if aux_of(context, attribute, EXOTIC) != 0:
         return emit_entries(context, block, used, segment, entry, stop)
-    first = first_above(keys, key, end, floor, True)
-    last = first_above(keys, first, end, floor, False)
-    used = emit_entries(context, block, used, segment, entry, entry + first - key)
-    return used if used < 0 else emit_entries(context, block, used, segment, entry + last - key, stop)
+    return match_others(context, block, entry, stop, key, floor, used, segment)
 
 
 @kernel
@@ -207,13 +218,13 @@ def match_value(context: int, block: int, signature: int, value: Any, used: int,
 def fixed_value(context: int, kind: int, attribute: int) -> Any:
     """What an event has for a part of a signature with one value: (whether it has one, the value)."""
     own = kind_of(context, attribute)
-    if kind == choosing.S_ABSENT:
+    if kind == weighing.S_ABSENT:
         return own == rows.ABSENT, np.uint64(0)
     if own == rows.ABSENT:
         return False, np.uint64(0)
-    if kind == choosing.S_EXISTS:
+    if kind == weighing.S_EXISTS:
         return True, np.uint64(0)
-    if kind == choosing.S_KIND:
+    if kind == weighing.S_KIND:
         return True, np.uint64(own)
     code = aux_of(context, attribute, CODE)
     if own == rows.STRING:
@@ -233,8 +244,8 @@ def match_texts(
     """Matches a signature whose last part is a prefix, a suffix or a window of the event's string."""
     start, length = aux_of(context, attribute, START), aux_of(context, attribute, LENGTH)
     data, signatures = u8_at(root(context, R_SCRATCH), FAR), u32_part(block, layout.P_SIGNATURES)
-    if kind > choosing.S_PART:
-        size = kind - choosing.S_PART
+    if kind > weighing.S_PART:
+        size = kind - weighing.S_PART
         for at in range(start, start + length - size + 1):
             value = hash_pair(base, standing.part_value(data, at, size))
             used = match_value(context, block, signature, value, used, segment)
@@ -249,7 +260,7 @@ def match_texts(
         if wanted > length:
             break
         while done < wanted:
-            at = start + done if kind == choosing.S_PREFIX else start + length - 1 - done
+            at = start + done if kind == weighing.S_PREFIX else start + length - 1 - done
             value = standing.fnv(value, data[at])
             done += 1
         used = match_value(context, block, signature, hash_pair(base, value), used, segment)
@@ -276,7 +287,7 @@ def match_segment(context: int, segment: int, used: int) -> int:
         for i in range(count):
             kind = whole(signatures[signature + S_HEADER + i]) >> 16
             attribute = whole(signatures[signature + S_HEADER + i]) & 0xFFFF
-            if kind > choosing.FIXED_LAST:
+            if kind > weighing.FIXED_LAST:
                 alive = kind_of(context, attribute) == rows.STRING
             else:
                 alive, own = fixed_value(context, kind, attribute)
@@ -285,7 +296,7 @@ def match_segment(context: int, segment: int, used: int) -> int:
                 break
         if alive:
             visited[0] = 0
-            if kind > choosing.FIXED_LAST:
+            if kind > weighing.FIXED_LAST:
                 used = match_texts(context, block, signature, value, kind, attribute, used, segment)
             else:
                 used = match_value(context, block, signature, value, used, segment)
