@@ -86,9 +86,13 @@ class Node:
         """What this node believes the time to be, in seconds: offset + rate x true time."""
         return self._clock_offset_s + self._clock_rate * self.world.now
 
+    def true_time(self, clock: float) -> float:
+        """The time in the world when this node's clock shows `clock`."""
+        return (clock - self._clock_offset_s) / self._clock_rate
+
     def at(self, clock: float, fn: Callable[..., object], *args: Any) -> Event:
         """Run `fn(*args)` when this node's clock shows `clock`; not while paused, never after a crash."""
-        return self._timer((clock - self._clock_offset_s) / self._clock_rate, fn, args)
+        return self._timer(self.true_time(clock), fn, args)
 
     def after(self, delay_s: float, fn: Callable[..., object], *args: Any) -> Event:
         """The same, `delay_s` seconds of this node's clock from now."""

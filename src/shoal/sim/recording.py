@@ -7,7 +7,7 @@ written without any code of the recorder. Everything else is the scenario `moves
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import ProtocolError
@@ -82,6 +82,21 @@ class RecordingRun(MovesRun):
             _RecordCheck(self.history, channel, verdict).run(self.servers)
 
 
+class _Absence(NamedTuple):
+    """What a record says: nobody recorded from then to then."""
+
+    since: float
+    until: float
+    known: set[int]
+    """The publishers of which this record has anything: of those it must say what is missing."""
+
+    def hides(self, message: Published) -> bool:
+        """Whether this is where a message may have gone."""
+        confirmed_at = message.confirmed_at or message.called_at
+        overlaps = self.since <= confirmed_at and message.called_at <= self.until
+        return overlaps and message.publisher not in self.known
+
+
 class _RecordCheck:
     """Whether the records of a channel are silent about anything that was published on it."""
 
@@ -91,6 +106,7 @@ class _RecordCheck:
         self._verdict = verdict
         self._gaps: list[RecordedGap] = []
         self._heard: defaultdict[int, set[int]] = defaultdict(set)
+        self._absences: list[_Absence] = []
 
     def run(self, servers: list[RedisNode]) -> None:
         """Reads all records, then looks for each message that a server confirmed."""
@@ -106,7 +122,8 @@ class _RecordCheck:
         stream = server.model.keys.values.get(record_key(self._channel.encode()))
         copies: Counter[tuple[int, int, int]] = Counter()
         absences = 0
-        for _, fields in stream.entries if isinstance(stream, Stream) else ():
+        known: set[int] = set()
+        for id, fields in stream.entries if isinstance(stream, Stream) else ():
             try:
                 _, said = read_entry(fields)
             except ProtocolError as error:
@@ -114,9 +131,13 @@ class _RecordCheck:
                 continue
             if isinstance(said, RecordedGap):
                 self._gaps.append(said)
-                absences += said.stream == 0
+                if said.stream == 0:
+                    absences += 1
+                    since, until = server.node.true_time(said.since_ms / 1e3), server.node.true_time((id[0] + 1) / 1e3)
+                    self._absences.append(_Absence(since, until, known))
             elif isinstance(said, RecordedMessage) and not said.is_end and said.stream:
                 copies[absences, said.stream, said.sequence] += 1
+                known.add(client_of(said.stream))
                 self._take(said)
         for (_, number, sequence), count in copies.items():
             if count > 1:
@@ -135,8 +156,8 @@ class _RecordCheck:
         self._heard[publisher].add(said.sequence)
 
     def _look_for(self, message: Published) -> None:
-        """A message is in some record, or in a gap, or between two numbers that a record has; or its publisher is
-        unknown to all records, and one of them says that nobody recorded for a while."""
+        """A message is in some record, or in a gap, or between two numbers that a record has; or a record to which its
+        publisher is unknown says that nobody recorded at that time."""
         heard = self._heard.get(message.publisher)
         seen = self._verdict.seen
         if heard and message.sequence in heard:
@@ -145,7 +166,7 @@ class _RecordCheck:
             seen["record gap"] += 1
         elif heard and min(heard) < message.sequence < max(heard):
             seen["record hole"] += 1
-        elif not heard and any(gap.stream == 0 for gap in self._gaps):
+        elif any(absence.hides(message) for absence in self._absences):
             seen["record absence"] += 1
         else:
             what = f"{message.sequence} of {message.publisher:x} on {self._channel} at t={message.called_at:.3f}"
