@@ -23,6 +23,7 @@ import numpy.typing as npt
 from shoal.errors import EventError, FilterError, SnapshotError
 from shoal.filters.filter import Filter
 from shoal.filters.index import snapshot
+from shoal.filters.index.forking import INDEXES, guard
 from shoal.filters.index.ids import ID_MAX
 from shoal.filters.index.parts import select
 from shoal.filters.index.store import Store
@@ -105,6 +106,10 @@ class Index:
         self._owners = np.empty(0, np.uint32)
         self._conjunctions: dict[int, range] = {}
         self._next = 0
+        guard(self, INDEXES)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._conjunctions)
@@ -283,7 +288,8 @@ class Index:
     # The whole
 
     def settle(self) -> None:
-        """Waits until nothing is left to do in the background: all is in one segment, made for what is there now."""
+        """Puts all that is there now into one segment, made for it, and waits until that is done. What other threads
+        change meanwhile is not waited for."""
         self._plain.settle()
         if self._conjunctions:
             self._several.settle()
