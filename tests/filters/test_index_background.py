@@ -120,6 +120,22 @@ def test_settling_ends_though_another_thread_goes_on_writing() -> None:
     assert len(index.match({"a": 3})) == len(index) // 10
 
 
+def test_settling_does_not_wait_for_what_comes_in_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, build, numbers = filled(3), building.build, iter(range(1000, 2000, 10))
+
+    def overtaken(*args: Any) -> Any:
+        if threading.current_thread().name == "shoal-merge" and (number := next(numbers, 0)):
+            writer = threading.Thread(target=index.insert_many, args=(range(number, number + 10), TEN))
+            writer.start()
+            writer.join()
+        return build(*args)
+
+    monkeypatch.setattr(building, "build", overtaken)
+    index.settle()
+    assert [segment.positions for segment in index._plain.segments] == [30, 10]
+    assert len(index.match({"a": 3})) == 4
+
+
 def test_settling_takes_all_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_merges(monkeypatch) as go:
         index = filled(8)
