@@ -32,6 +32,7 @@ HOUSE = [
     ["metrics"],
     ["logs"],
     ["limits"],
+    ["folders"],
     ["errors"],
     ["version"],
 ]

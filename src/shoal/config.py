@@ -117,16 +117,6 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"
 
 
-def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where goes what can be made again at any time: the user's cache, or a directory of their own under the temporary
-    one."""
-    if environ.get("XDG_CACHE_HOME"):
-        return Path(environ["XDG_CACHE_HOME"]) / "shoal"
-    if environ.get("HOME"):
-        return Path(environ["HOME"]) / ".cache" / "shoal"
-    return Path(tempfile.gettempdir()) / f"shoal-cache-{os.getuid()}"
-
-
 def setting_keys() -> tuple[str, ...]:
     """Every key that can be set, those of tables with their prefix."""
     plain = [name for name in Settings.__struct_fields__ if name not in TABLES]

@@ -7,9 +7,13 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from typing import Any
 
 import msgspec
+import numpy
 import pyarrow
 import pytest
 from hypothesis import given
@@ -19,9 +23,14 @@ from tests.filters import strategies as some
 from shoal.errors import EventError
 from shoal.filters.event_batches import from_arrow, to_arrow
 from shoal.filters.events import check_event, decode_event, encode_event, parse_event
+from shoal.filters.language import parse
 from shoal.filters.printing import name_text, value_text
 from shoal.filters.values import Event, Value
 from shoal.limits import Limits
+
+
+class Colour(Enum):
+    RED = 1
 
 
 def typed(event: Mapping[str, Value]) -> dict[str, tuple[str, Value]]:
@@ -232,3 +241,40 @@ def test_two_columns_of_one_name_are_refused() -> None:
 def test_arrow_is_not_imported_before_it_is_needed() -> None:
     program = "import sys, shoal.filters.event_batches; sys.exit('pyarrow' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("batch", [None, [{"a": 1}], 5, {}])
+def test_what_is_no_batch_is_refused(batch: Any) -> None:
+    with pytest.raises(EventError, match="a record batch or a table"):
+        from_arrow(batch)
+
+
+def test_strings_of_a_batch_that_are_not_utf_8_are_refused() -> None:
+    lengths, data = pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0"), pyarrow.py_buffer(b"\xff")
+    column = pyarrow.StringArray.from_buffers(1, lengths, data)
+    with pytest.raises(EventError, match="column 'a' holds a string that is not UTF-8"):
+        from_arrow(pyarrow.record_batch([column], names=["a"]))
+
+
+@pytest.mark.parametrize("data", ["x", None, 5, {}])
+def test_what_is_no_bytes_is_not_decoded(data: Any) -> None:
+    with pytest.raises(EventError, match="bytes are needed"):
+        decode_event(data)
+
+
+def test_numbers_of_other_libraries_are_numbers_and_their_booleans_are_none() -> None:
+    given: dict[str, Any] = {"a": numpy.int64(2), "b": numpy.float32(0.5), "c": numpy.float64(3)}
+    assert typed(check_event(given)) == {
+        "a": ("int", 2),
+        "b": ("float", 0.5),
+        "c": ("int", 3),
+    }
+    for value in (numpy.bool_(True), Fraction(1, 2), Decimal(1), Colour.RED):
+        with pytest.raises(EventError, match="attribute 'a' is of type"):
+            check_event({"a": value})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("value", [[1], b"x", {}, numpy.bool_(True), Decimal(1), Colour.RED, object(), 1 + 2j])
+def test_a_filter_does_not_match_what_is_no_value(value: Any) -> None:
+    for text in ("a > 0", "a = 1", "a != 1", "a in (1, 2)", "a prefix 'x'", "a = true", "a is boolean", "a is number"):
+        assert not parse(text).matches({"a": value})

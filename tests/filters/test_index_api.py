@@ -225,6 +225,13 @@ def test_what_is_no_filter_is_refused(wanted: Any) -> None:
     assert len(index) == 0
 
 
+def test_one_filter_is_not_many() -> None:
+    index = Index()
+    with pytest.raises(FilterError, match="this is one: use insert"):
+        index.insert_many([1], ONE)  # type: ignore[arg-type]
+    assert len(index) == 0
+
+
 @pytest.mark.parametrize("wire", [b"", b"\x91", b"\x91\x90", b"\x91\xdc\x00\x00", b"\xff" * 9, b"\x91\x92\x91\x90\xc0"])
 def test_bytes_that_are_no_filter_are_refused(wire: bytes) -> None:
     index = Index()
@@ -293,6 +300,44 @@ def test_what_is_no_sequence_of_events_is_refused(events: Any, wanted: Filter) -
         index.match_many(events)
     with pytest.raises(EventError):
         index.count_many(events)
+
+
+# Results
+
+
+def test_matches_are_a_sequence() -> None:
+    index = Index()
+    index.insert_many(range(5), [parse(f"a >= {number}") for number in range(5)])
+    matches = index.match_many([{"a": number} for number in range(5)])
+    each = [sorted(ids.tolist()) for ids in matches]
+    assert each == [list(range(number + 1)) for number in range(5)]
+    assert (sorted(matches[-1].tolist()), sorted(matches[np.int64(1)].tolist())) == (each[-1], each[1])
+    for part in (slice(0, 2), slice(1, 4), slice(-2, None), slice(3, 1), slice(9, 12), slice(None)):
+        assert [sorted(ids.tolist()) for ids in matches[part]] == each[part]
+        assert len(matches[part].ids) == sum(map(len, each[part]))
+    for place in (5, -6):
+        with pytest.raises(IndexError, match="5 events"):
+            matches[place]
+    with pytest.raises(TypeError, match="one after the other"):
+        matches[::2]
+    with pytest.raises(TypeError):
+        matches["x"]  # type: ignore[call-overload]
+
+
+def test_slices_say_how_many_they_are() -> None:
+    index = Index()
+    assert len(index.match_slices({"a": 1})) == 0
+    index.insert_many(range(3), [ONE] * 3)
+    index.insert(7, TWO)
+    slices = index.match_slices({"a": 1})
+    assert len(slices) == len(list(slices)) == 2
+    assert slices.count == 4
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, None, "8", True, 2**40])
+def test_what_is_no_size_of_a_bitmap_is_refused(size: Any) -> None:
+    with pytest.raises(FilterError, match="the size of a bitmap is an integer"):
+        Index().match_bitmap({"a": 1}, size)
 
 
 # Parts

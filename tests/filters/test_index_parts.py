@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import copy
+import pickle
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.errors import FilterError, SnapshotError
 from shoal.filters.index import Index, snapshot
@@ -86,16 +91,45 @@ def test_a_file_that_is_none_or_cut_short_is_refused(tmp_path: Path, size: int) 
         Index.open(tmp_path / "index")
 
 
-def test_no_byte_of_the_table_of_contents_makes_it_fail_otherwise(tmp_path: Path) -> None:
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_no_byte_of_the_header_or_the_table_of_contents_can_change(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "index"
+        snapshot.write(path, {"first": np.arange(5), "second": np.arange(300, dtype=np.uint16)})
+        damaged = bytearray(path.read_bytes())
+        place = data.draw(st.integers(0, 23 + int.from_bytes(damaged[8:16], "little")))
+        damaged[place] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(damaged)
+        with pytest.raises(SnapshotError):
+            snapshot.read(path)
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "/tmp", "/etc/passwd"])
+def test_what_is_no_snapshot_is_refused(path: str) -> None:
+    with pytest.raises(SnapshotError):
+        Index.open(path)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Index.open(tmp_path / "index")
+
+
+def test_arrays_that_do_not_go_together_are_no_snapshot(tmp_path: Path) -> None:
     made(range(50)).save(tmp_path / "index")
-    whole = (tmp_path / "index").read_bytes()
-    rng = random.Random(7)
-    for _ in range(300):
-        damaged = bytearray(whole)
-        damaged[rng.randrange(8, 16 + int.from_bytes(whole[8:16], "little"))] = rng.randrange(256)
-        (tmp_path / "index").write_bytes(damaged)
-        with contextlib.suppress(SnapshotError):
-            snapshot.read(tmp_path / "index")
+    arrays = snapshot.read(tmp_path / "index")
+    for name in arrays:
+        for less in ({**arrays, name: arrays[name][:0]}, {each: arrays[each] for each in arrays if each != name}):
+            snapshot.write(tmp_path / "other", less)
+            with contextlib.suppress(SnapshotError):
+                Index.open(tmp_path / "other")
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_index_is_not_pickled_or_copied(copied: Callable[[Index], object]) -> None:
+    with pytest.raises(TypeError, match=r"save, and Index\.open"):
+        copied(made(range(3)))
 
 
 def test_parts_together_are_the_whole() -> None:

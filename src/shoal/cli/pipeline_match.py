@@ -69,7 +69,7 @@ def run_match(args: argparse.Namespace) -> int:
 
 def filter_set(args: argparse.Namespace) -> FilterSet:
     """The set of the file that was named, with its index where the next run finds it."""
-    from shoal.config import default_cache_dir
+    from shoal.folders import default_cache_dir
     from shoal.pipeline.filter_sets import keep, read_filters
 
     began = time.monotonic()

@@ -18,6 +18,7 @@ are what Parquet, Spark and DataFrame libraries read, and they read no unions. N
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -52,15 +53,19 @@ def to_arrow(events: Iterable[Mapping[str, Value | None]], limits: Limits = DEFA
     return pyarrow.RecordBatch.from_arrays(list(arrays.values()), schema=pyarrow.schema(fields))
 
 
-def from_arrow(batch: pyarrow.RecordBatch, limits: Limits = DEFAULT_LIMITS) -> list[dict[str, Value]]:
-    """The events of a record batch, checked, one for each row."""
-    import pyarrow
+def is_arrow(found: object) -> bool:
+    """Whether something is a record batch or a table of Arrow, which nobody can have who has not imported it."""
+    arrow = sys.modules.get("pyarrow")
+    return arrow is not None and isinstance(found, arrow.RecordBatch | arrow.Table)
 
+
+def from_arrow(batch: pyarrow.RecordBatch | pyarrow.Table, limits: Limits = DEFAULT_LIMITS) -> list[dict[str, Value]]:
+    """The events of a record batch or a table, checked, one for each row."""
+    if not is_arrow(batch):
+        raise EventError(f"a record batch or a table of Arrow is needed, not something of type {type(batch).__name__}")
     events: list[dict[str, Value | None]] = [{} for _ in range(batch.num_rows)]
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        values = column.to_pylist()
-        if pyarrow.types.is_struct(field.type):
-            values = [_only_member(field.name, value) for value in values]
+        values = _values(field, column)
         for event, value in zip(events, values, strict=True):
             if value is None:
                 continue
@@ -68,6 +73,17 @@ def from_arrow(batch: pyarrow.RecordBatch, limits: Limits = DEFAULT_LIMITS) -> l
                 raise EventError(f"the batch has two columns of the name {field.name!r}")
             event[field.name] = value
     return [_row(row, event, limits) for row, event in enumerate(events)]
+
+
+def _values(field: pyarrow.Field, column: pyarrow.Array | pyarrow.ChunkedArray) -> list[Any]:
+    """The values of a column, None where there is none."""
+    import pyarrow
+
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError as error:
+        raise EventError(f"the column {field.name!r} holds a string that is not UTF-8 ({error})") from error
+    return [_only_member(field.name, value) for value in values] if pyarrow.types.is_struct(field.type) else values
 
 
 def _row(row: int, event: Mapping[str, Value | None], limits: Limits) -> dict[str, Value]:

@@ -7,6 +7,7 @@ filters.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,9 +15,10 @@ import msgspec
 
 from shoal.errors import EventError, FilterError
 from shoal.filters.reader import Reader
-from shoal.filters.values import Value, canonical, problem_of, problem_of_name
+from shoal.filters.values import Value, canonical, native, problem_of, problem_of_name
 from shoal.limits import DEFAULT_LIMITS, Limits
 
+_NO_LIMITS: Final = Limits(attributes_max=sys.maxsize, attribute_name_bytes_max=sys.maxsize)
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(dict[str, str | int | float | bool | None])
 
@@ -39,6 +41,8 @@ def encode_event(attributes: Mapping[str, Value | None], limits: Limits = DEFAUL
 
 def decode_event(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
     """The event in some MessagePack, checked as if it had been handed in."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise EventError(f"bytes are needed to decode an event, not something of type {type(data).__name__}")
     if len(data) > limits.attributes_bytes_max:
         raise _too_many_bytes(len(data), limits)
     try:
@@ -69,6 +73,12 @@ def parse_event(text: str, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
     return check_event(event, limits)
 
 
+def plain_event(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+    """The event that a mapping means, of whatever size. Raises EventError for names and values that no event can have,
+    and for what is no mapping."""
+    return _checked(attributes, _NO_LIMITS)
+
+
 def _checked(attributes: Mapping[str, Value | None], limits: Limits) -> dict[str, Value]:
     if not isinstance(attributes, Mapping):
         raise EventError(f"an event is a mapping of names to values, not something of type {type(attributes).__name__}")
@@ -78,8 +88,10 @@ def _checked(attributes: Mapping[str, Value | None], limits: Limits) -> dict[str
             raise EventError(problem)
         if value is None:
             continue
-        if problem := problem_of(value):
-            raise EventError(f"attribute {name!r} {problem}")
+        if problem_of(value):
+            value = native(value)
+            if problem := problem_of(value):
+                raise EventError(f"attribute {name!r} {problem}")
         event[str.__str__(name)] = canonical(value)
     if len(event) > limits.attributes_max:
         raise EventError(

@@ -21,7 +21,7 @@ from msgspec.structs import force_setattr
 
 from shoal.filters.predicates import Operator, Predicate
 from shoal.filters.printing import value_text
-from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number, Value, kind_of, pred, succ
+from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number, Value, kind_in, kind_of, pred, succ
 
 if TYPE_CHECKING:
     from shoal.filters.constraints import Constraint
@@ -44,9 +44,12 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
 
     def accepts(self, value: Value | None) -> bool:
         """Whether a value, or None for absence, is in the set."""
-        if value is None or isinstance(value, (str, bool)):
+        if value is None:
             return False
-        return self.low <= value <= self.high and value not in self.excluded
+        kind = type(value)
+        if kind is not int and kind is not float and (kind is str or kind_in(value) is not Kind.NUMBER):
+            return False
+        return self.low <= value <= self.high and value not in self.excluded  # type: ignore[operator]
 
     def covers(self, other: Constraint) -> bool:
         """Whether everything that `other` accepts is accepted here."""
@@ -109,8 +112,8 @@ class OneOf(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
         """Whether a value, or None for absence, is in the set."""
         values = self.values
         if len(values) == 1:
-            return value == values[0] and isinstance(value, bool) == (self.kind is Kind.BOOLEAN)
-        if value is None or kind_of(value) is not self.kind:
+            return value == values[0] and kind_in(value) is self.kind
+        if value is None or kind_in(value) is not self.kind:
             return False
         place = bisect_left(values, value)
         return place < len(values) and values[place] == value

@@ -11,10 +11,11 @@ ordered by code point, which is also the order of their UTF-8 bytes. Booleans ar
 from __future__ import annotations
 
 import math
+import numbers
 import sys
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from shoal.limits import DEFAULT_LIMITS, Limits
 
@@ -46,11 +47,35 @@ class Kind(IntEnum):
 KINDS: Final[Mapping[str, Kind]] = {kind.word: kind for kind in Kind}
 
 
+_PLAIN: Final[Mapping[type, Kind]] = {str: Kind.STRING, int: Kind.NUMBER, float: Kind.NUMBER, bool: Kind.BOOLEAN}
+
+
 def kind_of(value: Value) -> Kind:
     """The kind of a value."""
     if isinstance(value, str):
         return Kind.STRING
     return Kind.BOOLEAN if isinstance(value, bool) else Kind.NUMBER
+
+
+def kind_in(value: object) -> Kind | None:
+    """The kind of what stands in an event, where anything may: None if it is no value."""
+    kind = _PLAIN.get(type(value))
+    if kind is not None:
+        return kind
+    value = native(value)
+    return kind_of(value) if isinstance(value, str | int | float) else None
+
+
+def native(value: Any) -> Any:
+    """The int or float that a number of another library is, such as numpy's; everything else as it is."""
+    if isinstance(value, str | int | float):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational):
+        nearest = float(value)
+        return nearest if nearest == value else value
+    return value
 
 
 def problem_of(value: object) -> str | None:
@@ -61,7 +86,9 @@ def problem_of(value: object) -> str | None:
         return None if INTEGER_MIN <= value <= INTEGER_MAX else "is an integer that does not fit in 64 bits"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"is {value}; NaN and infinities are refused"
-    return f"is of type {type(value).__name__}; a value is str, int, float or bool"
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return f"is of type {name}; a value is str, int, float or bool"
 
 
 def problem_of_name(name: object, limits: Limits = DEFAULT_LIMITS) -> str | None:

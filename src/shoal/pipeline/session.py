@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.config import default_cache_dir
 from shoal.errors import HeapTooSmallError, NoSparkError, PipelineError
+from shoal.folders import default_cache_dir
 from shoal.logs import get_log
 from shoal.pipeline.explaining import explained
 from shoal.pipeline.gateway import Gateway

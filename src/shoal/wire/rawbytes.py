@@ -24,6 +24,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import event, types
 from numba.extending import intrinsic
 
+from shoal.wire.compiled import keep
+
 if sys.byteorder != "little":  # the envelope and the word-wise loads below are little-endian
     raise ImportError("the compiled loops need a little-endian machine")
 
@@ -52,25 +54,26 @@ _DIGITS_MAX: Final = 18
 
 def kernel(function: Function) -> Function:
     """Marks a compiled loop: compiled at its first call, then loaded from the cache on disk."""
-    return cast(Function, stamped(numba.njit(cache=True, boundscheck=False)(function), function))
+    return cast(Function, stamped(numba.njit(boundscheck=False)(function), function))
 
 
 def part(function: Function) -> Function:
     """Marks a part of compiled loops: merged into them, for handing over arrays costs more than the work."""
-    return cast(Function, stamped(numba.njit(cache=True, boundscheck=False, forceinline=True)(function), function))
+    return cast(Function, stamped(numba.njit(boundscheck=False, forceinline=True)(function), function))
 
 
 def background_kernel(function: Function) -> Function:
     """Marks a compiled loop that runs without the interpreter's lock."""
-    return cast(Function, stamped(numba.njit(cache=True, boundscheck=False, nogil=True)(function), function))
+    return cast(Function, stamped(numba.njit(boundscheck=False, nogil=True)(function), function))
 
 
 def stamped(compiled: Any, function: Callable[..., Any]) -> Any:
-    """Makes the cache of a loop depend on all files that can be merged into it: numba itself asks only whether the file
-    of the loop has changed, and would go on with old parts of other files."""
-    stored = compiled._cache._cache_file
-    own = Path(function.__code__.co_filename).parent
-    stored._source_stamp = stored._source_stamp, _stamp_of(own), _stamp_of(Path(__file__).parent)
+    """Has a loop kept on disk, and what is kept depend on all files that can be merged into it: numba itself asks only
+    whether the file of the loop has changed, and would go on with old parts of other files."""
+    stored = getattr(keep(compiled)._cache, "_cache_file", None)
+    if stored is not None:
+        own = Path(function.__code__.co_filename).parent
+        stored._source_stamp = stored._source_stamp, _stamp_of(own), _stamp_of(Path(__file__).parent)
     return compiled
 
 

@@ -16,6 +16,7 @@ import numba
 import numpy as np
 
 from shoal.balance.columns import Bools, Floats, Hosts32, Ints
+from shoal.wire.compiled import keep
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -63,7 +64,7 @@ class Shelves(NamedTuple):
 
 def kernel(function: Function) -> Function:
     """Marks a compiled loop: compiled at its first call, then loaded from the cache on disk."""
-    return cast(Function, numba.njit(cache=True)(function))
+    return cast(Function, keep(numba.njit(function)))
 
 
 @kernel

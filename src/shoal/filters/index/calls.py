@@ -34,7 +34,6 @@ class Addressed:
         """Where the compiled function is."""
         arguments = (types.int64,) * len(signature(self._function).parameters)
         compiled = CFunc(self._function, (arguments, types.int64), {}, {"nopython": True, "boundscheck": False})
-        compiled.enable_caching()
         stamped(compiled, self._function)
         compiled.compile()
         return int(cast(int, compiled.address))

@@ -7,73 +7,43 @@ How it works is in `store` (segments that are never written again), `choosing` a
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import EventError, FilterError, SnapshotError
+from shoal.errors import FilterError, SnapshotError
 from shoal.filters.filter import Filter
 from shoal.filters.index import snapshot
-from shoal.filters.index.ids import ID_MAX
+from shoal.filters.index.checking import id_of, ids_of, parts_of, size_of
+from shoal.filters.index.forking import INDEXES, guard
 from shoal.filters.index.parts import select
+from shoal.filters.index.results import Ids, Matches, Slices
 from shoal.filters.index.store import Store
-from shoal.filters.index.tables import WireTable, event_table, event_wire, filter_table, no_filter, wire_table
+from shoal.filters.index.tables import (
+    AnyEvent,
+    Events,
+    WireTable,
+    event_table,
+    event_wire,
+    filter_table,
+    no_filter,
+    wire_table,
+)
 from shoal.filters.index.texts import Texts
 from shoal.filters.index.uniting import Records
-from shoal.filters.values import Event
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Filter)
 
 _WIRE_BYTES_MIN: Final = 3
 """Bytes of a filter in its wire form, at the least: three arrays inside one another."""
-
-Ids = npt.NDArray[np.uint32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Matches:
-    """What a batch of events matched: the ids of event `i` are `ids[offsets[i]:offsets[i + 1]]`."""
-
-    offsets: npt.NDArray[np.int64]
-    ids: Ids
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, event: int) -> Ids:
-        return self.ids[self.offsets[event] : self.offsets[event + 1]]
-
-
-class Slices:
-    """What an event matched, as views of the index's own arrays. They stay what they are whatever happens to the index
-    later; nobody may write to them, and numpy refuses it."""
-
-    __slots__ = ("_arrays", "_others", "_spans", "count")
-
-    def __init__(self, spans: npt.NDArray[np.int64], arrays: Sequence[Ids], others: Ids) -> None:
-        self._spans = spans.reshape(-1, 3)
-        self._arrays = arrays
-        self._others = others
-        self.count = int((self._spans[:, 2] - self._spans[:, 1]).sum()) + len(others)
-        """How many ids they have together."""
-
-    def __iter__(self) -> Iterator[Ids]:
-        for array, first, last in self._spans:
-            view = self._arrays[array][first:last]
-            view.flags.writeable = False
-            yield view
-        if len(self._others):
-            yield self._others
 
 
 class _Several(NamedTuple):
@@ -105,13 +75,17 @@ class Index:
         self._owners = np.empty(0, np.uint32)
         self._conjunctions: dict[int, range] = {}
         self._next = 0
+        guard(self, INDEXES)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._conjunctions)
 
     def __contains__(self, number: object) -> bool:
         try:
-            own = _id_of(number)
+            own = id_of(number)
         except FilterError:
             return False
         return own in self._plain.ids or own in self._conjunctions
@@ -138,7 +112,7 @@ class Index:
 
     def insert(self, number: int, filter: Filter) -> None:
         """Adds a subscription. FilterError if the id is taken or is none, or the filter is none."""
-        number = _id_of(number)
+        number = id_of(number)
         if not isinstance(filter, Filter):
             raise no_filter(filter)
         if number in self._conjunctions:
@@ -148,7 +122,7 @@ class Index:
 
     def insert_many(self, numbers: Sequence[int] | npt.NDArray[Any], filters: Iterable[Filter] | WireTable) -> None:
         """Adds many subscriptions at once, or none of them."""
-        ids = _ids_of(numbers)
+        ids = ids_of(numbers)
         table = filters if isinstance(filters, WireTable) else filter_table(filters)
         if len(ids) != len(table):
             raise FilterError(f"there are {len(ids)} ids for {len(table)} filters")
@@ -175,7 +149,7 @@ class Index:
     def remove(self, number: int) -> None:
         """Takes a subscription out. FilterError if it is not there."""
         try:
-            own = _id_of(number)
+            own = id_of(number)
         except FilterError as error:
             raise _absent(number) from error
         if own not in self._conjunctions:
@@ -192,7 +166,7 @@ class Index:
     def remove_many(self, numbers: Sequence[int] | npt.NDArray[Any]) -> None:
         """Takes many subscriptions out, or none of them: FilterError names the first that is not there, or that is
         listed twice. (If another thread takes one of them out at that time, those before it are gone.)"""
-        ids = _ids_of(numbers).tolist()
+        ids = ids_of(numbers).tolist()
         with self._lock:
             seen: set[int] = set()
             for number in ids:
@@ -235,29 +209,29 @@ class Index:
 
     # Matching
 
-    def match(self, event: Event | bytes) -> Ids:
+    def match(self, event: AnyEvent) -> Ids:
         """The ids of all subscriptions that an event, in its wire form or not, matches: each once, in no order."""
-        wire = _wire(event)
+        wire = np.frombuffer(event if type(event) is bytes else event_wire(event), np.uint8)
         ids = self._plain.match(wire)
         return np.concatenate([ids, self._match_several(wire)]) if self._conjunctions else ids
 
-    def match_slices(self, event: Event | bytes) -> Slices:
+    def match_slices(self, event: AnyEvent) -> Slices:
         """The same without copying: views of the index's own arrays."""
-        wire = _wire(event)
+        wire = np.frombuffer(event if type(event) is bytes else event_wire(event), np.uint8)
         spans, arrays = self._plain.spans(wire)
         return Slices(spans, arrays, self._match_several(wire))
 
-    def match_bitmap(self, event: Event | bytes, size: int) -> npt.NDArray[np.uint8]:
-        """The same as bits, the lowest of a byte first, for ids below `size`."""
-        bits = np.zeros(size, np.bool_)
+    def match_bitmap(self, event: AnyEvent, size: int) -> npt.NDArray[np.uint8]:
+        """The same as bits, the lowest of a byte first, for ids below `size`. FilterError if that is no size."""
+        bits = np.zeros(size_of(size), np.bool_)
         ids = self.match(event)
         bits[ids[ids < size]] = True
         return np.packbits(bits, bitorder="little")
 
-    def match_many(self, events: WireTable | Iterable[Event | bytes]) -> Matches:
+    def match_many(self, events: Events) -> Matches:
         """The ids that each event matches. What is no table is made one by `event_table`: who has the same events
         matched again, or has them encoded, makes it once."""
-        table = _table_of(events)
+        table = event_table(events)
         ends, ids = self._plain.match_many(table)
         if not self._conjunctions:
             return Matches(ends, ids)
@@ -267,9 +241,9 @@ class Index:
         np.cumsum([len(more) for more in several], out=extra[1:])
         return Matches(ends + extra, np.concatenate(parts) if parts else ids)
 
-    def count_many(self, events: WireTable | Iterable[Event | bytes]) -> int:
+    def count_many(self, events: Events) -> int:
         """How many ids the events match together; nothing is copied."""
-        table = _table_of(events)
+        table = event_table(events)
         rows = range(len(table)) if self._conjunctions else range(0)
         several = sum(len(self._match_several(np.frombuffer(table[row], np.uint8))) for row in rows)
         return self._plain.count_many(table) + several
@@ -283,7 +257,8 @@ class Index:
     # The whole
 
     def settle(self) -> None:
-        """Waits until nothing is left to do in the background: all is in one segment, made for what is there now."""
+        """Puts all that is there now into one segment, made for it, and waits until that is done. What other threads
+        change meanwhile is not waited for."""
         self._plain.settle()
         if self._conjunctions:
             self._several.settle()
@@ -300,10 +275,10 @@ class Index:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Index:
-        """The index of a snapshot, mapped from the file, not read. SnapshotError if it is none.
+        """The index of a snapshot, mapped from the file, not read. SnapshotError if the file is none.
 
-        The file is checked for its form, its layout and its length, not for each byte, which would mean to read it
-        all: open only files that you trust."""
+        It is checked for its form, its layout and its length, and its table of contents for each byte, but not what it
+        holds, which would mean to read it all: open only files that you trust."""
         arrays = snapshot.read(Path(path))
         index = cls()
         try:
@@ -314,16 +289,19 @@ class Index:
                 ranges = arrays["ranges"].reshape(-1, 3).tolist()
                 index._conjunctions = {number: range(first, last) for number, first, last in ranges}
                 index._next = max(last for _, _, last in ranges)
-        except KeyError as error:
-            raise SnapshotError(f"{path} is damaged: it lacks {error}") from error
+        except (LookupError, ValueError, OverflowError, MemoryError) as error:
+            raise SnapshotError(f"{path} is damaged: what it holds does not go together ({error!r})") from error
         return index
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an index is not pickled or copied: write it with save, and Index.open it where it is needed")
 
     def split(self, selector: Callable[[Ids], npt.NDArray[np.integer[Any]]]) -> list[Index]:
         """Parts for state transfer: the selector says for many ids at once to which part each goes, from 0 on. This
         index stays as it is."""
         with self._lock:
             given, several = self._plain.records(), self._several_now()
-        chosen, chosen_several = _chosen(selector, given.ids), _chosen(selector, several.ids)
+        chosen, chosen_several = parts_of(selector, given.ids), parts_of(selector, several.ids)
         count = 1 + int(max(chosen.max(initial=-1), chosen_several.max(initial=-1)))
         return [
             self._part(select(given, chosen == number), several, several.ids[chosen_several == number])
@@ -381,34 +359,6 @@ def _absent(number: object) -> FilterError:
     return FilterError(f"there is no subscription {number!r}")
 
 
-def _id_of(number: object) -> int:
-    """The id that an integer of any kind is. FilterError for everything else; a boolean is a mistake, too."""
-    own = number
-    if type(own) is not int:
-        try:
-            own = -1 if isinstance(number, bool) else operator.index(number)  # type: ignore[arg-type]
-        except TypeError:
-            own = -1
-    if 0 <= own <= ID_MAX:
-        return own
-    raise FilterError(f"the id of a subscription is an integer from 0 to {ID_MAX}, not {number!r}")
-
-
-def _ids_of(numbers: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Ids as an array of integers. FilterError if one is none."""
-    try:
-        ids = np.asarray(numbers)
-    except ValueError:
-        ids = np.empty((0, 0))
-    if ids.ndim != 1:
-        raise FilterError("the ids of subscriptions are a sequence of integers, or an array of one dimension")
-    if ids.dtype.kind not in "iu":  # too large, of several widths, or no integers
-        return np.array([_id_of(number) for number in numbers], np.int64)
-    if len(ids) and not (ids.min() >= 0 and ids.max() <= ID_MAX):
-        raise FilterError(f"the ids of subscriptions are integers from 0 to {ID_MAX}")
-    return ids.astype(np.int64)
-
-
 def _rows_with_alternatives(table: WireTable) -> npt.NDArray[np.intp]:
     """Which filters of a table do not have exactly one conjunction, or are no filters: those who decode them see."""
     short = np.flatnonzero(np.diff(table.offsets) < _WIRE_BYTES_MIN)
@@ -427,37 +377,5 @@ def _decoded(wire: bytes) -> Filter:
     return decoded
 
 
-def _chosen(selector: Callable[[Ids], npt.NDArray[np.integer[Any]]], ids: Ids) -> npt.NDArray[np.int64]:
-    """The parts to which a selector sends ids. FilterError if its answer is not one part for each."""
-    try:
-        chosen = np.asarray(selector(ids))
-    except ValueError as error:
-        raise FilterError(f"the selector must give an array with one integer for each id: {error}") from error
-    if chosen.shape != ids.shape:
-        raise FilterError(
-            f"the selector must give one integer for each id: for {len(ids)} ids it gave an array "
-            f"of the shape {chosen.shape}"
-        )
-    if len(chosen) and chosen.dtype.kind not in "biu":
-        raise FilterError(f"the selector must give integers, the numbers of parts; it gave {chosen.dtype}")
-    parts = chosen.astype(np.int64)
-    if parts.min(initial=0) < 0:
-        raise FilterError("the selector gave a negative part")
-    return parts
-
-
-def _table_of(events: WireTable | Iterable[Event | bytes]) -> WireTable:
-    """Many events as a table. EventError for what is none, and for one event, which is a mistake here."""
-    if isinstance(events, WireTable):
-        return events
-    if isinstance(events, str | bytes | Mapping):
-        raise EventError("many events are a sequence or a table of them, and this is one", do="use match for one event")
-    return event_table(events)
-
-
 def _with_prefix(arrays: dict[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _wire(event: Event | bytes) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(event_wire(event), np.uint8)

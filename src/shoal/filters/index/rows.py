@@ -28,6 +28,7 @@ from shoal.filters.index.context import (
 )
 from shoal.filters.index.memory import f64_at, i64_at, swap_bytes, u8_at, whole
 from shoal.filters.index.texts import find_text
+from shoal.filters.index.utf8 import is_utf8
 from shoal.wire.rawbytes import kernel, load_u64, part
 
 ABSENT: Final = 0
@@ -186,6 +187,8 @@ def read_value(context: int, at: int, end: int, row: int) -> int:
         kinds[row] = STRING
         words = i64_at(aux, 4)
         words[CODE] = find_text(context + 8 * R_STRINGS, data, start, length)
+        if words[CODE] < 0 and not is_utf8(data, start, length):
+            return BAD_EVENT
         words[START], words[LENGTH] = start, length
         return start + length
     kinds[row] = NUMBER
@@ -218,9 +221,11 @@ def read_attributes(context: int, size: int) -> Any:
     found = 0
     for _ in range(count):
         start, length = text_header(data, at, size)
-        if start < 0 or start + length >= size:
+        if start < 0 or length == 0 or start + length >= size:
             return found, BAD_EVENT
         code = find_text(context + 8 * R_NAMES, data, start, length)
+        if code < 0 and not is_utf8(data, start, length):
+            return found, BAD_EVENT
         row = spare if code < 0 else code
         was = kinds[row]
         if was != ABSENT:  # said twice: the last one counts

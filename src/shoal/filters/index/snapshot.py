@@ -1,17 +1,19 @@
 """Snapshots: an index in a file, mapped and used in milliseconds by any process.
 
-Owns the file's form: a magic number, the length of a table of contents, the table (msgpack: name, type, length,
-where), and arrays at multiples of 64 bytes, exactly as they are in memory. A file that is being written has another
-name, its own, until it is complete: of several that write to one path at a time, the last to finish wins. A mapped
-index can be changed: its pages are copied when they are written to, and the file stays as it is.
+Owns the file's form: a magic number, the length of a table of contents, a checksum of these and the table, the table
+(msgpack: name, type, length, where), and arrays at multiples of 64 bytes, exactly as they are in memory. A file that is
+being written has another name, its own, until it is complete: of several that write to one path at a time, the last to
+finish wins. A mapped index can be changed: its pages are copied when they are written to, and the file stays as it is.
 
-What is read is checked for its form, layout and length, not for each byte: kernels believe what stands in the arrays.
+What is read is checked for its form, layout and length, and the table for each byte; the arrays are not: kernels
+believe what stands there.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import zlib
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,6 +26,8 @@ from shoal.filters.index.layout import VERSION
 
 MAGIC: Final = b"SHOALIX%d" % VERSION
 _ALIGNED: Final = 64
+_HEADER_BYTES: Final = 24
+"""The magic number, the length of the table, the checksum: eight bytes each."""
 
 
 _Place = Annotated[int, msgspec.Meta(ge=0)]
@@ -47,7 +51,7 @@ def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(8)}.part")
     try:
         with unfinished.open("xb") as file:
-            file.write(MAGIC + len(table).to_bytes(8, "little") + table)
+            file.write(_header(table) + table)
             base = _start(len(table))
             for part, array in zip(contents, arrays.values(), strict=True):
                 file.seek(base + part.start)
@@ -60,16 +64,22 @@ def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Maps the arrays of a file. SnapshotError if it is not one that `write` wrote."""
+    """Maps the arrays of a file. SnapshotError if it is not one that `write` wrote; FileNotFoundError if there is
+    none."""
     try:
         block = np.memmap(path, np.uint8, "c")
-    except ValueError as error:
-        raise SnapshotError(f"{path} is empty") from error
-    if len(block) < 16 or block[:8].tobytes() != MAGIC:
+    except FileNotFoundError:
+        raise
+    except (ValueError, OSError) as error:  # empty, or nothing that can be mapped
+        raise SnapshotError(f"{path} is empty, or is no file that can be read: {error}") from error
+    if len(block) < _HEADER_BYTES or block[:8].tobytes() != MAGIC:
         raise SnapshotError(f"{path} is no snapshot of an index, or of another version")
     size = int.from_bytes(block[8:16].tobytes(), "little")
+    table = block[_HEADER_BYTES : _HEADER_BYTES + min(size, len(block))].tobytes()
+    if block[:_HEADER_BYTES].tobytes() != _header(table):
+        raise SnapshotError(f"{path} is damaged, or cut short: its table of contents is not what was written")
     try:
-        contents = msgspec.msgpack.decode(block[16 : 16 + size].tobytes(), type=list[_Part])
+        contents = msgspec.msgpack.decode(table, type=list[_Part])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SnapshotError(f"{path} is damaged: its table of contents cannot be read") from error
     base = _start(size)
@@ -83,5 +93,11 @@ def read(path: Path) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
+def _header(table: bytes) -> bytes:
+    """What stands before a table of contents."""
+    named = MAGIC + len(table).to_bytes(8, "little")
+    return named + zlib.crc32(named + table).to_bytes(8, "little")
+
+
 def _start(table_bytes: int) -> int:
-    return -(-(16 + table_bytes) // _ALIGNED) * _ALIGNED
+    return -(-(_HEADER_BYTES + table_bytes) // _ALIGNED) * _ALIGNED

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from shoal.errors import FilterError, FilterTooLargeError
 from shoal.filters.index import building, layout, records, taking
 from shoal.filters.index.asking import Asking
+from shoal.filters.index.forking import STORES, guard
 from shoal.filters.index.ids import Ids
 from shoal.filters.index.parts import intern_all, translate
 from shoal.filters.index.segment import Segment
@@ -54,9 +55,16 @@ class Store(Asking):
         self.ids = Ids()
         self._segments: tuple[Segment, ...] = ()
         self._young = Young()
+        self._merged = threading.Condition(self._lock)
+        """A merge has ended."""
         self._merge: threading.Thread | None = None
         self._removed: list[int] | None = None
         self._failure: Exception | None = None
+        self._settling = 0
+        """Threads that wait for a merge of everything."""
+        self._wholes = self._whole_made = 0
+        """The numbers of the last merge of everything that was started, and of the last that was made."""
+        guard(self, STORES)
         self._refresh()
 
     def __len__(self) -> int:
@@ -213,37 +221,44 @@ class Store(Asking):
     # Merging
 
     def settle(self) -> None:
-        """Waits for the background, and makes one segment of everything; raises what went wrong there."""
-        while True:
-            thread = self._merge
-            if thread is not None:
-                thread.join()
-            with self._lock:
-                if self._merge is not None:
-                    continue
-                failure, self._failure = self._failure, None
-                if failure is not None:
-                    raise failure
-                if len(self._young):
-                    self._flush()
-                    continue
-                if len(self._segments) <= 1 and not any(segment.gone for segment in self._segments):
-                    self._young = Young()
-                    self._fit()
-                    self._refresh()
-                    return
-                self._start_merge(self._segments)
+        """Makes one segment of all that is there now, and waits for it; raises what went wrong in the background. What
+        comes in meanwhile is not waited for."""
+        with self._lock:
+            if len(self._young):
+                self._flush()
+            before = self._wholes
+            self._settling += 1
+            try:
+                while True:
+                    failure, self._failure = self._failure, None
+                    if failure is not None:
+                        raise failure
+                    if self._is_settled or self._whole_made > before:
+                        break
+                    if self._merge is None:
+                        self._start_merge(self._segments)
+                    self._merged.wait()
+            finally:
+                self._settling -= 1
+            if self._is_settled and not len(self._young):
+                self._young = Young()
+                self._fit()
+                self._refresh()
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether all that is in segments is in one, and nothing has gone from it."""
+        return len(self._segments) <= 1 and not any(segment.gone for segment in self._segments)
 
     def _consider_merging(self) -> None:
         """Starts a merge in the background if one is due and none runs; waits for it where it must not fall behind."""
         while self._merge is not None and len(self._segments) >= SEGMENTS_MAX:
-            thread = self._merge
-            self._lock.release()
-            try:
-                thread.join()
-            finally:
-                self._lock.acquire()
-        if self._merge is None:
+            self._merged.wait()
+        self._start_due()
+
+    def _start_due(self) -> None:
+        """Starts the merge that is due, if none runs. Who settles has the next one, and takes all segments."""
+        if self._merge is None and not self._settling:
             due = self._due()
             if due:
                 self._start_merge(due)
@@ -257,42 +272,59 @@ class Store(Asking):
         stale = [segment for segment in self._segments if STALE_SHARE * segment.gone > segment.positions]
         return tuple(stale[:1])
 
-    def _start_merge(self, segments: Sequence[Segment]) -> None:
-        self._removed = []
+    def _start_merge(self, segments: tuple[Segment, ...]) -> None:
+        """Starts a merge; whoever calls it has the lock, so the merge cannot end before it is written down."""
+        whole = 0
+        if segments == self._segments:
+            self._wholes += 1
+            whole = self._wholes
         dead = [segment.dead[1 : 1 + segment.gone].copy() for segment in segments]
-        self._merge = threading.Thread(
-            target=self._merge_now, args=(tuple(segments), dead), name="shoal-merge", daemon=True
-        )
-        self._merge.start()
+        merge = threading.Thread(target=self._merge_now, args=(segments, dead, whole), name="shoal-merge", daemon=True)
+        merge.start()
+        self._merge, self._removed = merge, []
 
-    def _merge_now(self, segments: tuple[Segment, ...], dead: list[npt.NDArray[np.uint32]]) -> None:
+    def _merge_now(self, segments: tuple[Segment, ...], dead: list[npt.NDArray[np.uint32]], whole: int) -> None:
         try:
             alive = records_of(segments, dead)
             merged = (self._build(alive),) if len(alive.ids) else ()
+            with self._lock:
+                self._replace(segments, merged)
+                self._whole_made = max(self._whole_made, whole)
+                self._end_merge(None)
+                self._start_due()
         except Exception as error:
             _log.exception("segments could not be merged; they stay as they are", segments=len(segments))
             with self._lock:
-                self._merge, self._removed, self._failure = None, None, error
-            return
-        with self._lock:
-            removed, self._removed = np.unique(np.array(self._removed or [], np.uint32)), None
-            for segment in merged:
-                segment.lose(removed)
-            first = self._segments.index(segments[0])
-            others = [segment for segment in self._segments if segment not in segments]
-            self._segments = (*others[:first], *merged, *others[first:])
-            self._merge = None
-            self._refresh()
-            due = self._due()
-            if due:
-                self._start_merge(due)
+                self._end_merge(error)
+
+    def _replace(self, segments: tuple[Segment, ...], merged: tuple[Segment, ...]) -> None:
+        """Puts what segments were merged into in their place, without what was removed since they were read."""
+        removed = np.unique(np.array(self._removed or [], np.uint32))
+        for segment in merged:
+            segment.lose(removed)
+        first = self._segments.index(segments[0])
+        others = [segment for segment in self._segments if segment not in segments]
+        self._segments = (*others[:first], *merged, *others[first:])
+        self._refresh()
+
+    def _end_merge(self, failure: Exception | None) -> None:
+        """No merge runs any more: tells those who wait for it."""
+        self._merge, self._removed = None, None
+        self._failure = failure or self._failure
+        self._merged.notify_all()
+
+    def _after_fork(self) -> None:
+        """In a child process there is no thread but the one that forked: a merge that ran is forgotten."""
+        self._lock = threading.RLock()
+        self._merged = threading.Condition(self._lock)
+        self._merge, self._removed, self._settling = None, None, 0
 
     # Parts
 
     def records(self) -> Records:
         """Everything that it holds now."""
         with self._lock:
-            if len(self._young):
+            while len(self._young):
                 self._flush()
             dead = [segment.dead[1 : 1 + segment.gone].copy() for segment in self._segments]
             segments = self._segments
@@ -323,7 +355,7 @@ class Store(Asking):
         """All that it holds, as arrays with names that nobody writes any more: `of_arrays` makes the same store of
         them."""
         with self._lock:
-            if len(self._young):
+            while len(self._young):
                 self._flush()
             arrays = {f"names.{name}": array.copy() for name, array in self.names.arrays().items()}
             arrays |= {f"strings.{name}": array.copy() for name, array in self.strings.arrays().items()}

@@ -5,18 +5,27 @@ Owns the form in which filters and events come in bulk: from a file, a peer, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import EventError, FilterError
+from shoal.filters.event_batches import from_arrow, is_arrow
+from shoal.filters.events import plain_event
 from shoal.filters.filter import Filter
 from shoal.filters.values import Event
 
+if TYPE_CHECKING:
+    import pyarrow
+
+AnyEvent: TypeAlias = Event | bytes | bytearray | memoryview
+"""An event as a mapping, or in its wire form."""
+Events: TypeAlias = "WireTable | Iterable[AnyEvent] | pyarrow.RecordBatch | pyarrow.Table"
+"""Many events: encoded, one by one, or in columns."""
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
@@ -44,6 +53,8 @@ def wire_table(items: Iterable[bytes]) -> WireTable:
 
 def filter_table(filters: Iterable[Filter]) -> WireTable:
     """A table of filters in their wire form. FilterError if something else is among them."""
+    if isinstance(filters, Filter):
+        raise FilterError("many filters are a sequence or a table of them, and this is one", do="use insert for one")
     try:
         given = list(filters)
     except TypeError as error:
@@ -54,24 +65,33 @@ def filter_table(filters: Iterable[Filter]) -> WireTable:
     return wire_table(map(_encoder.encode, given))
 
 
-def event_table(events: Iterable[Event | bytes]) -> WireTable:
-    """A table of events in their wire form, which some may have already. EventError for what cannot be encoded; that
-    the rest are events is seen when they are matched."""
+def event_table(events: Events) -> WireTable:
+    """A table of events in their wire form, which some may have already, or of the rows of an Arrow batch. EventError
+    for what cannot be encoded, and for one event; that the rest are events is seen when they are matched."""
+    if isinstance(events, WireTable):
+        return events
+    if isinstance(events, str | bytes | bytearray | memoryview | Mapping):
+        raise EventError("many events are a sequence or a table of them, and this is one", do="use match for one event")
     try:
-        given = list(events)
+        given = from_arrow(events) if is_arrow(events) else list(events)
     except TypeError as error:
         raise EventError(f"events are needed, not something of type {type(events).__name__}") from error
     return wire_table(map(event_wire, given))
 
 
-def event_wire(event: Event | bytes) -> bytes:
+def event_wire(event: AnyEvent) -> bytes:
     """An event in its wire form, which it may have already. EventError if it cannot have one."""
-    if isinstance(event, bytes):
-        return event
-    try:
-        return _encoder.encode(event)
-    except (TypeError, OverflowError, ValueError) as error:
-        raise EventError(f"this is not an event: {error}") from error
+    if type(event) is dict:
+        try:
+            return _encoder.encode(event)
+        except (TypeError, OverflowError, ValueError):
+            return _checked_wire(event)
+    return bytes(event) if isinstance(event, bytes | bytearray | memoryview) else _checked_wire(event)
+
+
+def _checked_wire(event: Event) -> bytes:
+    """The wire form of what the encoder does not know by itself: other mappings, and values of other types."""
+    return _encoder.encode(plain_event(event))
 
 
 def no_filter(found: object) -> FilterError:
