@@ -23,7 +23,7 @@ import msgspec
 from shoal.errors import FilterError, ProtocolError
 from shoal.filters.conjunctions import Conjunction
 from shoal.filters.constraints import Absent, Constraint
-from shoal.filters.filter import Filter
+from shoal.filters.filter import Filter, check_filter
 from shoal.filters.ranges import OneOf
 from shoal.filters.values import Event
 
@@ -61,7 +61,7 @@ _UNADVERTISED: Final = Absent()
 
 def advertisement_of(filter_: Filter) -> Advertisement:
     """The advertisement that a filter of one conjunction spells. FilterError if it has alternatives."""
-    if len(filter_.conjunctions) > 1:
+    if len(check_filter(filter_).conjunctions) > 1:
         raise FilterError("an advertisement has no `or`", do="make an advertisement for each alternative")
     return Advertisement(filter_.conjunctions[0])
 
@@ -87,6 +87,11 @@ class AdvertisementTable:
 
     def advertise(self, advertisement_id: Hashable, advertisement: Advertisement) -> tuple[Hashable, ...]:
         """Add an advertisement. Hands back the subscriptions that overlap with it, which are to be sent its way."""
+        if not isinstance(advertisement, Advertisement):
+            raise FilterError(
+                f"an advertisement is needed, not something of type {type(advertisement).__name__}",
+                do="make one of a filter with `advertisement_of`",
+            )
         if advertisement_id in self._advertised:
             raise ProtocolError(f"advertisement {advertisement_id!r} is there already", broken_by="us")
         promised = _promised(advertisement.conjunction)
@@ -112,9 +117,9 @@ class AdvertisementTable:
 
     def subscribe(self, subscription_id: Hashable, filter_: Filter) -> Set[Hashable]:
         """Add a subscription. Hands back the advertisements that it overlaps with, whose ways it is to be sent."""
+        check_filter(filter_)
         if subscription_id in self._filter_of:
             raise ProtocolError(f"subscription {subscription_id!r} is there already", broken_by="us")
-        self._filter_of[subscription_id] = filter_
         known = self._subscribed.get(filter_)
         if known is None:
             known = self._subscribed[filter_] = _Subscribed(self.overlapping(filter_), self._accesses(filter_))
@@ -125,6 +130,7 @@ class AdvertisementTable:
             for advertisement_id in known.advertisements:
                 self._advertised[advertisement_id].filters.add(filter_)
         known.subscribers.add(subscription_id)
+        self._filter_of[subscription_id] = filter_
         return frozenset(known.advertisements)
 
     def unsubscribe(self, subscription_id: Hashable) -> None:
@@ -146,7 +152,7 @@ class AdvertisementTable:
     def overlapping(self, filter_: Filter) -> set[Hashable]:
         """The advertisements that a filter overlaps with, whether somebody subscribed to it or not."""
         found: set[Hashable] = set()
-        for conjunction in filter_.conjunctions:
+        for conjunction in check_filter(filter_).conjunctions:
             access = self._by_attribute.rarest(conjunction)
             found.update(self._advertised if access is None else self._by_attribute.compatible(*access))
         return {each for each in found if self._advertised[each].advertisement.overlaps(filter_)}

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import EventError, FilterError, SnapshotError
-from shoal.filters.filter import Filter
+from shoal.filters.filter import Filter, check_filter
 from shoal.filters.index import snapshot
 from shoal.filters.index.ids import ID_MAX
 from shoal.filters.index.parts import select
 from shoal.filters.index.store import Store
-from shoal.filters.index.tables import WireTable, event_table, event_wire, filter_table, no_filter, wire_table
+from shoal.filters.index.tables import WireTable, event_table, event_wire, filter_table, wire_table
 from shoal.filters.index.texts import Texts
 from shoal.filters.index.uniting import Records
 from shoal.filters.values import Event
@@ -139,8 +139,7 @@ class Index:
     def insert(self, number: int, filter: Filter) -> None:
         """Adds a subscription. FilterError if the id is taken or is none, or the filter is none."""
         number = _id_of(number)
-        if not isinstance(filter, Filter):
-            raise no_filter(filter)
+        check_filter(filter)
         if number in self._conjunctions:
             raise _taken(number)
         if not self._plain.insert(number, _encoder.encode(filter)):

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import EventError, FilterError
-from shoal.filters.filter import Filter
+from shoal.errors import EventError
+from shoal.filters.filter import Filter, check_filter, no_filter
 from shoal.filters.values import Event
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -48,10 +48,7 @@ def filter_table(filters: Iterable[Filter]) -> WireTable:
         given = list(filters)
     except TypeError as error:
         raise no_filter(filters) from error
-    for each in given:
-        if not isinstance(each, Filter):
-            raise no_filter(each)
-    return wire_table(map(_encoder.encode, given))
+    return wire_table(_encoder.encode(check_filter(each)) for each in given)
 
 
 def event_table(events: Iterable[Event | bytes]) -> WireTable:
@@ -72,10 +69,3 @@ def event_wire(event: Event | bytes) -> bytes:
         return _encoder.encode(event)
     except (TypeError, OverflowError, ValueError) as error:
         raise EventError(f"this is not an event: {error}") from error
-
-
-def no_filter(found: object) -> FilterError:
-    """The error for what stands in the place of a filter."""
-    return FilterError(
-        f"a filter is needed, not something of type {type(found).__name__}", do="make a filter of a text with `parse`"
-    )
