@@ -46,7 +46,10 @@ def says(predicate: Predicate, event: Event) -> bool | None:
     if predicate.operator is Operator.IS:
         return kind(value) == predicate.value
     if isinstance(predicate.value, tuple):
-        return any_of(says(Predicate(predicate.attribute, Operator.EQ, one), event) for one in predicate.value)
+        if kind(value) not in map(kind, predicate.value):
+            return None
+        listed = any(kind(one) == kind(value) and one == value for one in predicate.value)
+        return listed == (predicate.operator is Operator.IN)
     if predicate.value is None or kind(value) != kind(predicate.value):
         return None
     return _COMPARE[predicate.operator](value, predicate.value)

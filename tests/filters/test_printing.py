@@ -20,7 +20,7 @@ from shoal.filters.language import parse
             "[class,eq,'STOCK'],[volume,>,300000]",
         ),
         ("a in (2, 1)", "a in (1, 2)", "[a,in,(1,2)]"),
-        ("a != 1 and a != 2", "a not in (1, 2)", "[a,!=,1],[a,!=,2]"),
+        ("a != 1 and a != 2", "a not in (1, 2)", "[a,not in,(1,2)]"),
         ("a != 1", "a != 1", "[a,!=,1]"),
         ("not a prefix 'x'", "not a prefix 'x'", "[a,not str-prefix,'x']"),
         ("a contains 'it''s'", "a contains 'it''s'", "[a,str-contains,'it''s']"),

@@ -126,11 +126,7 @@ def _single(predicate: Predicate) -> Constraint | None:
     if operator is Operator.ABSENT:
         return Absent()
     if isinstance(value, tuple):
-        if len(set(map(kind_of, value))) > 1:
-            raise FilterError(
-                "'in' lists values of several kinds in one conjunction", do="make one conjunction for each kind"
-            )
-        return one_of(value)
+        return _listed(operator, value)
     if operator is Operator.IS:
         return KIND_CONSTRAINTS[str(value)]
     if operator is Operator.EQ and value is not None:
@@ -142,6 +138,21 @@ def _single(predicate: Predicate) -> Constraint | None:
     if value is None:
         raise FilterError(f"'{operator}' takes a value")
     return _on_number(operator, value)
+
+
+def _listed(operator: Operator, values: tuple[Value, ...]) -> Constraint | None:
+    """What `in` and `not in` say of values of one kind."""
+    if len(set(map(kind_of, values))) > 1:
+        raise FilterError(
+            f"'{operator}' lists values of several kinds in one conjunction", do="make one conjunction for each kind"
+        )
+    if operator is Operator.IN:
+        return one_of(values)
+    if isinstance(values[0], bool):
+        return one_of({False, True}.difference(values))
+    texts = [value for value in values if isinstance(value, str)]
+    numbers = [value for value in values if not isinstance(value, str)]
+    return strings_of(excluded=texts) if texts else numbers_of(NUMBER_MIN, NUMBER_MAX, numbers)
 
 
 def _on_number(operator: Operator, number: Number) -> Constraint | None:

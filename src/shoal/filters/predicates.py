@@ -7,7 +7,7 @@ together (constraints do).
     <  <=  >  >=                a number or a string        unknown on a value of another kind
     prefix  suffix  contains    a string                    unknown on a value that is not a string
     not prefix, not suffix, not contains                    their negations: a string too, or unknown
-    in                          values, of one or more kinds
+    in  not in                  values of one or more kinds     unknown on a value of a kind that is not listed
     is                          "number", "string" or "boolean": of this kind; false on another, unknown if absent
     exists  absent              no value; never unknown
 
@@ -48,6 +48,7 @@ class Operator(StrEnum):
     EXISTS = "exists"
     ABSENT = "absent"
     IN = "in"
+    NOT_IN = "not in"
     IS = "is"
 
 
@@ -61,10 +62,11 @@ NEGATIONS: Final[Mapping[Operator, Operator]] = {
         (Operator.SUFFIX, Operator.NOT_SUFFIX),
         (Operator.CONTAINS, Operator.NOT_CONTAINS),
         (Operator.EXISTS, Operator.ABSENT),
+        (Operator.IN, Operator.NOT_IN),
     )
     for one, other in ((a, b), (b, a))
 }
-"""The operator that is true where this one is false, and unknown where it is; `in` and `is` have no single one."""
+"""The operator that is true where this one is false, and unknown where it is; `is` has no single one."""
 
 ORDERED: Final = frozenset({Operator.LT, Operator.LE, Operator.GT, Operator.GE})
 TEXTUAL: Final = frozenset(
@@ -78,12 +80,13 @@ TEXTUAL: Final = frozenset(
     }
 )
 BARE: Final = frozenset({Operator.EXISTS, Operator.ABSENT})
+LISTING: Final = frozenset({Operator.IN, Operator.NOT_IN})
 
 
 class Predicate(msgspec.Struct, frozen=True):
     """One condition. `predicate()` makes one and checks it; this record holds what it is given.
 
-    The value is None for `exists` and `absent`, a tuple for `in`, the word of a kind for `is`.
+    The value is None for `exists` and `absent`, a tuple for `in` and `not in`, the word of a kind for `is`.
     """
 
     attribute: str
@@ -99,7 +102,7 @@ def predicate(attribute: str, operator: Operator, value: Operand = None, limits:
         if value is not None:
             raise FilterError(f"'{operator}' takes no value", do="leave the value out, or use '='")
         return Predicate(attribute, operator)
-    if operator is Operator.IN:
+    if operator in LISTING:
         return Predicate(attribute, operator, _members(value, limits))
     if value is None or isinstance(value, tuple):
         raise FilterError(f"'{operator}' takes one value", do="use 'in' for several, 'exists' for none")
@@ -111,6 +114,13 @@ def predicate(attribute: str, operator: Operator, value: Operand = None, limits:
     if operator in ORDERED and isinstance(checked, bool):
         raise FilterError(f"booleans have no order, so '{operator}' takes none", do="use '=' or '!='")
     return Predicate(attribute, operator, checked)
+
+
+def none_of(attribute: str, values: tuple[Value, ...]) -> tuple[Predicate, ...]:
+    """What says that a value is none of some of its kind; nothing if there are none."""
+    if len(values) > 1:
+        return (Predicate(attribute, Operator.NOT_IN, values),)
+    return tuple(Predicate(attribute, Operator.NE, value) for value in values)
 
 
 def _members(value: Operand, limits: Limits) -> tuple[Value, ...]:

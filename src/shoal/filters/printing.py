@@ -7,8 +7,7 @@ prints the same whether it is held as int or as float. Never touches how a filte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from shoal.filters.predicates import Operator, Predicate
@@ -81,23 +80,11 @@ def predicates_of(conjunction: Conjunction) -> tuple[Predicate, ...]:
 
 
 def _infix_conjunction(conjunction: Conjunction) -> str:
-    said: list[str] = []
-    for (_, operator), group in groupby(predicates_of(conjunction), lambda each: (each.attribute, each.operator)):
-        alike = list(group)
-        if operator is Operator.NE and len(alike) > 1:
-            said.append(_not_in_text(alike))
-        else:
-            said.extend(map(predicate_text, alike))
-    return " and ".join(said) or TRUE_TEXT
+    return " and ".join(map(predicate_text, predicates_of(conjunction))) or TRUE_TEXT
 
 
 def _paper_predicate(predicate: Predicate) -> str:
     return f"[{','.join((name_text(predicate.attribute), *_paper_parts(predicate)))}]"
-
-
-def _not_in_text(unequal: Sequence[Predicate]) -> str:
-    values = [each.value for each in unequal if each.value is not None and not isinstance(each.value, tuple)]
-    return f"{name_text(unequal[0].attribute)} not in {_list_text(values, ', ')}"
 
 
 def _list_text(values: Iterable[Value], separator: str) -> str:
