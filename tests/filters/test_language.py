@@ -47,6 +47,14 @@ def one(*predicates: tuple[str, Operator, Operand]) -> object:
         ("a str-prefix 'x'", O.PREFIX, "x"),
         ("a SUFFIX 'x'", O.SUFFIX, "x"),
         ("a str-suffix 'x'", O.SUFFIX, "x"),
+        ("[a,str-postfix,'x']", O.SUFFIX, "x"),
+        ("[a,not str-postfix,'x']", O.NOT_SUFFIX, "x"),
+        ("[a,str-eq,'x']", O.EQ, "x"),
+        ("[a,str-neq,'x']", O.NE, "x"),
+        ("[a,str-lt,'x']", O.LT, "x"),
+        ("[a,str-le,'x']", O.LE, "x"),
+        ("[a,Str-GT,'x']", O.GT, "x"),
+        ("a str-ge 'x'", O.GE, "x"),
         ("a contains 'x'", O.CONTAINS, "x"),
         ("a Str-Contains 'x'", O.CONTAINS, "x"),
         ("not a prefix 'x'", O.NOT_PREFIX, "x"),
@@ -342,3 +350,18 @@ def test_a_short_fuzz() -> None:
     assert report.failures == []
     assert report.texts == 1500
     assert min(report.accepted, report.refused, report.events) > 10
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "says"),
+    [
+        ("[a,str-eq,5]", 10, "'str-eq' takes a string, not 5: put the text in single quotes"),
+        ("a Str-Lt true", 9, "'Str-Lt' takes a string, not true"),
+        ("[a,str-eq,*]", 10, r"found '\*', expected a value"),
+        ("a str-gt b", 9, "put strings in single quotes"),
+    ],
+)
+def test_the_comparisons_of_strings_take_strings_only(text: str, position: int, says: str) -> None:
+    with pytest.raises(FilterError, match=says) as caught:
+        parse(text)
+    assert caught.value.position == position

@@ -15,9 +15,10 @@ Owns: the grammar and what an error says was expected. Never touches what predic
     brackets    := bracket ("," bracket)*
     bracket     := "[" name "," condition "]"       a comma stands between the operator and its value
 
-Read as well: `==` and `eq` for =, `<>` and `neq` for !=, `str-prefix`, `str-suffix`, `str-contains`. Keywords may be
-written in capitals. `and`, `or`, `not`, `true` and `false` are names only in double quotes; the other keywords are
-keywords only where one can stand. `isPresent` with a value means that the attribute has a value of that kind.
+Read as well: `==` and `eq` for =, `<>` and `neq` for !=, `str-prefix`, `str-suffix`, `str-postfix`, `str-contains`, and
+for strings only `str-eq`, `str-neq`, `str-lt`, `str-le`, `str-gt`, `str-ge`. Keywords may be written in capitals. The
+words `and`, `or`, `not`, `true` and `false` are names only in double quotes; the other keywords are keywords only where
+one can stand. `isPresent` with a value means that the attribute has a value of that kind.
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ from shoal.filters.values import KINDS, Value, kind_of
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 _IS_PRESENT: Final = "ispresent"
+_ON_STRINGS: Final[Mapping[str, Operator]] = {
+    "str-eq": Operator.EQ,
+    "str-neq": Operator.NE,
+    "str-lt": Operator.LT,
+    "str-le": Operator.LE,
+    "str-gt": Operator.GT,
+    "str-ge": Operator.GE,
+}
+"""The papers' comparisons that take strings and nothing else."""
 _OPERATORS: Final[Mapping[str, Operator]] = {
     **{operator.value: operator for operator in Operator if " " not in operator},
     "==": Operator.EQ,
@@ -43,7 +53,9 @@ _OPERATORS: Final[Mapping[str, Operator]] = {
     "neq": Operator.NE,
     "str-prefix": Operator.PREFIX,
     "str-suffix": Operator.SUFFIX,
+    "str-postfix": Operator.SUFFIX,
     "str-contains": Operator.CONTAINS,
+    **_ON_STRINGS,
     _IS_PRESENT: Operator.EXISTS,
 }
 _NEGATED_BY_A_WORD: Final = (Operator.IN, Operator.PREFIX, Operator.SUFFIX, Operator.CONTAINS)
@@ -156,6 +168,8 @@ class Parser(Reader):
             return operator, None, sign.position
         self._separated(separator)
         position = self.position
+        if sign.keyword in _ON_STRINGS:
+            return operator, self._string(sign), position
         if operator in (Operator.EQ, Operator.EXISTS) and self.took("*"):
             return Operator.EXISTS, None, position
         if operator is Operator.EXISTS:
@@ -165,6 +179,17 @@ class Parser(Reader):
         if operator is Operator.IS:
             return operator, self._kind(), position
         return operator, self.value(), position
+
+    def _string(self, sign: Token) -> str:
+        token, value = self.token, self.value()
+        if not isinstance(value, str):
+            raise FilterError(
+                f"'{sign.text}' takes a string, not {token.text}",
+                do="put the text in single quotes, or use = != < <= > >= for numbers",
+                text=self.text,
+                position=token.position,
+            )
+        return value
 
     def _list(self) -> tuple[Value, ...]:
         self.take("(")
