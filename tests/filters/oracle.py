@@ -41,6 +41,9 @@ def says(predicate: Predicate, event: Event) -> bool | None:
         return value is None
     if predicate.operator is Operator.EXISTS:
         return value is not None
+    if predicate.operator.startswith("is not"):
+        like = _COMPARE[predicate.operator.removeprefix("is not").strip() or "="]
+        return not (isinstance(value, str) and like(value, predicate.value))
     if value is None:
         return None
     if predicate.operator is Operator.IS:

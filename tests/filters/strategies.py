@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal.filters.conjunctions import conjunction_of
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not
 from shoal.filters.filter import Filter, filter_of
-from shoal.filters.predicates import LISTING, ORDERED, TEXTUAL, Operator, Predicate, predicate
+from shoal.filters.predicates import LISTING, ORDERED, TEXTUAL, UNLIKE, Operator, Predicate, predicate
 from shoal.filters.values import INTEGER_MAX, INTEGER_MIN, KINDS, Event, Value
 
 NAMES = ("a", "b", "c")
@@ -59,6 +59,8 @@ def predicates_over(
             return st.sampled_from(sorted(KINDS))
         if operator in LISTING:
             return lists.map(tuple)
+        if operator in UNLIKE.values():
+            return textual.filter(bool)
         if operator in TEXTUAL:
             return textual
         return ordered if operator in ORDERED else anything

@@ -47,6 +47,14 @@ def one(*predicates: tuple[str, Operator, Operand]) -> object:
         ("a str-prefix 'x'", O.PREFIX, "x"),
         ("a SUFFIX 'x'", O.SUFFIX, "x"),
         ("a str-suffix 'x'", O.SUFFIX, "x"),
+        ("a is not 'x'", O.IS_NOT, "x"),
+        ("a IS NOT ''", O.IS_NOT, ""),
+        ("a is not prefix 'x'", O.IS_NOT_PREFIX, "x"),
+        ("a is not str-suffix 'x'", O.IS_NOT_SUFFIX, "x"),
+        ("[a,is not,'x']", O.IS_NOT, "x"),
+        ("[a,is not str-contains,'x']", O.IS_NOT_CONTAINS, "x"),
+        ("not a is not 'x'", O.EQ, "x"),
+        ("not a is not prefix 'x'", O.PREFIX, "x"),
         ("[a,str-postfix,'x']", O.SUFFIX, "x"),
         ("[a,not str-postfix,'x']", O.NOT_SUFFIX, "x"),
         ("[a,str-eq,'x']", O.EQ, "x"),
@@ -207,6 +215,12 @@ def test_filters_that_mean_the_same_are_equal(text: str, same: str) -> None:
         ("not (a = 1)", {}, False),
         ("not (a = 1)", {"a": "x"}, False),
         ("not (a = 1)", {"a": 2}, True),
+        ("a is not 'x'", {}, True),
+        ("a is not 'x'", {"a": 1}, True),
+        ("a is not 'x'", {"a": "x"}, False),
+        ("a is not 'x' and a exists", {}, False),
+        ("a is not prefix 'x'", {"a": "y"}, True),
+        ("a is not prefix 'x'", {"a": "xy"}, False),
         ("a not in (1, 'x')", {"a": 2}, True),
         ("a not in (1, 'x')", {"a": "1"}, True),
         ("a not in (1, 'x')", {"a": "x"}, False),
@@ -355,13 +369,17 @@ def test_a_short_fuzz() -> None:
 @pytest.mark.parametrize(
     ("text", "position", "says"),
     [
+        ("a is not 5", 9, "'is not' takes a string, not 5"),
+        ("a is not number", 9, "put 'not' before the name"),
+        ("a is not in ('x')", 9, "put 'not' before the name"),
+        ("a is not prefix ''", 16, "'is not prefix' takes a text that is not empty"),
         ("[a,str-eq,5]", 10, "'str-eq' takes a string, not 5: put the text in single quotes"),
         ("a Str-Lt true", 9, "'Str-Lt' takes a string, not true"),
         ("[a,str-eq,*]", 10, r"found '\*', expected a value"),
         ("a str-gt b", 9, "put strings in single quotes"),
     ],
 )
-def test_the_comparisons_of_strings_take_strings_only(text: str, position: int, says: str) -> None:
+def test_what_takes_strings_only_says_so(text: str, position: int, says: str) -> None:
     with pytest.raises(FilterError, match=says) as caught:
         parse(text)
     assert caught.value.position == position

@@ -23,6 +23,8 @@ from shoal.filters.language import parse
         ("a != 1 and a != 2", "a not in (1, 2)", "[a,not in,(1,2)]"),
         ("a != 1", "a != 1", "[a,!=,1]"),
         ("not a prefix 'x'", "not a prefix 'x'", "[a,not str-prefix,'x']"),
+        ("a is not 'x'", "a is not 'x'", "[a,is not,'x']"),
+        ("a exists and a is not prefix 'x'", "a exists and a is not prefix 'x'", "[a,=,*],[a,is not str-prefix,'x']"),
         ("a contains 'it''s'", "a contains 'it''s'", "[a,str-contains,'it''s']"),
         ("a exists and b absent", "a exists and b absent", "[a,=,*],[b,absent]"),
         ("a is number", "a is number", "[a,isPresent,0]"),

@@ -94,7 +94,7 @@ class AdvertisementTable:
             )
         if advertisement_id in self._advertised:
             raise ProtocolError(f"advertisement {advertisement_id!r} is there already", broken_by="us")
-        promised = _promised(advertisement.conjunction)
+        promised = _possible(advertisement.conjunction)
         candidates = self._anywhere.union(*(self._by_access.compatible(*each) for each in promised))
         overlapping = {filter_ for filter_ in candidates if advertisement.overlaps(filter_)}
         self._advertised[advertisement_id] = _Advertised(advertisement, overlapping)
@@ -109,7 +109,7 @@ class AdvertisementTable:
         known = self._advertised.pop(advertisement_id, None)
         if known is None:
             raise ProtocolError(f"advertisement {advertisement_id!r} is not there", broken_by="us")
-        for attribute, constraint in _promised(known.advertisement.conjunction):
+        for attribute, constraint in _possible(known.advertisement.conjunction):
             self._by_attribute.remove(attribute, constraint, advertisement_id)
         for filter_ in known.filters:
             self._subscribed[filter_].advertisements.remove(advertisement_id)
@@ -125,7 +125,7 @@ class AdvertisementTable:
             known = self._subscribed[filter_] = _Subscribed(self.overlapping(filter_), self._accesses(filter_))
             for attribute, constraint in known.accesses:
                 self._by_access.add(attribute, constraint, filter_)
-            if not all(map(_promised, filter_.conjunctions)):
+            if not all(map(_needed, filter_.conjunctions)):
                 self._anywhere.add(filter_)
             for advertisement_id in known.advertisements:
                 self._advertised[advertisement_id].filters.add(filter_)
@@ -213,15 +213,20 @@ class _ByAttribute(Generic[Item]):
 
     def rarest(self, conjunction: Conjunction) -> _Access | None:
         """The attribute of a conjunction for which the fewest items are compatible; None if it asks for none."""
-        return min(_promised(conjunction), key=lambda access: sum(map(len, self._sets(*access))), default=None)
+        return min(_needed(conjunction), key=lambda access: sum(map(len, self._sets(*access))), default=None)
 
     def _sets(self, attribute: str, constraint: Constraint) -> Iterable[set[Item]]:
         values, value = self._values.get(attribute, {}), _value(constraint)
         return values.values() if value is None else (values.get(value, set()), values.get(None, set()))
 
 
-def _promised(conjunction: Conjunction) -> list[_Access]:
+def _needed(conjunction: Conjunction) -> list[_Access]:
     """The attributes that must be there, and what they must be."""
+    return [item for item in conjunction.constraints if not item[1].accepts(None)]
+
+
+def _possible(conjunction: Conjunction) -> list[_Access]:
+    """The attributes that may be there, and what they must be then."""
     return [item for item in conjunction.constraints if not isinstance(item[1], Absent)]
 
 

@@ -10,6 +10,7 @@ Owns: the grammar and what an error says was expected. Never touches what predic
                  | ["not"] ("prefix" | "suffix" | "contains") string
                  | ["not"] "in" "(" value ("," value)* ")"
                  | "is" ("number" | "string" | "boolean") | "isPresent" [value | "*"]
+                 | "is" "not" ["prefix" | "suffix" | "contains"] string
     comparison  := "=" | "!=" | "<" | "<=" | ">" | ">="
     value       := string | number | "true" | "false"
     brackets    := bracket ("," bracket)*
@@ -30,7 +31,7 @@ from shoal.errors import FilterError, FilterTooLargeError
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
 from shoal.filters.filter import Filter
 from shoal.filters.lexer import Token
-from shoal.filters.predicates import BARE, Operand, Operator, predicate
+from shoal.filters.predicates import BARE, UNLIKE, Operand, Operator, predicate
 from shoal.filters.reader import Reader
 from shoal.filters.values import KINDS, Value, kind_of
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -157,6 +158,15 @@ class Parser(Reader):
         if operator is None:
             raise self.unexpected(_AN_OPERATOR)
         self.skip()
+        return self._unlike() if operator is Operator.IS and self.took("not") else operator
+
+    def _unlike(self) -> Operator:
+        """Read what stands behind `is not`, up to its string."""
+        if self.next_is("in") or self.token.keyword in KINDS:
+            raise self.unexpected("a string", "'prefix'", "'suffix'", "'contains'", do="put 'not' before the name")
+        operator = UNLIKE.get(_OPERATORS.get(self.token.keyword, Operator.EQ), Operator.IS_NOT)
+        if operator is not Operator.IS_NOT:
+            self.skip()
         return operator
 
     def _operand(self, operator: Operator, sign: Token, separator: str) -> tuple[Operator, Operand, int]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from shoal.filters.predicates import Operator, Predicate
+from shoal.filters.predicates import UNLIKE, Operator, Predicate
 from shoal.filters.values import INTEGER_MAX, INTEGER_MIN, Kind, Value
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _NEGATED: Final = {
     Operator.NOT_SUFFIX: Operator.SUFFIX,
     Operator.NOT_CONTAINS: Operator.CONTAINS,
 }
+_LIKE: Final = {unlike: operator for operator, unlike in UNLIKE.items() if operator is not Operator.EQ}
 _EXAMPLES: Final = {Kind.NUMBER.word: "0", Kind.STRING.word: "''", Kind.BOOLEAN.word: "false"}
 """What the papers write behind isPresent to name a kind."""
 
@@ -96,6 +97,9 @@ def _paper_parts(predicate: Predicate) -> tuple[str, ...]:
     if operator in _NEGATED:
         sign, operand = _paper_parts(Predicate(predicate.attribute, _NEGATED[operator], value))
         return f"not {sign}", operand
+    if operator in _LIKE:
+        sign, operand = _paper_parts(Predicate(predicate.attribute, _LIKE[operator], value))
+        return f"is not {sign}", operand
     if operator is Operator.EXISTS:
         return "=", "*"
     if value is None:

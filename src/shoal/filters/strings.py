@@ -194,6 +194,26 @@ def strings_of(
     return msgspec.structs.replace(rest, excluded=tuple(filter(rest.accepts, pattern.excluded)))
 
 
+def strings_without(
+    excluded: Iterable[str] = (),
+    not_prefix: Iterable[str] = (),
+    not_suffix: Iterable[str] = (),
+    not_contains: Iterable[str] = (),
+) -> Strings:
+    """The strings that are and do nothing of what is listed, said by these lists alone: nothing becomes a bound.
+
+    None of the texts but those in `excluded` is empty. So there are infinitely many such strings: those of letters that
+    stand in no list.
+    """
+    never_inside = _minimal(not_contains, _contains)
+    rest = Strings(
+        not_prefix=_minimal(not_prefix, str.startswith, unless=never_inside),
+        not_suffix=_minimal(not_suffix, str.endswith, unless=never_inside),
+        not_contains=never_inside,
+    )
+    return msgspec.structs.replace(rest, excluded=tuple(sorted(set(filter(rest.accepts, excluded)))))
+
+
 def _fits(text: str, pattern: Strings) -> bool:
     """Whether a string has the suffix and the substrings, and none of those that it must not have."""
     return (

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC: Final = 0x31_4C_41_4F_48_53  # "SHOAL1"
-VERSION: Final = 4
+VERSION: Final = 5
 """Of the bytes of a segment. A snapshot of another version is refused."""
 
 REPEATED: Final = np.uint32(1 << 31)

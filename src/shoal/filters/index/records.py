@@ -59,6 +59,9 @@ EXISTS: Final = 20
 ABSENT: Final = 21
 IN_NUMBERS: Final = 22
 IN_STRINGS: Final = 23
+UNLIKE: Final = 1
+"""As the width of ABSENT: absent, or no string, or a string for which the item holds that is named by the next word and
+has its text behind it."""
 
 # Widths of a number, and their words.
 I16: Final = 0
@@ -84,6 +87,10 @@ _TAG_PRESENT: Final = 1
 _TAG_NUMBERS: Final = 2
 _TAG_STRINGS: Final = 3
 _TAG_ONE_OF: Final = 4
+_TAG_UNLIKE: Final = 5
+
+_STRINGS_FIELDS: Final = 10
+"""Of a constraint on strings, its tag included."""
 
 _MOST: Final = 1.7976931348623157e308
 
@@ -340,10 +347,44 @@ def write_one_of(context: int, at: int, end: int, words: int, room: int, to: int
 
 
 @kernel
+def write_unlike(context: int, at: int, end: int, words: int, room: int, to: int, attribute: int) -> Any:
+    """Reads `may be absent, strings` and writes an item for each text."""
+    if at < end and rows.byte_at(root(context, R_SCRATCH), at) == 0xC2:
+        to = put_header(words, to, EXISTS, 0, attribute)
+    fields, at = array_header(context, at + 1, end)
+    if fields != _STRINGS_FIELDS:
+        return BAD_FILTER, to
+    at, stop = write_strings(context, at + 1, end, words, room, to, attribute)
+    count = (stop - to) // 4
+    if at < 0 or 4 * count != stop - to or to + 5 * count > room:
+        return at if at < 0 else (NO_WORDS if 4 * count == stop - to else BAD_FILTER), to
+    own = u16_at(words, FAR)
+    for i in range(count - 1, -1, -1):  # each becomes a word longer: the last one first
+        operator, code = own[to + 4 * i], get_bits(own, to + 4 * i + 2, 2)
+        put_word(words, to + 5 * i, ABSENT | (UNLIKE << 8), attribute, operator)
+        put_bits(own, to + 5 * i + 3, code, 2)
+    return at, to + 5 * count
+
+
+@kernel
+def write_nobody(context: int, at: int, words: int, room: int, to: int) -> int:
+    """Writes, last of all, that an attribute is absent which no event has, the one with the empty name; the next word
+    or a negative code. A record with UNLIKE waits by it if there is nothing better: by the others it must not, since
+    they say ABSENT and accept values too."""
+    attribute = intern_text(context + 8 * R_NAMES, root(context, R_SCRATCH), at, 0)
+    if attribute < 0:
+        return NO_ROOM
+    if attribute >= NAMES_MAX:
+        return TOO_MANY_NAMES
+    return put_header(words, to, ABSENT, 0, attribute) if to + 2 <= room else NO_WORDS
+
+
+@kernel
 def write_record(context: int, at: int, end: int, words: int, room: int, to: int) -> Any:
     """Reads a conjunction in the scratch and writes its record from word `to` on, of which there are `room`: (next byte
     or a negative code, next word)."""
     data = root(context, R_SCRATCH)
+    has_unlike = False
     count, at = array_header(context, at, end)
     if count < 0:
         return BAD_FILTER, to
@@ -374,11 +415,16 @@ def write_record(context: int, at: int, end: int, words: int, room: int, to: int
             to = put_header(words, to, EXISTS, 0, attribute)
         elif tag == _TAG_ABSENT:
             to = put_header(words, to, ABSENT, 0, attribute)
+        elif tag == _TAG_UNLIKE:
+            at, to = write_unlike(context, at, end, words, room, to, attribute)
+            has_unlike = True
         else:
             return BAD_FILTER, to
         if at < 0:
             return at, to
-    return at, to
+    if has_unlike:
+        to = write_nobody(context, at, words, room, to)
+    return (at, to) if to >= 0 else (to, 0)
 
 
 @part
@@ -397,4 +443,4 @@ def item_words(words: Any, at: int) -> int:
         return 3 + 5 * whole(words[at + 2])
     if operator == IN_STRINGS:
         return 3 + 2 * whole(words[at + 2])
-    return 2
+    return 5 if operator == ABSENT and width == UNLIKE else 2
