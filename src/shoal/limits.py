@@ -48,7 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # -- One filter ------------------------------------------------------------------------------------------
 
     filter_text_bytes_max: int = 64 * KIB
-    """Longest text of a filter in bytes (UTF-8). A longer one is refused with FilterTooLargeError."""
+    """Longest text of a filter in bytes (UTF-8), as it is given and as it is printed. A longer one is refused with
+    FilterTooLargeError."""
 
     filter_depth_max: int = 64
     """Parentheses and `not` inside one another. Deeper ones are refused with FilterTooLargeError."""
@@ -64,10 +65,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     refused with FilterTooLargeError."""
 
     filter_in_values_max: int = 1024
-    """Values of one `in`. More are refused with FilterTooLargeError."""
+    """Values of one `in` or `not in`. More are refused with FilterTooLargeError."""
 
     filter_string_bytes_max: int = 4 * KIB
-    """Longest string in a filter in bytes (UTF-8). A longer one is refused with FilterTooLargeError."""
+    """Longest string in a filter in bytes (UTF-8), as it is given and as it is printed. A longer one is refused with
+    FilterTooLargeError."""
 
     # -- Buffers of a bus ------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ import msgspec
 
 AttributeValue: TypeAlias = str | int | float | bool
 Attributes: TypeAlias = Mapping[str, AttributeValue]
+GivenAttributes: TypeAlias = Mapping[str, AttributeValue | None]
+"""Attributes as a publisher hands them in: None is absence, and is not sent."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):

@@ -41,12 +41,18 @@ def says(predicate: Predicate, event: Event) -> bool | None:
         return value is None
     if predicate.operator is Operator.EXISTS:
         return value is not None
+    if predicate.operator.startswith("is not"):
+        like = _COMPARE[predicate.operator.removeprefix("is not").strip() or "="]
+        return not (isinstance(value, str) and like(value, predicate.value))
     if value is None:
         return None
     if predicate.operator is Operator.IS:
         return kind(value) == predicate.value
     if isinstance(predicate.value, tuple):
-        return any_of(says(Predicate(predicate.attribute, Operator.EQ, one), event) for one in predicate.value)
+        if kind(value) not in map(kind, predicate.value):
+            return None
+        listed = any(kind(one) == kind(value) and one == value for one in predicate.value)
+        return listed == (predicate.operator is Operator.IN)
     if predicate.value is None or kind(value) != kind(predicate.value):
         return None
     return _COMPARE[predicate.operator](value, predicate.value)

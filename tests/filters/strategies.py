@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal.filters.conjunctions import conjunction_of
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not
 from shoal.filters.filter import Filter, filter_of
-from shoal.filters.predicates import ORDERED, TEXTUAL, Operator, Predicate, predicate
+from shoal.filters.predicates import LISTING, ORDERED, TEXTUAL, UNLIKE, Operator, Predicate, predicate
 from shoal.filters.values import INTEGER_MAX, INTEGER_MIN, KINDS, Event, Value
 
 NAMES = ("a", "b", "c")
@@ -57,8 +57,10 @@ def predicates_over(
             return st.none()
         if operator is Operator.IS:
             return st.sampled_from(sorted(KINDS))
-        if operator is Operator.IN:
+        if operator in LISTING:
             return lists.map(tuple)
+        if operator in UNLIKE.values():
+            return textual.filter(bool)
         if operator in TEXTUAL:
             return textual
         return ordered if operator in ORDERED else anything
@@ -92,8 +94,13 @@ def filters_over(conditions: st.SearchStrategy[Predicate]) -> st.SearchStrategy[
 filters = filters_over(predicates)
 any_filters = filters_over(any_predicates)
 
+mixed_lists = st.builds(
+    predicate, names, st.sampled_from(sorted(LISTING)), st.lists(values, min_size=2, max_size=4).map(tuple)
+)
+"""`in` and `not in` with values of several kinds, which only an expression can hold."""
+
 expressions: st.SearchStrategy[Expression] = st.recursive(
-    predicates.map(Leaf),
+    st.one_of(predicates, mixed_lists).map(Leaf),
     lambda parts: st.one_of(
         parts.map(Not),
         st.lists(parts, min_size=1, max_size=3).map(lambda some: All(tuple(some))),

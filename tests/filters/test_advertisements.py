@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -212,3 +213,21 @@ TestChanges = Changes.TestCase
 TestChanges.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+@pytest.mark.parametrize("wrong", ["a = 1", None, 7])
+def test_what_is_no_filter_is_refused_and_nothing_has_changed(wrong: Any) -> None:
+    table = AdvertisementTable()
+    table.advertise("p", advertisement_of(parse("a = 1")))
+    for refused in (
+        lambda: table.subscribe(1, wrong),
+        lambda: table.overlapping(wrong),
+        lambda: table.advertise("q", wrong),
+        lambda: table.advertise("q", parse("a = 1")),  # type: ignore[arg-type]
+        lambda: advertisement_of(wrong),
+    ):
+        with pytest.raises(FilterError, match="is needed, not something of type"):
+            refused()
+    assert table.subscribe(1, parse("a = 1")) == {"p"}
+    assert table.advertise("q", advertisement_of(parse("a > 0"))) == (1,)
+    table.unsubscribe(1)

@@ -27,16 +27,16 @@ from shoal.filters.values import Event
         ({"any": [{"exact": {"type": "a"}}, {"exact": {"subject": "b"}}]}, "type = 'a' or subject = 'b'"),
         (
             {"not": {"exact": {"type": "a"}}},
-            "type != 'a' or type absent or type is number or type is boolean",
+            "type is not 'a'",
         ),
         (
             {"not": {"prefix": {"type": "a"}}},
-            "not type prefix 'a' or type absent or type is number or type is boolean",
+            "type is not prefix 'a'",
         ),
         ({"not": {"not": {"exact": {"type": "a"}}}}, "type = 'a'"),
         (
             {"not": {"any": [{"exact": {"type": "a"}}, {"exact": {"type": "b"}}]}},
-            "type not in ('a', 'b') or type absent or type is number or type is boolean",
+            "type is not 'a' and type is not 'b'",
         ),
         ([{"exact": {"type": "a"}}, {"suffix": {"subject": "b"}}], "type = 'a' and subject suffix 'b'"),
         ([], "true"),
@@ -83,7 +83,22 @@ def test_what_is_too_deep_or_too_large_is_refused() -> None:
     with pytest.raises(FilterTooLargeError, match="filter_depth_max"):
         from_cloudevents(deep)
     with pytest.raises(FilterTooLargeError, match=r"filter_(predicates|conjunctions)_max"):
-        from_cloudevents({"not": {"any": [{"exact": {f"a{number}": "x"}} for number in range(9)]}})
+        from_cloudevents([{"not": {"exact": {f"a{number}": "x", f"b{number}": "x"}}} for number in range(9)])
+
+
+def test_not_over_many_attributes_is_one_conjunction() -> None:
+    names = ("type", "source", "subject", "id")
+    at_once = from_cloudevents({"not": {"any": [{"exact": {name: "x"}} for name in names]}})
+    listed = from_cloudevents([{"not": {"exact": {name: "x"}}} for name in names])
+    assert at_once == listed == parse(" and ".join(f"{name} is not 'x'" for name in names))
+    assert len(at_once.conjunctions) == 1
+    kinds = "type is not 'x'", "type != 'x' or type absent or type is number or type is boolean"
+    assert parse(kinds[0]).equal(parse(kinds[1]))
+    assert at_once.matches({"type": 1, "source": "y", "id": True})
+    assert not at_once.matches({"type": 1, "source": "x"})
+    many = from_cloudevents({"not": {"any": [{"suffix": {f"a{number}": "x"}} for number in range(256)]}})
+    assert many.matches({})
+    assert not many.matches({"a255": "xx"})
 
 
 def _members(parts: st.SearchStrategy[Mapping[str, Any]]) -> st.SearchStrategy[Mapping[str, Any]]:

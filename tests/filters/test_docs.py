@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shoal.filters
 from shoal.errors import EmptyFilterError, FilterError
-from shoal.filters import Event, parse
+from shoal.filters import Event, Poset, parse
 from shoal.filters.index import records
+from shoal.limits import DEFAULT_LIMITS, Limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
 
@@ -66,7 +69,51 @@ def test_the_names_of_the_page_are_exported() -> None:
     assert f"at most {records.NAMES_MAX:,} different names" in PAGE
 
 
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+SHOWN = re.compile(r"  # (.*)$")
+
+
+@pytest.mark.timeout(600)
+def test_the_programs_of_the_page_run_and_give_what_stands_behind_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    shown = 0
+    for block in BLOCKS:
+        if "async with" in block:
+            continue
+        lines = block.splitlines()
+        for statement in ast.parse(block).body:
+            comment = SHOWN.search(lines[(statement.end_lineno or 1) - 1])
+            if isinstance(statement, ast.Expr) and comment is not None:
+                assert repr(eval(ast.unparse(statement), names)) == comment[1]
+                shown += 1
+            else:
+                exec(ast.unparse(statement), names)
+    assert shown >= 15
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    rows = rows_below("### Alternatives")
+    written = {name.strip(" `"): int(figure.replace(",", "")) for name, figure, _ in rows}
+    assert written == {name: getattr(DEFAULT_LIMITS, name) for name in Limits.__struct_fields__ if "filter_" in name}
+
+
+def test_all_white_space_of_the_page_is_read() -> None:
+    assert parse("a\t=\n1\r\nand\f b\v=\xa02") == parse("a = 1 and b = 2")
+
+
 def test_other_sentences_hold() -> None:
     assert parse("a >= 5 and a != 5 and a < 9.0") == parse("a > 5 and a < 9")
     with pytest.raises(EmptyFilterError, match="contradict"):
         parse("a > 5 and a < 3")
+    assert parse("a not in (1, 'x')").matches({"a": 2})
+    with pytest.raises(EmptyFilterError, match="contradict"):
+        parse("a != 1 and a != 'x'")
+    one, other = parse("a < 5 or a >= 5"), parse("a < 7 or a >= 7")
+    poset = Poset()
+    poset.insert(one, "ann")
+    poset.insert(other, "bob")
+    assert one.equal(other)
+    assert poset.roots == {one, other}

@@ -26,7 +26,9 @@ from shoal.limits import Limits
         ("a < ''", 0, "no value satisfies `a < ''`"),
         ("not true", 4, "`not true` is never true"),
         ("a = 1 and not (true and true)", 15, "`not true` is never true"),
-        ("a not in (1, 'x')", 0, "`a != 1` and `a != 'x'` contradict"),
+        ("not (a = 1 or a = 'x')", 14, "`a != 1` and `a != 'x'` contradict"),
+        ("a in (1, 2) and a not in (1, 2, 3)", 16, r"`a in \(1, 2\)` and `a not in \(1, 2\)` contradict"),
+        ("a not in (true, false)", 0, r"no value satisfies `a not in \(true, false\)`"),
     ],
 )
 def test_a_filter_that_nothing_can_satisfy_says_which_predicates_are_to_blame(
@@ -52,6 +54,11 @@ def test_a_filter_that_nothing_can_satisfy_says_which_predicates_are_to_blame(
         ("a = 1 and b = 1 or c = 1", Limits(filter_predicates_max=2), "more than 2 predicates"),
         ("(a = 1 or b = 1) and (c = 1 or d = 1)", Limits(filter_work_max=10), "more than 10 steps"),
         ("a > 1 and a < 5 and a != 3", Limits(filter_predicates_max=2), "more than 2 predicates"),
+        (
+            "a not in (1, 2) and a not in (3, 4)",
+            Limits(filter_in_values_max=3),
+            "4 values of .*_in_values_max=3",
+        ),
     ],
 )
 def test_a_filter_over_a_limit_is_refused_with_the_name_of_the_limit(text: str, limits: Limits, says: str) -> None:
@@ -69,7 +76,9 @@ def test_a_filter_over_a_limit_is_refused_with_the_name_of_the_limit(text: str, 
         ("not (a = 1 and b = 1 and c = 1)", Limits(filter_conjunctions_max=2), 11),
         ("a = 1 and b = 1 or c = 1", Limits(filter_predicates_max=2), 16),
         ("b = 1 or (a > 1 and a < 5 and a != 3)", Limits(filter_predicates_max=2), 16),
-        ("x = 1 or a not in (1, 2, 3)", Limits(filter_predicates_max=2), 9),
+        ("x = 1 or a > 1 and a not in (3, 4)", Limits(filter_predicates_max=2), 6),
+        ("a=1 or a=2 or a=3", Limits(filter_text_bytes_max=20), 4),
+        ("a not in (1, 2) and a not in (3, 4)", Limits(filter_in_values_max=3), 16),
         ("[a,>,1],[a,<,5],[a,!=,3]", Limits(filter_predicates_max=2), 0),
     ],
 )
@@ -106,10 +115,10 @@ def test_alternatives_that_others_cover_do_not_count() -> None:
         " and ".join(f"(a{number} = 1 or b{number} = 1)" for number in range(1000)),
         "not (" + " or ".join(f"(a{number} = 1 and b{number} = 1)" for number in range(1000)) + ")",
         " and ".join(["(" + " or ".join(f"a = {number}" for number in range(64)) + ")"] * 120),
-        f"a not in ({', '.join(map(str, range(180)))}) and ({' or '.join(f'b = {number}' for number in range(60))})",
+        f"a not in ({', '.join(map(str, range(1000)))}) and ({' or '.join(f'b = {number}' for number in range(60))})",
         " and ".join(["(" + " or ".join(f"a{number} in {tuple(range(90))}" for number in range(60)) + ")"] * 2),
         " or ".join(f"a = {number}" for number in range(5000)),
-        f"a not in ({', '.join(map(str, range(1024)))})",
+        f"s = '{'x' * 4000}' and ({' or '.join(f'a = {number}' for number in range(64))})",
     ],
     ids=[
         "parentheses",
@@ -120,7 +129,7 @@ def test_alternatives_that_others_cover_do_not_count() -> None:
         "long conjunctions",
         "long lists",
         "many alternatives",
-        "not in many",
+        "long text",
     ],
 )
 def test_what_would_explode_is_refused_at_once(text: str) -> None:
@@ -128,3 +137,37 @@ def test_what_would_explode_is_refused_at_once(text: str) -> None:
     with pytest.raises(FilterTooLargeError):
         parse(text)
     assert time.process_time() - began_s < 5.0
+
+
+def test_as_many_values_can_be_unwanted_as_wanted() -> None:
+    values = ", ".join(map(str, range(1024)))
+    texts = ", ".join(f"'x{number}'" for number in range(1024))
+    unwanted = parse(f"a not in ({values}) and s not in ({texts})")
+    assert unwanted.matches({"a": 1024, "s": "x"})
+    assert not unwanted.matches({"a": 500, "s": "x"})
+    assert not unwanted.matches({"a": 1024, "s": "x500"})
+    assert parse(str(unwanted)) == unwanted == parse(unwanted.paper())
+    with pytest.raises(FilterTooLargeError, match="filter_in_values_max=1024"):
+        parse(f"a not in ({values}) and a != -1")
+
+
+_LAST_OF_THREE_BYTES = "a" * 4093 + "\uffff"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            f"s = '{'x' * 4000}' and ({' or '.join(f'a = {number}' for number in range(64))})",
+            r"takes \d+ bytes of text when it is written out as conjunctions, more than filter_text_bytes_max=65536",
+        ),
+        (
+            f"s >= '{_LAST_OF_THREE_BYTES}' and not s prefix '{_LAST_OF_THREE_BYTES}'",
+            "takes 4097 bytes in a string when it is written out as conjunctions, more than filter_string_bytes_max",
+        ),
+    ],
+    ids=["text", "string"],
+)
+def test_what_could_not_be_read_again_is_refused(text: str, says: str) -> None:
+    with pytest.raises(FilterTooLargeError, match=says):
+        parse(text)

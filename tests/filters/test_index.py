@@ -115,10 +115,11 @@ def bounds(rng: random.Random, names: list[str]) -> str:
 def texts(rng: random.Random, names: list[str]) -> str:
     """A conjunction of string predicates over words that share their beginnings, ends and middles."""
     word = "".join(rng.choice("ab") for _ in range(rng.randint(1, 6)))
-    operator = rng.choice(["=", "prefix", "suffix", "contains", "contains", "!=", ">=", "<"])
-    more = (
-        f" and {rng.choice(names)} {rng.choice(['exists', 'absent', 'is string', '> 20', 'prefix ' + repr(word[:1])])}"
+    operator = rng.choice(
+        ["=", "prefix", "suffix", "contains", "contains", "!=", ">=", "<", "is not", "is not prefix", "is not suffix"]
     )
+    conditions = ["exists", "absent", "is string", "> 20", "is not 'a'", f"prefix '{word[:1]}'"]
+    more = f" and {rng.choice(names)} {rng.choice(conditions)}"
     return f"{rng.choice(names)} {operator} '{word}'" + (more if rng.random() < 0.5 else "")
 
 

@@ -33,6 +33,8 @@ TEXTS = (
     "a in (1, 2)",
     "c absent",
     "b > 5 and a < 2 and c exists",
+    "name is not 'abc' and c is not prefix 'x'",
+    "c is not suffix 'x' and c exists",
 )
 EVENTS: tuple[Event, ...] = (
     {"a": 1, "b": 6},

@@ -47,6 +47,22 @@ def one(*predicates: tuple[str, Operator, Operand]) -> object:
         ("a str-prefix 'x'", O.PREFIX, "x"),
         ("a SUFFIX 'x'", O.SUFFIX, "x"),
         ("a str-suffix 'x'", O.SUFFIX, "x"),
+        ("a is not 'x'", O.IS_NOT, "x"),
+        ("a IS NOT ''", O.IS_NOT, ""),
+        ("a is not prefix 'x'", O.IS_NOT_PREFIX, "x"),
+        ("a is not str-suffix 'x'", O.IS_NOT_SUFFIX, "x"),
+        ("[a,is not,'x']", O.IS_NOT, "x"),
+        ("[a,is not str-contains,'x']", O.IS_NOT_CONTAINS, "x"),
+        ("not a is not 'x'", O.EQ, "x"),
+        ("not a is not prefix 'x'", O.PREFIX, "x"),
+        ("[a,str-postfix,'x']", O.SUFFIX, "x"),
+        ("[a,not str-postfix,'x']", O.NOT_SUFFIX, "x"),
+        ("[a,str-eq,'x']", O.EQ, "x"),
+        ("[a,str-neq,'x']", O.NE, "x"),
+        ("[a,str-lt,'x']", O.LT, "x"),
+        ("[a,str-le,'x']", O.LE, "x"),
+        ("[a,Str-GT,'x']", O.GT, "x"),
+        ("a str-ge 'x'", O.GE, "x"),
         ("a contains 'x'", O.CONTAINS, "x"),
         ("a Str-Contains 'x'", O.CONTAINS, "x"),
         ("not a prefix 'x'", O.NOT_PREFIX, "x"),
@@ -173,6 +189,10 @@ def test_binding_or_below_and_below_not() -> None:
         ("not (a > 5 and b = 1)", "a <= 5 or b != 1"),
         ("a not in (1, 2)", "a != 1 and a != 2"),
         ("a in (1, 'x')", "a = 1 or a = 'x'"),
+        ("a not in (1, 2, 'x')", "a not in (1, 2) or a != 'x'"),
+        ("not a in (1, true)", "a != 1 or a = false"),
+        ("a not in (1, true, false)", "a != 1"),
+        ("not a not in (1, 'x')", "a in ('x', 1)"),
         ("not a is number", "a is string or a is boolean"),
         ("(a = 1 or b = 1) and c = 1", "a = 1 and c = 1 or b = 1 and c = 1"),
         ("a = 1 or true", "true"),
@@ -195,6 +215,17 @@ def test_filters_that_mean_the_same_are_equal(text: str, same: str) -> None:
         ("not (a = 1)", {}, False),
         ("not (a = 1)", {"a": "x"}, False),
         ("not (a = 1)", {"a": 2}, True),
+        ("a is not 'x'", {}, True),
+        ("a is not 'x'", {"a": 1}, True),
+        ("a is not 'x'", {"a": "x"}, False),
+        ("a is not 'x' and a exists", {}, False),
+        ("a is not prefix 'x'", {"a": "y"}, True),
+        ("a is not prefix 'x'", {"a": "xy"}, False),
+        ("a not in (1, 'x')", {"a": 2}, True),
+        ("a not in (1, 'x')", {"a": "1"}, True),
+        ("a not in (1, 'x')", {"a": "x"}, False),
+        ("a not in (1, 'x')", {"a": True}, False),
+        ("a not in (1, 'x')", {}, False),
         ("a != 1", {"a": True}, False),
         ("a = 1", {"a": True}, False),
         ("a = 1", {"a": 1.0}, True),
@@ -333,3 +364,22 @@ def test_a_short_fuzz() -> None:
     assert report.failures == []
     assert report.texts == 1500
     assert min(report.accepted, report.refused, report.events) > 10
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "says"),
+    [
+        ("a is not 5", 9, "'is not' takes a string, not 5"),
+        ("a is not number", 9, "put 'not' before the name"),
+        ("a is not in ('x')", 9, "put 'not' before the name"),
+        ("a is not prefix ''", 16, "'is not prefix' takes a text that is not empty"),
+        ("[a,str-eq,5]", 10, "'str-eq' takes a string, not 5: put the text in single quotes"),
+        ("a Str-Lt true", 9, "'Str-Lt' takes a string, not true"),
+        ("[a,str-eq,*]", 10, r"found '\*', expected a value"),
+        ("a str-gt b", 9, "put strings in single quotes"),
+    ],
+)
+def test_what_takes_strings_only_says_so(text: str, position: int, says: str) -> None:
+    with pytest.raises(FilterError, match=says) as caught:
+        parse(text)
+    assert caught.value.position == position

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.filters.strategies import predicate_lists, predicates_over
 from tests.filters.universe import satisfiable
 
-from shoal.errors import ProtocolError
+from shoal.errors import FilterError, ProtocolError
 from shoal.filters.conjunctions import Conjunction
 from shoal.filters.filter import Filter, filter_of
 from shoal.filters.language import parse
@@ -294,3 +295,19 @@ def test_an_insert_compares_with_a_few_filters_however_many_there_are(monkeypatc
         poset.insert(filter_, 0)
     assert compared / 2000 < 20
     assert len(poset) > 1500
+
+
+def test_what_is_no_filter_or_is_not_there_is_refused() -> None:
+    poset, wrong = Poset(), cast(Filter, "a = 1")
+    for refused in (
+        lambda: poset.insert(wrong, 1),
+        lambda: poset.remove(wrong, 1),
+        lambda: poset.children(wrong),
+        lambda: poset.parents(wrong),
+    ):
+        with pytest.raises(FilterError, match="a filter is needed, not something of type str"):
+            refused()
+    for unknown in (poset.children, poset.parents):
+        with pytest.raises(FilterError, match="`a = 1` is not in the poset"):
+            unknown(parse("a = 1"))
+    assert len(poset) == 0

@@ -132,10 +132,22 @@ def test_what_does_not_fit_in_64_bits_is_refused(value: int) -> None:
         envelope.encode_attributes({"x": value}, DEFAULT_LIMITS)
 
 
-@pytest.mark.parametrize("value", [None, b"bytes", [1], {"a": 1}, 1j, object()])
+@pytest.mark.parametrize("value", [b"bytes", [1], {"a": 1}, 1j, object()])
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(PublishError, match=rf"'x' must be .* not {type(value).__name__}"):
         envelope.encode_attributes({"x": value}, DEFAULT_LIMITS)  # type: ignore[dict-item]
+
+
+def test_none_is_absence_and_is_left_out() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, attributes_max=1)
+    given = envelope.encode_attributes({"a": None, "b": 1, "c": None}, limits)
+    assert given == envelope.encode_attributes({"b": 1}, limits)
+
+
+@pytest.mark.parametrize("attributes", [5, "x", [("a", 1)], b"x"])
+def test_what_is_no_mapping_is_refused(attributes: object) -> None:
+    with pytest.raises(PublishError, match=f"a mapping of names to values, not {type(attributes).__name__}"):
+        envelope.encode_attributes(attributes, DEFAULT_LIMITS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", 1, b"x", None])

@@ -27,7 +27,7 @@ from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavai
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
 from shoal.limits import DEFAULT_LIMITS, Limits
-from shoal.message import Attributes
+from shoal.message import GivenAttributes
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring
 from shoal.plan.signing import Verifier
@@ -187,13 +187,14 @@ class Bus:
         channel: str | bytes,
         payload: bytes | str | bytearray | memoryview,
         *,
-        attributes: Attributes | None = None,
+        attributes: GivenAttributes | None = None,
         confirm: bool = False,
     ) -> None:
         """Publishes a message. Returns when it is accepted, which waits only while the publish buffer is
         full.
 
-        With `confirm` it returns when a server has it. Text is sent as UTF-8. Raises PublishError and its
+        With `confirm` it returns when a server has it. Text is sent as UTF-8. An attribute that is None is not
+        sent. Raises PublishError and its
         kin for what cannot be sent, and for what servers have refused since the last call.
         """
         posted = self._post(channel, payload, attributes)
@@ -222,7 +223,7 @@ class Bus:
         self,
         channel: str | bytes,
         payload: bytes | str | bytearray | memoryview,
-        attributes: Attributes | None,
+        attributes: GivenAttributes | None,
     ) -> tuple[Outgoing, int] | None:
         """Checks a message and hands it to the router; None while there is no room."""
         raw = self._names.get(channel) or self._check_name(channel)
@@ -230,7 +231,7 @@ class Bus:
             payload = _to_bytes(payload)
         if len(payload) > self._payload_max:
             check_payload(payload, self.limits)
-        if attributes:
+        if attributes is not None:
             encode_attributes(attributes, self.limits)
         adapter = self._adapter
         if adapter is None or self._closed:

@@ -13,7 +13,7 @@ from shoal.channels.context import Confirmed, Context, Refused
 from shoal.channels.link import ServerLink
 from shoal.channels.outgoing import Lane, Outgoing
 from shoal.channels.timers import patience
-from shoal.message import Attributes
+from shoal.message import GivenAttributes
 from shoal.wire import control, envelope
 from shoal.wire.envelope import SUFFIX, inbox_channel
 
@@ -43,7 +43,7 @@ class Publishing:
     # The application publishes
 
     def publish(
-        self, channel: bytes, payload: bytes, attributes: Attributes | None, time_us: int, now: float
+        self, channel: bytes, payload: bytes, attributes: GivenAttributes | None, time_us: int, now: float
     ) -> tuple[Outgoing, int]:
         """Accepts a message; it is sent as soon as its servers may be used. The caller has checked name and size."""
         out = self._outs.get(channel)

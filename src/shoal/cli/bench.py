@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from shoal.bench import channels, plan
 from shoal.cli import bench_match, bench_pipeline
+from shoal.cli.numbers import positive, positive_int
 from shoal.cli.output import Subparsers, add_command, console, note, result
 
 Facts: TypeAlias = dict[str, Any]
@@ -36,42 +37,42 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("name", choices=tuple(RUNS), metavar="NAME", help=" or ".join(RUNS))
     parser.add_argument(
         "--rounds",
-        type=_positive_int,
+        type=positive_int,
         metavar="N",
         help=f"how often each contender runs (default {channels.Options().rounds}, others: 3)",
     )
     parser.add_argument(
         "--run-seconds",
-        type=_positive,
+        type=positive,
         metavar="S",
         help=f"channels, match: about how long one run takes (default {channels.Options().run_s:g}, match: 0.5)",
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="plan, match, quotes: which load (default 1)")
     _add_channels(parser.add_argument_group("channels"))
     _add_plan(parser.add_argument_group("plan"))
-    bench_match.add_flags(parser.add_argument_group("match and quotes"), _positive_int)
-    bench_pipeline.add_flags(parser.add_argument_group("pipeline"), _positive_int)
+    bench_match.add_flags(parser.add_argument_group("match and quotes"))
+    bench_pipeline.add_flags(parser.add_argument_group("pipeline"))
 
 
 def _add_channels(parser: argparse._ArgumentGroup) -> None:
     defaults = channels.Options()
     parser.add_argument(
         "--payload-bytes",
-        type=_positive_int,
+        type=positive_int,
         default=defaults.payload_bytes,
         metavar="N",
         help=f"size of a payload (default {defaults.payload_bytes})",
     )
     parser.add_argument(
         "--tasks",
-        type=_positive_int,
+        type=positive_int,
         default=defaults.tasks,
         metavar="N",
         help=f"tasks that publish at a time, but for the fan-out (default {defaults.tasks})",
     )
     parser.add_argument(
         "--connections",
-        type=_positive_int,
+        type=positive_int,
         default=defaults.connections,
         metavar="N",
         help=f"subscribing connections of the fan-out (default {defaults.connections})",
@@ -82,32 +83,18 @@ def _add_plan(parser: argparse._ArgumentGroup) -> None:
     defaults = plan.Options()
     parser.add_argument(
         "--channels",
-        type=_positive_int,
+        type=positive_int,
         default=defaults.channels,
         metavar="N",
         help=f"how many channels there are (default {defaults.channels})",
     )
     parser.add_argument(
         "--servers",
-        type=_positive_int,
+        type=positive_int,
         default=defaults.servers,
         metavar="N",
         help=f"how many servers there are (default {defaults.servers})",
     )
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError("give a number above 0")
-    return number
-
-
-def _positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("give a number above 0")
-    return number
 
 
 def run_bench(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.bench.loads import load as loads
+from shoal.cli.numbers import positive_int
 from shoal.cli.output import console, note
 
 CHURN: Final = "churn"
@@ -18,7 +19,7 @@ SUBSCRIPTIONS: Final = {"match": 1_000_000, "quotes": 10_000}
 """Where nobody says how many."""
 
 
-def add_flags(parser: argparse._ArgumentGroup, positive_int: Any) -> None:
+def add_flags(parser: argparse._ArgumentGroup) -> None:
     """The flags of both."""
     parser.add_argument(
         "--workload",

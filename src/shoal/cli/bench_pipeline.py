@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
+from shoal.cli.numbers import positive_int
 from shoal.cli.output import console, note
 
 PARTS: Final = ("load", "archive", "match")
 
 
-def add_flags(parser: argparse._ArgumentGroup, positive_int: Any) -> None:
+def add_flags(parser: argparse._ArgumentGroup) -> None:
     """The flags."""
     parser.add_argument(
         "--only",

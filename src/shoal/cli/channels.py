@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from shoal.bus import Bus, Subscription, connect
 from shoal.bus.locate import ROLE, URL_VARIABLE, find_url
+from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.cli.times import read_time
 from shoal.config import Settings
@@ -66,7 +67,7 @@ def register(subparsers: Subparsers) -> None:
     sub.add_argument(
         "--since", metavar="TIME", help="first what was recorded since: 2026-11-01T10:00 (UTC), or an age: 15m, 2h, 3d"
     )
-    sub.add_argument("--count", type=_positive, metavar="N", help="end after N messages")
+    sub.add_argument("--count", type=positive_int, metavar="N", help="end after N messages")
     sub.add_argument("--seconds", type=float, metavar="N", help="end after N seconds")
     sub.add_argument(
         "--format",
@@ -83,13 +84,6 @@ def _add_url(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help=f"shoal://user:password@host:port (default: ${URL_VARIABLE}, else the local cluster)",
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("give a number above 0")
-    return number
 
 
 def cluster_url(url: str | None, settings: Settings, role: str = ROLE) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, console, note, result
 from shoal.errors import ConfigError
 from shoal.experiments import SEEDS, Options, experiments, modes
@@ -36,7 +37,7 @@ def register(subparsers: Subparsers) -> None:
         f"(default: {modes()[0]}, if it runs there)",
     )
     parser.add_argument(
-        "--seeds", type=_positive_int, default=SEEDS, metavar="N", help="how many seeds (default %(default)s)"
+        "--seeds", type=positive_int, default=SEEDS, metavar="N", help="how many seeds (default %(default)s)"
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help=f"where figures and JSON go (default: {OUT}/NAME or {OUT}/NAME-real)"
@@ -92,10 +93,3 @@ def _show(args: argparse.Namespace, found: Result) -> None:
             table.add_row(*row)
         screen.print(table)
     screen.print(found.paragraph)
-
-
-def _positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("give a number above 0")
-    return number

@@ -13,6 +13,7 @@ clock. The index is in `shoal.filters.index`, which imports numpy and numba; the
 
 from shoal.filters.advertisements import Advertisement, AdvertisementTable, advertisement_of
 from shoal.filters.cloudevents import from_cloudevents
+from shoal.filters.event_batches import from_arrow, to_arrow
 from shoal.filters.events import check_event, decode_event, encode_event, parse_event
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
@@ -30,7 +31,9 @@ __all__ = [
     "check_event",
     "decode_event",
     "encode_event",
+    "from_arrow",
     "from_cloudevents",
     "parse",
     "parse_event",
+    "to_arrow",
 ]

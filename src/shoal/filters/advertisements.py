@@ -23,7 +23,7 @@ import msgspec
 from shoal.errors import FilterError, ProtocolError
 from shoal.filters.conjunctions import Conjunction
 from shoal.filters.constraints import Absent, Constraint
-from shoal.filters.filter import Filter
+from shoal.filters.filter import Filter, check_filter
 from shoal.filters.ranges import OneOf
 from shoal.filters.values import Event
 
@@ -61,7 +61,7 @@ _UNADVERTISED: Final = Absent()
 
 def advertisement_of(filter_: Filter) -> Advertisement:
     """The advertisement that a filter of one conjunction spells. FilterError if it has alternatives."""
-    if len(filter_.conjunctions) > 1:
+    if len(check_filter(filter_).conjunctions) > 1:
         raise FilterError("an advertisement has no `or`", do="make an advertisement for each alternative")
     return Advertisement(filter_.conjunctions[0])
 
@@ -87,9 +87,14 @@ class AdvertisementTable:
 
     def advertise(self, advertisement_id: Hashable, advertisement: Advertisement) -> tuple[Hashable, ...]:
         """Add an advertisement. Hands back the subscriptions that overlap with it, which are to be sent its way."""
+        if not isinstance(advertisement, Advertisement):
+            raise FilterError(
+                f"an advertisement is needed, not something of type {type(advertisement).__name__}",
+                do="make one of a filter with `advertisement_of`",
+            )
         if advertisement_id in self._advertised:
             raise ProtocolError(f"advertisement {advertisement_id!r} is there already", broken_by="us")
-        promised = _promised(advertisement.conjunction)
+        promised = _possible(advertisement.conjunction)
         candidates = self._anywhere.union(*(self._by_access.compatible(*each) for each in promised))
         overlapping = {filter_ for filter_ in candidates if advertisement.overlaps(filter_)}
         self._advertised[advertisement_id] = _Advertised(advertisement, overlapping)
@@ -104,7 +109,7 @@ class AdvertisementTable:
         known = self._advertised.pop(advertisement_id, None)
         if known is None:
             raise ProtocolError(f"advertisement {advertisement_id!r} is not there", broken_by="us")
-        for attribute, constraint in _promised(known.advertisement.conjunction):
+        for attribute, constraint in _possible(known.advertisement.conjunction):
             self._by_attribute.remove(attribute, constraint, advertisement_id)
         for filter_ in known.filters:
             self._subscribed[filter_].advertisements.remove(advertisement_id)
@@ -112,19 +117,20 @@ class AdvertisementTable:
 
     def subscribe(self, subscription_id: Hashable, filter_: Filter) -> Set[Hashable]:
         """Add a subscription. Hands back the advertisements that it overlaps with, whose ways it is to be sent."""
+        check_filter(filter_)
         if subscription_id in self._filter_of:
             raise ProtocolError(f"subscription {subscription_id!r} is there already", broken_by="us")
-        self._filter_of[subscription_id] = filter_
         known = self._subscribed.get(filter_)
         if known is None:
             known = self._subscribed[filter_] = _Subscribed(self.overlapping(filter_), self._accesses(filter_))
             for attribute, constraint in known.accesses:
                 self._by_access.add(attribute, constraint, filter_)
-            if not all(map(_promised, filter_.conjunctions)):
+            if not all(map(_needed, filter_.conjunctions)):
                 self._anywhere.add(filter_)
             for advertisement_id in known.advertisements:
                 self._advertised[advertisement_id].filters.add(filter_)
         known.subscribers.add(subscription_id)
+        self._filter_of[subscription_id] = filter_
         return frozenset(known.advertisements)
 
     def unsubscribe(self, subscription_id: Hashable) -> None:
@@ -146,7 +152,7 @@ class AdvertisementTable:
     def overlapping(self, filter_: Filter) -> set[Hashable]:
         """The advertisements that a filter overlaps with, whether somebody subscribed to it or not."""
         found: set[Hashable] = set()
-        for conjunction in filter_.conjunctions:
+        for conjunction in check_filter(filter_).conjunctions:
             access = self._by_attribute.rarest(conjunction)
             found.update(self._advertised if access is None else self._by_attribute.compatible(*access))
         return {each for each in found if self._advertised[each].advertisement.overlaps(filter_)}
@@ -207,15 +213,20 @@ class _ByAttribute(Generic[Item]):
 
     def rarest(self, conjunction: Conjunction) -> _Access | None:
         """The attribute of a conjunction for which the fewest items are compatible; None if it asks for none."""
-        return min(_promised(conjunction), key=lambda access: sum(map(len, self._sets(*access))), default=None)
+        return min(_needed(conjunction), key=lambda access: sum(map(len, self._sets(*access))), default=None)
 
     def _sets(self, attribute: str, constraint: Constraint) -> Iterable[set[Item]]:
         values, value = self._values.get(attribute, {}), _value(constraint)
         return values.values() if value is None else (values.get(value, set()), values.get(None, set()))
 
 
-def _promised(conjunction: Conjunction) -> list[_Access]:
+def _needed(conjunction: Conjunction) -> list[_Access]:
     """The attributes that must be there, and what they must be."""
+    return [item for item in conjunction.constraints if not item[1].accepts(None)]
+
+
+def _possible(conjunction: Conjunction) -> list[_Access]:
+    """The attributes that may be there, and what they must be then."""
     return [item for item in conjunction.constraints if not isinstance(item[1], Absent)]
 
 

@@ -5,9 +5,7 @@ the rest of a subscription object.
 
 The specification knows true and false only: `not` is the inverse of what it holds, so it matches events without the
 attribute too. Its values are strings, so an attribute that is not a string is not equal to any of them, and `not`
-matches it as well. Both are alternatives here: `not` of exact type 'x' is
-`type != 'x' or type absent or type is number or type is boolean`. That makes `not` over several attributes large;
-filters beyond the limits are refused.
+matches it as well. `is not` says both at once: `not` of exact type 'x' is `type is not 'x'`, one predicate.
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from shoal.errors import FilterError, FilterTooLargeError
-from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
+from shoal.filters.expansion import All, Any, Expression, Leaf, expand
 from shoal.filters.filter import Filter
-from shoal.filters.predicates import Operator, predicate
-from shoal.filters.values import Kind
+from shoal.filters.predicates import UNLIKE, Operator, predicate
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 _LEAVES: Final = {"exact": Operator.EQ, "prefix": Operator.PREFIX, "suffix": Operator.SUFFIX}
@@ -67,20 +64,8 @@ class _Reader:
         for name, text in body.items():
             if not isinstance(text, str) or not text:
                 raise FilterError(f"'{dialect}' compares with non-empty strings, not with {_shape(text)}")
-            leaf = Leaf(predicate(name, operator, text, self._limits))
-            parts.append(self._inverse(leaf) if negated else leaf)
+            parts.append(Leaf(predicate(name, UNLIKE[operator] if negated else operator, text, self._limits)))
         return Any(tuple(parts)) if negated else All(tuple(parts))
-
-    def _inverse(self, leaf: Leaf) -> Expression:
-        name = leaf.predicate.attribute
-        return Any(
-            (
-                Not(leaf),
-                Leaf(predicate(name, Operator.ABSENT, limits=self._limits)),
-                Leaf(predicate(name, Operator.IS, Kind.NUMBER.word, self._limits)),
-                Leaf(predicate(name, Operator.IS, Kind.BOOLEAN.word, self._limits)),
-            )
-        )
 
 
 def _opened(expression: object) -> tuple[str, object]:

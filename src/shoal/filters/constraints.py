@@ -8,6 +8,7 @@ Owns the union of the shapes of a constraint, and how predicates become one. Nev
     Numbers     a closed interval of numbers without some points
     Strings     an interval of strings, and their prefix, suffix and substrings, wanted and unwanted
     OneOf       one of the listed values, which are of one kind; booleans are always this
+    Unlike      anything, absence perhaps included, but strings that are or do what is listed
 
 Two constraints that accept the same values are equal. `covers` and `intersects` are sound always: True of `covers`,
 False of `intersects` and None of `meet` are certain. They are complete for all constraints but some on strings that the
@@ -25,7 +26,7 @@ from shoal.errors import FilterError
 from shoal.filters.predicates import Operator, Predicate
 from shoal.filters.ranges import BOOLEANS, Numbers, OneOf, numbers_of, one_of
 from shoal.filters.string_bounds import NUL, prefix_end
-from shoal.filters.strings import Strings, strings_of
+from shoal.filters.strings import Strings, strings_of, strings_without
 from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number, Value, kind_of, pred, succ
 
 
@@ -41,12 +42,12 @@ class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
         return isinstance(other, Absent)
 
     def intersects(self, other: Constraint) -> bool:
-        """Whether `other` asks for absence too."""
-        return isinstance(other, Absent)
+        """Whether `other` accepts absence too."""
+        return other.accepts(None)
 
     def meet(self, other: Constraint) -> Constraint | None:
         """Absence, or None if `other` wants a value."""
-        return self if isinstance(other, Absent) else None
+        return self if other.accepts(None) else None
 
     def predicates(self, attribute: str) -> tuple[Predicate, ...]:
         """The shortest spelling."""
@@ -62,14 +63,16 @@ class Present(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 
     def covers(self, other: Constraint) -> bool:
         """Whether `other` wants a value."""
-        return not isinstance(other, Absent)
+        return not other.accepts(None)
 
     def intersects(self, other: Constraint) -> bool:
-        """Whether `other` wants a value."""
+        """Whether `other` accepts some value."""
         return not isinstance(other, Absent)
 
     def meet(self, other: Constraint) -> Constraint | None:
-        """The other constraint, or None if it asks for absence."""
+        """What the other constraint says of values; None if it asks for absence."""
+        if isinstance(other, Unlike):
+            return Unlike(False, other.strings)
         return None if isinstance(other, Absent) else other
 
     def predicates(self, attribute: str) -> tuple[Predicate, ...]:
@@ -77,7 +80,77 @@ class Present(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
         return (Predicate(attribute, Operator.EXISTS),)
 
 
-Constraint: TypeAlias = Absent | Present | Numbers | Strings | OneOf
+class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
+    """Every value that is no string, the strings of `strings`, and absence if `may_be_absent`.
+
+    Canonical: `strings` says by its lists alone what they are not, and at least one list is not empty.
+    `strings_without` makes it.
+    """
+
+    may_be_absent: bool
+    strings: Strings
+
+    def accepts(self, value: Value | None) -> bool:
+        """Whether a value, or None for absence, is not what is listed."""
+        if isinstance(value, str):
+            return self.strings.accepts(value)
+        return value is not None or self.may_be_absent
+
+    def covers(self, other: Constraint) -> bool:
+        """Whether everything that `other` accepts is certainly accepted here."""
+        match other:
+            case Absent():
+                return self.may_be_absent
+            case Present():
+                return False
+            case Unlike(may_be_absent, strings):
+                return self.may_be_absent >= may_be_absent and self.strings.covers(strings)
+            case Numbers():
+                return True
+            case Strings():
+                return self.strings.covers(other)
+            case OneOf(values):
+                return all(map(self.accepts, values))
+
+    def intersects(self, other: Constraint) -> bool:
+        """Whether some value, or absence, may be accepted by both: False is certain."""
+        return self.meet(other) is not None
+
+    def meet(self, other: Constraint) -> Constraint | None:
+        """What both accept; None if that is certainly nothing."""
+        match other:
+            case Unlike(may_be_absent, strings):
+                return Unlike(self.may_be_absent and may_be_absent, _without_both(self.strings, strings))
+            case Numbers():
+                return other
+            case Strings():
+                return self.strings.meet(other)
+            case Absent() | Present() | OneOf():
+                return other.meet(self)
+
+    def predicates(self, attribute: str) -> tuple[Predicate, ...]:
+        """The shortest spelling."""
+        found = [] if self.may_be_absent else [Predicate(attribute, Operator.EXISTS)]
+        for operator, texts in (
+            (Operator.IS_NOT, self.strings.excluded),
+            (Operator.IS_NOT_PREFIX, self.strings.not_prefix),
+            (Operator.IS_NOT_SUFFIX, self.strings.not_suffix),
+            (Operator.IS_NOT_CONTAINS, self.strings.not_contains),
+        ):
+            found.extend(Predicate(attribute, operator, text) for text in texts)
+        return tuple(found)
+
+
+def _without_both(one: Strings, other: Strings) -> Strings:
+    return strings_without(
+        one.excluded + other.excluded,
+        one.not_prefix + other.not_prefix,
+        one.not_suffix + other.not_suffix,
+        one.not_contains + other.not_contains,
+    )
+
+
+Constraint: TypeAlias = Absent | Present | Numbers | Strings | OneOf | Unlike
 
 KIND_CONSTRAINTS: Final[Mapping[str, Constraint]] = {
     Kind.NUMBER.word: Numbers(),
@@ -116,6 +189,8 @@ def order_of(constraint: Constraint) -> tuple[Any, ...]:
             return (3, constraint.low, constraint.high, constraint.excluded)
         case Strings(low, high):
             return (4, low, high is None, high or "", *msgspec.structs.astuple(constraint)[2:])
+        case Unlike(may_be_absent, strings):
+            return (5, may_be_absent, *order_of(strings))
 
 
 def _single(predicate: Predicate) -> Constraint | None:
@@ -126,11 +201,7 @@ def _single(predicate: Predicate) -> Constraint | None:
     if operator is Operator.ABSENT:
         return Absent()
     if isinstance(value, tuple):
-        if len(set(map(kind_of, value))) > 1:
-            raise FilterError(
-                "'in' lists values of several kinds in one conjunction", do="make one conjunction for each kind"
-            )
-        return one_of(value)
+        return _listed(operator, value)
     if operator is Operator.IS:
         return KIND_CONSTRAINTS[str(value)]
     if operator is Operator.EQ and value is not None:
@@ -142,6 +213,21 @@ def _single(predicate: Predicate) -> Constraint | None:
     if value is None:
         raise FilterError(f"'{operator}' takes a value")
     return _on_number(operator, value)
+
+
+def _listed(operator: Operator, values: tuple[Value, ...]) -> Constraint | None:
+    """What `in` and `not in` say of values of one kind."""
+    if len(set(map(kind_of, values))) > 1:
+        raise FilterError(
+            f"'{operator}' lists values of several kinds in one conjunction", do="make one conjunction for each kind"
+        )
+    if operator is Operator.IN:
+        return one_of(values)
+    if isinstance(values[0], bool):
+        return one_of({False, True}.difference(values))
+    texts = [value for value in values if isinstance(value, str)]
+    numbers = [value for value in values if not isinstance(value, str)]
+    return strings_of(excluded=texts) if texts else numbers_of(NUMBER_MIN, NUMBER_MAX, numbers)
 
 
 def _on_number(operator: Operator, number: Number) -> Constraint | None:
@@ -176,4 +262,8 @@ _ON_STRINGS: Final[Mapping[Operator, Callable[[str], Constraint | None]]] = {
     Operator.NOT_PREFIX: lambda text: strings_of(not_prefix=(text,)),
     Operator.NOT_SUFFIX: lambda text: strings_of(not_suffix=(text,)),
     Operator.NOT_CONTAINS: lambda text: strings_of(not_contains=(text,)),
+    Operator.IS_NOT: lambda text: Unlike(True, strings_without(excluded=(text,))),
+    Operator.IS_NOT_PREFIX: lambda text: Unlike(True, strings_without(not_prefix=(text,))),
+    Operator.IS_NOT_SUFFIX: lambda text: Unlike(True, strings_without(not_suffix=(text,))),
+    Operator.IS_NOT_CONTAINS: lambda text: Unlike(True, strings_without(not_contains=(text,))),
 }

@@ -12,6 +12,7 @@ step, so a tree that would explode is refused before it does. The work is limite
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final, TypeAlias
 
 import msgspec
@@ -19,7 +20,7 @@ import msgspec
 from shoal.errors import EmptyFilterError, FilterTooLargeError
 from shoal.filters.conjunctions import Conjunction, conjunction_of
 from shoal.filters.filter import Filter, filter_of
-from shoal.filters.predicates import NEGATIONS, Operand, Operator, Predicate
+from shoal.filters.predicates import LISTING, NEGATIONS, Operand, Operator, Predicate, none_of
 from shoal.filters.printing import predicate_text, predicates_of
 from shoal.filters.values import KINDS, Kind, Value, kind_of
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -57,6 +58,12 @@ Expression: TypeAlias = Leaf | All | Any | Not
 _Alternatives: TypeAlias = dict[Conjunction, tuple[Leaf, ...]]
 """Conjunctions, each with the predicates that it was made from."""
 
+_SMALLER: Final = "use fewer alternatives inside 'and', 'in' instead of 'or', or several subscriptions"
+"""What to do about a filter that is too large."""
+
+_SPELLED: Final = 16
+"""What is written may be printed in so many times its bytes at most: `1e19` has twenty digits, a character four bytes."""
+
 _SLACK: Final = 2
 """A step may hold this many times what the limits allow, before what others cover is dropped."""
 
@@ -74,10 +81,37 @@ def expand(expression: Expression, limits: Limits = DEFAULT_LIMITS, text: str | 
     filter_ = filter_of(alternatives)
     try:
         budget.check(predicates=sum(len(predicates_of(each)) for each in filter_.conjunctions))
+        _check_spelling(filter_, limits, text)
     except FilterTooLargeError as error:
         _point_at(error, expression)
         raise
     return filter_
+
+
+def _check_spelling(filter_: Filter, limits: Limits, text: str | None) -> None:
+    """Refuse a filter whose printed text the limits would not let anybody read. A short text needs no look: what is
+    printed is at most `_SPELLED` times as long for each conjunction."""
+    if text is not None and _SPELLED * len(text) * len(filter_.conjunctions) <= limits.filter_string_bytes_max:
+        return
+    spelled = [predicate.value for each in filter_.conjunctions for predicate in predicates_of(each)]
+    lists = [value for value in spelled if isinstance(value, tuple)]
+    strings = [value for value in (*spelled, *chain.from_iterable(lists)) if isinstance(value, str)]
+    printed = [str(filter_)] if len(filter_.conjunctions) > 1 else [str(filter_), filter_.paper()]
+    for what, sizes, limit, name in (
+        ("bytes of text", map(_bytes, printed), limits.filter_text_bytes_max, "filter_text_bytes_max"),
+        ("bytes in a string", map(_bytes, strings), limits.filter_string_bytes_max, "filter_string_bytes_max"),
+        ("values of one 'in'", map(len, lists), limits.filter_in_values_max, "filter_in_values_max"),
+    ):
+        if (size := max(sizes, default=0)) > limit:
+            raise FilterTooLargeError(
+                f"the filter takes {size} {what} when it is written out as conjunctions, more than {name}={limit}",
+                do=_SMALLER,
+                text=text,
+            )
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode())
 
 
 def _point_at(error: FilterTooLargeError, expression: Expression) -> None:
@@ -98,19 +132,14 @@ def _as_literal(expression: Expression, *, negated: bool) -> list[tuple[Leaf, ..
 def _literal(leaf: Leaf, *, negated: bool) -> list[tuple[Leaf, ...]]:
     """A predicate or its negation: alternatives, each a conjunction of predicates that one constraint can hold."""
     name, operator, value = leaf.predicate.attribute, leaf.predicate.operator, leaf.predicate.value
-    if operator is Operator.IN and isinstance(value, tuple):
-        if negated:
-            return [tuple(_leaf(leaf, name, Operator.NE, member) for member in value)]
-        return [(_leaf(leaf, name, Operator.IN, members),) for members in _by_kind(value)]
-    if not negated:
-        return [(leaf,)]
-    if operator is Operator.IS:
-        return [(_leaf(leaf, name, Operator.IS, other),) for other in KINDS if other != value]
-    return [(_leaf(leaf, name, NEGATIONS[operator], value),)]
-
-
-def _leaf(written: Leaf, name: str, operator: Operator, value: Operand) -> Leaf:
-    return Leaf(Predicate(name, operator, value), written.position)
+    values: Iterable[Operand] = (value,)
+    if operator is Operator.IS and negated:
+        values = (other for other in KINDS if other != value)
+    elif negated:
+        operator = NEGATIONS[operator]
+    if operator in LISTING and isinstance(value, tuple):
+        values = _by_kind(value)
+    return [(Leaf(Predicate(name, operator, each), leaf.position),) for each in values]
 
 
 def _by_kind(members: Sequence[Value]) -> Iterable[tuple[Value, ...]]:
@@ -144,7 +173,7 @@ class _Budget:
     def _exceeded(self, limit: int, what: str, name: str) -> FilterTooLargeError:
         return FilterTooLargeError(
             f"the filter takes more than {limit} {what} ({name})",
-            do="use fewer alternatives inside 'and', 'in' instead of 'or', or several subscriptions",
+            do=_SMALLER,
             text=self.text,
         )
 
@@ -180,14 +209,14 @@ class _Step:
 def _work_of(alternatives: _Alternatives) -> int:
     """About how many values are looked at to hold all of these against one other conjunction.
 
-    The values of `in` are looked at one by one, but each one of several predicates on an attribute with all the others.
+    The values of a list are looked at one by one, but each of several predicates on an attribute with all the others.
     """
     work = len(alternatives)
     for conjunction in alternatives:
         for attribute, constraint in conjunction.constraints:
             predicates = constraint.predicates(attribute)
-            values = predicates[0].value
-            work += len(values) if isinstance(values, tuple) else len(predicates) ** 2
+            lists = [each.value for each in predicates if isinstance(each.value, tuple)]
+            work += sum(map(len, lists)) + (len(predicates) - len(lists)) ** 2
     return work
 
 
@@ -226,7 +255,7 @@ class _Expansion:
     def empty(self) -> EmptyFilterError:
         """The error for a filter that has no alternative left, with the predicates that are to blame."""
         core = _core(self._contradiction)
-        said = [f"`{predicate_text(leaf.predicate)}`" for leaf in core]
+        said = [f"`{predicate_text(_to_blame(leaf, core))}`" for leaf in core]
         match said:
             case []:
                 why = "`not true` is never true"
@@ -283,6 +312,17 @@ class _Expansion:
             self._contradiction = self._contradiction or leaves
             return {}
         return {conjunction: leaves}
+
+
+def _to_blame(leaf: Leaf, core: Sequence[Leaf]) -> Predicate:
+    """Of a `not in` among predicates that contradict each other, the values that the others would accept."""
+    name, operator, values = leaf.predicate.attribute, leaf.predicate.operator, leaf.predicate.value
+    others = conjunction_of(other.predicate for other in core if other is not leaf)
+    constraint = others and others.constraint(name)
+    if operator is not Operator.NOT_IN or not isinstance(values, tuple) or not constraint:
+        return leaf.predicate
+    needed = none_of(name, tuple(value for value in values if constraint.accepts(value)))
+    return needed[0] if needed else leaf.predicate
 
 
 def _core(leaves: Sequence[Leaf]) -> list[Leaf]:

@@ -76,6 +76,20 @@ class Filter(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_hash=
         return filter_text(self.conjunctions)
 
 
+def check_filter(found: object) -> Filter:
+    """What was handed in as a filter, if it is one. FilterError for everything else, a text most of all."""
+    if not isinstance(found, Filter):
+        raise no_filter(found)
+    return found
+
+
+def no_filter(found: object) -> FilterError:
+    """The error for what stands in the place of a filter."""
+    return FilterError(
+        f"a filter is needed, not something of type {type(found).__name__}", do="make a filter of a text with `parse`"
+    )
+
+
 def filter_of(conjunctions: Iterable[Conjunction | None]) -> Filter:
     """The filter of some conjunctions; None among them is one that nothing can satisfy.
 

@@ -47,6 +47,8 @@ _STARTS: Final = (
     "a not in (1, 2) and not b contains 'x' or c absent and d exists",
     "[a,isPresent,0],[b,=,*],[c,in,(1,2)],[d,not str-suffix,'x'],[e,absent]",
     "a = 1 and a = 2",
+    "a is not 'x' and b is not prefix 'x' or a not in (1, 'x')",
+    "[a,is not,'x'],[b,is not str-suffix,'x'],[c,str-postfix,'x'],[d,str-ge,'x']",
     "((((a < 5 or a > 7) and (b < 5 or b > 7)) or not (c = 1 and d = 1)))",
 )
 _PIECES_MAX: Final = 24

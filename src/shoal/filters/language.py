@@ -10,14 +10,16 @@ Owns: the grammar and what an error says was expected. Never touches what predic
                  | ["not"] ("prefix" | "suffix" | "contains") string
                  | ["not"] "in" "(" value ("," value)* ")"
                  | "is" ("number" | "string" | "boolean") | "isPresent" [value | "*"]
+                 | "is" "not" ["prefix" | "suffix" | "contains"] string
     comparison  := "=" | "!=" | "<" | "<=" | ">" | ">="
     value       := string | number | "true" | "false"
     brackets    := bracket ("," bracket)*
     bracket     := "[" name "," condition "]"       a comma stands between the operator and its value
 
-Read as well: `==` and `eq` for =, `<>` and `neq` for !=, `str-prefix`, `str-suffix`, `str-contains`. Keywords may be
-written in capitals. `and`, `or`, `not`, `true` and `false` are names only in double quotes; the other keywords are
-keywords only where one can stand. `isPresent` with a value means that the attribute has a value of that kind.
+Read as well: `==` and `eq` for =, `<>` and `neq` for !=, `str-prefix`, `str-suffix`, `str-postfix`, `str-contains`, and
+for strings only `str-eq`, `str-neq`, `str-lt`, `str-le`, `str-gt`, `str-ge`. Keywords may be written in capitals. The
+words `and`, `or`, `not`, `true` and `false` are names only in double quotes; the other keywords are keywords only where
+one can stand. `isPresent` with a value means that the attribute has a value of that kind.
 """
 
 from __future__ import annotations
@@ -29,12 +31,21 @@ from shoal.errors import FilterError, FilterTooLargeError
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
 from shoal.filters.filter import Filter
 from shoal.filters.lexer import Token
-from shoal.filters.predicates import BARE, Operand, Operator, predicate
+from shoal.filters.predicates import BARE, UNLIKE, Operand, Operator, predicate
 from shoal.filters.reader import Reader
 from shoal.filters.values import KINDS, Value, kind_of
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 _IS_PRESENT: Final = "ispresent"
+_ON_STRINGS: Final[Mapping[str, Operator]] = {
+    "str-eq": Operator.EQ,
+    "str-neq": Operator.NE,
+    "str-lt": Operator.LT,
+    "str-le": Operator.LE,
+    "str-gt": Operator.GT,
+    "str-ge": Operator.GE,
+}
+"""The papers' comparisons that take strings and nothing else."""
 _OPERATORS: Final[Mapping[str, Operator]] = {
     **{operator.value: operator for operator in Operator if " " not in operator},
     "==": Operator.EQ,
@@ -43,7 +54,9 @@ _OPERATORS: Final[Mapping[str, Operator]] = {
     "neq": Operator.NE,
     "str-prefix": Operator.PREFIX,
     "str-suffix": Operator.SUFFIX,
+    "str-postfix": Operator.SUFFIX,
     "str-contains": Operator.CONTAINS,
+    **_ON_STRINGS,
     _IS_PRESENT: Operator.EXISTS,
 }
 _NEGATED_BY_A_WORD: Final = (Operator.IN, Operator.PREFIX, Operator.SUFFIX, Operator.CONTAINS)
@@ -145,6 +158,15 @@ class Parser(Reader):
         if operator is None:
             raise self.unexpected(_AN_OPERATOR)
         self.skip()
+        return self._unlike() if operator is Operator.IS and self.took("not") else operator
+
+    def _unlike(self) -> Operator:
+        """Read what stands behind `is not`, up to its string."""
+        if self.next_is("in") or self.token.keyword in KINDS:
+            raise self.unexpected("a string", "'prefix'", "'suffix'", "'contains'", do="put 'not' before the name")
+        operator = UNLIKE.get(_OPERATORS.get(self.token.keyword, Operator.EQ), Operator.IS_NOT)
+        if operator is not Operator.IS_NOT:
+            self.skip()
         return operator
 
     def _operand(self, operator: Operator, sign: Token, separator: str) -> tuple[Operator, Operand, int]:
@@ -156,6 +178,8 @@ class Parser(Reader):
             return operator, None, sign.position
         self._separated(separator)
         position = self.position
+        if sign.keyword in _ON_STRINGS:
+            return operator, self._string(sign), position
         if operator in (Operator.EQ, Operator.EXISTS) and self.took("*"):
             return Operator.EXISTS, None, position
         if operator is Operator.EXISTS:
@@ -165,6 +189,17 @@ class Parser(Reader):
         if operator is Operator.IS:
             return operator, self._kind(), position
         return operator, self.value(), position
+
+    def _string(self, sign: Token) -> str:
+        token, value = self.token, self.value()
+        if not isinstance(value, str):
+            raise FilterError(
+                f"'{sign.text}' takes a string, not {token.text}",
+                do="put the text in single quotes, or use = != < <= > >= for numbers",
+                text=self.text,
+                position=token.position,
+            )
+        return value
 
     def _list(self) -> tuple[Value, ...]:
         self.take("(")

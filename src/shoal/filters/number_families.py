@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, TypeAlias
 
 from shoal.filters.conjunctions import Conjunction
-from shoal.filters.constraints import Constraint, Present
+from shoal.filters.constraints import Constraint, Present, Unlike
 from shoal.filters.families import Member
 from shoal.filters.ranges import Numbers, OneOf
 from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number
@@ -83,7 +83,7 @@ class ThresholdFamily(Generic[Member]):
         extents = []
         for attribute, shape in self._shapes:
             constraint = conjunction.constraint(attribute)
-            extent = _LINE if constraint is None or isinstance(constraint, Present) else _extent(constraint)
+            extent = _LINE if constraint is None or isinstance(constraint, Present | Unlike) else _extent(constraint)
             if extent is None or not _may_cover(extent, shape):
                 return []
             extents.append(extent)

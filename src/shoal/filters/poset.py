@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Set
 from typing import NamedTuple
 
-from shoal.errors import ProtocolError
+from shoal.errors import FilterError, ProtocolError
 from shoal.filters.conjunctions import Conjunction
 from shoal.filters.family_index import FamilyIndex
-from shoal.filters.filter import Filter
+from shoal.filters.filter import Filter, check_filter
 
 
 class Insertion(NamedTuple):
@@ -72,8 +72,8 @@ class Poset:
         self._sharing: dict[Conjunction, set[_Node]] = {}
 
     def insert(self, filter_: Filter, subscriber: Hashable) -> Insertion:
-        """Add a subscriber to a filter. It does nothing if it is there already."""
-        node = self._nodes.get(filter_)
+        """Add a subscriber to a filter. It does nothing if it is there already. FilterError if the filter is none."""
+        node = self._nodes.get(check_filter(filter_))
         if node is not None:
             node.subscribers.add(subscriber)
             return Insertion(is_new=False, is_root=not node.parents, covered=())
@@ -100,7 +100,7 @@ class Poset:
 
     def remove(self, filter_: Filter, subscriber: Hashable) -> Removal:
         """Take a subscriber from a filter. If it had not subscribed, that is a mistake of the caller: ProtocolError."""
-        node = self._nodes.get(filter_)
+        node = self._nodes.get(check_filter(filter_))
         if node is None or subscriber not in node.subscribers:
             raise ProtocolError(f"{subscriber!r} did not subscribe to `{filter_}`", broken_by="us")
         node.subscribers.remove(subscriber)
@@ -131,12 +131,12 @@ class Poset:
         return self._roots.keys()
 
     def parents(self, filter_: Filter) -> tuple[Filter, ...]:
-        """The nearest filters that cover one that is here."""
-        return tuple(parent.filter for parent in self._nodes[filter_].parents)
+        """The nearest filters that cover one that is here. FilterError if it is not."""
+        return tuple(parent.filter for parent in self._node(filter_).parents)
 
     def children(self, filter_: Filter) -> tuple[Filter, ...]:
-        """The nearest filters that one that is here covers."""
-        return tuple(child.filter for child in self._nodes[filter_].children)
+        """The nearest filters that one that is here covers. FilterError if it is not."""
+        return tuple(child.filter for child in self._node(filter_).children)
 
     def subscribers(self, filter_: Filter) -> Set[Hashable]:
         """Who subscribed to a filter; nobody, if it is not here."""
@@ -151,6 +151,12 @@ class Poset:
 
     def __iter__(self) -> Iterator[Filter]:
         return iter(self._nodes)
+
+    def _node(self, filter_: Filter) -> _Node:
+        node = self._nodes.get(check_filter(filter_))
+        if node is None:
+            raise FilterError(f"`{filter_}` is not in the poset", do="insert it first, or look with `in`")
+        return node
 
     def _covering(self, filter_: Filter) -> set[_Node]:
         """Nodes that cover a filter, with all the nearest ones."""

@@ -7,11 +7,13 @@ together (constraints do).
     <  <=  >  >=                a number or a string        unknown on a value of another kind
     prefix  suffix  contains    a string                    unknown on a value that is not a string
     not prefix, not suffix, not contains                    their negations: a string too, or unknown
-    in                          values, of one or more kinds
+    in  not in                  values of one or more kinds     unknown on a value of a kind that is not listed
     is                          "number", "string" or "boolean": of this kind; false on another, unknown if absent
     exists  absent              no value; never unknown
+    is not, is not prefix, is not suffix, is not contains
+                                a string; false on a string that is or does so, true on all else; never unknown
 
-Every predicate but `exists` and `absent` is unknown on an absent attribute. Unknown never matches, and neither does its
+Every other predicate is unknown on an absent attribute. Unknown never matches, and neither does its
 negation.
 """
 
@@ -48,8 +50,21 @@ class Operator(StrEnum):
     EXISTS = "exists"
     ABSENT = "absent"
     IN = "in"
+    NOT_IN = "not in"
     IS = "is"
+    IS_NOT = "is not"
+    IS_NOT_PREFIX = "is not prefix"
+    IS_NOT_SUFFIX = "is not suffix"
+    IS_NOT_CONTAINS = "is not contains"
 
+
+UNLIKE: Final[Mapping[Operator, Operator]] = {
+    Operator.EQ: Operator.IS_NOT,
+    Operator.PREFIX: Operator.IS_NOT_PREFIX,
+    Operator.SUFFIX: Operator.IS_NOT_SUFFIX,
+    Operator.CONTAINS: Operator.IS_NOT_CONTAINS,
+}
+"""The operator that is true of whatever this one is not true of: other strings, other kinds of values, absence."""
 
 NEGATIONS: Final[Mapping[Operator, Operator]] = {
     one: other
@@ -61,10 +76,12 @@ NEGATIONS: Final[Mapping[Operator, Operator]] = {
         (Operator.SUFFIX, Operator.NOT_SUFFIX),
         (Operator.CONTAINS, Operator.NOT_CONTAINS),
         (Operator.EXISTS, Operator.ABSENT),
+        (Operator.IN, Operator.NOT_IN),
     )
     for one, other in ((a, b), (b, a))
-}
-"""The operator that is true where this one is false, and unknown where it is; `in` and `is` have no single one."""
+} | {unlike: one for one, unlike in UNLIKE.items()}
+"""The operator that is true where this one is false; it is unknown where this one is, if this one can be. `is` has no
+single one."""
 
 ORDERED: Final = frozenset({Operator.LT, Operator.LE, Operator.GT, Operator.GE})
 TEXTUAL: Final = frozenset(
@@ -75,15 +92,18 @@ TEXTUAL: Final = frozenset(
         Operator.NOT_PREFIX,
         Operator.NOT_SUFFIX,
         Operator.NOT_CONTAINS,
+        *UNLIKE.values(),
     }
 )
+_NEVER_EMPTY: Final = frozenset({Operator.IS_NOT_PREFIX, Operator.IS_NOT_SUFFIX, Operator.IS_NOT_CONTAINS})
 BARE: Final = frozenset({Operator.EXISTS, Operator.ABSENT})
+LISTING: Final = frozenset({Operator.IN, Operator.NOT_IN})
 
 
 class Predicate(msgspec.Struct, frozen=True):
     """One condition. `predicate()` makes one and checks it; this record holds what it is given.
 
-    The value is None for `exists` and `absent`, a tuple for `in`, the word of a kind for `is`.
+    The value is None for `exists` and `absent`, a tuple for `in` and `not in`, the word of a kind for `is`.
     """
 
     attribute: str
@@ -99,7 +119,7 @@ def predicate(attribute: str, operator: Operator, value: Operand = None, limits:
         if value is not None:
             raise FilterError(f"'{operator}' takes no value", do="leave the value out, or use '='")
         return Predicate(attribute, operator)
-    if operator is Operator.IN:
+    if operator in LISTING:
         return Predicate(attribute, operator, _members(value, limits))
     if value is None or isinstance(value, tuple):
         raise FilterError(f"'{operator}' takes one value", do="use 'in' for several, 'exists' for none")
@@ -108,9 +128,18 @@ def predicate(attribute: str, operator: Operator, value: Operand = None, limits:
         raise FilterError("'is' takes the name of a kind", do="write number, string or boolean")
     if operator in TEXTUAL and not isinstance(checked, str):
         raise FilterError(f"'{operator}' takes a string, not {_spelled(checked)}", do="put the text in single quotes")
+    if operator in _NEVER_EMPTY and not checked:
+        raise FilterError(f"every string is like that: '{operator}' takes a text that is not empty", do="use 'absent'")
     if operator in ORDERED and isinstance(checked, bool):
         raise FilterError(f"booleans have no order, so '{operator}' takes none", do="use '=' or '!='")
     return Predicate(attribute, operator, checked)
+
+
+def none_of(attribute: str, values: tuple[Value, ...]) -> tuple[Predicate, ...]:
+    """What says that a value is none of some of its kind; nothing if there are none."""
+    if len(values) > 1:
+        return (Predicate(attribute, Operator.NOT_IN, values),)
+    return tuple(Predicate(attribute, Operator.NE, value) for value in values)
 
 
 def _members(value: Operand, limits: Limits) -> tuple[Value, ...]:

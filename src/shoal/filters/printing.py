@@ -7,11 +7,10 @@ prints the same whether it is held as int or as float. Never touches how a filte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from shoal.filters.predicates import Operator, Predicate
+from shoal.filters.predicates import UNLIKE, Operator, Predicate
 from shoal.filters.values import INTEGER_MAX, INTEGER_MIN, Kind, Value
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ _NEGATED: Final = {
     Operator.NOT_SUFFIX: Operator.SUFFIX,
     Operator.NOT_CONTAINS: Operator.CONTAINS,
 }
+_LIKE: Final = {unlike: operator for operator, unlike in UNLIKE.items() if operator is not Operator.EQ}
 _EXAMPLES: Final = {Kind.NUMBER.word: "0", Kind.STRING.word: "''", Kind.BOOLEAN.word: "false"}
 """What the papers write behind isPresent to name a kind."""
 
@@ -81,23 +81,11 @@ def predicates_of(conjunction: Conjunction) -> tuple[Predicate, ...]:
 
 
 def _infix_conjunction(conjunction: Conjunction) -> str:
-    said: list[str] = []
-    for (_, operator), group in groupby(predicates_of(conjunction), lambda each: (each.attribute, each.operator)):
-        alike = list(group)
-        if operator is Operator.NE and len(alike) > 1:
-            said.append(_not_in_text(alike))
-        else:
-            said.extend(map(predicate_text, alike))
-    return " and ".join(said) or TRUE_TEXT
+    return " and ".join(map(predicate_text, predicates_of(conjunction))) or TRUE_TEXT
 
 
 def _paper_predicate(predicate: Predicate) -> str:
     return f"[{','.join((name_text(predicate.attribute), *_paper_parts(predicate)))}]"
-
-
-def _not_in_text(unequal: Sequence[Predicate]) -> str:
-    values = [each.value for each in unequal if each.value is not None and not isinstance(each.value, tuple)]
-    return f"{name_text(unequal[0].attribute)} not in {_list_text(values, ', ')}"
 
 
 def _list_text(values: Iterable[Value], separator: str) -> str:
@@ -109,6 +97,9 @@ def _paper_parts(predicate: Predicate) -> tuple[str, ...]:
     if operator in _NEGATED:
         sign, operand = _paper_parts(Predicate(predicate.attribute, _NEGATED[operator], value))
         return f"not {sign}", operand
+    if operator in _LIKE:
+        sign, operand = _paper_parts(Predicate(predicate.attribute, _LIKE[operator], value))
+        return f"is not {sign}", operand
     if operator is Operator.EXISTS:
         return "=", "*"
     if value is None:

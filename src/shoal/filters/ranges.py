@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import force_setattr
 
-from shoal.filters.predicates import Operator, Predicate
+from shoal.filters.predicates import Operator, Predicate, none_of
 from shoal.filters.printing import value_text
 from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number, Value, kind_in, kind_of, pred, succ
 
@@ -49,7 +49,7 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
         kind = type(value)
         if kind is not int and kind is not float and (kind is str or kind_in(value) is not Kind.NUMBER):
             return False
-        return self.low <= value <= self.high and value not in self.excluded  # type: ignore[operator]
+        return self.low <= value <= self.high and not is_listed(value, self.excluded)  # type: ignore[operator]
 
     def covers(self, other: Constraint) -> bool:
         """Whether everything that `other` accepts is accepted here."""
@@ -80,14 +80,14 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
         found = [] if self.low == NUMBER_MIN else [_bound(attribute, self.low, Operator.GE, Operator.GT, pred)]
         if self.high != NUMBER_MAX:
             found.append(_bound(attribute, self.high, Operator.LE, Operator.LT, succ))
-        found.extend(Predicate(attribute, Operator.NE, number) for number in self.excluded)
+        found.extend(none_of(attribute, self.excluded))
         return tuple(found) or (Predicate(attribute, Operator.IS, Kind.NUMBER.word),)
 
     def first(self, count: int) -> Iterator[Number]:
         """The smallest numbers of the set, at most `count` of them."""
         number: Number | None = self.low
         while count > 0 and number is not None and number <= self.high:
-            if number not in self.excluded:
+            if not is_listed(number, self.excluded):
                 yield number
                 count -= 1
             number = succ(number)
@@ -113,10 +113,7 @@ class OneOf(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
         values = self.values
         if len(values) == 1:
             return value == values[0] and kind_in(value) is self.kind
-        if value is None or kind_in(value) is not self.kind:
-            return False
-        place = bisect_left(values, value)
-        return place < len(values) and values[place] == value
+        return value is not None and kind_in(value) is self.kind and is_listed(value, values)
 
     def covers(self, other: Constraint) -> bool:
         """Whether everything that `other` accepts is accepted here."""
@@ -144,6 +141,12 @@ class OneOf(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
 
 BOOLEANS: Final = OneOf((False, True))
 """What `is boolean` says."""
+
+
+def is_listed(value: Value, values: tuple[Value, ...]) -> bool:
+    """Whether a value is among others of its kind, which are in order."""
+    place = bisect_left(values, value)
+    return place < len(values) and values[place] == value
 
 
 def numbers_of(low: Number, high: Number, excluded: Iterable[Number] = ()) -> Numbers | OneOf | None:

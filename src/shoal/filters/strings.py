@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.filters.predicates import Operator, Predicate
-from shoal.filters.ranges import Numbers, OneOf, one_of
+from shoal.filters.predicates import Operator, Predicate, none_of
+from shoal.filters.ranges import Numbers, OneOf, is_listed, one_of
 from shoal.filters.string_bounds import (
     NUL,
     common_prefix,
@@ -78,7 +78,7 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
             and self.low <= value
             and (self.high is None or value < self.high)
             and _fits(value, self)
-            and value not in self.excluded
+            and not is_listed(value, self.excluded)
             and not (self.not_prefix and value.startswith(self.not_prefix))
         )
 
@@ -130,15 +130,15 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
             found.append((Operator.LE, self.high[:-1]) if closed else (Operator.LT, self.high))
         if self.suffix:
             found.append((Operator.SUFFIX, self.suffix))
-        for operator, texts in (
-            (Operator.CONTAINS, self.contains),
-            (Operator.NE, self.excluded),
-            (Operator.NOT_PREFIX, self.not_prefix),
-            (Operator.NOT_SUFFIX, self.not_suffix),
-            (Operator.NOT_CONTAINS, self.not_contains),
-        ):
-            found.extend((operator, text) for text in texts)
-        spelled = tuple(Predicate(attribute, operator, text) for operator, text in found)
+        found.extend((Operator.CONTAINS, text) for text in self.contains)
+        never = [(Operator.NOT_PREFIX, text) for text in self.not_prefix]
+        never.extend((Operator.NOT_SUFFIX, text) for text in self.not_suffix)
+        never.extend((Operator.NOT_CONTAINS, text) for text in self.not_contains)
+        spelled = (
+            *(Predicate(attribute, operator, text) for operator, text in found),
+            *none_of(attribute, self.excluded),
+            *(Predicate(attribute, operator, text) for operator, text in never),
+        )
         return spelled or (Predicate(attribute, Operator.IS, Kind.STRING.word),)
 
 
@@ -164,7 +164,7 @@ def strings_of(
     pattern = Strings(
         suffix=suffix,
         contains=tuple(contains),
-        excluded=tuple(excluded),
+        excluded=tuple(sorted(set(excluded))),
         not_prefix=never_first,
         not_suffix=never_last,
         not_contains=never_inside,
@@ -191,7 +191,27 @@ def strings_of(
         not_suffix=never_last,
         not_contains=never_inside,
     )
-    return msgspec.structs.replace(rest, excluded=tuple(sorted(set(filter(rest.accepts, pattern.excluded)))))
+    return msgspec.structs.replace(rest, excluded=tuple(filter(rest.accepts, pattern.excluded)))
+
+
+def strings_without(
+    excluded: Iterable[str] = (),
+    not_prefix: Iterable[str] = (),
+    not_suffix: Iterable[str] = (),
+    not_contains: Iterable[str] = (),
+) -> Strings:
+    """The strings that are and do nothing of what is listed, said by these lists alone: nothing becomes a bound.
+
+    None of the texts but those in `excluded` is empty. So there are infinitely many such strings: those of letters that
+    stand in no list.
+    """
+    never_inside = _minimal(not_contains, _contains)
+    rest = Strings(
+        not_prefix=_minimal(not_prefix, str.startswith, unless=never_inside),
+        not_suffix=_minimal(not_suffix, str.endswith, unless=never_inside),
+        not_contains=never_inside,
+    )
+    return msgspec.structs.replace(rest, excluded=tuple(sorted(set(filter(rest.accepts, excluded)))))
 
 
 def _fits(text: str, pattern: Strings) -> bool:

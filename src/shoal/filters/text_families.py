@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, Generic
 
 from shoal.filters.conjunctions import Conjunction
-from shoal.filters.constraints import Constraint, Present
+from shoal.filters.constraints import Constraint, Present, Unlike
 from shoal.filters.families import Member, ScanFamily
 from shoal.filters.ranges import OneOf
 from shoal.filters.string_bounds import common_prefix, is_below, prefix_end, shared_start
@@ -94,7 +94,7 @@ class AffixFamily(Generic[Member]):
                 return [member for mine, member in map(self._members.__getitem__, grams) if conjunction.covers(mine)]
             suffix = constraint.suffix[::-1]
             low, high = constraint.bounds if self._is_prefix else (suffix, prefix_end(suffix))
-        elif constraint is not None and not isinstance(constraint, Present):
+        elif constraint is not None and not isinstance(constraint, Present | Unlike):
             return []
         return self._longest_apart(conjunction, low, high)
 
@@ -157,7 +157,7 @@ class ContainsFamily(ScanFamily[Member]):
         if above:
             return self._inside(self._parts(conjunction))
         constraint = conjunction.constraint(self._attribute)
-        if constraint is None or isinstance(constraint, Present):
+        if constraint is None or isinstance(constraint, Present | Unlike):
             return self._members
         if not isinstance(constraint, Strings) or constraint.suffix or not _is_nearly_open(constraint):
             return ()

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shoal.filters.conjunctions import Conjunction
-from shoal.filters.constraints import KIND_CONSTRAINTS, Absent, Constraint, Present
-from shoal.filters.ranges import Numbers, OneOf
+from shoal.filters.constraints import KIND_CONSTRAINTS, Absent, Constraint, Present, Unlike
+from shoal.filters.ranges import BOOLEANS, Numbers, OneOf
 from shoal.filters.string_bounds import NUL, is_below, reaches
 from shoal.filters.strings import Strings
 from shoal.filters.values import Number, Value, succ
@@ -31,12 +31,12 @@ def covered_together(conjunction: Conjunction, others: Sequence[Conjunction]) ->
 
 def _beside(conjunction: Conjunction, others: Iterable[Conjunction], attribute: str) -> list[Constraint]:
     """What those others say of an attribute that cover the conjunction in all the rest."""
-    found = []
+    found: list[Constraint] = []
     for other in others:
         there = other.constraint(attribute)
         rest = Conjunction(tuple(item for item in other.constraints if item[0] != attribute))
         if there is not None and rest.covers(conjunction):
-            found.append(there)
+            found.extend(_apart(there) if isinstance(there, Unlike) else (there,))
     return found
 
 
@@ -44,9 +44,11 @@ def _all_accepted(wanted: Constraint | None, parts: Sequence[Constraint]) -> boo
     """Whether each value of a constraint (None: any value, and absence) is accepted by one of the parts."""
     match wanted:
         case None:
-            return Absent() in parts and _all_accepted(Present(), parts)
+            return _all_accepted(Absent(), parts) and _all_accepted(Present(), parts)
         case Absent():
-            return Absent() in parts
+            return any(part.accepts(None) for part in parts)
+        case Unlike():
+            return all(_all_accepted(each, parts) for each in _apart(wanted))
         case Present():
             return Present() in parts or all(_all_accepted(kind, parts) for kind in KIND_CONSTRAINTS.values())
         case OneOf(values):
@@ -55,6 +57,12 @@ def _all_accepted(wanted: Constraint | None, parts: Sequence[Constraint]) -> boo
             return _numbers_accepted(wanted, parts)
         case Strings():
             return _strings_accepted(wanted, parts)
+
+
+def _apart(unlike: Unlike) -> list[Constraint]:
+    """A constraint on all kinds of values as one for each kind."""
+    absence = [Absent()] if unlike.may_be_absent else []
+    return [*absence, Numbers(), BOOLEANS, unlike.strings]
 
 
 def _is_accepted(value: Value, parts: Iterable[Constraint]) -> bool:

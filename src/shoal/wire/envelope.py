@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from shoal.errors import ChannelNameError, PayloadTooLargeError, ProtocolError, PublishError
 from shoal.limits import Limits
-from shoal.message import Attributes
+from shoal.message import Attributes, GivenAttributes
 
 MAGIC: Final = 0x5AF5
 ATTRIBUTES: Final = 1
@@ -116,22 +116,29 @@ def is_envelope(blob: bytes) -> bool:
     return len(blob) >= HEADER_BYTES and blob[0] == 0xF5 and blob[1] == 0x5A and not blob[2] & ~KNOWN_FLAGS
 
 
-def encode_attributes(attributes: Attributes, limits: Limits) -> bytes:
-    """Length and map, as they stand between header and payload; refuses what no reader could use."""
-    if len(attributes) > limits.attributes_max:
-        raise PublishError(
-            f"a message carries at most {limits.attributes_max} attributes, this one has {len(attributes)}"
-        )
+def encode_attributes(attributes: GivenAttributes, limits: Limits) -> bytes:
+    """Length and map, as they stand between header and payload; refuses what no reader could use.
+
+    None is absence: an attribute with that value is left out.
+    """
+    if not isinstance(attributes, Mapping):
+        raise PublishError(f"attributes are a mapping of names to values, not {type(attributes).__name__}")
+    present: dict[str, object] = {}
     items: Iterable[tuple[object, object]] = attributes.items()
     for name, value in items:
         if not isinstance(name, str) or not name:
             raise PublishError(f"attribute names are non-empty strings, not {name!r}")
+        if value is None:
+            continue
         if not isinstance(value, str | int | float | bool):
             raise PublishError(f"attribute {name!r} must be str, int, float or bool, not {type(value).__name__}")
         if isinstance(value, float) and not math.isfinite(value):
             raise PublishError(f"attribute {name!r} is {value}: NaN and infinities are refused")
+        present[name] = value
+    if len(present) > limits.attributes_max:
+        raise PublishError(f"a message carries at most {limits.attributes_max} attributes, this one has {len(present)}")
     try:
-        body = _map_encoder.encode(attributes)
+        body = _map_encoder.encode(present)
     except OverflowError as error:
         raise PublishError("an integer attribute does not fit in 64 bits; send it as a string") from error
     except UnicodeEncodeError as error:

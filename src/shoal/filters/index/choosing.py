@@ -58,7 +58,7 @@ def best_presence(words: Any, at: int, end: int) -> int:
         operator = whole(words[at]) & 0xFF
         if operator <= records.RANGE and operator != records.NE_NUMBER:
             return -1
-        if best < 0 or (whole(words[best]) & 0xFF) == records.ABSENT:
+        if operator != records.UNLIKE and (best < 0 or (whole(words[best]) & 0xFF) == records.ABSENT):
             best = at
         at += item_words(words, at)
     return best

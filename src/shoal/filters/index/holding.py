@@ -171,6 +171,8 @@ def holds_item(context: int, words: int, at: int) -> bool:
         return bool(kind == whole(item[at + 2]))
     if operator == records.EXISTS:
         return bool(kind != rows.ABSENT)
+    if operator == records.UNLIKE:
+        return bool(kind != rows.STRING) or holds_string(context, words, at + 1, whole(item[at + 2]), attribute)
     if operator == records.ABSENT:
         return bool(kind == rows.ABSENT)
     return holds_one_of(context, words, at)

@@ -19,23 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import FilterError, SnapshotError
-from shoal.filters.filter import Filter
+from shoal.filters.filter import Filter, check_filter
 from shoal.filters.index import snapshot
 from shoal.filters.index.checking import id_of, ids_of, parts_of, size_of
 from shoal.filters.index.forking import INDEXES, guard
 from shoal.filters.index.parts import select
 from shoal.filters.index.results import Ids, Matches, Slices
 from shoal.filters.index.store import Store
-from shoal.filters.index.tables import (
-    AnyEvent,
-    Events,
-    WireTable,
-    event_table,
-    event_wire,
-    filter_table,
-    no_filter,
-    wire_table,
-)
+from shoal.filters.index.tables import AnyEvent, Events, WireTable, event_table, event_wire, filter_table, wire_table
 from shoal.filters.index.texts import Texts
 from shoal.filters.index.uniting import Records
 
@@ -113,8 +104,7 @@ class Index:
     def insert(self, number: int, filter: Filter) -> None:
         """Adds a subscription. FilterError if the id is taken or is none, or the filter is none."""
         number = id_of(number)
-        if not isinstance(filter, Filter):
-            raise no_filter(filter)
+        check_filter(filter)
         if number in self._conjunctions:
             raise _taken(number)
         if not self._plain.insert(number, _encoder.encode(filter)):

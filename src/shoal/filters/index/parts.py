@@ -57,6 +57,8 @@ def _translate(words: Any, ends: Any, names: Any, strings: Any) -> None:
             words[at + 1] = names[words[at + 1]]
             if records.EQ_STRING <= operator <= records.BELOW:
                 put_bits(words, at + 2, np.uint64(strings[get_bits(words, at + 2, 2)]), 2)
+            elif operator == records.UNLIKE:
+                put_bits(words, at + 3, np.uint64(strings[get_bits(words, at + 3, 2)]), 2)
             elif operator == records.IN_STRINGS:
                 for i in range(whole(words[at + 2])):
                     put_bits(words, at + 3 + 2 * i, np.uint64(strings[get_bits(words, at + 3 + 2 * i, 2)]), 2)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shoal.errors import EventError, FilterError
 from shoal.filters.event_batches import from_arrow, is_arrow
 from shoal.filters.events import plain_event
-from shoal.filters.filter import Filter
+from shoal.filters.filter import Filter, check_filter, no_filter
 from shoal.filters.values import Event
 
 if TYPE_CHECKING:
@@ -59,10 +59,7 @@ def filter_table(filters: Iterable[Filter]) -> WireTable:
         given = list(filters)
     except TypeError as error:
         raise no_filter(filters) from error
-    for each in given:
-        if not isinstance(each, Filter):
-            raise no_filter(each)
-    return wire_table(map(_encoder.encode, given))
+    return wire_table(_encoder.encode(check_filter(each)) for each in given)
 
 
 def event_table(events: Events) -> WireTable:
@@ -92,10 +89,3 @@ def event_wire(event: AnyEvent) -> bytes:
 def _checked_wire(event: Event) -> bytes:
     """The wire form of what the encoder does not know by itself: other mappings, and values of other types."""
     return _encoder.encode(plain_event(event))
-
-
-def no_filter(found: object) -> FilterError:
-    """The error for what stands in the place of a filter."""
-    return FilterError(
-        f"a filter is needed, not something of type {type(found).__name__}", do="make a filter of a text with `parse`"
-    )

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import layout, records, rows
+from shoal.filters.index import layout, records, rows, transcribing
 from shoal.filters.index.context import (
     R_FIRST_SEGMENT,
     R_SCRATCH,
@@ -71,7 +71,7 @@ def write_wire(context: int, wire: int, size: int, words: int, room: int, to: in
     at = conjunction_start(root(context, R_SCRATCH), size)
     if at < 0:
         return whole(at)
-    at, to = records.write_record(context, at, size, words, room, to)
+    at, to = transcribing.write_record(context, at, size, words, room, to)
     if at < 0:
         return whole(at)
     return to if at == size else records.BAD_FILTER
