@@ -91,7 +91,8 @@ def expand(expression: Expression, limits: Limits = DEFAULT_LIMITS, text: str | 
 def _check_spelling(filter_: Filter, limits: Limits, text: str | None) -> None:
     """Refuse a filter whose printed text the limits would not let anybody read. A short text needs no look: what is
     printed is at most `_SPELLED` times as long for each conjunction."""
-    if text is not None and _SPELLED * len(text) * len(filter_.conjunctions) <= limits.filter_string_bytes_max:
+    shortest = min(limits.filter_string_bytes_max, limits.filter_text_bytes_max, limits.filter_in_values_max)
+    if text is not None and _SPELLED * len(text) * len(filter_.conjunctions) <= shortest:
         return
     spelled = [predicate.value for each in filter_.conjunctions for predicate in predicates_of(each)]
     lists = [value for value in spelled if isinstance(value, tuple)]
