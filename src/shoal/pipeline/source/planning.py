@@ -8,6 +8,8 @@ are in `source`, reading is in `reading`; nothing here needs Spark.
   it comes back. If it answers no more and entries were left, those are lost.
 - A server that does not answer stays where it is, and is warned of, until it answers.
 - A stream that was trimmed before it was read, or that began anew, is an error if `failOnDataLoss`, else a warning.
+- Who begins with the oldest has no claim on what is dropped until then: the first batch of a stream begins with what is
+  there when it is read. An offset does not hold such a stream; it does from the first batch on.
 """
 
 from __future__ import annotations
@@ -96,9 +98,10 @@ class Planning:
             return wanted
         found: dict[str, ServerOffset] = {}
         for server, seen in self._looking.around().items():
-            at = {name: info.end if wanted == LATEST else _oldest(info) for name, info in seen.infos.items()}
-            behind = sum(_behind(at[name], info) for name, info in seen.infos.items())
-            found[server] = ServerOffset(at, seen.ahead_ms, behind)
+            # What comes from now on into an empty stream is not to be missed; where there is something, the first batch
+            # begins with what of it is left when it is read.
+            at = {name: info.end for name, info in seen.infos.items() if wanted == LATEST or not info.length}
+            found[server] = ServerOffset(at, seen.ahead_ms)
         if wanted == LATEST:
             found |= {server: ServerOffset({}, waits=True) for server in self._looking.silent_ones()}
         return found
@@ -136,7 +139,8 @@ class Planning:
                 many = _many([begins[name].count_to(of_server.streams[name]) for name in changed])
                 self._lose(id, f"has left the ring, and {many} of it that were planned cannot be read any more")
                 continue
-            found += self._parts_of(address, begins, of_server, changed)
+            fresh = frozenset(changed - start.get(id, NOTHING).streams.keys())
+            found += self._parts_of(address, begins, of_server, changed, fresh)
         return found
 
     # -- how far ---------------------------------------------------------------------------------------------
@@ -228,7 +232,12 @@ class Planning:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _parts_of(
-        self, server: ServerAddress, begins: Mapping[str, Position], end: ServerOffset, changed: set[str]
+        self,
+        server: ServerAddress,
+        begins: Mapping[str, Position],
+        end: ServerOffset,
+        changed: set[str],
+        fresh: frozenset[str],
     ) -> list[Part]:
         options, per_server = self._options, self._options.partitions_per_server
         keys, infos = self._infos(server.id, changed)
@@ -249,6 +258,7 @@ class Planning:
                 {name: keys[name] for name in infos},
                 {name: begins[name] for name in infos},
                 {name: end.streams[name] for name in infos},
+                fresh,
                 tuple(dealing),
                 end.ahead_ms,
                 options.fail_on_data_loss,
@@ -311,8 +321,8 @@ def _moved(
     streams, began = dict(before.streams), {}
     for ahead in aheads:
         end = ends[ahead.name]
-        if ahead.at is None and ahead.info.last == START:
-            continue  # it never had an entry
+        if ahead.at is None and end.id == START:
+            continue  # nothing was read of it yet
         if ahead.at is None and ahead.base.count is not None and end.id != ahead.base.id:
             began[ahead.stream] = ahead.base.count
         streams[ahead.stream] = end

@@ -51,9 +51,9 @@ class BatchReader(DataSourceReader):
         return [PartOfSource(part) for part in planning.parts(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part."""
+        """The rows of one part. Where there was none, Spark hands over one of its own: it has no rows."""
         _speak()
-        return read_part(cast(PartOfSource, partition).part)
+        return read_part(partition.part) if isinstance(partition, PartOfSource) else iter(())
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
