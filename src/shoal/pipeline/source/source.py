@@ -127,13 +127,13 @@ class ShoalSource(DataSource):
         """For `df.write`."""
         from shoal.pipeline.source.writer import BatchWriter
 
-        return BatchWriter.of(self.options, schema)
+        return BatchWriter.of(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         """For `df.writeStream`."""
         from shoal.pipeline.source.writer import StreamWriter
 
-        return StreamWriter.of(self.options, schema)
+        return StreamWriter.of(self.options, schema, overwrite)
 
 
 def _speak() -> None:
