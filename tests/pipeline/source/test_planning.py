@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, options
 from tests.support.cluster_thread import ClusterThread
+from tests.support.records import Recording
 from tests.support.redis_server import RedisServer, free_port
 
 from shoal.balance.fold_in_order import fold_in_order
@@ -32,6 +33,7 @@ from shoal.pipeline.source.streams import ServerStreams
 from shoal.pipeline.source.where import Cluster
 from shoal.plan.ring import ServerAddress
 from shoal.wire.ask import Asking
+from shoal.wire.recorded import INDEX_KEY
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +231,40 @@ def test_a_server_that_lost_its_data_is_seen(one: RedisServer) -> None:
     end = Planning(asked).next(start)
     assert seconds_of(Planning(asked), asked, start, end) == [("s1", BASE_S + 20)]
     assert Planning(asked).next(end) == end
+
+
+def test_a_record_that_its_server_does_not_know_any_more_is_told(
+    one: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    Recording(one, b"orders").write(*range(1, 11))
+    Recording(one, b"quiet").write(1)
+    asked = options(one, kind="channel")
+    behind = read_offset(write_offset(Planning(asked).next({}, 4)))
+    covered = Planning(asked).next(behind)
+    Stream(one).clear()
+    with pytest.raises(TrimmedError, match=r"b3JkZXJz of s1 are not there any more.* at least 7 entries of them"):
+        Planning(asked).next(behind)
+    lenient = Planning(options(one, kind="channel", failOnDataLoss="false"))
+    after = lenient.next(behind)
+    assert lenient.next(after) == after
+    assert caplog.text.count("entries are lost") == 1
+    old = {"s1": {**write_offset(behind)["s1"], "~behind": 7}}
+    with pytest.raises(TrimmedError, match="at least 7 entries"):  # an offset from before: nobody noted which stream
+        Planning(asked).next(read_offset(old))
+    caplog.clear()
+    planning = Planning(asked)
+    assert planning.next(covered) == covered
+    assert planning.next(covered) == covered
+    assert caplog.text.count("a stream that was read is not there any more") == 2  # each once
+
+
+def test_a_record_that_was_read_to_its_end_is_not_lost_though_another_is_behind(one: RedisServer) -> None:
+    Recording(one, b"orders").write(*range(1, 11))
+    Recording(one, b"quiet").write(1)
+    asked = options(one, kind="channel")
+    start = Planning(asked).next({}, 4)
+    Stream(one).ask("SREM", INDEX_KEY, b"quiet")
+    assert Planning(asked).next(start)["s1"].behind == 0
 
 
 def test_a_server_that_does_not_answer_is_warned_of_once_and_read_later(

@@ -18,11 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.errors import ConfigError, ConnectError
+from shoal.errors import ConnectError
 from shoal.logs import get_log
+from shoal.pipeline.source.checking import check_known
 from shoal.pipeline.source.kinds import reads_in_time
 from shoal.pipeline.source.looking import Looking, Seen
 from shoal.pipeline.source.offsets import (
+    ANY,
     NOTHING,
     SEQUENCE_MAX,
     START,
@@ -40,7 +42,7 @@ from shoal.pipeline.source.reading import Part, Patience, lose, read_part, table
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
 
-__all__ = ["Part", "Planning", "check_order", "read_part", "table_of"]
+__all__ = ["Part", "Planning", "read_part", "table_of"]
 
 FEW_ENTRIES: Final = 64
 """So many entries are taken into a batch without a look at how large they are."""
@@ -90,11 +92,13 @@ class Planning:
     def __init__(self, options: SourceOptions, complete: bool = False) -> None:
         self._options = options
         self._looking = Looking(options, complete)
+        self._missed: set[tuple[str, str]] = set()
 
     def first(self, starting: Start | None = None) -> dict[str, ServerOffset]:
         """Where a reader begins that has read nothing yet."""
         wanted = self._options.starting if starting is None else starting
         if isinstance(wanted, dict):
+            self.check("startingOffsets", wanted)
             return wanted
         found: dict[str, ServerOffset] = {}
         for server, seen in self._looking.around().items():
@@ -105,6 +109,11 @@ class Planning:
         if wanted == LATEST:
             found |= {server: ServerOffset({}, waits=True) for server in self._looking.silent_ones()}
         return found
+
+    def check(self, option: str, given: Offset) -> None:
+        """ConfigError if an offset names what is not there."""
+        seen = self._looking.around()
+        check_known(option, given, [server.id for server in self._looking.ring()], seen)
 
     def next(self, start: Offset, rows_max: int = 0, until: Offset | None = None) -> dict[str, ServerOffset]:
         """How far to read now: to the end, but at most `rows_max` entries (0: no limit), and not beyond `until`."""
@@ -117,7 +126,7 @@ class Planning:
             ends |= self._taken([ahead for ahead in aheads if ahead.count > 0], rows_max)
         if until is not None:
             ends |= {ahead.name: _bounded(ahead, ends[ahead.name], until) for ahead in aheads}
-        found = {**start, **self._left(start, seen)}
+        found = {**start, **self._left(start, seen), **self._gone(start, seen)}
         for server, of_server in seen.items():
             before = start.get(server, NOTHING)
             moved = _moved(before, [ahead for ahead in aheads if ahead.server == server], ends, of_server.ahead_ms)
@@ -221,12 +230,33 @@ class Planning:
             if of_server.behind:
                 many = _many([of_server.behind])
                 self._lose(server, f"has left the ring and cannot be asked: at least {many} of it were not read")
-                found[server] = replace(of_server, behind=0)
+                found[server] = replace(of_server, unread={})
             elif self._looking.silent(server):
                 _log.warning(
                     "a server left the ring that did not answer; nobody knows what of it is lost", server=server
                 )
             self._looking.forget(server)
+        return found
+
+    def _gone(self, start: Offset, seen: Mapping[str, Seen]) -> dict[str, ServerOffset]:
+        """The offsets of servers that answer and do not know streams any more of which entries were unread: those are
+        lost, and are told once. Of the others nobody knows whether something came after they were read."""
+        found = {}
+        for server, of_server in seen.items():
+            before = start.get(server, NOTHING)
+            gone = sorted(before.streams.keys() - of_server.keys.keys())
+            unread = {name: count for name, count in before.unread.items() if gone and name in (*gone, ANY)}
+            if unread:
+                names = ", ".join(name for name in gone if ANY in unread or name in unread)
+                many = _many([*unread.values()])
+                why = f"are not there any more, though it answers: at least {many} of them were not read"
+                self._lose(f"the streams {names} of {server}", why)
+                left = {name: count for name, count in before.unread.items() if name not in unread}
+                found[server] = replace(before, unread=left)
+            for name in gone:
+                if name not in unread and (server, name) not in self._missed:
+                    _log.warning("a stream that was read is not there any more", server=server, stream=name)
+            self._missed |= {(server, name) for name in gone}
         return found
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -283,18 +313,6 @@ class Planning:
         lose(what, why, self._options.fail_on_data_loss)
 
 
-def check_order(start: Offset, end: Offset) -> None:
-    """ConfigError if a batch would end before it starts."""
-    for server, of_server in end.items():
-        for name, last in of_server.streams.items():
-            begin = start.get(server, NOTHING).streams.get(name)
-            if begin is not None and begin.id > last.id:
-                raise ConfigError(
-                    f"the batch starts at {begin.id} in the stream {name} of {server}, after its end at {last.id}",
-                    do="give startingOffsets that are not after endingOffsets, nor after the end of the stream",
-                )
-
-
 def _begin(start: Offset, server: str, stream: str, end: ServerOffset) -> Position:
     """Where a batch begins in a stream: where the offset before ends or, if that does not know the stream, before the
     oldest entry that there was when it was first seen."""
@@ -328,7 +346,8 @@ def _moved(
         streams[ahead.stream] = end
     if streams == dict(before.streams) and not before.waits:
         return None
-    return ServerOffset(streams, ahead_ms, sum(_behind(ends[ahead.name], ahead.info) for ahead in aheads), began)
+    unread = {ahead.stream: count for ahead in aheads if (count := _behind(ends[ahead.name], ahead.info))}
+    return ServerOffset(streams, ahead_ms, unread, began)
 
 
 def _behind(end: Position, info: StreamInfo) -> int:
