@@ -307,11 +307,11 @@ def test_a_planned_part_whose_server_is_away_is_an_error_and_never_a_loss(quick:
         Planning(lenient).parts({}, end)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("parts", "fail"), [(1, "true"), (3, "true"), (1, "false")])
 def test_who_begins_with_the_oldest_of_a_full_stream_begins_with_what_is_there_when_it_is_read(
-    one: RedisServer, caplog: pytest.LogCaptureFixture, parts: int
+    one: RedisServer, caplog: pytest.LogCaptureFixture, parts: int, fail: str
 ) -> None:
-    stream, asked = Stream(one), options(one, partitionsPerServer=str(parts))
+    stream, asked = Stream(one), options(one, partitionsPerServer=str(parts), failOnDataLoss=fail)
     stream.add(entry("s1", BASE_S + second) for second in range(600))
     planning = Planning(asked)
     start = planning.first()
@@ -330,7 +330,7 @@ def test_who_begins_with_the_oldest_of_a_full_stream_begins_with_what_is_there_w
     assert "lost" not in caplog.text
     stream.trim(2)
     with pytest.raises(TrimmedError, match="3 entries were dropped"):  # from where it was read on it is a loss
-        planning.next(end)
+        Planning(options(one)).next(end)
 
 
 def test_a_stream_that_a_small_first_batch_left_out_begins_with_what_is_there(
