@@ -96,7 +96,7 @@ class PayloadTooLargeError(PublishError):
 
 
 class ChannelNameError(PublishError):
-    """The name is empty, too long, or in the part that Shoal keeps for itself. Nothing was sent."""
+    """The name is no text or bytes, empty, too long, or in the part that Shoal keeps for itself. Nothing was sent."""
 
 
 class NotConfirmedError(PublishError):

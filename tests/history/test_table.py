@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.filters.language import parse
 from shoal.history.joining import join
-from shoal.history.table import SCHEMA, dedupe, entries_to_batch, matching, one_by_one, to_items
+from shoal.history.table import SCHEMA, channel_text, dedupe, entries_to_batch, matching, one_by_one, to_items
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Attributes, Gap, Message
 from shoal.wire import envelope
@@ -43,6 +45,30 @@ def spoken(table: pa.Table) -> list[str]:
         item.payload.decode() if isinstance(item, Message) else f"{item.publisher}:{item.first}-{item.last}"
         for item in to_items(table)
     ]
+
+
+def name_of(text: str) -> bytes:
+    """The name that a text in the column `channel` stands for."""
+    return re.sub(rb"\\x([0-9a-f]{2})", lambda found: bytes.fromhex(found[1].decode()), text.encode())
+
+
+@given(st.binary() | st.text().map(str.encode) | st.from_regex(rb"(\xff|\\|x|5c|ff|q)*", fullmatch=True))
+def test_the_text_of_a_channel_is_that_of_no_other(channel: bytes) -> None:
+    assert name_of(channel_text(channel)) == channel
+
+
+@pytest.mark.parametrize(
+    ("channel", "text"),
+    [
+        ("müll.*".encode(), "müll.*"),
+        (b"a\\b\\", "a\\b\\"),
+        (b"odd\xffq", r"odd\xffq"),
+        (rb"odd\xffq", r"odd\x5cxffq"),
+        (b"odd\xff\\", r"odd\xff\x5c"),
+    ],
+)
+def test_names_that_are_utf8_stand_as_they_are(channel: bytes, text: str) -> None:
+    assert channel_text(channel) == text
 
 
 def test_an_entry_becomes_a_row_and_a_message_again() -> None:

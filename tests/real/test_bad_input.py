@@ -94,8 +94,8 @@ async def test_an_oversized_payload_is_refused_and_the_bus_goes_on(bus: shoal.Bu
     assert (item.payload, item.sequence) == (b"small", 1)
 
 
-@pytest.mark.parametrize("name", ["", b"", "x" * 513, "__shoal:agent", b"__shoal:in:000000000001"])
-async def test_a_bad_name_is_refused_everywhere(bus: shoal.Bus, name: str | bytes) -> None:
+@pytest.mark.parametrize("name", ["", b"", "x" * 513, "__shoal:agent", b"__shoal:in:000000000001", 17, [b"a"]])
+async def test_a_bad_name_is_refused_everywhere(bus: shoal.Bus, name: Any) -> None:
     with pytest.raises(ChannelNameError):
         await bus.publish(name, b"x")
     with pytest.raises(ChannelNameError):

@@ -7,8 +7,9 @@ from typing import Any
 import redis as redis_py
 from tests.support.redis_server import RedisServer
 
-from shoal.message import Message
-from shoal.wire.envelope import HEADER, MAGIC, stream_id
+from shoal.limits import DEFAULT_LIMITS
+from shoal.message import Attributes, Message
+from shoal.wire.envelope import ATTRIBUTES, HEADER, MAGIC, encode_attributes, stream_id
 from shoal.wire.recorded import INDEX_KEY, gap_fields, message_fields, record_key
 
 DAY_US = 86_400_000_000
@@ -31,13 +32,22 @@ class Recording:
         pairs: dict[Any, Any] = dict(zip(fields[::2], fields[1::2], strict=True))
         self.redis.xadd(record_key(self.channel), pairs, id=entry)
 
-    def write(self, *numbers: int, stream: int = STREAM, from_us: int = NOON_US, at: bool = True) -> None:
+    def write(
+        self,
+        *numbers: int,
+        stream: int = STREAM,
+        from_us: int = NOON_US,
+        at: bool = True,
+        attributes: Attributes | None = None,
+    ) -> None:
         """Messages with these sequence numbers, a second apart, recorded when they were published."""
+        body = b"" if attributes is None else encode_attributes(attributes, DEFAULT_LIMITS)
+        flags = 0 if attributes is None else ATTRIBUTES
         self.redis.sadd(INDEX_KEY, self.channel)
         for sequence in numbers:
             self.number += 1
             time_us = from_us + sequence * 1_000_000
-            blob = HEADER.pack(MAGIC, 0, 1, stream, sequence, time_us) + b"m%d" % sequence
+            blob = HEADER.pack(MAGIC, flags, 1, stream, sequence, time_us) + body + b"m%d" % sequence
             self._add(message_fields(self.number, blob), time_us if at else None)
 
     def gap(self, gap: Any, at_us: int) -> None:

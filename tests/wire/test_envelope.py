@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import msgspec
 import pytest
@@ -240,6 +241,17 @@ def test_a_name_is_its_bytes(name: str | bytes, raw: bytes) -> None:
 def test_a_bad_name_is_refused_with_the_reason(name: str | bytes, reason: str) -> None:
     with pytest.raises(ChannelNameError, match=reason):
         envelope.check_channel_name(name, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("name", [17, True, None, 1.5, [b"a"], [1, 2]])
+def test_what_is_no_text_is_no_name(name: Any) -> None:
+    with pytest.raises(ChannelNameError, match=f"a channel name is str or bytes, not {type(name).__name__}"):
+        envelope.check_channel_name(name, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("name", [bytearray(b"a"), memoryview(b"a")])
+def test_bytes_of_any_kind_are_a_name(name: bytearray | memoryview) -> None:
+    assert envelope.check_channel_name(name, DEFAULT_LIMITS) == b"a"
 
 
 def test_a_name_that_utf8_cannot_carry_is_refused() -> None:

@@ -226,7 +226,10 @@ class Bus:
         attributes: GivenAttributes | None,
     ) -> tuple[Outgoing, int] | None:
         """Checks a message and hands it to the router; None while there is no room."""
-        raw = self._names.get(channel) or self._check_name(channel)
+        try:
+            raw = self._names.get(channel) or self._check_name(channel)
+        except TypeError:  # what cannot be a key is a name that can change, or none
+            raw = check_channel_name(channel, self.limits)
         if type(payload) is not bytes:
             payload = _to_bytes(payload)
         if len(payload) > self._payload_max:

@@ -3,7 +3,7 @@
 Owns the schema of recorded rows, which is also that of archived files. Functions from Arrow to Arrow without I/O: they
 run in a command, in a bus and on Spark.
 
-    channel        string     text that is no UTF-8 has its bytes as \\xNN
+    channel        string     a name that is no UTF-8, or that has \\x in it, has such bytes and all \\ as \\xNN
     server         string     whose record it was found in
     entry          string     the id of the entry there
     number         int64      the number of the entry in the record: it grows by one
@@ -76,8 +76,10 @@ _attributes: Final = msgspec.json.Decoder(dict[str, str | int | float | bool | N
 
 
 def channel_text(channel: bytes) -> str:
-    """A channel's name as text."""
-    return channel.decode("utf-8", "backslashreplace")
+    """A channel's name as text, another one for each name. UTF-8 stands as it is, unless it could be taken for a name
+    that is none and has its bytes as `\\xNN`: then, and there, a backslash is a byte like those."""
+    text = channel.decode("utf-8", "backslashreplace")
+    return channel.replace(b"\\", b"\\x5c").decode("utf-8", "backslashreplace") if "\\x" in text else text
 
 
 def entries_to_batch(channel: str, server: str, entries: Entries, after: int | None = None) -> pa.RecordBatch:

@@ -36,6 +36,11 @@ class Channel:
         if not self._pattern:
             raise ConfigError("the option channel is empty", do="name a channel, or a pattern like orders.*")
         self._where = parse(options["where"]) if options.get("where") else None
+        self.asked: Mapping[str, str] = {
+            "kind": "channel",
+            "channel": options.get("channel", "*"),
+            **({} if self._where is None else {"where": options["where"]}),
+        }
 
     def streams(self, ask: Callable[..., Any]) -> dict[str, bytes]:
         """The records of a server that are meant, by the channels' names in base64url."""

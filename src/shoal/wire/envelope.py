@@ -162,8 +162,10 @@ def split_attributes(blob: bytes) -> tuple[Attributes, bytes]:
         raise ProtocolError("a peer sent attributes that cannot be read; the message is ignored") from error
 
 
-def check_channel_name(name: str | bytes, limits: Limits) -> bytes:
+def check_channel_name(name: str | bytes | bytearray | memoryview, limits: Limits) -> bytes:
     """The bytes of a channel name or pattern, or a clear refusal."""
+    if not isinstance(name, str | bytes | bytearray | memoryview):
+        raise ChannelNameError(f"a channel name is str or bytes, not {type(name).__name__}")
     try:
         raw = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else bytes(name)
     except UnicodeEncodeError as error:

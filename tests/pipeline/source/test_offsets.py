@@ -31,7 +31,7 @@ server_offsets = st.builds(
     ServerOffset,
     st.dictionaries(names, positions),
     st.integers(-(10**6), 10**6),
-    st.integers(0, 10**9),
+    st.dictionaries(names, st.integers(1, 10**9)),
     st.dictionaries(names, st.integers(0, 10**9)),
     st.booleans(),
 )
@@ -40,6 +40,20 @@ server_offsets = st.builds(
 @given(st.dictionaries(st.text(), server_offsets))
 def test_an_offset_comes_back_from_json_as_it_was(offset: dict[str, ServerOffset]) -> None:
     assert read_offset(json.loads(json.dumps(write_offset(offset)))) == offset
+    of = {"kind": "channel", "channel": "orders.*"}
+    assert read_offset(json.loads(json.dumps(write_offset(offset, of))), of) == offset
+
+
+def test_an_offset_holds_for_what_it_was_made_of() -> None:
+    told = write_offset({}, {"kind": "channel", "channel": "orders.eu"})
+    with pytest.raises(ConfigError, match=r"channel 'orders.eu', .*kind 'telemetry'.*another checkpointLocation"):
+        read_offset(told, {"kind": "telemetry"})
+
+
+def test_offsets_from_before_are_read() -> None:
+    found = read_offset({"s1": {"telemetry": "5-0/7", "~ahead_ms": 3, "~behind": 9}}, {"kind": "telemetry"})
+    assert found == {"s1": ServerOffset({"telemetry": Position(EntryId(5, 0), 7)}, 3, {"": 9})}
+    assert found["s1"].behind == 9
 
 
 @pytest.mark.parametrize("key", ["~ahead_ms", "~behind", "~began"])

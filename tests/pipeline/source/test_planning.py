@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import hiredis
 import pytest
+from pyspark.sql.datasource import InputPartition
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, options
 from tests.support.cluster_thread import ClusterThread
+from tests.support.records import Recording
 from tests.support.redis_server import RedisServer, free_port
 
 from shoal.balance.fold_in_order import fold_in_order
@@ -30,6 +33,7 @@ from shoal.pipeline.source.streams import ServerStreams
 from shoal.pipeline.source.where import Cluster
 from shoal.plan.ring import ServerAddress
 from shoal.wire.ask import Asking
+from shoal.wire.recorded import INDEX_KEY
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +233,40 @@ def test_a_server_that_lost_its_data_is_seen(one: RedisServer) -> None:
     assert Planning(asked).next(end) == end
 
 
+def test_a_record_that_its_server_does_not_know_any_more_is_told(
+    one: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    Recording(one, b"orders").write(*range(1, 11))
+    Recording(one, b"quiet").write(1)
+    asked = options(one, kind="channel")
+    behind = read_offset(write_offset(Planning(asked).next({}, 4)))
+    covered = Planning(asked).next(behind)
+    Stream(one).clear()
+    with pytest.raises(TrimmedError, match=r"b3JkZXJz of s1 are not there any more.* at least 7 entries of them"):
+        Planning(asked).next(behind)
+    lenient = Planning(options(one, kind="channel", failOnDataLoss="false"))
+    after = lenient.next(behind)
+    assert lenient.next(after) == after
+    assert caplog.text.count("entries are lost") == 1
+    old = {"s1": {**write_offset(behind)["s1"], "~behind": 7}}
+    with pytest.raises(TrimmedError, match="at least 7 entries"):  # an offset from before: nobody noted which stream
+        Planning(asked).next(read_offset(old))
+    caplog.clear()
+    planning = Planning(asked)
+    assert planning.next(covered) == covered
+    assert planning.next(covered) == covered
+    assert caplog.text.count("a stream that was read is not there any more") == 2  # each once
+
+
+def test_a_record_that_was_read_to_its_end_is_not_lost_though_another_is_behind(one: RedisServer) -> None:
+    Recording(one, b"orders").write(*range(1, 11))
+    Recording(one, b"quiet").write(1)
+    asked = options(one, kind="channel")
+    start = Planning(asked).next({}, 4)
+    Stream(one).ask("SREM", INDEX_KEY, b"quiet")
+    assert Planning(asked).next(start)["s1"].behind == 0
+
+
 def test_a_server_that_does_not_answer_is_warned_of_once_and_read_later(
     one: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -269,20 +307,61 @@ def test_a_planned_part_whose_server_is_away_is_an_error_and_never_a_loss(quick:
         Planning(lenient).parts({}, end)
 
 
-def test_what_is_dropped_before_the_first_batch_is_read_is_seen(one: RedisServer) -> None:
-    stream, asked = Stream(one), options(one)
-    stream.add(entry("s1", BASE_S + second) for second in range(10))
+@pytest.mark.parametrize(("parts", "fail"), [(1, "true"), (3, "true"), (1, "false")])
+def test_who_begins_with_the_oldest_of_a_full_stream_begins_with_what_is_there_when_it_is_read(
+    one: RedisServer, caplog: pytest.LogCaptureFixture, parts: int, fail: str
+) -> None:
+    stream, asked = Stream(one), options(one, partitionsPerServer=str(parts), failOnDataLoss=fail)
+    stream.add(entry("s1", BASE_S + second) for second in range(600))
     planning = Planning(asked)
     start = planning.first()
+    for second in range(600, 605):  # it is at its bound: each that comes drops the oldest
+        stream.add([entry("s1", BASE_S + second)])
+        stream.trim(600)
     end = planning.next(start)
-    stream.trim(3)
+    planned = planning.parts(start, end)
+    for second in range(605, 610):
+        stream.add([entry("s1", BASE_S + second)])
+        stream.trim(600)
+    with caplog.at_level(logging.INFO, logger="shoal"):
+        table = table_of(planned, asked.kind)
+    assert [second - BASE_S for second in table["second"].to_pylist()] == [*range(10, 605)]
+    assert "a stream begins later" in caplog.text
+    assert "lost" not in caplog.text
+    stream.trim(2)
+    with pytest.raises(TrimmedError, match="3 entries were dropped"):  # from where it was read on it is a loss
+        Planning(options(one)).next(end)
+
+
+def test_a_stream_that_a_small_first_batch_left_out_begins_with_what_is_there(
+    one: RedisServer, two: RedisServer
+) -> None:
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(100))
+    Stream(two).add(entry("s2", BASE_S + second) for second in range(80, 100))
+    asked = options(one, two)
+    planning = Planning(asked)
+    start = planning.first()
+    early = planning.next(start, 20)
+    Stream(two).trim(15)
+    later = planning.next(early)
+    assert [second - BASE_S for host, second in seconds_of(planning, asked, start, early) if host == "s2"] == []
+    found = [second - BASE_S for host, second in seconds_of(planning, asked, early, later) if host == "s2"]
+    assert found == [*range(85, 100)]
+
+
+def test_what_comes_into_an_empty_stream_and_is_dropped_unread_is_lost(one: RedisServer) -> None:
+    planning = Planning(options(one))
+    start = read_offset(write_offset(planning.first()))
+    Stream(one).add(entry("s1", BASE_S + second) for second in range(10))
+    Stream(one).trim(3)
     with pytest.raises(TrimmedError, match="7 entries were dropped"):
-        seconds_of(planning, asked, start, end)
-    with pytest.raises(TrimmedError, match="7 entries were dropped"):  # so it is after a restart
-        seconds_of(Planning(asked), asked, start, end)
-    stream.clear()
-    lenient = options(one, failOnDataLoss="false")
-    assert seconds_of(Planning(lenient), lenient, start, end) == []
+        planning.next(start)
+
+
+def test_a_batch_that_finds_nothing_has_no_rows(one: RedisServer) -> None:
+    reader = BatchReader(options(one))
+    assert reader.partitions() == []
+    assert list(reader.read(InputPartition(None))) == []  # what Spark makes of that
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -308,7 +387,7 @@ def test_a_batch_may_be_asked_to_end_later_than_there_is_anything(one: RedisServ
     assert table_of(parts, asked.kind).num_rows == 10
 
 
-def test_of_a_new_server_nothing_is_missed_but_what_is_dropped_after_it_was_seen(one: RedisServer) -> None:
+def test_of_a_new_server_nothing_is_missed_but_what_is_dropped_after_it_was_read(one: RedisServer) -> None:
     stream, asked = Stream(one), options(one)
     stream.add(entry("s1", BASE_S + second) for second in range(10))
     stream.trim(6)
@@ -316,8 +395,11 @@ def test_of_a_new_server_nothing_is_missed_but_what_is_dropped_after_it_was_seen
     end = read_offset(write_offset(planning.next({})))
     assert len(seconds_of(planning, asked, {}, end)) == 6
     stream.trim(2)
+    assert len(seconds_of(planning, asked, {}, end)) == 2
+    stream.add(entry("s1", BASE_S + second) for second in range(10, 15))
+    stream.trim(1)
     with pytest.raises(TrimmedError, match="4 entries were dropped"):
-        seconds_of(planning, asked, {}, end)
+        planning.next(end)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -325,7 +407,8 @@ def test_what_is_dropped_while_it_is_read_is_seen(one: RedisServer, parts: int) 
     stream, asked = Stream(one), options(one, partitionsPerServer=str(parts))
     stream.add(entry("s1", BASE_S + second) for second in range(400))
     planning = Planning(asked)
-    first, *_ = planning.parts({}, planning.next({}))
+    start = planning.next({}, 1)
+    first, *_ = planning.parts(start, planning.next(start))
     batches = reading.read_part(first)
     assert next(batches).num_rows == 64
     stream.trim(10)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed
+from tests.support.records import Recording
 from tests.support.redis_server import RedisServer
 
 import shoal
@@ -84,7 +85,7 @@ def test_a_stream_is_read_once_into_files_across_restarts(
     assert sorted(found) == [("s1", BASE_S + n) for n in range(25)] + [("s2", BASE_S + n) for n in range(20)]
     offsets = sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
     last = json.loads(offsets[-1].read_text().splitlines()[-1])
-    assert set(last) == {"s1", "s2"}
+    assert set(last) == {"s1", "s2", "~of"}
     assert last["s1"]["telemetry"].endswith("/25")
     assert len(offsets) > 2  # 40 rows, 15 at a time
 
@@ -133,9 +134,31 @@ async def test_rows_become_messages_with_ids_that_a_repeat_has_too(spark: SparkS
             assert await asyncio.to_thread(write, "checkpoint") == query_id
             found = [await next_message(messages) for _ in range(4)]
         assert sorted(message.payload for message in found) == [b"1", b"2", b"3", b"4"]
-        ids = sorted(str((message.attributes or {})["id"]) for message in found)
+        ids = sorted(str((message.attributes or {})["shoal_id"]) for message in found)
         assert ids == [f"{query_id}/0/0/{row}" for row in range(3)] + [f"{query_id}/1/0/0"]
         assert {(message.attributes or {})["size"] for message in found} == {"one"}
+
+
+async def test_rows_that_were_read_can_be_written_again_and_keep_their_attributes(spark: SparkSession) -> None:
+    with RedisServer() as server:
+        recording = Recording(server)
+        recording.write(1, attributes={"id": "mine", "amount": 250, "shoal_id": "that of the first writing"})
+        recording.write(2)
+        async with LocalCluster(servers=1) as cluster, shoal.connect(cluster.url) as bus:
+
+            def write() -> None:
+                session()  # makes it that of this thread
+                reader = spark.read.format("shoal").option("kind", "channel").option("servers", listed(server))
+                rows = reader.load().select("payload", "attributes")
+                rows.write.format("shoal").options(coordinator=cluster.url, channel="again").mode("append").save()
+
+            async with bus.subscribe("again") as messages:
+                await asyncio.to_thread(write)
+                first, second = [await next_message(messages) for _ in range(2)]
+    assert (first.payload, second.payload) == (b"m1", b"m2")
+    assert {**(first.attributes or {}), "shoal_id": ""} == {"id": "mine", "amount": 250, "shoal_id": ""}
+    assert str((first.attributes or {})["shoal_id"]).endswith("/0/0/0")
+    assert set(second.attributes or {}) == {"shoal_id"}
 
 
 async def next_message(messages: Any) -> Message:

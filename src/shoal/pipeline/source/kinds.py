@@ -8,6 +8,7 @@ twice can be known again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -32,6 +33,9 @@ class Kind(Protocol):
     schema: pa.Schema
     """Of the rows."""
 
+    asked: Mapping[str, str]
+    """The options that say which rows those are, `kind` among them: an offset holds for the same ones only."""
+
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The streams of this kind on a server: a name for offsets, and the key in Redis."""
 
@@ -50,8 +54,12 @@ class Telemetry:
 
     schema = pa.schema([*BATCH_SCHEMA, *ORIGIN])
 
+    asked: Mapping[str, str] = MappingProxyType({"kind": "telemetry"})
+
     def __init__(self, options: Mapping[str, str]) -> None:
-        del options  # none of its own
+        for name in ("channel", "where"):
+            if name in options:
+                raise ConfigError(f"telemetry has no {name}", do=f"set kind to channel, or leave {name} out")
 
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The one stream of a server."""

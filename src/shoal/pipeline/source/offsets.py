@@ -11,8 +11,12 @@ times. An offset is a value: whoever reads from one to the next gets the same en
 
 Three more keys stand beside the streams where there is something to say. `~began` is for streams that this offset is
 the first to hold: how many entries each had dropped when it was first seen, for nobody missed those. `~behind` is how
-many entries were there and are not covered yet, so that a server that leaves with some is told of. `~latest` says that
-the server has not answered yet and is to be read from where it is when it does.
+many entries of each stream were there and are not covered yet, so that a server that leaves with some is told of, and
+one that has lost its data; before, it was a number for all streams of the server. `~latest` says that the server has
+not answered yet and is to be read from where it is when it does.
+
+Beside the servers, `~of` says what was asked for (kind, channel, filter): an offset means nothing for anything else.
+Offsets from before do not have it.
 """
 
 from __future__ import annotations
@@ -33,6 +37,10 @@ AHEAD: Final = "~ahead_ms"
 BEGAN: Final = "~began"
 BEHIND: Final = "~behind"
 WAITS: Final = "~latest"
+OF: Final = "~of"
+
+ANY: Final = ""
+"""Stands for the streams of a server among those that are behind, where nobody noted which."""
 
 SEQUENCE_MAX: Final = 2**64 - 1
 
@@ -104,12 +112,17 @@ class ServerOffset:
 
     streams: Mapping[str, Position]
     ahead_ms: int = 0
-    behind: int = 0
-    """Entries that were there when the offset was made and that it does not cover: at least so many."""
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Entries of each stream that were there when the offset was made and that it does not cover: at least so many."""
     began: Mapping[str, int] = field(default_factory=dict)
     """For streams that no offset before held: how many entries they had dropped when they were first seen."""
     waits: bool = False
     """Whether the server is to be read from where it is when it first answers."""
+
+    @property
+    def behind(self) -> int:
+        """Entries that were there and that the offset does not cover."""
+        return sum(self.unread.values())
 
     def to_json(self) -> dict[str, Any]:
         """As Spark writes it down."""
@@ -117,8 +130,8 @@ class ServerOffset:
         found[AHEAD] = self.ahead_ms
         if self.began:
             found[BEGAN] = {name: self.began[name] for name in sorted(self.began)}
-        if self.behind:
-            found[BEHIND] = self.behind
+        if self.unread:
+            found[BEHIND] = {name: self.unread[name] for name in sorted(self.unread)}
         if self.waits:
             found[WAITS] = True
         return found
@@ -129,16 +142,20 @@ class ServerOffset:
         if not isinstance(found, Mapping):
             raise ConfigError(f"{found!r} is no offset of a server", do='write it as {"telemetry": "1763240000000-0"}')
         streams = {name: Position.parse(text) for name, text in found.items() if not name.startswith(RESERVED)}
-        began = found.get(BEGAN, {})
-        if not isinstance(began, Mapping):
-            raise ConfigError(f"{BEGAN} is {began!r}", do=f"leave {BEGAN} out")
+        behind = found.get(BEHIND, {})
         return cls(
             streams,
             _whole(AHEAD, found.get(AHEAD, 0)),
-            _whole(BEHIND, found.get(BEHIND, 0)),
-            {name: _whole(BEGAN, count) for name, count in began.items()},
+            _counts(BEHIND, {ANY: behind} if isinstance(behind, int) else behind),
+            _counts(BEGAN, found.get(BEGAN, {})),
             found.get(WAITS) is True,
         )
+
+
+def _counts(name: str, found: object) -> dict[str, int]:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{name} is {found!r}", do=f"leave {name} out")
+    return {str(stream): _whole(name, count) for stream, count in found.items()}
 
 
 def _whole(name: str, value: object) -> int:
@@ -150,16 +167,27 @@ def _whole(name: str, value: object) -> int:
 NOTHING: Final = ServerOffset({})
 
 
-def read_offset(found: object) -> dict[str, ServerOffset]:
-    """The offset in what JSON gives; ConfigError if it is none."""
+def read_offset(found: object, of: Mapping[str, str] | None = None) -> dict[str, ServerOffset]:
+    """The offset in what JSON gives; ConfigError if it is none, or not one `of` what is asked for."""
     if not isinstance(found, Mapping):
         raise ConfigError(f"{found!r} is no offset", do='write it as {"s1": {"telemetry": "1763240000000-0"}}')
-    return {str(server): ServerOffset.from_json(of_server) for server, of_server in found.items()}
+    before = found.get(OF)
+    if of is not None and before is not None and before != of:
+        raise ConfigError(
+            f"the offset is one of {_words(before)}, and {_words(of)} is asked for",
+            do="give another checkpointLocation (or startingOffsets), or ask for the same as before",
+        )
+    return {str(server): ServerOffset.from_json(of_server) for server, of_server in found.items() if server != OF}
 
 
-def write_offset(offset: Mapping[str, ServerOffset]) -> dict[str, Any]:
-    """An offset as JSON takes it: equal offsets are equal texts."""
-    return {server: offset[server].to_json() for server in sorted(offset)}
+def write_offset(offset: Mapping[str, ServerOffset], of: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """An offset as JSON takes it, with what it is `of`: equal offsets are equal texts."""
+    found: dict[str, Any] = {server: offset[server].to_json() for server in sorted(offset)}
+    return found if of is None else {**found, OF: {name: of[name] for name in sorted(of)}}
+
+
+def _words(of: object) -> str:
+    return ", ".join(f"{name} {of[name]!r}" for name in sorted(of)) if isinstance(of, Mapping) else repr(of)
 
 
 @dataclass(frozen=True, slots=True)

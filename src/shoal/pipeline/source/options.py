@@ -1,8 +1,9 @@
 """The options of the source "shoal", read and checked.
 
-Owns their names and defaults. Spark gives options in any case of letters; here they are in lower case.
+Owns what they mean and their defaults; their names are in `names`.
 
     kind                telemetry (default), and the other kinds there are
+    channel, where      of the kind channel
     coordinator         shoal://user:password@host:port; or
     servers             s1=host:port,s2=host:port; or
     stateDir            that of a local cluster (default: the one of `shoal up`)
@@ -26,6 +27,7 @@ from typing import Any, Final
 
 from shoal.errors import ConfigError
 from shoal.pipeline.source.kinds import Kind, kind_of
+from shoal.pipeline.source.names import READING, named
 from shoal.pipeline.source.offsets import ServerOffset, read_offset
 from shoal.pipeline.source.where import Cluster, cluster_of
 
@@ -57,14 +59,15 @@ class SourceOptions:
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
     """The options that Spark hands over; ConfigError if one of them cannot be."""
-    options = {name.lower(): value for name, value in given.items()}
-    ending = _offset("endingOffsets", options.get("endingoffsets", LATEST))
+    options = named(given, READING)
+    kind = kind_of(options)
+    ending = _offset("endingOffsets", options.get("endingoffsets", LATEST), kind)
     if ending == EARLIEST:
         raise ConfigError("endingOffsets is earliest", do="give latest, or JSON")
     return SourceOptions(
-        kind=kind_of(options),
+        kind=kind,
         cluster=cluster_of(options),
-        starting=_offset("startingOffsets", options.get("startingoffsets", EARLIEST)),
+        starting=_offset("startingOffsets", options.get("startingoffsets", EARLIEST), kind),
         ending=ending,
         fail_on_data_loss=_truth("failOnDataLoss", options.get("failondataloss", "true")),
         rows_max=_number("maxRowsPerBatch", options.get("maxrowsperbatch", str(MAX_ROWS_PER_BATCH)), 0, 2**62),
@@ -75,12 +78,12 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
-def _offset(name: str, text: str) -> Start:
+def _offset(name: str, text: str, kind: Kind) -> Start:
     if text.lower() in (EARLIEST, LATEST):
         return text.lower()
     try:
         found: Any = json.loads(text)
-        return read_offset(found)
+        return read_offset(found, kind.asked)
     except ValueError as error:
         raise ConfigError(f"{name} is {text!r}", do=f"give {EARLIEST}, {LATEST} or JSON ({error})") from error
 

@@ -8,6 +8,8 @@ are in `source`, reading is in `reading`; nothing here needs Spark.
   it comes back. If it answers no more and entries were left, those are lost.
 - A server that does not answer stays where it is, and is warned of, until it answers.
 - A stream that was trimmed before it was read, or that began anew, is an error if `failOnDataLoss`, else a warning.
+- Who begins with the oldest has no claim on what is dropped until then: the first batch of a stream begins with what is
+  there when it is read. An offset does not hold such a stream; it does from the first batch on.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.errors import ConfigError, ConnectError
+from shoal.errors import ConnectError
 from shoal.logs import get_log
+from shoal.pipeline.source.checking import check_known
 from shoal.pipeline.source.kinds import reads_in_time
 from shoal.pipeline.source.looking import Looking, Seen
 from shoal.pipeline.source.offsets import (
+    ANY,
     NOTHING,
     SEQUENCE_MAX,
     START,
@@ -38,7 +42,7 @@ from shoal.pipeline.source.reading import Part, Patience, lose, read_part, table
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
 
-__all__ = ["Part", "Planning", "check_order", "read_part", "table_of"]
+__all__ = ["Part", "Planning", "read_part", "table_of"]
 
 FEW_ENTRIES: Final = 64
 """So many entries are taken into a batch without a look at how large they are."""
@@ -88,20 +92,28 @@ class Planning:
     def __init__(self, options: SourceOptions, complete: bool = False) -> None:
         self._options = options
         self._looking = Looking(options, complete)
+        self._missed: set[tuple[str, str]] = set()
 
     def first(self, starting: Start | None = None) -> dict[str, ServerOffset]:
         """Where a reader begins that has read nothing yet."""
         wanted = self._options.starting if starting is None else starting
         if isinstance(wanted, dict):
+            self.check("startingOffsets", wanted)
             return wanted
         found: dict[str, ServerOffset] = {}
         for server, seen in self._looking.around().items():
-            at = {name: info.end if wanted == LATEST else _oldest(info) for name, info in seen.infos.items()}
-            behind = sum(_behind(at[name], info) for name, info in seen.infos.items())
-            found[server] = ServerOffset(at, seen.ahead_ms, behind)
+            # What comes from now on into an empty stream is not to be missed; where there is something, the first batch
+            # begins with what of it is left when it is read.
+            at = {name: info.end for name, info in seen.infos.items() if wanted == LATEST or not info.length}
+            found[server] = ServerOffset(at, seen.ahead_ms)
         if wanted == LATEST:
             found |= {server: ServerOffset({}, waits=True) for server in self._looking.silent_ones()}
         return found
+
+    def check(self, option: str, given: Offset) -> None:
+        """ConfigError if an offset names what is not there."""
+        seen = self._looking.around()
+        check_known(option, given, [server.id for server in self._looking.ring()], seen)
 
     def next(self, start: Offset, rows_max: int = 0, until: Offset | None = None) -> dict[str, ServerOffset]:
         """How far to read now: to the end, but at most `rows_max` entries (0: no limit), and not beyond `until`."""
@@ -114,7 +126,7 @@ class Planning:
             ends |= self._taken([ahead for ahead in aheads if ahead.count > 0], rows_max)
         if until is not None:
             ends |= {ahead.name: _bounded(ahead, ends[ahead.name], until) for ahead in aheads}
-        found = {**start, **self._left(start, seen)}
+        found = {**start, **self._left(start, seen), **self._gone(start, seen)}
         for server, of_server in seen.items():
             before = start.get(server, NOTHING)
             moved = _moved(before, [ahead for ahead in aheads if ahead.server == server], ends, of_server.ahead_ms)
@@ -136,7 +148,8 @@ class Planning:
                 many = _many([begins[name].count_to(of_server.streams[name]) for name in changed])
                 self._lose(id, f"has left the ring, and {many} of it that were planned cannot be read any more")
                 continue
-            found += self._parts_of(address, begins, of_server, changed)
+            fresh = frozenset(changed - start.get(id, NOTHING).streams.keys())
+            found += self._parts_of(address, begins, of_server, changed, fresh)
         return found
 
     # -- how far ---------------------------------------------------------------------------------------------
@@ -217,7 +230,7 @@ class Planning:
             if of_server.behind:
                 many = _many([of_server.behind])
                 self._lose(server, f"has left the ring and cannot be asked: at least {many} of it were not read")
-                found[server] = replace(of_server, behind=0)
+                found[server] = replace(of_server, unread={})
             elif self._looking.silent(server):
                 _log.warning(
                     "a server left the ring that did not answer; nobody knows what of it is lost", server=server
@@ -225,10 +238,36 @@ class Planning:
             self._looking.forget(server)
         return found
 
+    def _gone(self, start: Offset, seen: Mapping[str, Seen]) -> dict[str, ServerOffset]:
+        """The offsets of servers that answer and do not know streams any more of which entries were unread: those are
+        lost, and are told once. Of the others nobody knows whether something came after they were read."""
+        found = {}
+        for server, of_server in seen.items():
+            before = start.get(server, NOTHING)
+            gone = sorted(before.streams.keys() - of_server.keys.keys())
+            unread = {name: count for name, count in before.unread.items() if gone and name in (*gone, ANY)}
+            if unread:
+                names = ", ".join(name for name in gone if ANY in unread or name in unread)
+                many = _many([*unread.values()])
+                why = f"are not there any more, though it answers: at least {many} of them were not read"
+                self._lose(f"the streams {names} of {server}", why)
+                left = {name: count for name, count in before.unread.items() if name not in unread}
+                found[server] = replace(before, unread=left)
+            for name in gone:
+                if name not in unread and (server, name) not in self._missed:
+                    _log.warning("a stream that was read is not there any more", server=server, stream=name)
+            self._missed |= {(server, name) for name in gone}
+        return found
+
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _parts_of(
-        self, server: ServerAddress, begins: Mapping[str, Position], end: ServerOffset, changed: set[str]
+        self,
+        server: ServerAddress,
+        begins: Mapping[str, Position],
+        end: ServerOffset,
+        changed: set[str],
+        fresh: frozenset[str],
     ) -> list[Part]:
         options, per_server = self._options, self._options.partitions_per_server
         keys, infos = self._infos(server.id, changed)
@@ -249,6 +288,7 @@ class Planning:
                 {name: keys[name] for name in infos},
                 {name: begins[name] for name in infos},
                 {name: end.streams[name] for name in infos},
+                fresh,
                 tuple(dealing),
                 end.ahead_ms,
                 options.fail_on_data_loss,
@@ -271,18 +311,6 @@ class Planning:
 
     def _lose(self, what: str, why: str) -> None:
         lose(what, why, self._options.fail_on_data_loss)
-
-
-def check_order(start: Offset, end: Offset) -> None:
-    """ConfigError if a batch would end before it starts."""
-    for server, of_server in end.items():
-        for name, last in of_server.streams.items():
-            begin = start.get(server, NOTHING).streams.get(name)
-            if begin is not None and begin.id > last.id:
-                raise ConfigError(
-                    f"the batch starts at {begin.id} in the stream {name} of {server}, after its end at {last.id}",
-                    do="give startingOffsets that are not after endingOffsets, nor after the end of the stream",
-                )
 
 
 def _begin(start: Offset, server: str, stream: str, end: ServerOffset) -> Position:
@@ -311,14 +339,15 @@ def _moved(
     streams, began = dict(before.streams), {}
     for ahead in aheads:
         end = ends[ahead.name]
-        if ahead.at is None and ahead.info.last == START:
-            continue  # it never had an entry
+        if ahead.at is None and end.id == START:
+            continue  # nothing was read of it yet
         if ahead.at is None and ahead.base.count is not None and end.id != ahead.base.id:
             began[ahead.stream] = ahead.base.count
         streams[ahead.stream] = end
     if streams == dict(before.streams) and not before.waits:
         return None
-    return ServerOffset(streams, ahead_ms, sum(_behind(ends[ahead.name], ahead.info) for ahead in aheads), began)
+    unread = {ahead.stream: count for ahead in aheads if (count := _behind(ends[ahead.name], ahead.info))}
+    return ServerOffset(streams, ahead_ms, unread, began)
 
 
 def _behind(end: Position, info: StreamInfo) -> int:

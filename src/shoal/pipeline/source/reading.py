@@ -3,6 +3,7 @@
 Owns what one task does, in the worker that does it. A stream that was trimmed, or that began anew, after its part was
 planned is an error if `failOnDataLoss`, else a warning. A server that does not answer is never a loss, for what it
 holds is still there: it is asked again a few times, then the task ends with an error and the batch is not committed.
+What is dropped of a stream that is read for the first time, from its oldest entry, is no loss: it begins later.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Part:
     """Where the batch began in each stream: what is missing behind it was lost."""
     ends: Mapping[str, Position]
     """Where it ends: a stream that does not reach as far is another one."""
+    fresh: frozenset[str]
+    """Streams of which nothing was read before: they begin with the oldest entry that is there."""
     slices: tuple[Slice, ...]
     ahead_ms: int
     fail_on_data_loss: bool
@@ -160,9 +163,14 @@ class _Reading:
 
     def _lose(self, slice: Slice, lost: Loss) -> None:
         """Says it, once for each slice."""
-        if not self._told:
-            self._told = True
-            lose(f"the stream {slice.stream} of {self._part.server.id}", lost, self._part.fail_on_data_loss)
+        if self._told:
+            return
+        self._told = True
+        what = f"the stream {slice.stream} of {self._part.server.id}"
+        if slice.stream in self._part.fresh and not lost.reset:
+            _log.info("a stream begins later: its oldest entries were dropped", what=what, entries=lost.count)
+        else:
+            lose(what, lost, self._part.fail_on_data_loss)
 
 
 def table_of(parts: Sequence[Part], kind: Kind) -> pa.Table:

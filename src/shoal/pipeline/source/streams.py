@@ -12,18 +12,9 @@ from typing import Any, Final
 import hiredis
 
 from shoal.errors import ConnectError, PipelineError, ProtocolError, ShoalError
-from shoal.history.servers import ServerReader
+from shoal.history.servers import PAGE_ENTRIES, PageSize, ServerReader
 from shoal.pipeline.source.kinds import Entry
 from shoal.pipeline.source.offsets import MISSING, EntryId, Slice, StreamInfo
-
-PAGE_ENTRIES: Final = 64
-"""Entries that are asked for at first. A page grows while its answers stay small."""
-
-PAGE_ENTRIES_MAX: Final = 8192
-"""The most entries in one answer."""
-
-PAGE_BYTES: Final = 4 << 20
-"""How large an answer may become before pages shrink again; half of it lets them grow."""
 
 NOT_YET: Final = ("LOADING", "BUSY ", "MASTERDOWN")
 """How a server refuses that will answer later: one that has just started reads its data first."""
@@ -82,19 +73,16 @@ class ServerStreams(ServerReader):
 
     def entries(self, key: bytes, slice: Slice) -> Iterator[list[Entry]]:
         """The entries of a slice, in pages."""
-        after, count = slice.after, PAGE_ENTRIES
+        after, size = slice.after, PageSize()
         while after < slice.last:
-            page = self._page(key, after, slice.last, count)
+            asked = size.count
+            page = self._page(key, after, slice.last, asked)
             if page:
                 yield page
-            if len(page) < count:
+            if len(page) < asked:
                 return
             after = page[-1][0]
-            size = sum(len(value) for _, fields in page for value in fields.values())
-            if size > PAGE_BYTES:
-                count = max(1, count // 2)
-            elif size < PAGE_BYTES // 2:
-                count = min(PAGE_ENTRIES_MAX, count * 2)
+            size.learn(len(page), sum(len(value) for _, fields in page for value in fields.values()))
 
     def nth_id(self, key: bytes, after: EntryId, count: int, last: EntryId | None = None) -> tuple[EntryId, int]:
         """The id of the `count`-th entry behind one, or of the last (up to `last`) if there are fewer, and how many

@@ -4,11 +4,13 @@ Owns what columns mean and how ids are made. Publishing is the bus's.
 
     channel     text or bytes: where it goes; or the option `channel`, for all rows
     payload     bytes or text
-    attributes  a map of texts, if there is one
+    attributes  a map of texts to texts, numbers or truths, or JSON text as the source gives it; if there is one
 
-A message carries the attribute `id`: `<writer>/<batch>/<partition>/<row>`. The writer is the id of the streaming query
-(or of the write), which survives a restart from the checkpoint; so a micro-batch that Spark repeats gives the same ids
-for the same rows, as long as its rows come in the same order. Consumers that must not see a message twice keep the ids.
+A message carries the attribute `shoal_id`: `<writer>/<batch>/<partition>/<row>`. The writer is the id of the streaming
+query (or of the write), which survives a restart from the checkpoint; so a micro-batch that Spark repeats gives the
+same ids for the same rows, as long as its rows come in the same order. Consumers that must not see a message twice keep
+the ids. The name is ours: in a row that was read and is written again, the id of the first writing is replaced, for it
+is another message.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote
 
 from pyspark import TaskContext
@@ -27,15 +29,16 @@ from shoal.bus import connect
 from shoal.bus.locate import find_url
 from shoal.coordination.link import parse_address
 from shoal.errors import ConfigError
+from shoal.pipeline.source.columns import attributes_of, check_written
+from shoal.pipeline.source.names import WRITING, named
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-ID_ATTRIBUTE: Final = "id"
+ID_ATTRIBUTE: Final = "shoal_id"
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
-COLUMNS: Final = ("channel", "payload", "attributes")
 
 
 @dataclass
@@ -57,15 +60,9 @@ class Publishing:
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Self:
         """What options and columns ask for; ConfigError if that cannot be."""
-        given = {name.lower(): value for name, value in options.items()}
+        given = named(options, WRITING)
         channel = given.get("channel")
-        names = schema.fieldNames()
-        if unknown := [name for name in names if name not in COLUMNS]:
-            raise ConfigError(f"a message has no {unknown[0]!r}", do=f"give columns out of {', '.join(COLUMNS)}")
-        if "payload" not in names:
-            raise ConfigError("there is no column payload", do="name the bytes or texts to publish so")
-        if (channel is None) == ("channel" not in names):
-            raise ConfigError("a row has no channel, or two", do="give a column channel, or the option channel")
+        check_written(schema, channel)
         return cls(_url(given), channel)
 
     def publish(self, batches: Iterator[pa.RecordBatch], prefix: str) -> int:
@@ -78,7 +75,7 @@ class Publishing:
             for batch in batches:
                 channels = batch["channel"].to_pylist() if self.channel is None else [self.channel] * batch.num_rows
                 for channel, payload, attributes in zip(
-                    channels, batch["payload"].to_pylist(), _attributes(batch), strict=True
+                    channels, batch["payload"].to_pylist(), attributes_of(batch), strict=True
                 ):
                     if channel is None or payload is None:
                         raise ConfigError("a row has a null for its channel or payload", do="leave such rows out")
@@ -105,15 +102,6 @@ def _url(options: Mapping[str, str]) -> str:
     return f"shoal://{login}@{host}:{address.port}"
 
 
-def _attributes(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The attributes of each row; a map comes from Arrow as pairs."""
-    if "attributes" not in batch.schema.names:
-        return [{} for _ in range(batch.num_rows)]
-    return [
-        {name: value for name, value in pairs or () if value is not None} for pairs in batch["attributes"].to_pylist()
-    ]
-
-
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes micro-batches."""
 
@@ -121,8 +109,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._publishing = publishing
 
     @classmethod
-    def of(cls, options: Mapping[str, str], schema: StructType) -> StreamWriter:
-        """What options and columns ask for."""
+    def of(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+        """What options and columns ask for. `overwrite` is of a query that gives all its rows each time."""
+        if overwrite:
+            raise ConfigError(
+                "the output mode is complete, and what was published cannot be replaced",
+                do='take outputMode("append"), or foreachBatch to publish all rows each time',
+            )
         return cls(Publishing.of(options, schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -141,8 +134,12 @@ class BatchWriter(DataSourceArrowWriter):
         self._id = secrets.token_hex(16)
 
     @classmethod
-    def of(cls, options: Mapping[str, str], schema: StructType) -> BatchWriter:
+    def of(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
         """What options and columns ask for."""
+        if overwrite:
+            raise ConfigError(
+                "the mode is overwrite, and what was published cannot be replaced", do='take mode("append")'
+            )
         return cls(Publishing.of(options, schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
