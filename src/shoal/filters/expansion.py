@@ -62,7 +62,7 @@ _SMALLER: Final = "use fewer alternatives inside 'and', 'in' instead of 'or', or
 """What to do about a filter that is too large."""
 
 _SPELLED: Final = 16
-"""What is written may be printed in so many times its bytes at most: `1e19` has twenty digits, a character four bytes."""
+"""What is written may be printed in so many times its bytes: `1e19` has twenty digits, a character four bytes."""
 
 _SLACK: Final = 2
 """A step may hold this many times what the limits allow, before what others cover is dropped."""
