@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from shoal.bus import Bus, Subscription, connect
 from shoal.bus.locate import ROLE, URL_VARIABLE, find_url
+from shoal.bus.times import read_time
 from shoal.cli.output import Subparsers, add_command, note, result
-from shoal.cli.times import read_time
 from shoal.config import Settings
 from shoal.errors import ConfigError
 from shoal.message import AttributeValue, Gap, Item, Message
