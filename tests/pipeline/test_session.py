@@ -22,6 +22,7 @@ from shoal.pipeline.session import (
     HEAP_MB_MIN,
     SessionOptions,
     check_heap,
+    check_master,
     installed_spark,
     quoted,
     running,
@@ -113,6 +114,40 @@ def test_a_heap_is_read_in_all_units_and_nonsense_refused() -> None:
     check_heap(SessionOptions(heap_mb=1, conf={"spark.driver.memory": "1g"}))
     with pytest.raises(PipelineError, match=r"write it as 1024m or 1g"):
         check_heap(SessionOptions(conf={"spark.driver.memory": "muchm"}))
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[3]", "local[*]", "local[*, 2]", "local-cluster[2,1,1024]", "spark://a:1,b:2", "yarn", "k8s://a"],
+)
+def test_masters_that_spark_knows_are_taken(master: str) -> None:
+    check_master(SessionOptions(master=master))
+
+
+@pytest.mark.parametrize("master", ["foo", "", "local[", "local[x]", "local[0.5]", "local-cluster[2]", "spark://"])
+def test_another_master_is_refused_before_anything_starts(master: str) -> None:
+    with pytest.raises(PipelineError, match=r"is no master of Spark: write it as local, local\[N\]"):
+        check_master(SessionOptions(master=master))
+    with pytest.raises(PipelineError, match="is no master"):
+        check_master(SessionOptions(conf={"spark.master": master}))
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        (
+            ": java.io.IOException: mkdir of file:/a/b failed\n\tat org.apache.x",
+            "java.io.IOException: mkdir of file:/a/b failed",
+        ),
+        (": a.B: outer\n\tat a.b\nCaused by: c.D: middle\n\tat c.d\nCaused by: e.F: inner\n\tat e.f", "e.F: inner"),
+    ],
+)
+def test_the_innermost_cause_of_java_is_what_is_said(page: str, reason: str) -> None:
+    class FromJavaError(RuntimeError):
+        java_exception = None
+
+    told = explain(FromJavaError(f"An error occurred while calling o80.start.\n{page}"), heap_mb=1)
+    assert str(told) == f"Spark failed: {reason}"
 
 
 def test_what_a_worker_raised_is_said_as_it_was() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from shoal import errors
 from shoal.errors import HeapTooSmallError, PipelineError, ShoalError
+from shoal.pipeline.interrupts import was_interrupted
 
 _OURS = re.compile(r"shoal\.errors\.(\w+): (.+)")
 """The last line of a worker's traceback, where it raised one of ours."""
@@ -24,12 +25,15 @@ _HEAP = ("java.lang.OutOfMemoryError", "must be at least", "Too small maximum he
 
 @contextlib.contextmanager
 def explained(*, heap_mb: int) -> Iterator[None]:
-    """Raises one of our errors for what Spark raises in the block, where there is one that says it."""
+    """Raises one of our errors for what Spark raises in the block, where there is one that says it. What comes of an
+    interrupt, as that a job was cancelled, is one."""
     try:
         yield
     except ShoalError:
         raise
     except Exception as error:
+        if was_interrupted(error):
+            raise KeyboardInterrupt from None
         told = explain(error, heap_mb=heap_mb)
         if told is None:
             raise
@@ -75,4 +79,5 @@ def _reason(text: str) -> str:
             if not line[0].isspace():
                 return line
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    causes = causes or [line.removeprefix(": ") for line in lines[1:2] if line.startswith(": ")]  # below py4j's words
     return causes[-1] if causes else lines[0].strip() if lines else "no reason given"

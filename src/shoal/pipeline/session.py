@@ -27,6 +27,7 @@ import msgspec
 from shoal.config import default_cache_dir
 from shoal.errors import HeapTooSmallError, NoSparkError, PipelineError
 from shoal.logs import get_log
+from shoal.pipeline import interrupts
 from shoal.pipeline.explaining import explained
 from shoal.pipeline.gateway import Gateway
 from shoal.pipeline.java import Java, find_java
@@ -48,6 +49,12 @@ _CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.Fi
 
 _SOURCES: Final = str(Path(__file__).parents[2])
 """Where `shoal` and `pyspark_shoal` are: workers must find them too."""
+
+_MASTER: Final = re.compile(
+    r"local|local\[\s*([0-9]+|\*)\s*(,\s*[0-9]+\s*)?\]|local-cluster\[\s*[0-9]+\s*,\s*[0-9]+\s*,\s*[0-9]+\s*\]"
+    r"|spark://\S+:\d+(,\S+)*|yarn|k8s://\S+"
+)
+"""The forms that a master has."""
 
 _log: Final = get_log(__name__)
 
@@ -77,7 +84,10 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     pyspark = import_spark()
     from pyspark.sql import SparkSession
 
+    from pyspark_shoal import register
+
     check_heap(options)
+    check_master(options)
     if _running:
         return _made_active(_running[-1][1])
     active = SparkSession.getActiveSession()
@@ -88,21 +98,22 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     settings = settings_of(options, archive.flags(options.write_archive))
     installed = installed_spark(options)
     home = _home_of_workers(options, installed)
-    with _environment(options, home or installed):
-        gateway = Gateway.launch(settings)
-        try:
-            with explained(heap_mb=_heap_mb(options)):
+    gateway: Gateway | None = None
+    try:
+        with _environment(options, home or installed):
+            with interrupts.held_back():
+                gateway = Gateway.launch(settings)
+            with explained(heap_mb=_heap_mb(options)), interrupts.handler_kept():
                 spark = gateway.start(settings)
-        except BaseException:
-            gateway.close()
-            _remove(home)
-            raise
+        register(spark)
+    except BaseException:
+        if gateway is not None:
+            gateway.close(hurry=True)
+        _remove(home)
+        raise
     gateway.when_closed(archive.close)
     _homes.append(home)
     _running.append((gateway, spark))
-    from pyspark_shoal import register
-
-    register(spark)
     return spark
 
 
@@ -110,28 +121,32 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
 def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]:
     """A session that ends with the block, and its Java with it; one that runs already is used, and goes on. What goes
     wrong there is said in our words."""
-    with explained(heap_mb=_heap_mb(options)):
-        found = len(_running)
-        spark = session(options)
-    try:
-        with explained(heap_mb=_heap_mb(options)):  # before Java ends: it has the words of its own errors
-            yield spark
-    except BaseException:
+    with interrupts.quiet_py4j():
+        with explained(heap_mb=_heap_mb(options)):
+            found = len(_running)
+            spark = session(options)
+        try:
+            # Before Java ends: it has the words of its own errors.
+            with explained(heap_mb=_heap_mb(options)), interrupts.cancelling(spark.sparkContext):
+                yield spark
+        except BaseException:
+            if not found:
+                stop(spark, hurry=True)
+            raise
         if not found:
-            stop(spark, hurry=True)
-        raise
-    if not found:
-        stop(spark)
+            stop(spark)
 
 
 def stop(spark: SparkSession, *, hurry: bool = False) -> None:
     """Ends a session and the Java process behind it; in a hurry, whatever else it would still do."""
-    with contextlib.suppress(Exception):  # a Java that is gone cannot be asked to end
-        spark.stop()
-    while _running:
-        _running.pop()[0].close(hurry=hurry)
-    while _homes:
-        _remove(_homes.pop())
+    try:
+        with contextlib.suppress(Exception):  # a Java that is gone cannot be asked to end
+            spark.stop()
+    finally:
+        while _running:
+            _running.pop()[0].close(hurry=hurry)
+        while _homes:
+            _remove(_homes.pop())
 
 
 def warm_up() -> None:
@@ -159,6 +174,25 @@ def import_spark() -> Any:
             do="run ./shoal pipeline, which installs it, or pip install shoal[spark]",
         ) from error
     return pyspark
+
+
+def check_ready(options: SessionOptions) -> None:
+    """Whether a session can start, as far as that is known without starting one; raises what is wrong."""
+    import_spark()
+    check_heap(options)
+    check_master(options)
+    if not _running:
+        find_java()
+
+
+def check_master(options: SessionOptions) -> None:
+    """`PipelineError` if the master is none that Spark knows; it would say so in a page of traces."""
+    master = options.conf.get("spark.master", options.master)
+    if _MASTER.fullmatch(master) is None:
+        raise PipelineError(
+            f"{master!r} is no master of Spark",
+            do="write it as local, local[N], local[*], local-cluster[W,C,MB], spark://host:port, yarn or k8s://...",
+        )
 
 
 def check_heap(options: SessionOptions) -> None:
