@@ -68,20 +68,22 @@ def run_what_if(args: argparse.Namespace) -> int:
     import pyarrow.parquet as pq
 
     from shoal.pipeline import what_if, what_if_job
+    from shoal.pipeline.folders import make_folder
 
+    cases = what_if.read_grid(None if args.grid == "default" else Path(args.grid))
     generate(args)
     days = what_if_job.read_days(args.windows, servers_min=1, servers_max=args.servers_max, start_s=args.server_start_s)
-    cases = what_if.read_grid(None if args.grid == "default" else Path(args.grid))
     held_back = what_if_job.day_held_back(days, args.hold_back)
+    make_folder(args.out)
     if args.in_process:
         found = what_if_job.find(days, cases, held_back, note=note)
     else:
         from shoal.pipeline.session import running
 
+        options = session_options(args, "shoal what-if")
         note("starting Spark")
-        with running(session_options(args, "shoal what-if")) as spark:
+        with running(options) as spark:
             found = what_if_job.find(days, cases, held_back, spark, note)
-    args.out.mkdir(parents=True, exist_ok=True)
     pq.write_table(found.runs, args.out / RUNS_FILE)
     what_if_job.write_config(found.chosen, args.out / CONFIG_FILE, _why(found, len(cases)))
     drawn = _draw(days, found, args.out)
@@ -99,8 +101,8 @@ def generate(args: argparse.Namespace) -> None:
     if args.generate is None:
         return
     match = _GENERATE.fullmatch(args.generate)
-    if match is None:
-        raise ConfigError(f"--generate is {args.generate!r}", do="write it as days=4,seed=1")
+    if match is None or not int(match[1]):
+        raise ConfigError(f"--generate is {args.generate!r}", do="write it as days=4,seed=1, with a day or more")
     if (args.windows / MANIFEST).exists():
         note(f"{args.windows} has windows already; none are made")
         return
