@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import pytest
 
 from shoal import config
 from shoal.balance.window import LoadWindow
-from shoal.cli import main
+from shoal.cli import main, pipeline_what_if
 from shoal.errors import ConfigError, PipelineError
 from shoal.pipeline import made_windows, what_if, what_if_job
 from shoal.pipeline.kept_windows import WindowKeeper, read_manifest, read_windows
@@ -223,6 +224,38 @@ def test_a_file_instead_of_a_folder_is_said_before_the_runs(
     said = capsys.readouterr().err
     assert "is a file, not a folder" in said
     assert "Spark" not in said
+
+
+def test_settings_can_be_read_on_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = {"high_ratio": 0.75, "server_hour_price": 1.25}
+    figures = dict.fromkeys(what_if.RUN_SCHEMA.names, 12345) | {"case": 0, "day": 0, "cost": 1234.5}
+    row = figures | {"policy": "consistent-hashing", "settings": json.dumps(settings)}
+    runs = pa.Table.from_pylist([row], what_if.RUN_SCHEMA)
+    found = what_if_job.Finding(
+        runs=runs,
+        held_back=runs,
+        best=Case(),
+        chosen=Case(),
+        held_back_day=2,
+        chosen_cost=1.0,
+        best_cost=1.0,
+        default_cost=1.0,
+        with_forecast=None,
+    )
+    pipeline_what_if._show(argparse.Namespace(json=False), found)
+    said = capsys.readouterr().out
+    for words in (
+        "consistent-hashing",
+        "high_ratio 0.75",
+        "server_hour_price 1.25",
+        "overload",
+        "response",
+        "12345.00",
+    ):
+        assert words in said
 
 
 def test_the_command_writes_table_figure_and_settings(
