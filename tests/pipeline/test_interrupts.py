@@ -70,7 +70,7 @@ def test_an_interrupt_cancels_the_jobs_first() -> None:
     context: Any = SimpleNamespace(cancelAllJobs=lambda: done.append("cancelled"))
     with pytest.raises(KeyboardInterrupt), interrupts.cancelling(context):
         press()
-    assert done == ["cancelled"]
+    assert "cancelled" in done
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -18,11 +18,12 @@ from shoal.errors import HeapTooSmallError, NoJavaError, PipelineError, TrimmedE
 from shoal.pipeline import session as session_module
 from shoal.pipeline.explaining import explain, explained
 from shoal.pipeline.java import Java, find_java
+from shoal.pipeline.masters import check_master
 from shoal.pipeline.session import (
     HEAP_MB_MIN,
     SessionOptions,
     check_heap,
-    check_master,
+    check_ready,
     installed_spark,
     quoted,
     running,
@@ -121,15 +122,16 @@ def test_a_heap_is_read_in_all_units_and_nonsense_refused() -> None:
     ["local", "local[3]", "local[*]", "local[*, 2]", "local-cluster[2,1,1024]", "spark://a:1,b:2", "yarn", "k8s://a"],
 )
 def test_masters_that_spark_knows_are_taken(master: str) -> None:
-    check_master(SessionOptions(master=master))
+    check_master(master)
 
 
 @pytest.mark.parametrize("master", ["foo", "", "local[", "local[x]", "local[0.5]", "local-cluster[2]", "spark://"])
 def test_another_master_is_refused_before_anything_starts(master: str) -> None:
+    need_spark()
     with pytest.raises(PipelineError, match=r"is no master of Spark: write it as local, local\[N\]"):
-        check_master(SessionOptions(master=master))
+        check_master(master)
     with pytest.raises(PipelineError, match="is no master"):
-        check_master(SessionOptions(conf={"spark.master": master}))
+        check_ready(SessionOptions(conf={"spark.master": master}))
 
 
 @pytest.mark.parametrize(

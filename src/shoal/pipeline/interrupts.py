@@ -24,7 +24,10 @@ HELD_S_MAX: Final = 60.0
 """How long an interrupt may be held back: a Java that does not come up shall not keep anybody."""
 
 CANCEL_TIMEOUT_S: Final = 3.0
-"""How long Java may take to cancel what runs."""
+"""How long Java may take to cancel what runs, until the interrupt goes on without."""
+
+CANCEL_EVERY_S: Final = 0.5
+"""How often jobs are cancelled after an interrupt, for as long as somebody may still wait for one."""
 
 
 @contextlib.contextmanager
@@ -63,26 +66,30 @@ def handler_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cancelling(context: SparkContext) -> Iterator[None]:
-    """An interrupt in the block cancels the jobs of a context first: what waits for them would wait for their end. A
-    handler that is not Python's own is left as it is."""
+    """An interrupt in the block cancels the jobs of a context first, and those that begin all the same: what waits for
+    them would wait for their end. A handler that is not Python's own is left as it is."""
     if not _in_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
+    cancelled, left = threading.Event(), threading.Event()
 
     def cancel() -> None:
-        with contextlib.suppress(Exception):  # a Java that is gone has no jobs
-            context.cancelAllJobs()
+        while not left.is_set():
+            with contextlib.suppress(Exception):  # a Java that is gone has no jobs
+                context.cancelAllJobs()
+            cancelled.set()
+            left.wait(CANCEL_EVERY_S)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        thread = threading.Thread(target=cancel, name="cancel", daemon=True)
-        thread.start()
-        thread.join(CANCEL_TIMEOUT_S)
+        threading.Thread(target=cancel, name="cancel", daemon=True).start()
+        cancelled.wait(CANCEL_TIMEOUT_S)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
+        left.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,8 +30,9 @@ from shoal.errors import HeapTooSmallError, NoSparkError, PipelineError
 from shoal.logs import get_log
 from shoal.pipeline import interrupts
 from shoal.pipeline.explaining import explained
-from shoal.pipeline.gateway import Gateway
+from shoal.pipeline.gateway import HURRY_TIMEOUT_S, Gateway
 from shoal.pipeline.java import Java, find_java
+from shoal.pipeline.masters import check_master
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,12 +51,6 @@ _CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.Fi
 
 _SOURCES: Final = str(Path(__file__).parents[2])
 """Where `shoal` and `pyspark_shoal` are: workers must find them too."""
-
-_MASTER: Final = re.compile(
-    r"local|local\[\s*([0-9]+|\*)\s*(,\s*[0-9]+\s*)?\]|local-cluster\[\s*[0-9]+\s*,\s*[0-9]+\s*,\s*[0-9]+\s*\]"
-    r"|spark://\S+:\d+(,\S+)*|yarn|k8s://\S+"
-)
-"""The forms that a master has."""
 
 _log: Final = get_log(__name__)
 
@@ -87,7 +83,7 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     from pyspark_shoal import register
 
     check_heap(options)
-    check_master(options)
+    check_master(options.conf.get("spark.master", options.master))
     if _running:
         return _made_active(_running[-1][1])
     active = SparkSession.getActiveSession()
@@ -140,13 +136,19 @@ def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]
 def stop(spark: SparkSession, *, hurry: bool = False) -> None:
     """Ends a session and the Java process behind it; in a hurry, whatever else it would still do."""
     try:
-        with contextlib.suppress(Exception):  # a Java that is gone cannot be asked to end
-            spark.stop()
+        asking = threading.Thread(target=_ask_to_stop, args=(spark,), name="stop", daemon=True)
+        asking.start()
+        asking.join(HURRY_TIMEOUT_S if hurry else None)
     finally:
         while _running:
             _running.pop()[0].close(hurry=hurry)
         while _homes:
             _remove(_homes.pop())
+
+
+def _ask_to_stop(spark: SparkSession) -> None:
+    with contextlib.suppress(Exception):  # a Java that is gone cannot be asked to end
+        spark.stop()
 
 
 def warm_up() -> None:
@@ -180,19 +182,9 @@ def check_ready(options: SessionOptions) -> None:
     """Whether a session can start, as far as that is known without starting one; raises what is wrong."""
     import_spark()
     check_heap(options)
-    check_master(options)
+    check_master(options.conf.get("spark.master", options.master))
     if not _running:
         find_java()
-
-
-def check_master(options: SessionOptions) -> None:
-    """`PipelineError` if the master is none that Spark knows; it would say so in a page of traces."""
-    master = options.conf.get("spark.master", options.master)
-    if _MASTER.fullmatch(master) is None:
-        raise PipelineError(
-            f"{master!r} is no master of Spark",
-            do="write it as local, local[N], local[*], local-cluster[W,C,MB], spark://host:port, yarn or k8s://...",
-        )
 
 
 def check_heap(options: SessionOptions) -> None:
