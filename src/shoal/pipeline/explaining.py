@@ -20,6 +20,9 @@ _OURS = re.compile(r"shoal\.errors\.(\w+): (.+)")
 
 _TRACEBACK = "Traceback (most recent call last):"
 
+_STOPPED = "on a stopped SparkContext"
+"""What is said to whoever comes too late."""
+
 _HEAP = ("java.lang.OutOfMemoryError", "must be at least", "Too small maximum heap", "Could not reserve enough space")
 
 
@@ -52,6 +55,10 @@ def explain(error: BaseException, *, heap_mb: int) -> ShoalError | None:
     if any(sign in text for sign in _HEAP):
         return HeapTooSmallError(
             f"a heap of {heap_mb} MB is too small for this job", do="give it more, as --heap-mb 2048"
+        )
+    if _STOPPED in text:
+        return PipelineError(
+            "Spark has ended by itself", do="see what it said before; a master that does not answer is given up"
         )
     if _is_of_java(error):
         return PipelineError(f"Spark failed: {_reason(text)}")
