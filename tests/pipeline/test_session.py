@@ -18,10 +18,12 @@ from shoal.errors import HeapTooSmallError, NoJavaError, PipelineError, TrimmedE
 from shoal.pipeline import session as session_module
 from shoal.pipeline.explaining import explain, explained
 from shoal.pipeline.java import Java, find_java
+from shoal.pipeline.masters import check_master
 from shoal.pipeline.session import (
     HEAP_MB_MIN,
     SessionOptions,
     check_heap,
+    check_ready,
     installed_spark,
     quoted,
     running,
@@ -115,11 +117,51 @@ def test_a_heap_is_read_in_all_units_and_nonsense_refused() -> None:
         check_heap(SessionOptions(conf={"spark.driver.memory": "muchm"}))
 
 
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[3]", "local[*]", "local[*, 2]", "local-cluster[2,1,1024]", "spark://a:1,b:2", "yarn", "k8s://a"],
+)
+def test_masters_that_spark_knows_are_taken(master: str) -> None:
+    check_master(master)
+
+
+@pytest.mark.parametrize("master", ["foo", "", "local[", "local[x]", "local[0.5]", "local-cluster[2]", "spark://"])
+def test_another_master_is_refused_before_anything_starts(master: str) -> None:
+    need_spark()
+    with pytest.raises(PipelineError, match=r"is no master of Spark: write it as local, local\[N\]"):
+        check_master(master)
+    with pytest.raises(PipelineError, match="is no master"):
+        check_ready(SessionOptions(conf={"spark.master": master}))
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        (
+            ": java.io.IOException: mkdir of file:/a/b failed\n\tat org.apache.x",
+            "java.io.IOException: mkdir of file:/a/b failed",
+        ),
+        (": a.B: outer\n\tat a.b\nCaused by: c.D: middle\n\tat c.d\nCaused by: e.F: inner\n\tat e.f", "e.F: inner"),
+    ],
+)
+def test_the_innermost_cause_of_java_is_what_is_said(page: str, reason: str) -> None:
+    class FromJavaError(RuntimeError):
+        java_exception = None
+
+    told = explain(FromJavaError(f"An error occurred while calling o80.start.\n{page}"), heap_mb=1)
+    assert str(told) == f"Spark failed: {reason}"
+
+
 def test_what_a_worker_raised_is_said_as_it_was() -> None:
     page = RuntimeError("Aborted ...\nTraceback\nshoal.errors.TrimmedError: a stream was cut: start anew\n\tat java")
     told = explain(page, heap_mb=1)
     assert isinstance(told, TrimmedError)
     assert str(told) == "a stream was cut: start anew"
+
+
+def test_a_spark_that_gave_up_is_said_so() -> None:
+    page = "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped ..."
+    assert "a master that does not answer is given up" in str(explain(RuntimeError(page), heap_mb=1))
 
 
 def test_a_job_that_runs_out_of_heap_is_told_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import pytest
 
 from shoal import config
 from shoal.balance.window import LoadWindow
-from shoal.cli import main
+from shoal.cli import main, pipeline_what_if
 from shoal.errors import ConfigError, PipelineError
 from shoal.pipeline import made_windows, what_if, what_if_job
 from shoal.pipeline.kept_windows import WindowKeeper, read_manifest, read_windows
@@ -73,6 +74,9 @@ def test_a_window_that_was_cut_short_is_left_out_and_damage_is_said(folder: Path
     path.write_bytes(data[:20] + b"nonsense" + data[28:])
     with pytest.raises(PipelineError, match="is damaged"):
         list(read_windows(folder))
+    path.write_bytes(b"\xff" * 8 + data[8:])
+    with pytest.raises(PipelineError, match="is damaged: a window of 18446744073709551615 bytes"):
+        list(read_windows(folder))
     (folder / "manifest.json").write_text("{}{}")
     with pytest.raises(PipelineError, match="cannot be read"):
         list(read_windows(folder))
@@ -110,6 +114,10 @@ def test_the_grid_has_the_defaults_first_and_every_combination_that_can_be(tmp_p
         ("[[grid]]\nhigh_ratio = 'much'\n", "high_ratio"),
         ("grid", "cannot read the grid"),
         ("a = 1\n", "has no grid"),
+        ("[grid]\nsafe_ratio = 0.6\n", "is no list of tables: write \\[\\[grid\\]\\]"),
+        ("grid = [1]\n", "is no list of tables"),
+        ("[[grid]]\nsafe_ratio = []\n", "no values for 'safe_ratio'"),
+        ("[[grid]]\npolicy = []\n", "no values for 'policy'"),
     ],
 )
 def test_a_grid_that_cannot_be_is_said(tmp_path: Path, text: str, words: str) -> None:
@@ -199,6 +207,55 @@ def test_too_few_days_and_days_that_are_not_there_are_said(folder: Path, tmp_pat
                 keeper.add(window)
     with pytest.raises(PipelineError, match="has 1 days"):
         what_if_job.read_days(tmp_path / "short", servers_min=1, servers_max=4, start_s=5)
+
+
+@pytest.mark.parametrize("text", ["days=0,seed=1", "days=,seed=1", "seed=1"])
+def test_days_that_cannot_be_made_are_said(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["pipeline", "what-if", "--windows", str(tmp_path / "w"), "--generate", text, "--out", str(tmp_path / "o")]
+    assert main([*words, "--in-process"]) == 1
+    assert "write it as days=4,seed=1, with a day or more" in capsys.readouterr().err
+
+
+def test_a_file_instead_of_a_folder_is_said_before_the_runs(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["pipeline", "what-if", "--windows", str(folder), "--out", str(tmp_path / "file")]) == 1
+    said = capsys.readouterr().err
+    assert "is a file, not a folder" in said
+    assert "Spark" not in said
+
+
+def test_settings_can_be_read_on_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = {"high_ratio": 0.75, "server_hour_price": 1.25}
+    figures = dict.fromkeys(what_if.RUN_SCHEMA.names, 12345) | {"case": 0, "day": 0, "cost": 1234.5}
+    row = figures | {"policy": "consistent-hashing", "settings": json.dumps(settings)}
+    runs = pa.Table.from_pylist([row], what_if.RUN_SCHEMA)
+    found = what_if_job.Finding(
+        runs=runs,
+        held_back=runs,
+        best=Case(),
+        chosen=Case(),
+        held_back_day=2,
+        chosen_cost=1.0,
+        best_cost=1.0,
+        default_cost=1.0,
+        with_forecast=None,
+    )
+    pipeline_what_if._show(argparse.Namespace(json=False), found)
+    said = capsys.readouterr().out
+    for words in (
+        "consistent-hashing",
+        "high_ratio 0.75",
+        "server_hour_price 1.25",
+        "overload",
+        "response",
+        "12345.00",
+    ):
+        assert words in said
 
 
 def test_the_command_writes_table_figure_and_settings(

@@ -127,6 +127,26 @@ async def test_bad_input_is_refused_with_what_to_do(
         ("--since", "1h", "--archive", str(tmp_path / "nowhere")): "no archive at",
         ("--since", "1h", "--where", "volume >"): "line 1",
         ("--since", "1h", "--limit", "0"): "--limit is 0",
+        ("--since", "-5m"): "an age has no sign: write 5m",
     }.items():
         assert await asyncio.to_thread(cli.main, ["history", "tile", *words, "--url", url]) == 1
         assert said in capsys.readouterr().err
+
+
+async def test_why_there_is_nothing_of_a_channel_is_said(
+    channel: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def said(name: str) -> tuple[int, str]:
+        status = await asyncio.to_thread(cli.main, ["history", name, "--since", "1h", "--url", url])
+        return status, capsys.readouterr().err
+
+    assert await said(channel) == (0, f"nothing of {channel} was recorded in that time\n")
+    status, words = await said("nowhere")
+    assert status == 0
+    assert "nothing of nowhere was recorded; recorded are " in words
+    assert channel in words
+    status, words = await said("history.*")
+    assert status == 1
+    assert "history.* is a pattern" in words
+    assert not (await command(capsys, "history", "nowhere", "--since", "1h", "--url", url))[1]["is_recorded"]
+    assert (await command(capsys, "history", channel, "--since", "1h", "--url", url))[1]["is_recorded"]

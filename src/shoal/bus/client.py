@@ -21,6 +21,7 @@ from shoal.bus.adapter import Adapter
 from shoal.bus.locate import find_url
 from shoal.bus.plan_source import PlanSource
 from shoal.bus.subscription import Subscription
+from shoal.bus.times import time_us_of
 from shoal.channels.outgoing import Outgoing
 from shoal.channels.router import Router
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
@@ -293,12 +294,12 @@ class Bus:
         *,
         pattern: str | bytes | None = None,
         where: str | Filter | None = None,
-        since: dt.datetime | float | None = None,
+        since: dt.datetime | dt.timedelta | float | str | None = None,
     ) -> Subscription:
         """A subscription to a channel, or to all channels that a pattern (as in Redis) matches: enter it to
         begin. With `where`, only messages whose attributes match the filter are handed over; FilterError if it is none.
-        With `since`, a time or a number of seconds ago, what was recorded of the channel since comes first, and live
-        messages follow without a hole or a double.
+        With `since`, a time, an age (seconds or a timedelta) or a text like "15m", what was recorded of the channel
+        since comes first, and live messages follow without a hole or a double. SubscribeError if it is no time.
         """
         if (channel is None) == (pattern is None):
             raise TypeError("subscribe() takes a channel, or pattern=..., and not both")
@@ -309,7 +310,7 @@ class Bus:
         wanted = where if where is None or isinstance(where, Filter) else parse(where, self.limits)
         if since is not None and channel is None:
             raise TypeError("since=... takes a channel: what patterns match is recorded channel by channel")
-        since_us = None if since is None else time_us_of(since)
+        since_us = None if since is None else time_us_of(since, time.time())
         return Subscription(self, check_channel_name(name, self.limits), channel is None, wanted, since_us)
 
     def psubscribe(self, pattern: str | bytes, *, where: str | Filter | None = None) -> Subscription:
@@ -365,15 +366,6 @@ class Bus:
             links={server: link.state.value for server, link in router.context.links.items()},
             counters=msgspec.structs.asdict(router.counters),
         )
-
-
-def time_us_of(since: dt.datetime | float) -> int:
-    """A time in microseconds since 1970: a time with a zone, or so many seconds ago."""
-    if isinstance(since, dt.datetime):
-        if since.tzinfo is None:
-            raise ValueError("since is a time without a zone: give datetime(..., tzinfo=datetime.UTC)")
-        return round(since.timestamp() * 1_000_000)
-    return max(round((time.time() - since) * 1_000_000), 0)
 
 
 def _to_bytes(payload: str | bytes | bytearray | memoryview) -> bytes:

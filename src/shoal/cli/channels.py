@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from shoal.bus import Bus, Subscription, connect
 from shoal.bus.locate import ROLE, URL_VARIABLE, find_url
+from shoal.bus.times import read_time
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, note, result
-from shoal.cli.times import read_time
 from shoal.config import Settings
 from shoal.errors import ConfigError
 from shoal.message import AttributeValue, Gap, Item, Message

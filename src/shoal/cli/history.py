@@ -8,17 +8,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime as dt
+import re
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.bus.times import read_time
 from shoal.cli.output import Subparsers, add_command, note, result
-from shoal.cli.times import read_time
 from shoal.errors import ConfigError
 from shoal.message import Gap, Message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.bus.plan_source import PlanSource
     from shoal.history.reading import ChannelHistory
 
 LAG_S: Final = 0.2
@@ -35,9 +39,12 @@ def register(subparsers: Subparsers) -> None:
         example="shoal history orders.eu --since 2026-11-01T10:00\n"
         "shoal history orders.eu --since 15m --where \"symbol = 'YHOO'\" --limit 100 --json",
         description="Print what was recorded of a channel: the archive, and what is still only in the records of the "
-        "servers, in order, each message once. Gaps are shown where messages are missing.",
+        "servers, in order, each message once. Gaps are shown where messages are missing.\n\n"
+        "TIME is a date and time, UTC unless it says otherwise (2026-11-01T10:00, 2026-11-01T10:00+02:00),\n"
+        "or an age: a number and s, m, h or d (90s, 15m, 2h, 1.5d).",
     )
-    parser.add_argument("channel", metavar="CHANNEL", help="a channel that is recorded")
+    parser._negative_number_matcher = re.compile(r"-\d")  # "--since -5m" is a wrong time, not a missing one
+    parser.add_argument("channel", metavar="CHANNEL", help="a channel that is recorded; not a pattern")
     parser.add_argument("--since", required=True, metavar="TIME", help="2026-11-01T10:00 (UTC), or an age: 15m, 2h, 3d")
     parser.add_argument("--until", metavar="TIME", help="up to before this time (default: now)")
     parser.add_argument("--where", metavar="FILTER", help='only messages whose attributes match: "volume > 300000"')
@@ -51,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.filters.language import parse
     from shoal.history.table import matching, to_items
     from shoal.wire.envelope import check_channel_name
+    from shoal.wire.glob import glob_match
 
     now_s = time.time()
     since_us = read_time(args.since, now_s)
@@ -61,12 +69,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--limit is {args.limit}", do="give a number above 0")
     where = parse(args.where, args.settings.limits) if args.where else None
     channel = check_channel_name(args.channel, args.settings.limits)
-    history = open_history(args, channel, since_us)
+    history, marks = open_history(args, channel, since_us)
     history.read()
     if until_us > (now_s - LAG_S) * 1_000_000:
         time.sleep(LAG_S)
         history.read()
     table = history.joined(until_us)
+    is_recorded = any(glob_match(mark, channel) for mark in marks)
+    if not table.num_rows:
+        _say_nothing(args.channel, marks, is_recorded=is_recorded)
     if where is not None:
         table = matching(table, where)
     shown = Shown(args.limit, quiet=args.json)
@@ -75,13 +86,25 @@ def run(args: argparse.Namespace) -> int:
             break
     for server, why in history.unreachable.items():
         note(f"server {server} cannot be asked, what it recorded is missing: {why}")
-    facts = {"channel": args.channel, "messages": shown.messages, "gaps": shown.gaps}
+    facts = {"channel": args.channel, "is_recorded": is_recorded, "messages": shown.messages, "gaps": shown.gaps}
     result(args, {**facts, "items": shown.items, "unreachable": sorted(history.unreachable)}, "")
     return 0 if not shown.gaps and not history.unreachable else 1
 
 
-def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> ChannelHistory:
-    """The history of a channel of the cluster that a command means."""
+def _say_nothing(channel: str, marks: Sequence[bytes], *, is_recorded: bool) -> None:
+    """Says why there is nothing of a channel. ConfigError if it is a pattern: history is of one channel."""
+    listed = ", ".join(mark.decode("utf-8", "backslashreplace") for mark in marks)
+    recorded = f"recorded are {listed}" if listed else "no channel is recorded"
+    if any(sign in channel for sign in "*?["):
+        raise ConfigError(f"{channel} is a pattern, and no channel of that name was recorded", do="name one channel")
+    if is_recorded:
+        note(f"nothing of {channel} was recorded in that time")
+    else:
+        note(f"nothing of {channel} was recorded; {recorded}")
+
+
+def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> tuple[ChannelHistory, Sequence[bytes]]:
+    """The history of a channel of the cluster that a command means, and which channels are recorded there."""
     from shoal.bus.plan_source import PlanSource
     from shoal.cli.channels import cluster_url
     from shoal.history.reading import ChannelHistory
@@ -89,11 +112,18 @@ def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> Cha
     from shoal.plan.signing import Verifier
 
     source = PlanSource(cluster_url(args.url, args.settings), args.settings.limits.connect_timeout_s)
-    key, ring = asyncio.run(source.key_and_ring())
+    key, ring, marks = asyncio.run(_asked(source))
     servers = Verifier(key).ring(ring).servers
     archive = args.archive or args.settings.archive_dir
     login = Login(source.address.username, source.address.password)
-    return ChannelHistory(servers, login, channel, since_us, Path(archive).expanduser() if archive else None)
+    folder = Path(archive).expanduser() if archive else None
+    return ChannelHistory(servers, login, channel, since_us, folder), marks
+
+
+async def _asked(source: PlanSource) -> tuple[bytes, bytes, list[bytes]]:
+    """The key, the ring and the marks of recorded channels."""
+    key, ring = await source.key_and_ring()
+    return key, ring, await source.recorded()
 
 
 class Shown:

@@ -53,8 +53,8 @@ def add_spark_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def session_options(args: argparse.Namespace, name: str) -> SessionOptions:
-    """What the flags ask for."""
-    from shoal.pipeline.session import SessionOptions
+    """What the flags ask for. Raises what would keep Spark from starting, before anything else is done or said."""
+    from shoal.pipeline.session import SessionOptions, check_ready
 
     conf: dict[str, str] = {}
     for text in args.conf:
@@ -62,7 +62,9 @@ def session_options(args: argparse.Namespace, name: str) -> SessionOptions:
         if not equals or not key.startswith("spark."):
             raise ConfigError(f"--conf is {text!r}", do="write it as spark.<name>=<value>")
         conf[key] = value
-    return SessionOptions(master=args.master, heap_mb=args.heap_mb, ui=args.ui, conf=conf, name=name)
+    options = SessionOptions(master=args.master, heap_mb=args.heap_mb, ui=args.ui, conf=conf, name=name)
+    check_ready(options)
+    return options
 
 
 def wrote(out: Path, files: Sequence[str]) -> str:

@@ -63,13 +63,14 @@ def run(args: argparse.Namespace) -> int:
     if args.batch_rows is not None and args.batch_rows < 1:
         raise ConfigError(f"--batch-rows is {args.batch_rows}", do="give a number above 0")
     archive = Path(args.archive or args.settings.archive_dir).expanduser().absolute()
+    options = session_options(args, "shoal archive")
     cluster = _Cluster(args)
     began = time.monotonic()
     done = _Done()
     with ArchiveJob(archive, cluster.login, args.batch_rows or BATCH_ROWS) as job:
         if job.removed:
             note(f"{job.removed} files of a job that died were removed; what they held is read again")
-        with running(session_options(args, "shoal archive")) as spark:
+        with running(options) as spark:
             _work(job, on_spark(spark), cluster, args, done)
     seconds = time.monotonic() - began
     facts = {

@@ -50,8 +50,11 @@ def run_forecast(args: argparse.Namespace) -> int:
 
     from shoal.cli.pipeline_what_if import generate
     from shoal.pipeline import forecast
+    from shoal.pipeline.folders import make_folder
     from shoal.pipeline.kept_windows import read_manifest, read_windows
 
+    if args.out is not None:
+        make_folder(args.out)
     generate(args)
     day_s = read_manifest(args.windows).day_s
     loads = forecast.loads_of(read_windows(args.windows))
@@ -60,7 +63,6 @@ def run_forecast(args: argparse.Namespace) -> int:
     new = forecast.new_groups(loads, day_s)
     files: list[str] = []
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, args.out / FORECAST_FILE)
         files = [FORECAST_FILE, *_draw(loads, table, day_s, args.out)]
     facts: dict[str, Any] = {

@@ -74,6 +74,7 @@ def _source(args: argparse.Namespace, starting: str) -> dict[str, str]:
 
 
 def _run_once(args: argparse.Namespace) -> int:
+    from shoal.pipeline.folders import locked
     from shoal.pipeline.load import LoadJob, run_once
     from shoal.pipeline.session import running
 
@@ -81,11 +82,11 @@ def _run_once(args: argparse.Namespace) -> int:
     source = _source(args, "earliest")
     with tempfile.TemporaryDirectory(prefix="shoal-load-") as temporary:
         job = LoadJob(Path(args.checkpoint or temporary), source, args.settings.balance, _refused(args))
-        note("starting Spark ...")
-        with running(options) as spark:
-            note("folding what is on the streams ...")
-            began = time.monotonic()
-            with _keeper(args.keep) as keeper:
+        with locked(job.directory), _keeper(args.keep) as keeper:
+            note("starting Spark ...")
+            with running(options) as spark:
+                note("folding what is on the streams ...")
+                began = time.monotonic()
                 facts = run_once(spark, job, None if keeper is None else keeper.take).to_json(time.monotonic() - began)
     result(args, facts, _text(facts))
     return 0
@@ -118,8 +119,8 @@ def _text(facts: dict[str, Any]) -> str:
     span_s = facts["last_s"] - facts["first_s"]
     lines[:0] = [
         f"{facts['windows']} windows over {span_s} s: {len(facts['hosts'])} servers, {facts['units']} channels",
-        f"{facts['records']} records with {facts['rows']} rows in {facts['seconds']:.1f} s, "
-        f"{facts['rows_per_s']:.0f} rows/s" + (f"; dropped: {dropped}" if dropped else ""),
+        f"{facts['records']} records with {facts['rows']} rows of channels, folded in {facts['seconds']:.1f} s"
+        + (f"; dropped: {dropped}" if dropped else ""),
     ]
     return "\n".join(lines)
 
@@ -130,8 +131,11 @@ def _follow(args: argparse.Namespace) -> int:
     options = session_options(args, "shoal load")
     directory = Path(args.checkpoint) if args.checkpoint else args.settings.state_path / "pipeline" / "load"
     note("folds telemetry into load windows until it is stopped")
+    began = time.monotonic()
     with _keeper(args.keep) as keeper:
-        follow(options, directory, _source(args, "latest"), args.settings.balance, keeper)
+        done = follow(options, directory, _source(args, "latest"), args.settings.balance, keeper)
+    facts = done.to_json(time.monotonic() - began)
+    result(args, facts, f"{done.windows} windows of {done.records} records in {done.batches} batches")
     return 0
 
 

@@ -50,17 +50,20 @@ def add(jobs: Subparsers) -> None:
 
 def run_match(args: argparse.Namespace) -> int:
     """Match, and say what came out."""
-    filters = filter_set(args)
     from shoal.pipeline import matching_job
 
+    if args.out is not None:
+        matching_job.check_out(args.out, args.archive)
+    filters = filter_set(args)
     if args.in_process:
         found = matching_job.match_in_process(filters, args.archive, args.output, args.out)
     else:
         from shoal.pipeline.progress import shown
         from shoal.pipeline.session import running
 
+        options = session_options(args, "shoal match")
         note("starting Spark")
-        with running(session_options(args, "shoal match")) as spark, shown(spark, "tasks", note):
+        with running(options) as spark, shown(spark, "tasks", note):
             found = matching_job.match_on_spark(spark, filters, args.archive, args.output, args.out)
     facts = msgspec.to_builtins(found) | {"events_per_s": found.events / found.seconds, "archive": args.archive}
     result(args, facts, _text(found))

@@ -52,10 +52,12 @@ def run_profiles(args: argparse.Namespace) -> int:
     from shoal.errors import ConfigError
     from shoal.pipeline import profiles_job
     from shoal.pipeline.filter_sets import read_filters
+    from shoal.pipeline.folders import make_folder
 
     if args.sample < 1 or not 0 <= args.overlap_min <= 1:
         raise ConfigError("--sample or --overlap-min cannot be", do="give a number above 0, and one from 0 to 1")
     options = profiles_job.Options(samples=args.sample, seed=args.seed, rate=args.rate, overlap_min=args.overlap_min)
+    make_folder(args.out)
     filters, ids = filter_set(args), read_filters(args.filters)
     if args.in_process:
         found = profiles_job.run(filters, ids, args.archive, options, args.out)
@@ -63,8 +65,9 @@ def run_profiles(args: argparse.Namespace) -> int:
         from shoal.pipeline.progress import shown
         from shoal.pipeline.session import running
 
+        spark_options = session_options(args, "shoal profiles")
         note("starting Spark")
-        with running(session_options(args, "shoal profiles")) as spark, shown(spark, "tasks", note):
+        with running(spark_options) as spark, shown(spark, "tasks", note):
             found = profiles_job.run(filters, ids, args.archive, options, args.out, spark)
     rate = "unknown" if found.rate is None else f"{found.rate:.1f}/s"
     text = (

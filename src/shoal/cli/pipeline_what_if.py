@@ -68,20 +68,22 @@ def run_what_if(args: argparse.Namespace) -> int:
     import pyarrow.parquet as pq
 
     from shoal.pipeline import what_if, what_if_job
+    from shoal.pipeline.folders import make_folder
 
+    cases = what_if.read_grid(None if args.grid == "default" else Path(args.grid))
     generate(args)
     days = what_if_job.read_days(args.windows, servers_min=1, servers_max=args.servers_max, start_s=args.server_start_s)
-    cases = what_if.read_grid(None if args.grid == "default" else Path(args.grid))
     held_back = what_if_job.day_held_back(days, args.hold_back)
+    make_folder(args.out)
     if args.in_process:
         found = what_if_job.find(days, cases, held_back, note=note)
     else:
         from shoal.pipeline.session import running
 
+        options = session_options(args, "shoal what-if")
         note("starting Spark")
-        with running(session_options(args, "shoal what-if")) as spark:
+        with running(options) as spark:
             found = what_if_job.find(days, cases, held_back, spark, note)
-    args.out.mkdir(parents=True, exist_ok=True)
     pq.write_table(found.runs, args.out / RUNS_FILE)
     what_if_job.write_config(found.chosen, args.out / CONFIG_FILE, _why(found, len(cases)))
     drawn = _draw(days, found, args.out)
@@ -99,8 +101,8 @@ def generate(args: argparse.Namespace) -> None:
     if args.generate is None:
         return
     match = _GENERATE.fullmatch(args.generate)
-    if match is None:
-        raise ConfigError(f"--generate is {args.generate!r}", do="write it as days=4,seed=1")
+    if match is None or not int(match[1]):
+        raise ConfigError(f"--generate is {args.generate!r}", do="write it as days=4,seed=1, with a day or more")
     if (args.windows / MANIFEST).exists():
         note(f"{args.windows} has windows already; none are made")
         return
@@ -163,24 +165,31 @@ def _verdict(found: Finding) -> str:
     return f"best case of the grid on the day held back: {words} ({costs})"
 
 
+def _case(row: dict[str, Any]) -> str:
+    """A case for a terminal of 80 columns: its policy, and a setting a line below it."""
+    settings = msgspec.json.decode(row["settings"])
+    lines = [f"  {name} {value}" for name, value in settings.items()]
+    return "\n".join([row["policy"], *(lines or ["  defaults"])])
+
+
 def _show(args: argparse.Namespace, found: Finding) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from shoal.pipeline import what_if
 
     screen = console(args)
-    headings = ("policy", "settings", "cost", "overload s", "server hours", "moves", "response ms", "p99 ms")
+    headings = ("case", "cost", "overload\ns", "server\nhours", "moves", "response\nms", "p99\nms")
 
     def table(title: str, rows: list[dict[str, Any]]) -> None:
-        made = Table(title=title)
+        made = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
         for index, heading in enumerate(headings):
-            made.add_column(heading, justify="left" if index < 2 else "right")
+            made.add_column(heading, justify="right" if index else "left", no_wrap=not index)
         for row in rows:
-            settings = ", ".join(f"{name} {value}" for name, value in msgspec.json.decode(row["settings"]).items())
             response = [f"{row[name]:.2f}" if row[name] is not None else "-" for name in _RESPONSES]
             figures = (f"{row['cost']:.3f}", str(row["overload_s"]), f"{row['server_hours']:.3f}", str(row["moves"]))
-            made.add_row(row["policy"], settings or "defaults", *figures, *response)
-        screen.print(made)
+            made.add_row(_case(row), *figures, *response)
+        screen.print(made, "")
 
     table("the days that were chosen by", what_if.summary(found.runs).slice(0, SHOWN).to_pylist())
     table(f"the day held back ({found.held_back_day})", found.held_back.to_pylist())

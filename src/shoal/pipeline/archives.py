@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from shoal.errors import PipelineError
 from shoal.history import manifest as manifests
 from shoal.history.table import SCHEMA, dedupe
+from shoal.pipeline.archive.paths import check_paths
 from shoal.pipeline.matching import PLACE
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ _SAME: Final = ("channel", "server", "entry", "publisher", "epoch", "sequence", 
 """The columns by which records of one message are known."""
 _NOTHING: Final = "__HIVE_DEFAULT_PARTITION__"
 """The name of a folder for rows without a value."""
+_DAMAGED: Final = "put back a copy of the file"
+_MAGIC: Final = b"PAR1"
 _ADVICE: Final = "name a Parquet file, or a folder of them"
 
 
@@ -97,11 +100,11 @@ class Plain:
         schemas: list[pa.Schema] = []
         try:
             for file in sorted(_data_files(path)):
-                with pq.ParquetFile(file) as opened:
-                    self._footers[file] = opened.metadata
-                    schemas.append(opened.schema_arrow.remove_metadata())
+                footer, schema = _footer(path, file)
+                self._footers[file] = footer
+                schemas.append(schema)
             schema = pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
-        except (pa.ArrowException, OSError) as error:
+        except pa.ArrowException as error:
             raise PipelineError(f"cannot read the archive {path}: {error}", do=_ADVICE) from error
         if not schemas:
             raise PipelineError(f"there is no Parquet in {path}", do=_ADVICE)
@@ -161,6 +164,7 @@ class Recorded:
         if found is None or not found.files:
             raise PipelineError(f"the archive {path} is empty", do="run shoal pipeline archive first")
         days: dict[tuple[str, str], list[str]] = {}
+        check_paths(path, found)
         for file in found.files:
             days.setdefault((file.day, file.channel), []).append(str((path / file.path).resolve()))
         self._days = [days[key] for key in sorted(days)]
@@ -192,18 +196,26 @@ def _messages(days: Iterable[Sequence[str]], columns: Sequence[str]) -> Iterator
     wanted = [name for name in SCHEMA.names if name in {*columns, *_SAME}]
     for files in days:
         try:
-            parts = [pq.read_table(file, columns=wanted, use_threads=False, partitioning=None) for file in files]
+            parts = [_read(file, wanted) for file in files]
         except FileNotFoundError as error:
             raise PipelineError(
                 f"a file of the archive is gone ({error}): the archive was compacted while the job ran, and replaced "
                 "files are removed after ten minutes",
                 do="start the job again",
             ) from error
-        except (pa.ArrowException, OSError) as error:
-            raise PipelineError(f"a file of the archive cannot be read: {error}", do="start the job again") from error
         rows = dedupe(pa.concat_tables(parts))
         rows = rows.filter(pc.invert(pc.or_(rows["is_gap"], rows["is_end"]))).select(list(columns))
         yield from rows.combine_chunks().to_batches(READ_ROWS)
+
+
+def _read(file: str, columns: Sequence[str]) -> pa.Table:
+    """Columns of a file of recorded messages. FileNotFoundError if it is gone."""
+    try:
+        return pq.read_table(file, columns=columns, use_threads=False, partitioning=None)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise PipelineError(f"{file} cannot be read: {error}", do=_DAMAGED) from error
 
 
 def spark_schema(schema: pa.Schema) -> Any:
@@ -228,7 +240,17 @@ def _rows(parts: Iterable[Part], columns: Sequence[str], schema: pa.Schema, plac
                     yield _placed(made, part.file, row) if place else made
                     row += batch.num_rows
         except (pa.ArrowException, OSError) as error:
-            raise PipelineError(f"{part.path} cannot be read: {error}", do="put back a copy of the file") from error
+            raise PipelineError(f"{part.path} cannot be read: {error}", do=_DAMAGED) from error
+
+
+def _footer(archive: Path, file: Path) -> tuple[pq.FileMetaData, pa.Schema]:
+    """What a file says of itself. PipelineError names the file if it cannot be read."""
+    try:
+        with pq.ParquetFile(file) as opened:
+            return opened.metadata, opened.schema_arrow.remove_metadata()
+    except (pa.ArrowException, OSError) as error:
+        do = _DAMAGED if archive.is_dir() and file.suffix == ".parquet" else _ADVICE
+        raise PipelineError(f"cannot read the archive file {file}: {error}", do=do) from error
 
 
 def _column(batch: pa.RecordBatch, field: pa.Field, folders: Mapping[str, str | None]) -> pa.Array:
@@ -252,6 +274,24 @@ def _data_files(path: Path) -> Iterator[Path]:
     for file in path.rglob("*"):
         if file.is_file() and not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts):
             yield file
+
+
+def is_output(path: Path) -> bool:
+    """Whether a path is what a job writes: a Parquet file, or a folder with nothing but those and what Spark puts
+    beside them. Nothing else is ever replaced."""
+    if path.is_file():
+        return _is_parquet(path)
+    files = (file for file in path.rglob("*") if not file.is_dir() or file.is_symlink())
+    return all(file.name == "_SUCCESS" or file.suffix == ".crc" or _is_parquet(file) for file in files)
+
+
+def _is_parquet(file: Path) -> bool:
+    """Whether a file begins as Parquet does; one that was cut off may be empty."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(len(_MAGIC)) in (_MAGIC, b"")
+    except OSError:
+        return False
 
 
 def _placed(batch: pa.RecordBatch, file: str, row: int) -> pa.RecordBatch:

@@ -13,23 +13,30 @@ from collections.abc import Iterator
 
 from shoal import errors
 from shoal.errors import HeapTooSmallError, PipelineError, ShoalError
+from shoal.pipeline.interrupts import was_interrupted
 
 _OURS = re.compile(r"shoal\.errors\.(\w+): (.+)")
 """The last line of a worker's traceback, where it raised one of ours."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 
+_STOPPED = "on a stopped SparkContext"
+"""What is said to whoever comes too late."""
+
 _HEAP = ("java.lang.OutOfMemoryError", "must be at least", "Too small maximum heap", "Could not reserve enough space")
 
 
 @contextlib.contextmanager
 def explained(*, heap_mb: int) -> Iterator[None]:
-    """Raises one of our errors for what Spark raises in the block, where there is one that says it."""
+    """Raises one of our errors for what Spark raises in the block, where there is one that says it. What comes of an
+    interrupt, as that a job was cancelled, is one."""
     try:
         yield
     except ShoalError:
         raise
     except Exception as error:
+        if was_interrupted(error):
+            raise KeyboardInterrupt from None
         told = explain(error, heap_mb=heap_mb)
         if told is None:
             raise
@@ -48,6 +55,10 @@ def explain(error: BaseException, *, heap_mb: int) -> ShoalError | None:
     if any(sign in text for sign in _HEAP):
         return HeapTooSmallError(
             f"a heap of {heap_mb} MB is too small for this job", do="give it more, as --heap-mb 2048"
+        )
+    if _STOPPED in text:
+        return PipelineError(
+            "Spark has ended by itself", do="see what it said before; a master that does not answer is given up"
         )
     if _is_of_java(error):
         return PipelineError(f"Spark failed: {_reason(text)}")
@@ -75,4 +86,5 @@ def _reason(text: str) -> str:
             if not line[0].isspace():
                 return line
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    causes = causes or [line.removeprefix(": ") for line in lines[1:2] if line.startswith(": ")]  # below py4j's words
     return causes[-1] if causes else lines[0].strip() if lines else "no reason given"

@@ -24,6 +24,7 @@ from shoal.bus.locate import find_url
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ShoalError
 from shoal.logs import get_log
+from shoal.pipeline.folders import locked
 from shoal.pipeline.kept_windows import WindowKeeper
 from shoal.pipeline.load import LoadFacts, LoadJob, Take, start
 from shoal.pipeline.session import SessionOptions, running
@@ -88,14 +89,15 @@ def follow(
     source: Mapping[str, str],
     settings: BalanceSettings,
     keeper: WindowKeeper | None = None,
-) -> None:
-    """Runs the job until SIGTERM or SIGINT; raises what ended it otherwise. A keeper gets all windows too."""
+) -> LoadFacts:
+    """Runs the job until SIGTERM or SIGINT, and returns what it did; raises what ended it otherwise. A keeper gets all
+    windows too. CheckpointError if another job has the directory."""
     url = source.get("coordinator") or find_url(source.get("stateDir"), role=ROLE)
     feed = Feed(parse_address(url, None, None))
     facts = LoadFacts(detailed=False)
     job = LoadJob(directory, source, settings)
     options = structs.replace(options, write_archive=False)  # whoever ends the job does not wait for that
-    with _ended_by_signals() as ended, running(options) as spark:
+    with locked(directory), _ended_by_signals() as ended, running(options) as spark:
         _log.info("Spark has started", master=options.master, pid=os.getpid())
         query = start(spark, job, _both(feed, keeper), facts, once=False)
         try:
@@ -104,6 +106,7 @@ def follow(
             feed.gone()
             with contextlib.suppress(Exception):  # it is going anyway
                 query.stop()
+    return facts
 
 
 def _both(feed: Feed, keeper: WindowKeeper | None) -> Take:

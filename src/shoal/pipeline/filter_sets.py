@@ -53,7 +53,7 @@ class FilterSet(msgspec.Struct, frozen=True, kw_only=True):
 def read_filters(path: Path) -> dict[int, Filter]:
     """The filters of a text file by id. PipelineError names the file and the line of what is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineError(
             f"cannot read filters from {path}: {error}", do="name a text file, one filter a line"

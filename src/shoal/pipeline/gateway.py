@@ -53,7 +53,8 @@ class Gateway:
         relay = _Relay()
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         try:
-            output = {"stdout": relay.sink, "stderr": relay.sink}
+            # A group of its own: Ctrl-C is for us, and workers would answer it with traces.
+            output = {"stdout": relay.sink, "stderr": relay.sink, "process_group": 0}
             gateway = launch_gateway(conf, popen_kwargs=output)  # type: ignore[no-untyped-call]
         except (PySparkRuntimeError, OSError) as error:
             relay.close()
@@ -80,19 +81,21 @@ class Gateway:
         from pyspark import SparkContext
 
         process: subprocess.Popen[bytes] = self._gateway.proc
-        with contextlib.suppress(Exception):
-            self._gateway.shutdown()
-        if SparkContext._gateway is self._gateway:
-            SparkContext._gateway = SparkContext._jvm = None
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+        orderly = False
         try:
-            orderly = process.wait(HURRY_TIMEOUT_S if hurry else END_TIMEOUT_S) == 0
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            orderly = False
+            with contextlib.suppress(Exception):
+                self._gateway.shutdown()
+            if SparkContext._gateway is self._gateway:
+                SparkContext._gateway = SparkContext._jvm = None
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                orderly = process.wait(HURRY_TIMEOUT_S if hurry else END_TIMEOUT_S) == 0
+        finally:  # also if somebody interrupts the waiting
+            if process.poll() is None:
+                process.kill()
+                process.wait()
         self._relay.close()
         for done in self._closed:
             done(orderly)

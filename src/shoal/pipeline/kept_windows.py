@@ -23,12 +23,15 @@ import msgspec
 
 from shoal.balance.window import LoadWindow
 from shoal.errors import PipelineError, ProtocolError
+from shoal.pipeline.folders import make_folder
 
 MANIFEST: Final = "manifest.json"
 MANIFEST_VERSION: Final = 1
 DAY_S: Final = 86_400
 WINDOWS_PER_FILE: Final = 1800
 """An hour of windows of two seconds."""
+WINDOW_BYTES_MAX: Final = 1 << 32
+"""A length above it was not written by a keeper."""
 _LENGTH_BYTES: Final = 8
 _NAME: Final = "windows-{:012d}.shoal"
 _PATTERN: Final = "windows-*.shoal"
@@ -52,7 +55,7 @@ class WindowKeeper:
         self._file: IO[bytes] | None = None
         self._in_file = 0
         self._until_s = _end_of(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         path = folder / MANIFEST
         if path.exists():
             self.manifest = read_manifest(folder)
@@ -134,12 +137,14 @@ def _end_of(folder: Path) -> int | None:
 
 def _windows(path: Path) -> Iterator[LoadWindow]:
     with path.open("rb") as file:
+        end = os.fstat(file.fileno()).st_size
         while len(header := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
             size = int.from_bytes(header, "little")
-            data = file.read(size)
-            if len(data) < size:
+            if size > WINDOW_BYTES_MAX:
+                raise PipelineError(f"{path} is damaged: a window of {size} bytes", do="remove the file")
+            if file.tell() + size > end:
                 return  # the writer was stopped here
             try:
-                yield LoadWindow.from_bytes(data)
+                yield LoadWindow.from_bytes(file.read(size))
             except ProtocolError as error:
                 raise PipelineError(f"{path} is damaged: {error}", do="remove the file") from error

@@ -21,6 +21,7 @@ from shoal.errors import PipelineError
 from shoal.pipeline import archives, matching
 from shoal.pipeline.archives import Archive, Task
 from shoal.pipeline.filter_sets import FilterSet, opened
+from shoal.pipeline.folders import make_folder
 from shoal.pipeline.matching import Output, Query
 
 if TYPE_CHECKING:
@@ -216,16 +217,26 @@ def _written(table: pa.Table, out: Path | None, archive: Path) -> Path | None:
     return where
 
 
+def check_out(out: Path, archive: Path) -> Path:
+    """Where the output goes. PipelineError if something is there that no job has written: what is there is replaced."""
+    where = out / OUT_FILE
+    if where.exists() and (
+        where.resolve().is_relative_to(archive.resolve()) or archive.resolve().is_relative_to(where.resolve())
+    ):
+        raise PipelineError(f"{where} is of the archive itself", do="name another folder by --out")
+    if where.exists() and not archives.is_output(where):
+        raise PipelineError(
+            f"{where} is not what a job has written", do="move it away, or name another folder by --out"
+        )
+    make_folder(out)
+    return where
+
+
 def _new_file(out: Path, archive: Path) -> Path:
     """Where the output goes, with nothing there: a job on Spark writes a folder, one in process a file, and either may
     come after the other. What is read is never removed."""
-    where = out / OUT_FILE
-    if where.exists() and (
-        where.resolve().is_relative_to(archive.resolve()) or archive.resolve().is_relative_to(where)
-    ):
-        raise PipelineError(f"{where} is of the archive itself", do="name another folder by --out")
+    where = check_out(out, archive)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         if where.is_dir() and not where.is_symlink():
             shutil.rmtree(where)
         else:

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from shoal.errors import PipelineError
 from shoal.pipeline import archives, matching, profiles
 from shoal.pipeline.filter_sets import FilterSet, opened
+from shoal.pipeline.folders import make_folder
 from shoal.pipeline.profiles import Bits, Sample
 from shoal.pipeline.sending import send
 
@@ -73,7 +74,7 @@ def run(
             f"{options.samples} samples of {len(numbers)} filters take more than {BITS_BYTES_MAX >> 20} MB",
             do="take fewer samples",
         )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     sample = _sample(filters, path, options, spark)
     if not sample.rows.num_rows:
         raise PipelineError(f"the archive {path} has no publications", do="name another one")

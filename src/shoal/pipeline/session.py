@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,9 +28,11 @@ import msgspec
 from shoal.errors import HeapTooSmallError, NoSparkError, PipelineError
 from shoal.folders import default_cache_dir
 from shoal.logs import get_log
+from shoal.pipeline import interrupts
 from shoal.pipeline.explaining import explained
-from shoal.pipeline.gateway import Gateway
+from shoal.pipeline.gateway import HURRY_TIMEOUT_S, Gateway
 from shoal.pipeline.java import Java, find_java
+from shoal.pipeline.masters import check_master
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +80,10 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     pyspark = import_spark()
     from pyspark.sql import SparkSession
 
+    from pyspark_shoal import register
+
     check_heap(options)
+    check_master(options.conf.get("spark.master", options.master))
     if _running:
         return _made_active(_running[-1][1])
     active = SparkSession.getActiveSession()
@@ -88,21 +94,22 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     settings = settings_of(options, archive.flags(options.write_archive))
     installed = installed_spark(options)
     home = _home_of_workers(options, installed)
-    with _environment(options, home or installed):
-        gateway = Gateway.launch(settings)
-        try:
-            with explained(heap_mb=_heap_mb(options)):
+    gateway: Gateway | None = None
+    try:
+        with _environment(options, home or installed):
+            with interrupts.held_back():
+                gateway = Gateway.launch(settings)
+            with explained(heap_mb=_heap_mb(options)), interrupts.handler_kept():
                 spark = gateway.start(settings)
-        except BaseException:
-            gateway.close()
-            _remove(home)
-            raise
+        register(spark)
+    except BaseException:
+        if gateway is not None:
+            gateway.close(hurry=True)
+        _remove(home)
+        raise
     gateway.when_closed(archive.close)
     _homes.append(home)
     _running.append((gateway, spark))
-    from pyspark_shoal import register
-
-    register(spark)
     return spark
 
 
@@ -110,28 +117,38 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
 def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]:
     """A session that ends with the block, and its Java with it; one that runs already is used, and goes on. What goes
     wrong there is said in our words."""
-    with explained(heap_mb=_heap_mb(options)):
-        found = len(_running)
-        spark = session(options)
-    try:
-        with explained(heap_mb=_heap_mb(options)):  # before Java ends: it has the words of its own errors
-            yield spark
-    except BaseException:
+    with interrupts.quiet_py4j():
+        with explained(heap_mb=_heap_mb(options)):
+            found = len(_running)
+            spark = session(options)
+        try:
+            # Before Java ends: it has the words of its own errors.
+            with explained(heap_mb=_heap_mb(options)), interrupts.cancelling(spark.sparkContext):
+                yield spark
+        except BaseException:
+            if not found:
+                stop(spark, hurry=True)
+            raise
         if not found:
-            stop(spark, hurry=True)
-        raise
-    if not found:
-        stop(spark)
+            stop(spark)
 
 
 def stop(spark: SparkSession, *, hurry: bool = False) -> None:
     """Ends a session and the Java process behind it; in a hurry, whatever else it would still do."""
+    try:
+        asking = threading.Thread(target=_ask_to_stop, args=(spark,), name="stop", daemon=True)
+        asking.start()
+        asking.join(HURRY_TIMEOUT_S if hurry else None)
+    finally:
+        while _running:
+            _running.pop()[0].close(hurry=hurry)
+        while _homes:
+            _remove(_homes.pop())
+
+
+def _ask_to_stop(spark: SparkSession) -> None:
     with contextlib.suppress(Exception):  # a Java that is gone cannot be asked to end
         spark.stop()
-    while _running:
-        _running.pop()[0].close(hurry=hurry)
-    while _homes:
-        _remove(_homes.pop())
 
 
 def warm_up() -> None:
@@ -159,6 +176,15 @@ def import_spark() -> Any:
             do="run ./shoal pipeline, which installs it, or pip install shoal[spark]",
         ) from error
     return pyspark
+
+
+def check_ready(options: SessionOptions) -> None:
+    """Whether a session can start, as far as that is known without starting one; raises what is wrong."""
+    import_spark()
+    check_heap(options)
+    check_master(options.conf.get("spark.master", options.master))
+    if not _running:
+        find_java()
 
 
 def check_heap(options: SessionOptions) -> None:

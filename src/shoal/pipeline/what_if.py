@@ -57,6 +57,8 @@ DEFAULT_GRID: Final[tuple[Mapping[str, Any], ...]] = (
 )
 """The grid when nobody gives one: thresholds and foresight of our policy, thresholds of the paper's, and the others."""
 
+_GRID_ADVICE: Final = "write [[grid]] and one setting a line below it"
+
 RUN_SCHEMA: Final = pa.schema(
     [
         ("case", pa.int32()),  # its number in the grid; 0 is the defaults
@@ -131,7 +133,9 @@ def read_grid(path: Path | None) -> list[Case]:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read the grid {path}: {error}") from None
         except KeyError:
-            raise ConfigError(f"{path} has no grid", do="write [[grid]] and one setting a line below it") from None
+            raise ConfigError(f"{path} has no grid", do=_GRID_ADVICE) from None
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise ConfigError(f"the grid of {path} is no list of tables", do=_GRID_ADVICE)
     cases = [Case()]
     for table in tables:
         for case in _product(table):
@@ -143,6 +147,8 @@ def read_grid(path: Path | None) -> list[Case]:
 def _product(table: Mapping[str, Any]) -> Iterable[Case]:
     """The combinations of a table; those whose settings contradict each other are left out."""
     values = {name: value if isinstance(value, list) else [value] for name, value in table.items()}
+    for name in (name for name, several in values.items() if not several):
+        raise ConfigError(f"the grid has no values for {name!r}", do="give it some, or take the line out")
     policies = values.pop("policy", [DEFAULT_POLICY])
     for name in values:
         if name not in BalanceSettings.__struct_fields__:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -29,7 +29,8 @@ from shoal.wire.compiled import keep
 if sys.byteorder != "little":  # the envelope and the word-wise loads below are little-endian
     raise ImportError("the compiled loops need a little-endian machine")
 
-_logger: Final = logging.getLogger(__name__)
+_logger: Final = logging.getLogger("shoal")
+"""Who reads of compilations knows nothing of this module."""
 
 PADDING_BYTES: Final = 8
 NEED_MORE: Final = -2
@@ -87,28 +88,32 @@ def _stamp_of(folder: Path) -> int:
 @contextmanager
 def compilation_announced() -> Iterator[None]:
     """Says so in the log when a loop is not in the cache, because the start then takes seconds."""
-    with event.install_listener("numba:compile", _CompileNotice(logging.INFO)):
+    with event.install_listener("numba:compile", _CompileNotice(logging.INFO, "the loops of agents")):
         yield
 
 
 @cache
 def announce_compilations() -> None:
     """The same from now on, for a library that does not know who calls it first."""
-    event.register("numba:compile", _CompileNotice(logging.WARNING))  # type: ignore[no-untyped-call]
+    event.register("numba:compile", _CompileNotice(logging.WARNING, "the matching kernels"))  # type: ignore[no-untyped-call]
 
 
 class _CompileNotice(event.Listener):
     """Hears of compilations; numba tells nothing when a loop comes from the cache."""
 
-    def __init__(self, level: int) -> None:
+    said: ClassVar[set[str]] = set()
+    """The parts of which this process has spoken: listeners come and go, and some hear the same compilation."""
+
+    def __init__(self, level: int, part: str) -> None:
         self._level = level
-        self._said = False
+        self._part = part
 
     def on_start(self, _event: Any) -> None:
-        """A compilation begins; the first one is worth a line."""
-        if not self._said:
-            self._said = True
-            _logger.log(self._level, "compiling, once on this machine: this takes up to a minute")
+        """A compilation begins; the first one of a part is worth a line."""
+        if self._part not in self.said:
+            self.said.add(self._part)
+            what = f"compiling {self._part}, once on this machine and version"
+            _logger.log(self._level, "%s: this takes up to a minute", what)
 
     def on_end(self, _event: Any) -> None:
         """Nothing to say: the result is in the cache."""

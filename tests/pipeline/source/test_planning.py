@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import hiredis
@@ -545,6 +546,18 @@ def test_a_server_that_still_reads_its_data_is_one_that_does_not_answer_yet(
         monkeypatch.setattr(Asking, "ask", loading)
         with pytest.raises(ConnectError, match="cannot answer yet: LOADING"):
             streams.info(b"x")
+
+
+@pytest.mark.parametrize(("there_s", "ahead_ms"), [(0.04, 0), (-0.005, 0), (0.54, 515), (-0.86, -885)])
+def test_a_clock_is_ahead_or_behind_only_if_the_time_of_the_question_tells(
+    one: RedisServer, monkeypatch: pytest.MonkeyPatch, there_s: float, ahead_ms: int
+) -> None:
+    ours = iter([1_000_000.0, 1_000_000.05])
+    answer = f"# Server\r\nserver_time_usec:{round((1_000_000 + there_s) * 1e6)}\r\n".encode()
+    with ServerStreams(ServerAddress("s1", one.host, one.port), Login(None, None)) as streams:
+        monkeypatch.setattr(streams, "ask", lambda *_: answer)
+        monkeypatch.setattr("shoal.pipeline.source.streams.time", SimpleNamespace(time=lambda: next(ours)))
+        assert streams.ahead_ms() == ahead_ms
 
 
 class Rings:

@@ -16,6 +16,8 @@ from shoal.history.servers import PAGE_ENTRIES, PageSize, ServerReader
 from shoal.pipeline.source.kinds import Entry
 from shoal.pipeline.source.offsets import MISSING, EntryId, Slice, StreamInfo
 
+CLOCK_STEP_MS: Final = 10.0
+"""How old the time may be that a server tells: it looks at its clock once for many commands."""
 NOT_YET: Final = ("LOADING", "BUSY ", "MASTERDOWN")
 """How a server refuses that will answer later: one that has just started reads its data first."""
 
@@ -62,13 +64,16 @@ class ServerStreams(ServerReader):
         return sum(len(value) for _, fields in reply for value in fields)
 
     def ahead_ms(self) -> int:
-        """How far the server's clock is ahead of ours, about."""
-        before = time.time()
+        """How far the server's clock is ahead of ours, about; 0 where both may be the same, for all that the time of the
+        question tells: a machine that is busy must not make one second look like another."""
+        before_ms = time.time() * 1000
         text = self.ask(b"INFO", b"server")
-        now_s = (before + time.time()) / 2
+        after_ms = time.time() * 1000
         for line in (text.decode() if isinstance(text, bytes) else str(text)).splitlines():
             if line.startswith("server_time_usec:"):
-                return round(int(line.partition(":")[2]) / 1000 - now_s * 1000)
+                there_ms = int(line.partition(":")[2]) / 1000
+                same = before_ms - CLOCK_STEP_MS <= there_ms <= after_ms
+                return 0 if same else round(there_ms - (before_ms + after_ms) / 2)
         return 0
 
     def entries(self, key: bytes, slice: Slice) -> Iterator[list[Entry]]:

@@ -1,0 +1,108 @@
+"""Archives that are damaged or lead elsewhere, and outputs that would replace what is somebody's, are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from msgspec import structs
+
+from shoal import cli
+from shoal.errors import ArchiveError, PipelineError
+from shoal.history.manifest import ArchivedFile, Manifest, Retired, file_path, write_manifest
+from shoal.history.servers import Login
+from shoal.history.table import SCHEMA
+from shoal.pipeline import archives, matching_job
+from shoal.pipeline.archive.job import ArchiveJob
+from shoal.pipeline.filter_sets import read_filters
+
+PATH = file_path("2026-01-01", "quotes", "batch-00000001-s1-0123456789abcdef")
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """An archive of recorded channels, with one file."""
+    folder = tmp_path / "archive"
+    (folder / PATH).parent.mkdir(parents=True)
+    pq.write_table(SCHEMA.empty_table(), folder / PATH)
+    write_manifest(folder, Manifest(batch=1, files=(ArchivedFile(PATH, "quotes", "2026-01-01", 0, 1, 0, 1, 1),)))
+    return folder
+
+
+def test_an_output_replaces_nothing_that_no_job_has_written(archive: Path, tmp_path: Path) -> None:
+    where = tmp_path / "out" / matching_job.OUT_FILE
+    where.parent.mkdir()
+    where.write_text("my notes")
+    with pytest.raises(PipelineError, match="is not what a job has written: move it away"):
+        matching_job._new_file(where.parent, archive)
+    assert where.read_text() == "my notes"
+    where.unlink()
+    where.mkdir()
+    pq.write_table(pa.table({"a": [1]}), where / "part-0.parquet")
+    (where / "_SUCCESS").touch()
+    (where / ".part-0.parquet.crc").write_bytes(b"crc")
+    (where / "thesis.txt").write_text("mine")
+    with pytest.raises(PipelineError, match="is not what a job has written"):
+        matching_job._new_file(where.parent, archive)
+    assert (where / "thesis.txt").read_text() == "mine"
+    (where / "thesis.txt").unlink()
+    assert matching_job._new_file(where.parent, archive) == where
+    assert not where.exists()
+
+
+def test_that_is_said_before_filters_are_read_and_spark_is_started(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / matching_job.OUT_FILE).write_text("my notes")
+    words = ["pipeline", "match", "--filters", "none.txt", "--archive", str(archive), "--out", str(tmp_path)]
+    assert cli.main(words) == 1
+    assert "is not what a job has written" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_named_with_what_to_do(archive: Path, tmp_path: Path) -> None:
+    opened = archives.open_archive(archive)
+    (archive / PATH).write_bytes((archive / PATH).read_bytes()[:-20])
+    with pytest.raises(PipelineError, match=r"abcdef\.parquet cannot be read: .*: put back a copy of the file"):
+        list(opened.read(["channel"]))
+    (tmp_path / "plain").mkdir()
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "plain" / "a.parquet")
+    (tmp_path / "plain" / "b.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(PipelineError, match=r"b\.parquet: .*: put back a copy of the file"):
+        archives.open_archive(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "data/../../x.parquet"])
+def test_a_manifest_that_leads_elsewhere_is_refused(archive: Path, path: str) -> None:
+    file = ArchivedFile(PATH, "quotes", "2026-01-01", 0, 1, 0, 1, 1)
+    for manifest in (
+        Manifest(batch=1, files=(structs.replace(file, path=path),)),
+        Manifest(batch=1, files=(file,), retired=(Retired(path, 0.0),)),
+    ):
+        write_manifest(archive, manifest)
+        with pytest.raises(ArchiveError, match="which is not in the archive"):
+            archives.open_archive(archive)
+        with pytest.raises(ArchiveError, match="which is not in the archive"), ArchiveJob(archive, Login(None, None)):
+            pass
+
+
+def test_without_java_nothing_is_said_or_made_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyspark")
+    from shoal.pipeline import session
+
+    monkeypatch.setattr(session, "_running", [])
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    assert cli.main(["pipeline", "archive", "--once", "--archive", str(tmp_path / "new")]) == 1
+    assert not (tmp_path / "new").exists()
+    assert cli.main(["pipeline", "load", "--once", "--state-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("Spark needs Java 17 or newer") == 2
+    assert "starting" not in said
+
+
+def test_a_file_of_filters_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "filters.txt").write_bytes(b"\xef\xbb\xbf7: a = 1\n")
+    assert list(read_filters(tmp_path / "filters.txt")) == [7]
