@@ -64,8 +64,8 @@ class ServerStreams(ServerReader):
         return sum(len(value) for _, fields in reply for value in fields)
 
     def ahead_ms(self) -> int:
-        """How far the server's clock is ahead of ours, about; 0 where both may be the same, for all that the time of the
-        question tells: a machine that is busy must not make one second look like another."""
+        """How far the server's clock is ahead of ours, about; 0 where both may be the same, for all that the length of
+        the question tells: a machine that is busy must not make one second look like another."""
         before_ms = time.time() * 1000
         text = self.ask(b"INFO", b"server")
         after_ms = time.time() * 1000
