@@ -39,8 +39,9 @@ class Store:
                 assert key == INDEX_KEY
                 if self.refuses:
                     return ReplyError("OOM command not allowed")
+                news = channel not in self.index
                 self.index.add(channel)
-                return 1
+                return int(news)
             case (b"SMEMBERS", key):
                 assert key == INDEX_KEY
                 return sorted(self.index)
@@ -270,6 +271,15 @@ def test_a_publisher_that_began_during_an_absence_is_asked_from_the_first_messag
     driver.advance(LIMITS.heal_delay_s)
     (heal,) = driver.take(inbox_channel(0xC0DE), control.Heal)
     assert (heal.first, heal.last) == (1, 2)
+
+
+def test_an_agent_that_was_lost_before_its_first_writing_was_away_too() -> None:
+    store = Store()
+    store.index.add(ORDERS)
+    Driver(store)
+    (gap,) = store.gaps()
+    assert (gap.stream, gap.since_ms) == (0, 0)
+    assert gap.reason.startswith("nobody recorded for a while")
 
 
 def test_what_a_server_refuses_to_write_is_a_gap_when_it_writes_again() -> None:

@@ -91,6 +91,8 @@ class Record:
         self._asks = False
         self._asked = False
         self._listed = False
+        self._begun = False
+        """Whether somebody has listed it before. Who did, and was lost before writing, had heard something."""
         self._tail_due = False
 
     # The end of the record
@@ -113,6 +115,7 @@ class Record:
 
     def _take_listed(self, reply: Any, now: float) -> None:
         self._listed = isinstance(reply, int)
+        self._begun = self._begun or reply == 0
         if not self._listed and self.state is not states.Record.CLOSED:
             self._writer.complain(reply)
             self._host.timers.set_if_absent(self.look, now + RETRY_S)
@@ -136,7 +139,7 @@ class Record:
         """The end of the record is known: what was held is taken."""
         newest_ms = self._learn(self._tail.entries)
         self.step("end read")
-        if not self._tail.entries:
+        if not self._tail.entries and (self._lost or not self._begun):
             self._begin()
         elif self._rules.record_absence:
             self._broken = True
