@@ -23,7 +23,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import quote
 
@@ -109,7 +109,7 @@ _decoder: Final = msgspec.json.Decoder(Manifest)
 
 def read_manifest(archive: Path) -> Manifest | None:
     """The manifest of an archive; None if the directory has none yet. ArchiveError with what to do for a directory
-    that is not there, and for a manifest that is damaged or of another version."""
+    that is not there, and for a manifest that is damaged, of another version, or that leaves its archive."""
     if not archive.is_dir():
         raise ArchiveError(
             f"there is no archive at {archive}", do="name another directory, or run `shoal pipeline archive`"
@@ -131,9 +131,23 @@ def read_manifest(archive: Path) -> Manifest | None:
             do="read it with the Shoal that wrote it, or archive into another directory",
         )
     try:
-        return _decoder.decode(data)
+        manifest = _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise _damaged(path, error) from error
+    _check_paths(path, manifest)
+    return manifest
+
+
+def _check_paths(path: Path, manifest: Manifest) -> None:
+    """A manifest may have been written by hand, or brought from elsewhere: what it lists is read, and what it calls
+    replaced is removed, so it must name nothing outside of its archive."""
+    for name in (*(file.path for file in manifest.files), *(file.path for file in manifest.retired)):
+        listed = PurePosixPath(name)
+        if listed.is_absolute() or ".." in listed.parts:
+            raise ArchiveError(
+                f"{path} lists {name}, which is not in the archive",
+                do="put back a copy of the manifest, or take the entry out",
+            )
 
 
 def _damaged(path: Path, error: Exception) -> ArchiveError:

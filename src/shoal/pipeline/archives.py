@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 from shoal.errors import PipelineError
 from shoal.history import manifest as manifests
 from shoal.history.table import SCHEMA, dedupe
-from shoal.pipeline.archive.paths import check_paths
 from shoal.pipeline.matching import PLACE
 
 if TYPE_CHECKING:
@@ -164,7 +163,6 @@ class Recorded:
         if found is None or not found.files:
             raise PipelineError(f"the archive {path} is empty", do="run shoal pipeline archive first")
         days: dict[tuple[str, str], list[str]] = {}
-        check_paths(path, found)
         for file in found.files:
             days.setdefault((file.day, file.channel), []).append(str((path / file.path).resolve()))
         self._days = [days[key] for key in sorted(days)]

@@ -35,7 +35,6 @@ from shoal.history.manifest import (
 from shoal.history.records import Position
 from shoal.history.servers import Login
 from shoal.logs import get_log
-from shoal.pipeline.archive.paths import check_paths
 from shoal.pipeline.archive.planning import Record, Work, plan_groups, plan_slices
 from shoal.pipeline.archive.slices import DONE_SCHEMA, archive_slices, compact_groups
 from shoal.plan.keys import channel_text as record_name
@@ -137,8 +136,6 @@ class ArchiveJob:
         manifest = read_manifest(self._archive)
         if manifest is None:
             check_new(self._archive)
-        else:
-            check_paths(self._archive, manifest)
         try:
             (self._archive / DATA).mkdir(exist_ok=True)
             if manifest is None:
