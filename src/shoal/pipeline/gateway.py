@@ -83,10 +83,6 @@ class Gateway:
         process: subprocess.Popen[bytes] = self._gateway.proc
         orderly = False
         try:
-            with contextlib.suppress(Exception):
-                self._gateway.shutdown()
-            if SparkContext._gateway is self._gateway:
-                SparkContext._gateway = SparkContext._jvm = None
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
@@ -96,6 +92,12 @@ class Gateway:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+        # Our ends of connections come last: those that Java calls us by cannot be closed while it holds them.
+        for close in (self._gateway.shutdown, self._gateway.shutdown_callback_server):
+            with contextlib.suppress(Exception):
+                close()
+        if SparkContext._gateway is self._gateway:
+            SparkContext._gateway = SparkContext._jvm = None
         self._relay.close()
         for done in self._closed:
             done(orderly)
