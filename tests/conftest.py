@@ -8,6 +8,7 @@ To look for new ones, run with `SHOAL_EXAMPLES=random`: what fails then is repla
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -15,3 +16,6 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", untimed, derandomize=True)
 settings.register_profile("random", untimed)
 settings.load_profile("random" if os.environ.get("SHOAL_EXAMPLES") == "random" else "same")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background ignores it, and tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,15 +115,23 @@ def test_java_is_ended_for_certain(interrupted: bool, monkeypatch: pytest.Monkey
     need_spark()
     monkeypatch.setattr(gateways, "HURRY_TIMEOUT_S", 0.05)
     process = child_that_stays()
-    made = Gateway(
-        SimpleNamespace(proc=process, shutdown=press if interrupted else lambda: None),
-        SimpleNamespace(close=lambda: None),  # type: ignore[arg-type]
-    )
+
+    def wait(timeout: float | None = None) -> int:
+        if interrupted and timeout is not None:
+            press()
+        return process.wait(timeout)
+
+    java = SimpleNamespace(stdin=process.stdin, poll=process.poll, kill=process.kill, wait=wait)
+    ended: list[str] = []
+    ends = {name: partial(ended.append, name) for name in ("shutdown", "shutdown_callback_server")}
+    relay: Any = SimpleNamespace(close=lambda: None)
+    made = Gateway(SimpleNamespace(proc=java, **ends), relay)
     if interrupted:
         with pytest.raises(KeyboardInterrupt):
             made.close(hurry=True)
     else:
         made.close(hurry=True)
+        assert ended == [*ends]
     assert process.poll() == -signal.SIGKILL
 
 
