@@ -6,7 +6,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,14 @@ from shoal.pipeline import interrupts
 from shoal.pipeline import session as sessions
 from shoal.pipeline.explaining import explained
 from shoal.pipeline.gateway import Gateway
+
+
+@pytest.fixture(autouse=True)
+def _handled_by_python() -> Iterator[None]:
+    """The session that tests share has a handler of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def press() -> None:
