@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import json
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,18 @@ async def test_what_cannot_be_is_said(bus: shoal.Bus, url: str, tmp_path: Path) 
             await reader.subscribe("a", since=60).open()
 
 
-async def publish(url: str, channel: str, name: int) -> None:
-    async with shoal.connect(url) as bus:
-        for number in range(COUNT):
-            await bus.publish(channel, b"%d %d" % (name, number))
-            await asyncio.sleep(0.01)
+@contextlib.asynccontextmanager
+async def publishing(url: str, channel: str) -> AsyncIterator[list[Coroutine[Any, Any, None]]]:
+    """What publishers do, who stay until the block is left: a recorder that was away can ask them, however late."""
+    async with contextlib.AsyncExitStack() as stack:
+        buses = [await stack.enter_async_context(shoal.connect(url)) for _ in range(PUBLISHERS)]
+        yield [publish(bus, channel, name) for name, bus in enumerate(buses)]
+
+
+async def publish(bus: shoal.Bus, channel: str, name: int) -> None:
+    for number in range(COUNT):
+        await bus.publish(channel, b"%d %d" % (name, number))
+        await asyncio.sleep(0.01)
 
 
 async def join(url: str, channel: str, begin: dt.datetime, delay_s: float) -> list[Item]:
@@ -188,11 +196,11 @@ async def test_joining_at_any_time_through_moves_has_no_hole_and_no_double(
             await asyncio.sleep(0.6)
             await command(capsys, "plan", "move", channel, "--to", target, "--mode", mode, "--eager")
 
-    publishers = [publish(url, channel, name) for name in range(PUBLISHERS)]
     joins = [asyncio.create_task(join(url, channel, begin, chance.uniform(0.0, 5.0))) for _ in range(JOINERS)]
-    await asyncio.gather(*publishers, move())
-    for items in await asyncio.gather(*joins):
-        check(items, absences=False)
+    async with publishing(url, channel) as publishers:
+        await asyncio.gather(*publishers, move())
+        for items in await asyncio.gather(*joins):
+            check(items, absences=False)
 
 
 async def test_joining_while_agents_die_has_no_hole_and_no_double(
@@ -207,8 +215,8 @@ async def test_joining_while_agents_die_has_no_hole_and_no_double(
             await asyncio.sleep(1.2)
             await asyncio.to_thread(shared_cluster.call, lambda cluster: cluster.kill(f"agent-{home}"))
 
-    publishers = [publish(url, channel, name) for name in range(PUBLISHERS)]
     joins = [asyncio.create_task(join(url, channel, begin, chance.uniform(0.0, 5.0))) for _ in range(JOINERS)]
-    await asyncio.gather(*publishers, kill())
-    for items in await asyncio.gather(*joins):
-        check(items, absences=True)
+    async with publishing(url, channel) as publishers:
+        await asyncio.gather(*publishers, kill())
+        for items in await asyncio.gather(*joins):
+            check(items, absences=True)

@@ -27,7 +27,9 @@ CANCEL_TIMEOUT_S: Final = 3.0
 """How long Java may take to cancel what runs, until the interrupt goes on without."""
 
 CANCEL_EVERY_S: Final = 0.5
-"""How often jobs are cancelled after an interrupt, for as long as somebody may still wait for one."""
+CANCEL_FOR_S: Final = 2.0
+"""How often, and for how long, jobs are cancelled after an interrupt: one may begin while another is cancelled. Whoever
+has caught the interrupt and goes on can start jobs again after that."""
 
 
 @contextlib.contextmanager
@@ -74,7 +76,8 @@ def cancelling(context: SparkContext) -> Iterator[None]:
     cancelled, left = threading.Event(), threading.Event()
 
     def cancel() -> None:
-        while not left.is_set():
+        until = time.monotonic() + CANCEL_FOR_S
+        while not left.is_set() and time.monotonic() < until:
             with contextlib.suppress(Exception):  # a Java that is gone has no jobs
                 context.cancelAllJobs()
             cancelled.set()
