@@ -31,6 +31,13 @@ __all__ = ["wish"]
 BY_HAND = replace(OPTIONS, auto=False)
 
 
+def proposed(scene: Scene) -> str:
+    """The digest of the proposal that somebody asks for now."""
+    scene.asks["a"] = Ask("propose")
+    scene.window()
+    return scene.answers["a"].digest
+
+
 def outcomes(scene: Scene) -> list[str]:
     return [effect.outcome.state for effect in scene.took(RecordOutcome)]
 
@@ -212,9 +219,7 @@ class TestAsked:
     def test_what_was_proposed_is_applied_byte_for_byte(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)
         wish.moves = {b"hot": single("s2")}
-        scene.asks["a"] = Ask("propose")
-        scene.window()
-        digest = scene.answers["a"].digest
+        digest = proposed(scene)
         assert scene.took(WriteMove) == []
         wish.moves = {}  # whatever the policy wants now
         scene.windows(2)
@@ -227,9 +232,7 @@ class TestAsked:
     def test_a_plan_that_has_changed_is_refused(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)
         wish.moves = {b"hot": single("s2")}
-        scene.asks["a"] = Ask("propose")
-        scene.window()
-        digest = scene.answers["a"].digest
+        digest = proposed(scene)
         scene.entries[b"hot"] = resting(b"hot", "s1", version=9)
         scene.asks["b"] = Ask("apply", digest=digest)
         scene.look()
@@ -240,9 +243,7 @@ class TestAsked:
     def test_a_plan_under_way_is_waited_for(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)
         wish.moves = {b"hot": single("s2")}
-        scene.asks["a"] = Ask("propose")
-        scene.window()
-        digest = scene.answers["a"].digest
+        digest = proposed(scene)
         for id in ("b", "c"):
             scene.asks[id] = Ask("apply", digest=digest)
             scene.look()
@@ -252,9 +253,7 @@ class TestAsked:
     def test_a_proposal_is_applied_once_even_if_it_only_adds_servers(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)
         wish.add = 1
-        scene.asks["a"] = Ask("propose")
-        scene.window()
-        digest = scene.answers["a"].digest
+        digest = proposed(scene)
         for id in ("b", "c"):
             scene.asks[id] = Ask("apply", digest=digest)
             scene.look()
