@@ -14,7 +14,7 @@ from shoal.filters.index import records
 from shoal.filters.index.memory import whole
 from shoal.filters.index.records import get_bits, item_words
 from shoal.filters.index.standing import equal_value, is_equality, listed_value, part_value, text_value
-from shoal.wire.rawbytes import hash_pair, kernel, part
+from shoal.wire.rawbytes import background_kernel, hash_pair, kernel, part
 
 # What a signature asks of an attribute. Up to FIXED_LAST an event has one value for it, beyond it several.
 S_EQUAL: Final = 1
@@ -114,7 +114,7 @@ def tallied(values: Any, value: np.uint64) -> int:
     return min(whole(values[value % half]), whole(values[half + (value >> np.uint64(32)) % half]))
 
 
-@kernel
+@background_kernel
 def survey(words: Any, ends: Any, chosen: Any, texts: Any, values: Any, shapes: Any) -> None:
     """Counts, in two sketches, how often each value of an equality or a list (and each prefix, suffix and window of a
     contained string) is asked for, and each set of attributes with equalities."""
