@@ -35,6 +35,7 @@ INTERLEAVED: Final = "churn-interleaved"
 KINDS: Final = (QUIET, THREAD, INTERLEAVED)
 CHECKED: Final = 3
 """Events that the naive evaluator matches in the end: seconds each, with a million subscriptions."""
+_AHEAD: Final = 2.0
 SPARE: Final = 20_000
 """Subscriptions beside those in the index at the beginning, to insert."""
 WORDS: Final = {
@@ -45,31 +46,41 @@ WORDS: Final = {
 
 
 class Churn:
-    """The subscriptions in the index, and the changes of them: a random one goes, then another one comes."""
+    """The subscriptions in the index, and the changes of them: a random one goes, then another one comes. Which ones is
+    decided ahead, so that what is measured beside a match is the index, not the drawing of numbers."""
 
     def __init__(self, index: Index, filters: list[Filter], spare: Sequence[Filter], seed: int) -> None:
         self._index = index
         self._rng = np.random.default_rng([seed, 9])
         self.held: dict[int, Filter] = dict(enumerate(filters))
-        self._ids = list(self.held)
+        """What the index holds when all changes that were prepared have been made."""
         self._spare = deque(spare)
-        self._free: deque[int] = deque()
+        self._prepared: deque[tuple[int, Filter | None]] = deque()
         self.times_us: list[float] = []
+
+    def prepare(self, seconds: float) -> None:
+        """Decides on the changes of the next seconds, and some more for a thread that is late."""
+        missing = int(_AHEAD * seconds * CHANGES_PER_S) - len(self._prepared)
+        for number in self._rng.integers(len(self.held), size=max(0, missing // 2)).tolist():
+            new = self._spare.popleft()
+            self._spare.append(self.held[number])
+            self.held[number] = new
+            self._prepared += ((number, None), (number, new))
 
     def change(self) -> None:
         """One change: a remove and an insert by turns."""
-        if self._free:
-            number, new = self._free.popleft(), self._spare.popleft()
-            self.held[number] = new
-            began = time.perf_counter_ns()
-            self._index.insert(number, new)
-        else:
-            number = self._ids[int(self._rng.integers(len(self._ids)))]
-            self._spare.append(self.held.pop(number))
-            self._free.append(number)
-            began = time.perf_counter_ns()
+        number, new = self._prepared.popleft()
+        began = time.perf_counter_ns()
+        if new is None:
             self._index.remove(number)
+        else:
+            self._index.insert(number, new)
         self.times_us.append((time.perf_counter_ns() - began) / 1e3)
+
+    def finish(self) -> None:
+        """Makes the changes that were prepared and are not made yet."""
+        while self._prepared:
+            self.change()
 
     def truth(self) -> Callable[[bytes], Ids]:
         """What the naive evaluator finds in the index, by id."""
@@ -139,6 +150,8 @@ def measure(options: Options, note: Note) -> dict[str, Any]:
             for kind in KINDS[first:] + KINDS[:first]:
                 found = _phase(kind, index, wire.each, churn, options.run_s, times[kind])
                 figures[kind] = [total + each for total, each in zip(figures[kind], found, strict=True)]
+    changes = {"count": len(churn.times_us), **_percentiles("change", churn.times_us)}
+    churn.finish()
     index.settle()
     note("checking")
     checked, _ = check(Copied(index), churn.truth(), sample_of(wire.each, CHECKED))
@@ -159,7 +172,7 @@ def measure(options: Options, note: Note) -> dict[str, Any]:
         "workload": {"all": _describe(options, load.words), **WORDS},
         "machine": machine(),
         "rows": rows,
-        "changes": {"count": len(churn.times_us), **_percentiles("change", churn.times_us)},
+        "changes": changes,
         "ratios": ratios(rows),
     }
 
@@ -168,6 +181,7 @@ def _phase(
     kind: str, index: Index, events: Sequence[bytes], churn: Churn, run_s: float, times_us: list[float]
 ) -> tuple[float, float, float, float]:
     """One phase; seconds, CPU seconds, ids found and changes made."""
+    churn.prepare(run_s)
     before = len(churn.times_us)
     began, began_cpu = time.perf_counter(), time.process_time()
     if kind == THREAD:

@@ -52,8 +52,9 @@ R_MATCH_CLUSTER: Final = 40
 R_MATCH_SEGMENT: Final = 41
 R_YOUNG_ROOM: Final = 42
 R_FIRST_SEGMENT: Final = 43
-"""From here on, of each segment: its block and its dead positions. Last come the records that are in no segment."""
-SEGMENT_ROOTS: Final = 2
+"""From here on, of each segment: its block, its dead positions, and how many words there are for them. Last come the
+records that are in no segment."""
+SEGMENT_ROOTS: Final = 3
 
 FAR: Final = 1 << 40
 """Stands for a length that nobody asks for."""

@@ -45,13 +45,10 @@ def _add_all(table: Any, numbers: Any) -> int:
 
 
 @kernel
-def _remove(table: Any, number: int) -> bool:
-    """Takes a number out and moves those behind it that would not be found any more."""
-    slot = find_slot(table, number)
-    if table[slot] == 0:
-        return False
+def close_gap(table: Any, gap: int) -> None:
+    """Takes the number at a slot out, and moves those behind it that would not be found any more."""
     size = len(table)
-    gap = slot
+    slot = gap
     while True:
         slot = slot + 1 if slot + 1 < size else 0
         if table[slot] == 0:
@@ -61,7 +58,13 @@ def _remove(table: Any, number: int) -> bool:
             table[gap] = table[slot]
             gap = slot
     table[gap] = 0
-    return True
+
+
+@kernel
+def _remove_all(table: Any, numbers: Any) -> None:
+    """Takes numbers out, all of which are there."""
+    for number in numbers:
+        close_gap(table, find_slot(table, whole(number)))
 
 
 @kernel
@@ -103,6 +106,10 @@ class Ids:
         """Somebody has added a number to the table."""
         self._count += 1
 
+    def removed(self) -> None:
+        """Somebody has taken a number out of the table."""
+        self._count -= 1
+
     def add_all(self, numbers: npt.NDArray[np.uint32]) -> int:
         """Adds all numbers, or none; how many could be added before one was there already."""
         self.make_room(len(numbers))
@@ -114,14 +121,8 @@ class Ids:
 
     def remove_all(self, numbers: npt.NDArray[np.uint32]) -> None:
         """Takes numbers out, all of which are there."""
-        for number in numbers:
-            self.remove(int(number))
-
-    def remove(self, number: int) -> bool:
-        """Takes a number out; False if it was not there."""
-        removed = bool(_remove(self._table, number))
-        self._count -= removed
-        return removed
+        _remove_all(self._table, numbers)
+        self._count -= len(numbers)
 
     def make_room(self, more: int) -> None:
         """Makes room for more numbers; the table may be another one then."""

@@ -6,15 +6,19 @@ Owns what can be asked of a segment without matching. What stands in the block i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import layout, taking
+from shoal.filters.index import layout, removing, taking
+
+STALE_SHARE: Final = 4
+"""A segment is made anew when one in so many of its subscribers has gone."""
 
 
 def _nobody() -> npt.NDArray[np.uint32]:
-    return np.zeros(taking.DEAD_MIN, np.uint32)
+    return np.zeros(removing.DEAD_MIN, np.uint32)
 
 
 @dataclass(slots=True, eq=False)
@@ -23,16 +27,16 @@ class Segment:
 
     block: npt.NDArray[np.uint8]
     dead: npt.NDArray[np.uint32] = field(default_factory=_nobody)
+    positions: int = field(init=False)
+    """Subscribers, also those that have gone."""
+
+    def __post_init__(self) -> None:
+        self.positions = int(self.header[layout.H_IDS])
 
     @property
     def header(self) -> npt.NDArray[np.int64]:
         """Counts and places: see `layout`."""
         return self.block[: 8 * layout.HEADER_WORDS].view(np.int64)
-
-    @property
-    def positions(self) -> int:
-        """Subscribers, also those that have gone."""
-        return int(self.header[layout.H_IDS])
 
     @property
     def gone(self) -> int:
@@ -55,13 +59,14 @@ class Segment:
         """The subscribers, by position."""
         return layout.part(self.block, layout.P_IDS, self.positions)
 
-    def positions_of(self, number: int) -> npt.NDArray[np.uint32]:
-        """The positions of a subscriber."""
-        if self.positions < layout.ORDERED_MIN:
-            return np.flatnonzero(self.ids() == number).astype(np.uint32)
-        order = self._order()
-        first, last = taking.positions_of(self.ids(), order, number)
-        return order[first:last]
+    @property
+    def is_stale(self) -> bool:
+        """Whether so many have gone that it should be made anew."""
+        return STALE_SHARE * self.gone > self.positions
+
+    def make_room(self) -> None:
+        """Makes room for twice as many dead positions; whoever calls it refreshes."""
+        self.dead = np.concatenate([self.dead, np.zeros(len(self.dead), np.uint32)])
 
     def lose(self, numbers: npt.NDArray[np.uint32]) -> None:
         """Takes note that some subscribers have gone, different ones and sorted. Before, nobody had."""
@@ -69,8 +74,8 @@ class Segment:
         if self.positions < layout.ORDERED_MIN:
             positions = np.flatnonzero(np.isin(ids, numbers)).astype(np.uint32)
         else:
-            positions = np.sort(taking.positions_of_all(ids, self._order(), numbers))
-        self.dead = np.zeros(2 * len(positions) + taking.DEAD_MIN, np.uint32)
+            positions = np.sort(removing.positions_of_all(ids, self._order(), numbers))
+        self.dead = np.zeros(2 * len(positions) + removing.DEAD_MIN, np.uint32)
         self.dead[0] = len(positions)
         self.dead[1 : 1 + len(positions)] = positions
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import FilterError, FilterTooLargeError
-from shoal.filters.index import building, layout, records, taking
+from shoal.filters.index import building, layout, records, removing, taking
 from shoal.filters.index.asking import Asking
 from shoal.filters.index.forking import STORES, guard
 from shoal.filters.index.ids import Ids
@@ -39,8 +39,6 @@ FAN_IN: Final = 8
 """Segments of about one size that are merged into one."""
 SEGMENTS_MAX: Final = 48
 """With so many segments a change waits for the background."""
-STALE_SHARE: Final = 4
-"""A segment is made anew when one in so many of its subscribers has gone."""
 _WORDS_PER_RECORD: Final = 24
 _log: Final = get_log(__name__)
 
@@ -131,31 +129,19 @@ class Store(Asking):
     def remove(self, number: int) -> bool:
         """Takes a subscription out; False if it is not there."""
         with self._lock:
-            if not self.ids.remove(number):
+            while (code := removing.take_out(self._view.context, number, self.ids.table)) <= removing.NO_DEAD:
+                self._segments[removing.NO_DEAD - code].make_room()
+                self._refresh()
+            if code == removing.NOT_THERE:
                 return False
+            self.ids.removed()
             if self._removed is not None:
                 self._removed.append(number)
-            for position in np.flatnonzero(self._young.ids() == number):
-                if taking.bury(self._young.dead, int(position)):
-                    return True
-            for segment in self._segments:
-                if self._bury(segment, number):
-                    if STALE_SHARE * segment.gone > segment.positions > taking.YOUNG_MAX:
-                        self._consider_merging()
-                    return True
-            raise AssertionError(f"subscription {number} is in no segment")
-
-    def _bury(self, segment: Segment, number: int) -> bool:
-        """Marks all positions of an id as dead; whether one was alive."""
-        buried = False
-        for position in segment.positions_of(number):
-            if segment.gone + 1 == len(segment.dead):
-                dead = np.zeros(2 * len(segment.dead), np.uint32)
-                dead[: len(segment.dead)] = segment.dead
-                segment.dead = dead
-                self._refresh()
-            buried = bool(taking.bury(segment.dead, int(position))) or buried
-        return buried
+            if code < len(self._segments):
+                segment = self._segments[code]
+                if segment.positions > taking.YOUNG_MAX and segment.is_stale:
+                    self._consider_merging()
+            return True
 
     def _read(self, table: WireTable) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
         words = np.empty(_WORDS_PER_RECORD * len(table) + taking.YOUNG_WORDS_MAX, np.uint16)
@@ -269,7 +255,7 @@ class Store(Asking):
             own = [segment for segment in self._segments if segment.tier == tier]
             if len(own) >= FAN_IN:
                 return tuple(segment for segment in self._segments if segment.tier <= tier)
-        stale = [segment for segment in self._segments if STALE_SHARE * segment.gone > segment.positions]
+        stale = [segment for segment in self._segments if segment.is_stale]
         return tuple(stale[:1])
 
     def _start_merge(self, segments: tuple[Segment, ...]) -> None:

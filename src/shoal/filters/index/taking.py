@@ -1,7 +1,7 @@
 """Taking in: filters in their wire form become records, and records leave segments again.
 
 Owns the kernels that write: one filter into the records that are in no segment yet, a table of filters into arrays
-for `building`, what is alive in a segment into the same, and a position into the dead ones.
+for `building`, and what is alive in a segment into the same.
 """
 
 from __future__ import annotations
@@ -45,9 +45,6 @@ NO_YOUNG: Final = -7
 NO_SCRATCH: Final = -8
 THERE: Final = -9
 """There is a filter with this id."""
-
-DEAD_MIN: Final = 16
-"""Words of an array of dead positions, at the least."""
 
 
 @kernel
@@ -162,57 +159,3 @@ def copy_alive(block: int, dead: Any, words: Any, ends: Any, ids: Any, id_ends: 
             record += 1
             ends[record], id_ends[record] = word, to
     return record
-
-
-@kernel
-def bury(dead: Any, position: int) -> bool:
-    """Adds a position to the dead ones, which are sorted behind their number; False if it is there. There is room."""
-    count = whole(dead[0])
-    low, high = 1, count + 1
-    while low < high:
-        middle = (low + high) >> 1
-        if dead[middle] < position:
-            low = middle + 1
-        else:
-            high = middle
-    if low <= count and dead[low] == position:
-        return False
-    for i in range(count + 1, low, -1):
-        dead[i] = dead[i - 1]
-    dead[low] = position
-    dead[0] = count + 1
-    return True
-
-
-@kernel
-def positions_of(ids: Any, order: Any, number: int) -> Any:
-    """Where the positions of an id stand in the order: (first, one past the last)."""
-    low, high = 0, len(order)
-    while low < high:
-        middle = (low + high) >> 1
-        if ids[order[middle]] < number:
-            low = middle + 1
-        else:
-            high = middle
-    last = low
-    while last < len(order) and ids[order[last]] == number:
-        last += 1
-    return low, last
-
-
-@background_kernel
-def positions_of_all(ids: Any, order: Any, numbers: Any) -> Any:
-    """The positions of some ids, one id after the other."""
-    found = np.empty(0, np.uint32)
-    made = 0
-    for turn in range(2):  # the first one counts
-        made = 0
-        for number in numbers:
-            first, last = positions_of(ids, order, number)
-            for i in range(first, last):
-                if turn == 1:
-                    found[made] = order[i]
-                made += 1
-        if turn == 0:
-            found = np.empty(made, np.uint32)
-    return found

@@ -86,7 +86,7 @@ class Workspace:
         roots[context.R_SEGMENTS] = len(segments) - 1
         for number, held in enumerate(segments):
             place = context.R_FIRST_SEGMENT + context.SEGMENT_ROOTS * number
-            roots[place], roots[place + 1] = held[0].ctypes.data, held[1].ctypes.data
+            roots[place : place + context.SEGMENT_ROOTS] = held[0].ctypes.data, held[1].ctypes.data, len(held[1])
             keep += held
         return roots, keep
 
