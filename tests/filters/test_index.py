@@ -67,7 +67,7 @@ def test_young_records_bulk_segments_and_settled_ones_find_the_same(filters: lis
 def test_through_random_changes(data: st.DataObject) -> None:
     index, held = Index(), dict[int, Filter]()
     for _ in range(data.draw(st.integers(1, 12))):
-        step = data.draw(st.sampled_from(["insert", "many", "remove", "settle", "match"]))
+        step = data.draw(st.sampled_from(["insert", "many", "remove", "remove many", "settle", "match"]))
         free = [number for number in range(40) if number not in held]
         if step == "insert" and free:
             number = data.draw(st.sampled_from(free))
@@ -82,6 +82,11 @@ def test_through_random_changes(data: st.DataObject) -> None:
             number = data.draw(st.sampled_from(sorted(held)))
             index.remove(number)
             del held[number]
+        elif step == "remove many" and held:
+            numbers = data.draw(st.lists(st.sampled_from(sorted(held)), unique=True))
+            index.remove_many(numbers)
+            for number in numbers:
+                del held[number]
         elif step == "settle":
             index.settle()
         assert len(index) == len(held)
@@ -181,6 +186,38 @@ def test_thousands_of_filters_of_one_sort(make: Callable[[random.Random, list[st
             index.settle()
         for event in events:
             assert sorted(index.match(event).tolist()) == expected(held, event)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [50, 2_000, 6_000])
+def test_who_goes_and_comes_again_is_found_once(size: int) -> None:
+    """Also where a filter stands in several places because of its list, and where positions are looked up by order."""
+    rng = random.Random(size)
+    index, held = Index(), dict[int, tuple[str, str]]()
+
+    def come(number: int) -> Filter:
+        held[number] = f"a{rng.randrange(20)}", f"b{rng.randrange(7)}"
+        return parse("s in ('{}', '{}')".format(*held[number]))
+
+    index.insert_many(range(size), [come(number) for number in range(size)])
+    for turn in range(12):
+        gone = rng.sample(range(size), size // 10)
+        if turn % 2:
+            index.remove_many(gone)
+        else:
+            for number in gone:
+                index.remove(number)
+        for number in gone:
+            with pytest.raises(FilterError, match="there is no subscription"):
+                index.remove(number)
+        for value in ("a3", "b5"):
+            wanted = sorted(number for number in held if value in held[number] and number not in gone)
+            assert sorted(index.match({"s": value}).tolist()) == wanted
+        for number in gone:
+            index.insert(number, come(number))
+        assert len(index) == size
+    index.remove_many(range(size))
+    assert len(index) == 0
+    assert not len(index.match({"s": "a3"}))
 
 
 def most_tested(index: Index) -> int:

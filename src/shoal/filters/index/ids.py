@@ -61,10 +61,14 @@ def close_gap(table: Any, gap: int) -> None:
 
 
 @kernel
-def _remove_all(table: Any, numbers: Any) -> None:
-    """Takes numbers out, all of which are there."""
-    for number in numbers:
-        close_gap(table, find_slot(table, whole(number)))
+def _remove_all(table: Any, numbers: Any) -> int:
+    """Takes numbers out until one is not there; how many were taken out."""
+    for done in range(len(numbers)):
+        slot = find_slot(table, whole(numbers[done]))
+        if table[slot] == 0:
+            return done
+        close_gap(table, slot)
+    return len(numbers)
 
 
 @kernel
@@ -119,10 +123,14 @@ class Ids:
             self.remove_all(numbers[:added])
         return added
 
-    def remove_all(self, numbers: npt.NDArray[np.uint32]) -> None:
-        """Takes numbers out, all of which are there."""
-        _remove_all(self._table, numbers)
-        self._count -= len(numbers)
+    def remove_all(self, numbers: npt.NDArray[np.uint32]) -> int:
+        """Takes all numbers out, or none; how many could be taken out before one was not there."""
+        removed = int(_remove_all(self._table, numbers))
+        if removed < len(numbers):
+            _add_all(self._table, numbers[:removed])
+        else:
+            self._count -= removed
+        return removed
 
     def make_room(self, more: int) -> None:
         """Makes room for more numbers; the table may be another one then."""

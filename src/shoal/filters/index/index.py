@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -132,8 +133,7 @@ class Index:
                     self._insert_several(number, each)
                     done.append(number)
             except FilterError:
-                for number in done:
-                    self.remove(number)
+                self.remove_many(done)
                 raise
 
     def remove(self, number: int) -> None:
@@ -154,18 +154,20 @@ class Index:
                 self._several.remove(conjunction)
 
     def remove_many(self, numbers: Sequence[int] | npt.NDArray[Any]) -> None:
-        """Takes many subscriptions out, or none of them: FilterError names the first that is not there, or that is
-        listed twice. (If another thread takes one of them out at that time, those before it are gone.)"""
-        ids = ids_of(numbers).tolist()
+        """Takes many subscriptions out, or none of them: FilterError names one that is not there, or that is listed
+        twice."""
+        ids = ids_of(numbers)
         with self._lock:
-            seen: set[int] = set()
-            for number in ids:
-                if number in seen:
-                    raise FilterError(f"subscription {number} is listed twice")
-                if number not in self:
-                    raise _absent(number)
-                seen.add(number)
-            for number in ids:
+            several = [number for number in ids.tolist() if number in self._conjunctions] if self._conjunctions else []
+            twice = [number for number, count in Counter(several).items() if count > 1]
+            if twice:
+                raise _twice(twice[0])
+            plain = ids[~np.isin(ids, several)].astype(np.uint32)
+            removed = self._plain.remove_many(plain)
+            if removed < len(plain):
+                number = int(plain[removed])
+                raise _twice(number) if number in plain[:removed] else _absent(number)
+            for number in several:
                 self.remove(number)
 
     def _insert_plain(self, ids: npt.NDArray[np.int64], table: WireTable) -> None:
@@ -316,8 +318,7 @@ class Index:
             try:
                 self._absorb_several(several, several.ids)
             except FilterError:
-                for number in given.ids.tolist():
-                    self._plain.remove(number)
+                self._plain.remove_many(given.ids)
                 raise
 
     def _several_now(self) -> _Several:
@@ -347,6 +348,10 @@ def _taken(number: int) -> FilterError:
 
 def _absent(number: object) -> FilterError:
     return FilterError(f"there is no subscription {number!r}")
+
+
+def _twice(number: int) -> FilterError:
+    return FilterError(f"subscription {number} is listed twice")
 
 
 def _rows_with_alternatives(table: WireTable) -> npt.NDArray[np.intp]:

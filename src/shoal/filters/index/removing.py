@@ -1,6 +1,6 @@
 """Removing: a subscription leaves.
 
-Owns the kernels that find the positions of an id, and that add positions to the dead ones of a segment.
+Owns the kernels that find the positions of an id, and how positions come to the dead ones of a segment.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.filters.index import layout
 from shoal.filters.index.context import (
@@ -64,6 +65,22 @@ def positions_of_all(ids: Any, order: Any, numbers: Any) -> Any:
         if turn == 0:
             found = np.empty(made, np.uint32)
     return found
+
+
+def united(dead: npt.NDArray[np.uint32], positions: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """The dead positions with some more, which are sorted; some of them may be dead already."""
+    known = dead[1 : 1 + int(dead[0])]
+    at = np.searchsorted(known, positions)
+    new = (at == len(known)) | (np.append(known, np.uint32(0))[at] != positions)
+    return np.insert(known, at[new], positions[new])
+
+
+def dead_of(positions: npt.NDArray[np.uint32], words: int) -> npt.NDArray[np.uint32]:
+    """An array of so many words for the dead positions: their number, then they, sorted."""
+    dead = np.zeros(words, np.uint32)
+    dead[0] = len(positions)
+    dead[1 : 1 + len(positions)] = positions
+    return dead
 
 
 @kernel

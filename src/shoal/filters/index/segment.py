@@ -69,15 +69,15 @@ class Segment:
         self.dead = np.concatenate([self.dead, np.zeros(len(self.dead), np.uint32)])
 
     def lose(self, numbers: npt.NDArray[np.uint32]) -> None:
-        """Takes note that some subscribers have gone, different ones and sorted. Before, nobody had."""
+        """Takes note that some subscribers have gone, different ones and sorted; whoever calls it refreshes."""
         ids = self.ids()
         if self.positions < layout.ORDERED_MIN:
             positions = np.flatnonzero(np.isin(ids, numbers)).astype(np.uint32)
         else:
             positions = np.sort(removing.positions_of_all(ids, self._order(), numbers))
-        self.dead = np.zeros(2 * len(positions) + removing.DEAD_MIN, np.uint32)
-        self.dead[0] = len(positions)
-        self.dead[1 : 1 + len(positions)] = positions
+        if len(positions):
+            gone = removing.united(self.dead, positions)
+            self.dead = removing.dead_of(gone, 2 * len(gone) + removing.DEAD_MIN)
 
     def _order(self) -> npt.NDArray[np.uint32]:
         """The positions, sorted by subscriber."""

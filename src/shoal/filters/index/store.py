@@ -143,6 +143,24 @@ class Store(Asking):
                     self._consider_merging()
             return True
 
+    def remove_many(self, numbers: npt.NDArray[np.uint32]) -> int:
+        """Takes subscriptions out, all of them or none; how many there are before one that is not there, or that is
+        listed twice."""
+        with self._lock:
+            removed = self.ids.remove_all(numbers)
+            if removed < len(numbers):
+                return removed
+            if self._removed is not None:
+                self._removed += numbers.tolist()
+            ordered = np.sort(numbers)
+            for segment in self._segments:
+                segment.lose(ordered)
+            self._young.lose(ordered)
+            self._refresh()
+            if any(segment.positions > taking.YOUNG_MAX and segment.is_stale for segment in self._segments):
+                self._consider_merging()
+            return removed
+
     def _read(self, table: WireTable) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
         words = np.empty(_WORDS_PER_RECORD * len(table) + taking.YOUNG_WORDS_MAX, np.uint16)
         ends = np.zeros(len(table) + 1, np.int64)

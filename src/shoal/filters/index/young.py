@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import layout, taking
+from shoal.filters.index import layout, removing, taking
 from shoal.filters.index.uniting import Records
 
 
@@ -50,6 +50,11 @@ class Young:
         np.cumsum(lengths[alive], out=ends[1:])
         words = self.words[: self.ends[count]][np.repeat(alive, lengths)]
         return Records(words, ends, self.ids()[alive], np.arange(len(ends)))
+
+    def lose(self, numbers: npt.NDArray[np.uint32]) -> None:
+        """Takes note that some subscribers have gone; whoever calls it refreshes."""
+        positions = np.flatnonzero(np.isin(self.ids(), numbers)).astype(np.uint32)
+        self.dead = removing.dead_of(removing.united(self.dead, positions), len(self.dead))
 
     def grown(self, room: int, words: int) -> Young:
         """The same with room for more records and words."""
