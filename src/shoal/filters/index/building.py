@@ -15,9 +15,10 @@ import numpy.typing as npt
 from shoal.filters.index import choosing, layout, standing, weighing
 from shoal.filters.index.arranging import Entries, arrange
 from shoal.filters.index.members import pack_members
-from shoal.filters.index.memory import whole
+from shoal.filters.index.memory import copy_bytes, whole
 from shoal.filters.index.records import put_bits
 from shoal.filters.index.uniting import Records, unite
+from shoal.filters.index.vectors import prefetch
 from shoal.filters.index.weighing import PARTS, S_PREFIX, S_SUFFIX
 from shoal.wire.rawbytes import background_kernel, hash_pair, kernel
 
@@ -26,6 +27,8 @@ _SKETCH_MAX: Final = 1 << 16
 _SIGNATURES_FIRST: Final = 1024
 _LENGTHS: Final = weighing.LENGTH_MAX + 1
 """Lengths of prefixes and suffixes that are told apart; longer ones are not allowed."""
+_AHEAD: Final = 16
+"""Records that are asked for before they are copied."""
 _UNSEEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -99,35 +102,42 @@ def choose(
 
 @background_kernel
 def fill_entries(
-    words: Any, ends: Any, first: Any, id_ends: Any, ids: Any, unique_of: Any, entries: Any, order: Any,
-    out_words: Any, out_word_ends: Any, out_ids: Any, out_id_ends: Any,
+    words: Any, ends: Any, id_ends: Any, ids: Any, unique_of: Any, entries: Any, order: Any, out_words: Any,
+    out_word_ends: Any, out_ids: Any, out_id_ends: Any,
 ) -> None:  # fmt: skip
-    """Copies records and ids in the order of the entries. A record that has several is written once."""
-    word_at, id_at = 0, 0
+    """Copies records and ids in the order of the entries. A record that has several is written once. Records lie far
+    apart in that order: each is asked for some time before it is copied."""
+    word_at, id_at, count = 0, 0, len(order)
     held_by = np.zeros(len(ends) - 1, np.uint32)
-    for position in range(len(order)):
-        if entries.place[order[position]] == 0:
-            held_by[entries.record[order[position]]] = position
-    for position in range(len(order)):
-        entry = order[position]
-        record = entries.record[entry]
+    records, places = np.empty(count, np.int64), np.empty(count, np.uint16)
+    for position in range(count):
+        records[position], places[position] = entries.record[order[position]], entries.place[order[position]]
+    for position in range(count):
+        if places[position] == 0:
+            held_by[records[position]] = position
+    source, to = whole(words.ctypes.data), whole(out_words.ctypes.data)
+    for position in range(count):
+        record = records[position]
+        ahead = records[min(position + _AHEAD, count - 1)]
+        prefetch(source + 2 * whole(ends[ahead]))
+        prefetch(whole(ids.ctypes.data) + 4 * whole(id_ends[unique_of[ahead]]))
         out_id_ends[position] = id_at
-        if entries.place[entry] == 0:
+        if places[position] == 0:
             out_word_ends[position] = word_at
-            for i in range(ends[record], ends[record + 1]):
-                out_words[word_at] = words[i]
-                word_at += 1
+            size = whole(ends[record + 1] - ends[record])
+            copy_bytes(to + 2 * word_at, source + 2 * whole(ends[record]), 2 * size)
+            word_at += size
         else:
             out_word_ends[position] = word_at | layout.REPEATED
-            out_words[word_at] = entries.place[entry]
+            out_words[word_at] = places[position]
             put_bits(out_words, word_at + 1, np.uint64(held_by[record]), 2)
             word_at += layout.REPEATED_WORDS
         unique = unique_of[record]
         for i in range(id_ends[unique], id_ends[unique + 1]):
             out_ids[id_at] = ids[i]
             id_at += 1
-    out_word_ends[len(order)] = word_at
-    out_id_ends[len(order)] = id_at
+    out_word_ends[count] = word_at
+    out_id_ends[count] = id_at
 
 
 def build(given: Records, texts: tuple[Any, Any, Any], attributes: int) -> npt.NDArray[np.uint8]:
@@ -156,9 +166,7 @@ def build(given: Records, texts: tuple[Any, Any, Any], attributes: int) -> npt.N
     out_words = np.empty(int(lengths.sum()), np.uint16)
     out_ids = np.empty(int(members.sum()), np.uint32)
     word_ends, out_id_ends = np.empty(len(order) + 1, np.uint32), np.empty(len(order) + 1, np.uint32)
-    fill_entries(
-        words, ends, first, id_ends, ids, unique_of, entries, order, out_words, word_ends, out_ids, out_id_ends
-    )
+    fill_entries(words, ends, id_ends, ids, unique_of, entries, order, out_words, word_ends, out_ids, out_id_ends)
     parts["words"], parts["word_ends"], parts["ids"] = out_words, word_ends, out_ids
     parts["id_starts"], parts["id_lists"] = pack_members(out_id_ends)
     parts["order"] = layout.order_of(out_ids)
