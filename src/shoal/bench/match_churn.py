@@ -36,6 +36,7 @@ KINDS: Final = (QUIET, THREAD, INTERLEAVED)
 CHECKED: Final = 3
 """Events that the naive evaluator matches in the end: seconds each, with a million subscriptions."""
 _AHEAD: Final = 2.0
+"""Changes that are drawn ahead, of those that a phase should make: a thread that was late makes more."""
 SPARE: Final = 20_000
 """Subscriptions beside those in the index at the beginning, to insert."""
 WORDS: Final = {
