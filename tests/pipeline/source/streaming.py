@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+import pytest
 from tests.balance.reporting import record
 from tests.support.redis_server import RedisServer
 
 from shoal.channels.telemetry import DATA_FIELD, ID_FIELD, Record, encode
+from shoal.pipeline.source import reading
+from shoal.pipeline.source.offsets import ServerOffset
 from shoal.pipeline.source.options import SourceOptions, read_options
+from shoal.pipeline.source.planning import Planning, table_of
 from shoal.wire.ask import Asking
 from shoal.wire.envelope import TELEMETRY_KEY
 
@@ -56,3 +60,34 @@ def listed(*servers: RedisServer) -> str:
 
 def options(*servers: RedisServer, **more: str) -> SourceOptions:
     return read_options({"servers": listed(*servers), **more})
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def empty(one: RedisServer, two: RedisServer) -> None:
+    for server in (one, two):
+        Stream(server).clear()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PAUSE_S", 0.01)
+
+
+def seconds_of(
+    planning: Planning, asked: SourceOptions, start: dict[str, ServerOffset], end: dict[str, ServerOffset]
+) -> list[tuple[str, int]]:
+    """What is between two offsets: host and second of each record."""
+    table = table_of(planning.parts(start, end), asked.kind)
+    return sorted(zip(table["host"].to_pylist(), table["second"].to_pylist(), strict=True))
