@@ -409,9 +409,9 @@ def test_importing_compiles_nothing() -> None:
 
 
 def test_compiling_is_announced(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)  # another test may have set logging up
+    monkeypatch.setattr(rawbytes, "_logger", logging.getLogger("announced"))  # another test may have set ours up
     monkeypatch.setattr(rawbytes._CompileNotice, "said", set())
-    with caplog.at_level(logging.INFO, logger="shoal"), compilation_announced(), compilation_announced():
+    with caplog.at_level(logging.INFO, logger="announced"), compilation_announced(), compilation_announced():
         assert numba.njit(lambda data: load_u64(data, 0))(padded(b"\x02")) == 2
     said = [record.message for record in caplog.records if "agents" in record.message]
     assert said == ["compiling the loops of agents, once on this machine and version: this takes up to a minute"]
