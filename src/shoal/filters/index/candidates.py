@@ -48,6 +48,8 @@ OVERFLOW: Final = -12
 ACCEPTED: Final = np.uint64(1 << 32)
 """Marks an entry that needs no test."""
 ITEM_SHIFT: Final = 40
+_AHEAD: Final = 8
+"""Entries that are tested before one whose record is asked for."""
 _ENTRY: Final = np.uint64(0xFFFFFFFF)
 
 
@@ -93,13 +95,33 @@ def queue(context: int, segment: int, run: int) -> bool:
 
 
 @part
+def holder_of(block: int, entry: int) -> Any:
+    """(The entry where the record of an entry stands, which value of its list the entry waits for)."""
+    ends = u32_part(block, layout.P_WORD_ENDS)
+    if ends[entry] & layout.REPEATED == 0:
+        return entry, 0
+    words, at = u16_part(block, layout.P_WORDS), whole(ends[entry] & layout.LOW_31)
+    return whole(get_bits(words, at + 1, 2)), whole(words[at])
+
+
+@part
 def record_of(block: int, entry: int) -> Any:
     """The record of an entry: (its first word, one past its last, which value of its list the entry waits for)."""
-    ends, place = u32_part(block, layout.P_WORD_ENDS), 0
-    if ends[entry] & layout.REPEATED != 0:
-        words, at = u16_part(block, layout.P_WORDS), whole(ends[entry] & layout.LOW_31)
-        place, entry = whole(words[at]), whole(get_bits(words, at + 1, 2))
+    ends = u32_part(block, layout.P_WORD_ENDS)
+    entry, place = holder_of(block, entry)
     return whole(ends[entry] & layout.LOW_31), whole(ends[entry + 1] & layout.LOW_31), place
+
+
+@part
+def ask_ahead(block: int, entry: int, last: int) -> None:
+    """Asks for the records of entries that are tested soon, one after the other: where a record stands that several
+    have, and after that for the record."""
+    ends = u32_part(block, layout.P_WORD_ENDS)
+    if entry + 2 * _AHEAD < last:
+        holder, _ = holder_of(block, entry + 2 * _AHEAD)
+        prefetch(address_of(block, layout.P_WORD_ENDS) + 4 * holder)
+        holder, _ = holder_of(block, entry + _AHEAD)
+        prefetch(address_of(block, layout.P_WORDS) + 2 * whole(ends[holder] & layout.LOW_31))
 
 
 @part

@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.filters.index import arranging, choosing, layout, records, rows, standing, weighing
 from shoal.filters.index.calls import Addressed, call_5
-from shoal.filters.index.candidates import entry_holds, record_of
+from shoal.filters.index.candidates import ask_ahead, entry_holds, record_of
 from shoal.filters.index.context import (
     FAR,
     R_FIRST_SEGMENT,
@@ -123,6 +123,7 @@ def match_sorted(context: int, block: int, run: int, stop: int, used: int, segme
 def match_scan(context: int, block: int, first: int, last: int, used: int, segment: int) -> int:
     """Tests entries one by one."""
     for entry in range(first, last):
+        ask_ahead(block, entry, last)
         if entry_holds(context, block, entry):
             used = emit_entries(context, block, used, segment, entry, entry + 1)
             if used < 0:
