@@ -113,7 +113,6 @@ class Scene:
         self.answers: dict[str, Answer] = {}
         self.proposals: dict[str, bytes] = {}
         self.recorded: set[str] = set()
-        self.archived: dict[str, int] = {}
         self.state = BalancerState()
         self.effects: list[Effect] = []
         self.load: Mapping[tuple[str, bytes], Mapping[str, Any]] = BUSY
@@ -137,7 +136,6 @@ class Scene:
             dict(self.asks),
             dict(self.proposals),
             self.recorded,
-            self.archived,
         )
         found = self.core.observe(windows, view, self.now)
         for effect in found:

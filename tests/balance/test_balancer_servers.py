@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.balance.balancing import OPTIONS, Scene, moving, resting, ring_of, single, wish
+from tests.balance.balancing import OPTIONS, Scene, moving, resting, single, wish
 from tests.balance.tiny_policy import Wish
 
 from shoal.balance import pooling
@@ -172,26 +172,6 @@ class TestServersGoing:
         scene.recorded = set()
         scene.window()
         assert scene.marks == {"s3": Mark.OUT}
-        assert scene.core.state.emptied == {}, "nobody said that it recorded anything"
-
-    def test_it_is_known_which_servers_went_with_all_their_records_archived(self, wish: Wish) -> None:
-        scene = Scene("s1", "s2", "s3", "s4")
-        scene.load = {}
-        scene.marks |= {"s3": Mark.DRAIN, "s4": Mark.DRAIN}
-        scene.join()
-        scene.recorded = {"s4"}
-        scene.archived = {"s3": 5000, "s1": 4000}
-        scene.windows(8)
-        assert scene.state.emptied == {"s3": 5000}, "s1 stays, and s4 holds records that nobody has archived"
-        scene.ring = ring_of("s1", "s2")
-        scene.archived = {}
-        scene.look()
-        assert scene.marks["s4"] is Mark.OUT, "it died"
-        assert scene.state.emptied == {"s3": 5000}
-        scene.ring = ring_of("s1", "s2", "s3")
-        scene.marks = {}
-        scene.look()
-        assert scene.state.emptied == {}, "it came back"
 
     @pytest.mark.parametrize("mark", [Mark.FREEING, Mark.DRAIN, Mark.LOST])
     def test_a_lazy_move_away_from_a_server_that_waits_for_it_is_hurried_once(self, wish: Wish, mark: Mark) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.records import DAY_US, NOON_US, Recording, sequences
 from tests.support.redis_server import RedisServer
 
-from shoal.history.manifest import Manifest, read_manifest
+from shoal.history.manifest import read_manifest
 from shoal.history.reading import ChannelHistory
 from shoal.history.servers import Login
 from shoal.history.table import to_items
@@ -29,12 +29,10 @@ def servers() -> Iterator[tuple[ServerAddress, ServerAddress]]:
         yield ServerAddress("s1", first.host, first.port), ServerAddress("s2", second.host, second.port)
 
 
-def archive(directory: Path, *servers: ServerAddress, emptied: Mapping[str, int] | None = None) -> Manifest:
+def archive(directory: Path, *servers: ServerAddress) -> None:
     with ArchiveJob(directory, NOBODY) as job:
-        while job.batch(servers, run_here, emptied) is not None:
+        while job.batch(servers, run_here) is not None:
             pass
-        job.tell(servers)
-        return job.manifest
 
 
 def history(
@@ -79,18 +77,3 @@ def test_a_job_notes_when_a_server_left_and_later_times_have_no_gap(
     again = read_manifest(tmp_path)
     assert again is not None
     assert again.left == {}
-
-
-def test_a_server_that_was_sent_away_after_all_was_archived_leaves_no_gap(
-    servers: tuple[ServerAddress, ServerAddress], tmp_path: Path
-) -> None:
-    told = archive(tmp_path, *servers).told
-    assert told.keys() == {"s1", "s2"}
-    later = {"s2": told["s2"] + 1}
-    assert archive(tmp_path, servers[0], emptied=later).whole == (), "another archive has more of it"
-    assert any(isinstance(item, Gap) for item in history(tmp_path, servers[0]))
-    assert archive(tmp_path, servers[0], emptied={"s2": told["s2"]}).whole == ("s2",)
-    assert sequences(history(tmp_path, servers[0])) == [1, 2, 3, 4]
-    assert not any(isinstance(item, Gap) for item in history(tmp_path, servers[0]))
-    assert archive(tmp_path, servers[0]).whole == ("s2",), "the balancer remembers for a while, the archive for good"
-    assert archive(tmp_path, *servers).whole == (), "it came back"

@@ -39,17 +39,7 @@ from shoal.balance.joining import History, PoolFacts, join
 from shoal.balance.lost import lost_channels, with_lost
 from shoal.balance.options import BalancerOptions
 from shoal.balance.policies import policy
-from shoal.balance.pooling import (
-    TAKES,
-    PoolKeeper,
-    Quietness,
-    drain_mark,
-    emptied,
-    ended,
-    hurries,
-    keep_mark,
-    promotions,
-)
+from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
 from shoal.balance.proposal import Proposal, decode_proposal, make_proposal, why_stale
 from shoal.balance.recording import Outcome, make_record
 from shoal.balance.records import APPLIED_MAX, REMOVED_MAX, Answer, Ask, BalancerState, why_of
@@ -165,7 +155,6 @@ class Balancer:
                 self.removed(server)
         effects: list[Effect] = [*self._go_on(view, now_s)]
         steps = [*self._pool.steps(view, view.ring, self._quiet, {*self._state.removed}, now_s)]
-        self._state = replace(self._state, emptied=emptied(self._state.emptied, view, view.ring, steps))
         effects += steps
         effects += self._note_joins(view, view.ring, now_s)
         if not steps:

@@ -52,9 +52,6 @@ class View(msgspec.Struct, frozen=True):
     """The bytes of proposals that may be applied, by digest."""
     recorded: Set[str] = frozenset()
     """Servers that are drained and hold records that nobody has archived."""
-    archived: Mapping[str, int] = {}
-    """Servers that are drained and have recorded something, all of which is archived: up to when it is, in milliseconds
-    of the server's clock."""
 
 
 class WriteMove(msgspec.Struct, frozen=True):

@@ -11,13 +11,12 @@ all is decided by a policy; from then on the steps follow from what is there, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 import pyarrow.compute as pc
 
 from shoal.balance.effects import HurryMove, PutMark, RemoveServer, View
-from shoal.balance.records import REMOVED_MAX
 from shoal.balance.window import LoadWindow
 from shoal.plan.entry import Phase
 from shoal.plan.keys import Mark
@@ -166,22 +165,6 @@ def ended(view: View, ring: Ring) -> Iterator[str]:
     if view.provider.knows_all:
         gone = (server for server, mark in sorted(view.marks.items()) if mark is Mark.OUT)
         yield from (server for server in gone if server not in ring.ids and server not in view.provider.servers)
-
-
-def emptied(
-    before: Mapping[str, int], view: View, ring: Ring, steps: Iterable[PutMark | RemoveServer]
-) -> dict[str, int]:
-    """The servers that have gone, or go with these steps, with all that they recorded archived, newest last: up to when
-    it is. One that stays or came back is none of them."""
-    gone = {
-        server: until_ms
-        for server, until_ms in before.items()
-        if server not in ring.ids or view.marks.get(server) is Mark.OUT
-    }
-    for step in steps:
-        if isinstance(step, PutMark) and step.mark is Mark.OUT and step.server in view.archived:
-            gone[step.server] = view.archived[step.server]
-    return dict([*gone.items()][-REMOVED_MAX:])
 
 
 def named_servers(view: View) -> dict[str, int]:

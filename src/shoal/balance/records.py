@@ -32,7 +32,7 @@ PROPOSALS_MAX: Final = 16
 """Proposals that can be applied later. The oldest is forgotten."""
 
 REMOVED_MAX: Final = 64
-"""Servers that are remembered as removed: as long as some ring may still name them, and until the archive job asks."""
+"""Servers that are remembered as removed: as long as some ring may still name them."""
 
 APPLIED_MAX: Final = 64
 """Plans that are remembered as applied, so that none is applied twice."""
@@ -53,9 +53,6 @@ class BalancerState(msgspec.Struct, frozen=True):
     """Servers that were removed last, newest first."""
     applied: tuple[str, ...] = ()
     """Digests of the plans that were applied last, newest first."""
-    emptied: dict[str, int] = {}
-    """Servers that were sent away last, newest last, with all that they recorded archived: up to when it was, in
-    milliseconds of the server's clock."""
 
 
 class Why(msgspec.Struct, frozen=True):

@@ -56,18 +56,14 @@ class PlanSource:
 
     async def ring(self) -> bytes | None:
         """The newest signed ring."""
-        return await self.stored(RING_KEY)
+        async with await self._connect() as coordinator:
+            ring = await coordinator.get(RING_KEY)
+        return None if ring is None else ring.value
 
     async def recorded(self) -> list[bytes]:
         """The patterns whose channels are recorded."""
         async with await self._connect() as coordinator:
             return await recorded_patterns(coordinator)
-
-    async def stored(self, key: str) -> bytes | None:
-        """What stands under a key, which the role may read."""
-        async with await self._connect() as coordinator:
-            found = await coordinator.get(key)
-        return None if found is None else found.value
 
     async def _connect(self) -> Coordinator:
         return await RedisCoordinator.connect(self._url, timeout_s=self._timeout_s)

@@ -106,6 +106,8 @@ class _Done:
 
 
 def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Namespace, done: _Done) -> None:
+    from shoal.pipeline.archive.telling import tell_archived
+
     ended = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: ended.set())
@@ -113,7 +115,7 @@ def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Nam
         _archive(job, runner, cluster, ended, done, once=args.once)
         for server, why in job.unreachable.items():
             note(f"server {server} cannot be asked; what it recorded is archived when it can: {why}")
-        job.tell(cluster.servers())
+        tell_archived(cluster.servers(), cluster.login, job.manifest)
         done.compacted += job.compact(runner, 2) if args.compact else job.compact(runner)
         if args.once:
             return
@@ -126,7 +128,7 @@ def _archive(
     """Batch after batch until nothing is left, or with `once` nothing of what there was at the beginning, so that a
     busy channel cannot keep it for ever. A batch that could read nothing is tried again later."""
     goal: Mapping[Record, Position] | None = None
-    while not ended.is_set() and (progress := job.batch(cluster.servers(), runner, cluster.emptied())) is not None:
+    while not ended.is_set() and (progress := job.batch(cluster.servers(), runner)) is not None:
         done.count(progress)
         total = progress.entries + progress.behind
         share = 100 * progress.entries // total if total else 100
@@ -170,14 +172,3 @@ class _Cluster:
             if not self._servers:
                 raise
         return self._servers
-
-    def emptied(self) -> Mapping[str, int]:
-        """The servers that the balancer has sent away, and up to when it found them archived; none while the
-        coordinator is away."""
-        from shoal.balance.records import STATE_KEY, BalancerState, decode
-
-        try:
-            stored = asyncio.run(self._source.stored(STATE_KEY))
-            return decode(stored, BalancerState).emptied if stored else {}
-        except ShoalError:
-            return {}

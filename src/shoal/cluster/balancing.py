@@ -167,7 +167,6 @@ class Balancing:
             self._store.asks,
             self._store.proposals,
             self._holding(leading),
-            self._records.archived if self._records is not None else {},
         )
         effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, time.time())
         metrics.MOVES_WAITING.set(core.waiting)

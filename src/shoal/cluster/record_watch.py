@@ -35,25 +35,18 @@ class RecordWatch:
         self._limits = limits
         self._tasks = ServerTasks(self._watch, "records of")
         self._followed: frozenset[ServerAddress] = frozenset()
-        self._free: dict[str, int] = {}
+        self._free: set[str] = set()
 
     def follow(self, servers: Iterable[ServerAddress]) -> None:
         """Watches these servers from now on, and no others."""
         self._followed = frozenset(servers)
-        followed = {server.id for server in self._followed}
-        self._free = {server: until_ms for server, until_ms in self._free.items() if server in followed}
+        self._free &= {server.id for server in self._followed}
         self._tasks.follow(self._followed)
 
     @property
     def holding(self) -> frozenset[str]:
         """Servers that are followed and hold records that are not archived, as far as is known."""
         return frozenset(server.id for server in self._followed if server.id not in self._free)
-
-    @property
-    def archived(self) -> dict[str, int]:
-        """Servers that are followed and have recorded something, all of which is archived: up to when it is, in
-        milliseconds of the server's clock."""
-        return {server: until_ms for server, until_ms in self._free.items() if until_ms}
 
     async def close(self) -> None:
         """Ends all questions."""
@@ -65,29 +58,26 @@ class RecordWatch:
             asking = Asking(server, self._username, self._password, self._limits)
             try:
                 await asking.open()
-                until_ms, left = await _archived(asking)
-                if left:
-                    self._free.pop(server.id, None)
-                else:
-                    self._free[server.id] = until_ms
+                left = await _unarchived(asking)
+                (self._free.discard if left else self._free.add)(server.id)
                 if left and not told:
                     _log.warning(
                         "a drained server stays: it holds records that are not archived", server=server.id, records=left
                     )
                 told = left
             except (ShoalError, hiredis.ReplyError, OSError) as error:
-                self._free.pop(server.id, None)
+                self._free.discard(server.id)
                 _log.debug("a drained server does not say whether it holds records", server=server.id, why=str(error))
             finally:
                 asking.close()
             await asyncio.sleep(ASK_S)
 
 
-async def _archived(asking: Asking) -> tuple[int, int]:
-    """Up to when a server was archived (0: never), and how many of its records have entries from after that."""
+async def _unarchived(asking: Asking) -> int:
+    """How many records of a server have entries from after what was archived."""
     until_ms = int(await asking.ask((b"GET", ARCHIVED_KEY)) or 0)
     left = 0
     for channel in await asking.ask((b"SMEMBERS", INDEX_KEY)):
         newest = await asking.ask((b"XREVRANGE", record_key(channel), b"+", b"-", b"COUNT", b"1"))
         left += bool(newest) and int(bytes(newest[0][0]).partition(b"-")[0]) >= until_ms
-    return until_ms, left
+    return left

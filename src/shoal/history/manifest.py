@@ -83,10 +83,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Server to channel (in base64url) to the last entry that was archived."""
     left: dict[str, int] = {}
     """Servers of those that are no longer in the cluster: when a job first found it so, in microseconds since 1970."""
-    told: dict[str, int] = {}
-    """Server to up to when, in milliseconds of its clock, all that it recorded is here: what it was told."""
-    whole: tuple[str, ...] = ()
-    """Servers that have left, and of which everything is here: the balancer sent them away after they were told."""
 
     @property
     def rows(self) -> int:

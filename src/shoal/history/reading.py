@@ -110,12 +110,11 @@ class ChannelHistory:
 
     def _left_behind(self) -> list[pa.Table]:
         """A gap for each server that has left the cluster and may have recorded more than was archived: nobody can ask
-        it. One that the balancer has sent away after all was archived has not. A job that found it gone before the time
-        that was asked for says that it recorded nothing then. Without an archive nobody knows which servers there
-        were."""
+        it. A job that found it gone before the time that was asked for says that it recorded nothing then. Without an
+        archive nobody knows which servers there were."""
         if self._archived is None:
             return []
-        here = {server.id for server in self._servers} | {*self._positions} | {*self._archived.whole}
+        here = {server.id for server in self._servers} | {*self._positions}
         gaps = []
         for server, records in self._archived.positions.items():
             last = records.get(record_name(self.channel))

@@ -135,10 +135,6 @@ class RecordReader(ServerReader):
                 return int(line.partition(":")[2]) // 1000
         return 0
 
-    def archived_ms(self) -> int:
-        """Up to when all records are archived, by what the server was told; 0 if it never was."""
-        return int(self._ask(b"GET", ARCHIVED_KEY) or 0)
-
     def tell_archived(self, until_ms: int) -> None:
         """Marks on the server that all records are archived which were written before a time of its clock."""
         self._ask(b"SET", ARCHIVED_KEY, until_ms)

@@ -26,9 +26,6 @@ class _OneServer:
     def servers(self) -> tuple[ServerAddress, ...]:
         return (self._server,)
 
-    def emptied(self) -> dict[str, int]:
-        return {}
-
 
 def test_once_is_all_that_there_was_and_no_more(tmp_path: Path) -> None:
     with RedisServer() as server, ArchiveJob(tmp_path, Login(None, None), 10) as job:

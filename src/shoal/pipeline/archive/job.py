@@ -37,7 +37,6 @@ from shoal.history.servers import Login
 from shoal.logs import get_log
 from shoal.pipeline.archive.planning import Record, Work, plan_groups, plan_slices
 from shoal.pipeline.archive.slices import DONE_SCHEMA, archive_slices, compact_groups
-from shoal.pipeline.archive.telling import archived_until, tell_archived
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 
@@ -154,13 +153,10 @@ class ArchiveJob:
     def __exit__(self, *details: object) -> None:
         self._stack.close()
 
-    def batch(
-        self, servers: Sequence[ServerAddress], runner: Runner, emptied: Mapping[str, int] | None = None
-    ) -> Progress | None:
-        """Archives what the records hold, or as much of it as a batch takes; None if there is nothing. `emptied` says
-        which servers the balancer has sent away, and up to when it found them archived."""
+    def batch(self, servers: Sequence[ServerAddress], runner: Runner) -> Progress | None:
+        """Archives what the records hold, or as much of it as a batch takes; None if there is nothing."""
         began = time.monotonic()
-        self._note_left({server.id for server in servers}, emptied or {})
+        self._note_left({server.id for server in servers})
         work = plan_slices(self.manifest, servers, self._login, self._batch_rows)
         self.unreachable = work.unreachable
         self.ends = work.ends
@@ -169,30 +165,12 @@ class ArchiveJob:
         done = runner(partial(archive_slices, self._login, str(self._archive)), work.slices).to_pylist()
         return self._commit(work, done, began)
 
-    def tell(self, servers: Sequence[ServerAddress]) -> list[str]:
-        """Tells servers whose records are all archived that they may go, and returns which those are. The manifest has
-        it first: who finds a server gone knows by it whether this archive has all of it."""
-        until_ms = archived_until(servers, self._login, self.manifest)
-        if until_ms:
-            self._write(told=self.manifest.told | until_ms)
-            tell_archived(servers, self._login, until_ms)
-        return sorted(until_ms)
-
-    def _note_left(self, here: Set[str], emptied: Mapping[str, int]) -> None:
-        """Notes which servers have left, and since when that is known: what they recorded last may be missing. Not so
-        if the balancer sent one away by the word of a job that had all of it, and this archive is as far."""
-        known, told, now_us = self.manifest.left, self.manifest.told, int(time.time() * 1_000_000)
+    def _note_left(self, here: Set[str]) -> None:
+        """Notes which servers have left, and since when that is known: what they recorded last may be missing."""
+        known, now_us = self.manifest.left, int(time.time() * 1_000_000)
         left = {server: known.get(server, now_us) for server in self.manifest.positions if server not in here}
-        known_whole = {*self.manifest.whole} - here
-        whole = tuple(
-            sorted(
-                server
-                for server in left
-                if server in known_whole or (server in emptied and told.get(server, 0) >= emptied[server])
-            )
-        )
-        if left != known or whole != self.manifest.whole:
-            self._write(left=left, whole=whole)
+        if left != known:
+            self._write(left=left)
 
     def behind(self, ends: Mapping[Record, Position]) -> list[Record]:
         """The records that are not archived up to entries and had more, by the last batch; those of servers that could
