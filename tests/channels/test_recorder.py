@@ -307,6 +307,21 @@ def test_a_lost_connection_is_an_absence_too() -> None:
     assert driver.asked() == [(3, 3)]
 
 
+def test_a_record_that_the_server_has_lost_is_told_though_nothing_more_is_heard() -> None:
+    store = Store()
+    driver = Driver(store)
+    driver.publish(1, 2)
+    store.streams.clear()
+    store.index.clear()
+    driver.core.lost(driver.now)
+    driver.open("another life")
+    assert [gap.reason for gap in store.gaps()] == ["the server has lost its record up to here"]
+    assert store.index == {ORDERS}
+    driver.publish(3)
+    assert store.numbers() == [3]
+    assert len(store.gaps()) == 1
+
+
 def test_a_corrupt_entry_harms_nobody() -> None:
     store = Store()
     Driver(store).publish(1, 2)

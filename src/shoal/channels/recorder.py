@@ -5,7 +5,7 @@ record says is decided in `record`.
 
 A mark is a pattern as in Redis, so `orders.*` marks many channels. Without marks nothing here costs anything: the
 scanner shows a message only if its channel is watched. A record is opened when the first message of its channel is
-heard, and when the agent comes to a server that has one already.
+heard, and when the agent comes to a server that has one already, or that had one when the agent was there before.
 """
 
 from __future__ import annotations
@@ -120,8 +120,10 @@ class Recorder:
         self._host.ask((b"SMEMBERS", INDEX_KEY), self._index)
 
     def _index(self, reply: Any, now: float) -> None:
+        """Opens the records that the server has, and those that it has no more though they were written here: that it
+        lost them must be written down, whether or not more is heard."""
         channels = reply if isinstance(reply, list | set) else ()
-        for channel in sorted(channels):
+        for channel in sorted({*channels, *self._written}):
             if channel not in self._records and self.marked(channel):
                 self._open(channel)
 

@@ -1,7 +1,7 @@
 """The scenario `recording`: channels are recorded while they move and everything suffers.
 
-Owns the mark, servers that keep their keys through a crash (as with an append-only file), and the check of the records,
-written without any code of the recorder. Everything else is the scenario `moves`.
+Owns the mark, servers that keep their keys through most crashes (as with an append-only file) and lose them in others,
+and the check of the records, written without any code of the recorder. Everything else is the scenario `moves`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ CORNERS: Final = {
     "channel recorded on several servers": "records spread",
     "agent crash": "agent crash",
     "server crash": "server crash",
+    "server that lost its keys": "keys lost",
     "client crash": "client crash",
     "connection reset": "reset",
     "partition": "partition",
@@ -43,11 +44,23 @@ CORNERS: Final = {
 
 MARKS: Final = (b"c.*", b"q.*", b"i.*")
 
+KEYS_LOST: Final = 0.25
+"""Of the crashes of servers, those after which their keys are gone."""
+
+
+class Wipe(NamedTuple):
+    """A server died, and came back without its keys."""
+
+    died_at: float
+    agent: AgentActor
+    """Who served there when it died: whoever comes after it cannot know what there was."""
+
 
 class RecordingRun(MovesRun):
     """One seed of the scenario."""
 
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        self._wipes: defaultdict[str, list[Wipe]] = defaultdict(list)
         super().__init__(seed, rules, trace)
         for mark in MARKS:
             self.coordinator.store.put(recorded_key(mark), b"on")
@@ -60,16 +73,36 @@ class RecordingRun(MovesRun):
 
     def _server(self, name: str) -> RedisNode:
         server = super()._server(name)
-        restart = server.node.on_restart
+        restart, crash = server.node.on_restart, server.node.on_crash
+        deaths: list[Wipe] = []
+
+        def crashed() -> None:
+            deaths.append(Wipe(self.world.now, self._agent_of(name)))
+            assert crash is not None
+            crash()
 
         def restarted() -> None:
             keys = server.model.keys
             assert restart is not None
             restart()
-            server.model.keys = keys
+            if self.world.rng("keys").random() >= KEYS_LOST:
+                server.model.keys = keys
+            else:
+                self.exercised["keys lost"] += 1
+                self._wipes[name].append(deaths[-1])
 
-        server.node.on_restart = restarted
+        server.node.on_restart, server.node.on_crash = restarted, crashed
         return server
+
+    def _agent_of(self, name: str) -> AgentActor:
+        """The agent that a server has now."""
+        return self.agent_actors[self.names.index(name)][-1]
+
+    def _unknown_until(self) -> float:
+        """Up to when what was recorded may be gone with all who knew of it: a server lost its keys, and its agent did
+        not outlive that."""
+        wipes = ((name, wipe) for name, wipes in self._wipes.items() for wipe in wipes)
+        return max((wipe.died_at for name, wipe in wipes if wipe.agent is not self._agent_of(name)), default=0.0)
 
     def quiet(self) -> bool:
         """Whether nobody waits for anything any more, recorders included."""
@@ -79,7 +112,7 @@ class RecordingRun(MovesRun):
         """Judges moves, and the records."""
         super().check(verdict)
         for channel in self.movable:
-            _RecordCheck(self.history, channel, verdict).run(self.servers)
+            _RecordCheck(self.history, channel, verdict, self._unknown_until()).run(self.servers)
 
 
 class _Absence(NamedTuple):
@@ -100,10 +133,11 @@ class _Absence(NamedTuple):
 class _RecordCheck:
     """Whether the records of a channel are silent about anything that was published on it."""
 
-    def __init__(self, history: History, channel: str, verdict: Verdict) -> None:
+    def __init__(self, history: History, channel: str, verdict: Verdict, unknown_until: float) -> None:
         self._history = history
         self._channel = channel
         self._verdict = verdict
+        self._unknown_until = unknown_until
         self._gaps: list[RecordedGap] = []
         self._heard: defaultdict[int, set[int]] = defaultdict(set)
         self._absences: list[_Absence] = []
@@ -157,7 +191,7 @@ class _RecordCheck:
 
     def _look_for(self, message: Published) -> None:
         """A message is in some record, or in a gap, or between two numbers that a record has; or a record to which its
-        publisher is unknown says that nobody recorded at that time."""
+        publisher is unknown says that nobody recorded at that time; or all who knew of it are gone."""
         heard = self._heard.get(message.publisher)
         seen = self._verdict.seen
         if heard and message.sequence in heard:
@@ -168,6 +202,8 @@ class _RecordCheck:
             seen["record hole"] += 1
         elif any(absence.hides(message) for absence in self._absences):
             seen["record absence"] += 1
+        elif message.called_at <= self._unknown_until:
+            seen["record unknown"] += 1
         else:
             what = f"{message.sequence} of {message.publisher:x} on {self._channel} at t={message.called_at:.3f}"
             self._verdict.violate("silent", f"no record has {what}, and none says so")
