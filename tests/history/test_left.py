@@ -17,6 +17,7 @@ from shoal.history.table import to_items
 from shoal.message import Gap, Item
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.plan.ring import ServerAddress
+from shoal.wire.ask import ask
 
 NOBODY = Login(None, None)
 
@@ -77,3 +78,23 @@ def test_a_job_notes_when_a_server_left_and_later_times_have_no_gap(
     again = read_manifest(tmp_path)
     assert again is not None
     assert again.left == {}
+
+
+def test_a_record_that_is_gone_though_its_server_is_here_is_a_gap(tmp_path: Path) -> None:
+    with RedisServer() as server:
+        address = ServerAddress("s1", server.host, server.port)
+        Recording(server).write(1, 2)
+        archive(tmp_path, address)
+        ask(server.host, server.port, None, None, b"FLUSHALL")
+        items = history(tmp_path, address)
+        assert sequences(items) == [1, 2]
+        (gap,) = (item for item in items if isinstance(item, Gap))
+        last = f"{(NOON_US + 2_000_000) // 1000}-0"
+        assert gap.reason.startswith(f"server s1 has lost its record, which was archived up to {last}")
+        archive(tmp_path, address)
+        assert history(tmp_path, address) == items, "the job has nothing to add"
+        later_us = int(time.time() * 1_000_000) + DAY_US
+        assert history(tmp_path, address, since_us=later_us) == [], "it was lost before the server was started"
+        Recording(server).write(3)
+        (told,) = (item for item in history(tmp_path, address) if isinstance(item, Gap))
+        assert "begun another one" in told.reason, "the new record tells"

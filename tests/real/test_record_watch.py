@@ -17,7 +17,7 @@ from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.pipeline.archive.telling import tell_archived
 from shoal.plan.ring import ServerAddress
 from shoal.wire.ask import ask
-from shoal.wire.recorded import INDEX_KEY, record_key
+from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY, record_key
 
 WAIT_S = 20.0
 
@@ -55,6 +55,11 @@ async def test_a_server_holds_records_until_they_are_archived(tmp_path: Path) ->
             await until(watch, set())
             say(AGENT, b"XADD", record_key(b"orders"), b"*", b"n", b"2")
             await until(watch, {server.id})
+            say(AGENT, b"SET", ARCHIVED_KEY, b"soon")
+            await asyncio.sleep(0.1)
+            assert watch.holding == {server.id}
+            say(AGENT, b"SET", ARCHIVED_KEY, b"%d" % (4_000_000_000 * 1000))
+            await until(watch, set())
             for key in (record_key(b"orders"), INDEX_KEY):
                 with pytest.raises(Exception, match=r"NOPERM|No permissions"):
                     say(PIPELINE, b"SET", key, b"x")

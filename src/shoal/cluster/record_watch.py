@@ -65,7 +65,7 @@ class RecordWatch:
                         "a drained server stays: it holds records that are not archived", server=server.id, records=left
                     )
                 told = left
-            except (ShoalError, hiredis.ReplyError, OSError) as error:
+            except (ShoalError, hiredis.ReplyError, OSError, ValueError) as error:
                 self._free.discard(server.id)
                 _log.debug("a drained server does not say whether it holds records", server=server.id, why=str(error))
             finally:

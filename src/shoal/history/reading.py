@@ -54,6 +54,8 @@ class ChannelHistory:
         self._since_us = since_us
         self._archive = archive
         self._positions: dict[str, Position] = {}
+        self._lost: dict[str, pa.Table] = {}
+        """By server: a gap for a record that is gone."""
         self._archived: Manifest | None = None
         self._rows = SCHEMA.empty_table()
 
@@ -88,8 +90,28 @@ class ChannelHistory:
                 read.append(entries_to_batch(self._name, server.id, page, number))
                 position = last_position(page, position)
                 number = position.number
+            self._note_lost(reader, position)
         self._positions[server.id] = position
         return [pa.Table.from_batches(read, SCHEMA)] if read else []
+
+    def _note_lost(self, reader: RecordReader, position: Position) -> None:
+        """Notes that a server has no record of which something was archived: it was started again without its data, and
+        nobody knows what it had recorded by then. Where it has begun another one, that one tells."""
+        server = reader.server.id
+        self._lost.pop(server, None)
+        last = self._archived.position(server, record_name(self.channel)) if self._archived else BEGINNING
+        if position == BEGINNING != last and self._may_concern(reader.started_ms() * 1000):
+            why = f"server {server} has lost its record, which was archived up to {last.entry}"
+            self._lost[server] = self._gap_behind(server, last, why)
+
+    def _may_concern(self, gone_us: int) -> bool:
+        """Whether what is gone since then can be of the time that was asked for."""
+        return gone_us + CLOCKS_S_MAX * 1_000_000 >= self._since_us
+
+    def _gap_behind(self, server: str, last: Position, why: str) -> pa.Table:
+        """A gap behind the last entry of a server that was archived."""
+        at_us = max((recorded_ms(last.entry) + 1) * 1000, self._since_us)
+        return gap_row(self._name, server, at_us, f"{why}: nobody knows whether there was more")
 
     def _begin(self, reader: RecordReader) -> tuple[Position, int | None]:
         """Where reading begins, and the number of the entry before, None if that does not matter: behind what is
@@ -119,10 +141,9 @@ class ChannelHistory:
         for server, records in self._archived.positions.items():
             last = records.get(record_name(self.channel))
             gone_us = self._archived.left.get(server, TIME_US_MAX)
-            if last is not None and server not in here and gone_us + CLOCKS_S_MAX * 1_000_000 >= self._since_us:
+            if last is not None and server not in here and self._may_concern(gone_us):
                 why = f"records of server {server}, which has left, were not archived beyond {last.entry}"
-                at_us = max((recorded_ms(last.entry) + 1) * 1000, self._since_us)
-                gaps.append(gap_row(self._name, server, at_us, f"{why}: nobody knows whether there was more"))
+                gaps.append(self._gap_behind(server, last, why))
         return gaps
 
     def ends(self) -> Mapping[int, int]:
@@ -170,7 +191,7 @@ class ChannelHistory:
             gap_row(self._name, server, self._since_us, f"server {server} cannot be asked: {why}")
             for server, why in self.unreachable.items()
         ]
-        missing += self._left_behind()
+        missing += [*self._left_behind(), *self._lost.values()]
         rows = _without_live(_before(self._rows, before or {}), live)
         table = join(pa.concat_tables([rows, *missing]))
         since = pa.scalar(self._since_us, pa.int64()).cast(TIME)

@@ -5,8 +5,9 @@ Owns the questions, and the positions from which reading goes on. What entries m
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import hiredis
 import msgspec
@@ -35,7 +36,7 @@ TAIL_BYTES: Final = 16 << 20
 class Position(msgspec.Struct, frozen=True, array_like=True):
     """The last entry of a record that was read: its id and its number."""
 
-    entry: str = "0-0"
+    entry: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}(-[0-9]{1,20})?$")] = "0-0"
     number: int = 0
 
     @property
@@ -129,11 +130,18 @@ class RecordReader(ServerReader):
 
     def clock_ms(self) -> int:
         """The server's clock; 0 if it does not say it."""
-        text = bytes(self._ask(b"INFO", b"server")).decode()
-        for line in text.splitlines():
-            if line.startswith("server_time_usec:"):
-                return int(line.partition(":")[2]) // 1000
-        return 0
+        return int(self._info().get("server_time_usec", 0)) // 1000
+
+    def started_ms(self) -> int:
+        """When the server was started, by its clock; now, if it does not say it."""
+        info = self._info()
+        now_ms = int(info.get("server_time_usec", 0)) // 1000 or int(time.time() * 1000)
+        return now_ms - 1000 * int(info.get("uptime_in_seconds", 0))
+
+    def _info(self) -> dict[str, str]:
+        """What the server says of itself."""
+        lines = bytes(self._ask(b"INFO", b"server")).decode().splitlines()
+        return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
     def tell_archived(self, until_ms: int) -> None:
         """Marks on the server that all records are archived which were written before a time of its clock."""

@@ -22,7 +22,7 @@ from shoal.sim.scenario import Outcome
 from shoal.wire.envelope import client_of
 from shoal.wire.recorded import RecordedGap, RecordedMessage, read_entry, record_key
 
-BREAKS: Final = ("record_once", "record_absence")
+BREAKS: Final = ("record_once", "record_absence", "record_loss")
 """The rules that this scenario puts to the test."""
 
 CORNERS: Final = {
@@ -44,7 +44,7 @@ CORNERS: Final = {
 
 MARKS: Final = (b"c.*", b"q.*", b"i.*")
 
-KEYS_LOST: Final = 0.25
+KEYS_LOST: Final = 0.5
 """Of the crashes of servers, those after which their keys are gone."""
 
 
