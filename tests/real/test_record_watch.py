@@ -30,7 +30,7 @@ async def until(watch: RecordWatch, wanted: set[str]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_server_holds_records_until_they_are_archived(tmp_path: Path) -> None:
+async def test_a_server_holds_records_until_they_are_archived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with LocalCluster(1, agents=False) as cluster:
         (server,) = cluster.servers
         passwords = cluster.state.passwords
@@ -48,9 +48,15 @@ async def test_a_server_holds_records_until_they_are_archived(tmp_path: Path) ->
             say(AGENT, b"XADD", record_key(b"orders"), b"*", b"n", b"1")
             await until(watch, {server.id})
             login = Login(PIPELINE, passwords[PIPELINE])
+            reader = Login(READER, passwords[READER])
             assert tell_archived([server], login, Manifest()) == []
             with ArchiveJob(tmp_path, login) as job:
                 job.batch([server], run_here)
+                refusing: set[str] = set()
+                for _ in range(2):
+                    assert tell_archived([server], reader, job.manifest, refusing) == []
+                assert refusing == {server.id}
+                assert caplog.text.count("refuses to hear that it is archived") == 1
                 assert tell_archived([server], login, job.manifest) == [server.id]
             await until(watch, set())
             say(AGENT, b"XADD", record_key(b"orders"), b"*", b"n", b"2")

@@ -108,14 +108,14 @@ class _Done:
 def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Namespace, done: _Done) -> None:
     from shoal.pipeline.archive.telling import tell_archived
 
-    ended = threading.Event()
+    ended, refusing = threading.Event(), set[str]()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: ended.set())
     while not ended.is_set():
         _archive(job, runner, cluster, ended, done, once=args.once)
         for server, why in job.unreachable.items():
             note(f"server {server} cannot be asked; what it recorded is archived when it can: {why}")
-        tell_archived(cluster.servers(), cluster.login, job.manifest)
+        tell_archived(cluster.servers(), cluster.login, job.manifest, refusing)
         done.compacted += job.compact(runner, 2) if args.compact else job.compact(runner)
         if args.once:
             return

@@ -143,9 +143,14 @@ class RecordReader(ServerReader):
         lines = bytes(self._ask(b"INFO", b"server")).decode().splitlines()
         return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
-    def tell_archived(self, until_ms: int) -> None:
-        """Marks on the server that all records are archived which were written before a time of its clock."""
-        self._ask(b"SET", ARCHIVED_KEY, until_ms)
+    def tell_archived(self, until_ms: int) -> bool:
+        """Marks on the server that all records are archived which were written before a time of its clock; False if it
+        refuses that."""
+        try:
+            self._asking.ask(b"SET", ARCHIVED_KEY, until_ms)
+        except hiredis.ReplyError:
+            return False
+        return True
 
     def _ask(self, *args: bytes | str | int) -> Any:
         try:

@@ -19,10 +19,14 @@ from shoal.plan.ring import ServerAddress
 _log: Final = get_log(__name__)
 
 
-def tell_archived(servers: Sequence[ServerAddress], login: Login, manifest: Manifest) -> list[str]:
-    """Tells all servers whose records are in the archive to their ends, and returns which those are. One that cannot be
-    told (it does not answer, or is before Redis 7, whose rights are too coarse) is left."""
+def tell_archived(
+    servers: Sequence[ServerAddress], login: Login, manifest: Manifest, refusing: set[str] | None = None
+) -> list[str]:
+    """Tells all servers whose records are in the archive to their ends, and returns which those are. One that does not
+    answer is left. One that refuses (the role has no right to it, or it is before Redis 7, whose rights are too coarse)
+    is warned of, unless it is among those that are known to refuse."""
     told = []
+    refusing = set() if refusing is None else refusing
     for server in servers:
         try:
             with RecordReader(server, login) as reader:
@@ -31,8 +35,13 @@ def tell_archived(servers: Sequence[ServerAddress], login: Login, manifest: Mani
                     reader.end(channel).key <= manifest.position(server.id, record_name(channel)).key
                     for channel in reader.channels()
                 ):
-                    reader.tell_archived(now_ms)
-                    told.append(server.id)
+                    if reader.tell_archived(now_ms):
+                        told.append(server.id)
+                    elif server.id not in refusing:
+                        refusing.add(server.id)
+                        _log.warning(
+                            "a server refuses to hear that it is archived: drained, it stays", server=server.id
+                        )
         except ShoalError as error:
             _log.debug("a server was not told that it is archived", server=server.id, why=str(error))
     return told
