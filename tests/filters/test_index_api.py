@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shoal.errors import EventError, FilterError, FilterTooLargeError
 from shoal.filters.filter import Filter
@@ -17,6 +18,7 @@ from shoal.filters.index import Index, event_table, filter_table, snapshot
 from shoal.filters.index.tables import wire_table
 from shoal.filters.language import parse
 from shoal.filters.values import Event
+from shoal.limits import DEFAULT_LIMITS
 
 pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, if nothing else has done so before."""
@@ -199,7 +201,7 @@ def test_integers_of_numpy_are_ids() -> None:
     assert index.match({"a": 1}).tolist() == [6]
 
 
-@pytest.mark.parametrize("numbers", [[7, 8, 999], [8, 999, 1000], [7, 7], [8, 8], [7, 2**40], [7, 1.5]])
+@pytest.mark.parametrize("numbers", [[7, 8, 999], [8, 999, 1000], [7, 7], [8, 8], [7, 2**40], [7, 1.5], [7, True]])
 def test_many_are_removed_or_none(numbers: list[int]) -> None:
     index = Index()
     index.insert_many([7, 8], [ONE, TWO])
@@ -210,7 +212,49 @@ def test_many_are_removed_or_none(numbers: list[int]) -> None:
     assert len(index) == 0
 
 
+def test_two_threads_that_insert_one_id_get_it_once() -> None:
+    """Though one filter is plain and the other has alternatives, which are kept apart."""
+    index = Index()
+    start = threading.Barrier(2)
+    refused: list[int] = []
+
+    def insert(filter: Filter) -> None:
+        for number in range(300):
+            start.wait()
+            try:
+                index.insert(number, filter)
+            except FilterError:
+                refused.append(number)
+
+    in_threads(lambda: insert(ONE), lambda: insert(TWO))
+    assert sorted(refused) == list(range(300))
+    assert sorted(index.match({"a": 1}).tolist()) == list(range(300))
+
+
+def test_only_an_index_can_be_merged() -> None:
+    with pytest.raises(FilterError, match="an index is needed, not something of type NoneType"):
+        Index().merge(None)  # type: ignore[arg-type]
+
+
 # Filters
+
+
+@pytest.mark.parametrize("count", [20_000, 65_536])
+def test_a_list_that_is_too_long_for_the_index_is_refused(count: int) -> None:
+    limits = replace(DEFAULT_LIMITS, filter_in_values_max=count, filter_text_bytes_max=1 << 24)
+    long = parse(f"a in ({', '.join(map(str, range(count)))})", limits)
+    index = Index()
+    with pytest.raises(FilterTooLargeError, match="larger than the index can hold"):
+        index.insert(1, long)
+    with pytest.raises(FilterTooLargeError, match="larger than the index can hold"):
+        index.insert_many([1, 2], [ONE, long])
+    assert len(index) == 0
+
+
+@pytest.mark.parametrize("ask", [ONE.covers, ONE.intersects, ONE.meet, ONE.equal])
+def test_only_filters_are_compared(ask: Callable[[Any], object]) -> None:
+    with pytest.raises(FilterError, match="a filter is needed"):
+        ask("a = 1")
 
 
 @pytest.mark.parametrize("wanted", ["a = 1", b"\x91\x90", b"\x91\x91\x91\x90", None, 5, ["a = 1"], [[1, 2]], object()])

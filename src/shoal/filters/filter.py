@@ -41,6 +41,7 @@ class Filter(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_hash=
 
     def covers(self, other: Filter) -> bool:
         """Whether every event that `other` matches is certainly matched here."""
+        check_filter(other)
         return all(
             any(mine.covers(theirs) for mine in self.conjunctions)
             or (len(self.conjunctions) > 1 and covered_together(theirs, self.conjunctions))
@@ -54,17 +55,19 @@ class Filter(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_hash=
 
     def intersects(self, other: Filter) -> bool:
         """Whether some event may be matched by both: False is certain."""
+        check_filter(other)
         return any(mine.intersects(theirs) for mine in self.conjunctions for theirs in other.conjunctions)
 
     def meet(self, other: Filter) -> Filter | None:
         """What both match; None if that is certainly nothing."""
+        check_filter(other)
         met = [mine.meet(theirs) for mine in self.conjunctions for theirs in other.conjunctions]
         left = [conjunction for conjunction in met if conjunction is not None]
         return filter_of(left) if left else None
 
     def equal(self, other: Filter) -> bool:
         """Whether both certainly match the same events; `==` sees it for all single conjunctions, and sooner."""
-        return self == other or (self.covers(other) and other.covers(self))
+        return self == check_filter(other) or (self.covers(other) and other.covers(self))
 
     def paper(self) -> str:
         """The papers' spelling, `[class,eq,'STOCK'],[volume,>,300000]`. FilterError if there are alternatives."""

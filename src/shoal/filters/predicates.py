@@ -129,7 +129,8 @@ def predicate(attribute: str, operator: Operator, value: Operand = None, limits:
     if operator in TEXTUAL and not isinstance(checked, str):
         raise FilterError(f"'{operator}' takes a string, not {_spelled(checked)}", do="put the text in single quotes")
     if operator in _NEVER_EMPTY and not checked:
-        raise FilterError(f"every string is like that: '{operator}' takes a text that is not empty", do="use 'absent'")
+        advice = f"no string at all: write {attribute} absent or {attribute} is number or {attribute} is boolean"
+        raise FilterError(f"every string is like that: '{operator}' takes a text that is not empty", do=advice)
     if operator in ORDERED and isinstance(checked, bool):
         raise FilterError(f"booleans have no order, so '{operator}' takes none", do="use '=' or '!='")
     return Predicate(attribute, operator, checked)

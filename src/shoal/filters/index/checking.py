@@ -46,7 +46,8 @@ def ids_of(numbers: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         ids = np.empty((0, 0))
     if ids.ndim != 1:
         raise FilterError("the ids of subscriptions are a sequence of integers, or an array of one dimension")
-    if ids.dtype.kind not in "iu":  # too large, of several widths, or no integers
+    booleans = isinstance(numbers, list | tuple) and any(type(number) is bool for number in numbers)
+    if ids.dtype.kind not in "iu" or booleans:  # too large, of several widths, or no integers
         return np.array([id_of(number) for number in numbers], np.int64)
     if len(ids) and not (ids.min() >= 0 and ids.max() <= ID_MAX):
         raise FilterError(f"the ids of subscriptions are integers from 0 to {ID_MAX}")

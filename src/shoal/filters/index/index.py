@@ -56,7 +56,8 @@ class _Several(NamedTuple):
 
 class Index:
     """Subscriptions by id (0 to 2**32 - 2), each with a filter. Safe to read from any thread while others change it: a
-    match sees all of a change or nothing of it (`store` says how)."""
+    match sees all of a change or nothing of it (`store` says how). Of many filters that are changed at once, those with
+    alternatives come and go one by one."""
 
     def __init__(self) -> None:
         self._plain = Store()
@@ -104,12 +105,12 @@ class Index:
 
     def insert(self, number: int, filter: Filter) -> None:
         """Adds a subscription. FilterError if the id is taken or is none, or the filter is none."""
-        number = id_of(number)
-        check_filter(filter)
-        if number in self._conjunctions:
-            raise _taken(number)
-        if not self._plain.insert(number, _encoder.encode(filter)):
-            self._insert_several(number, filter)
+        number, wire = id_of(number), _encoder.encode(check_filter(filter))
+        with self._lock:
+            if number in self._conjunctions:
+                raise _taken(number)
+            if not self._plain.insert(number, wire):
+                self._insert_several(number, filter)
 
     def insert_many(self, numbers: Sequence[int] | npt.NDArray[Any], filters: Iterable[Filter] | WireTable) -> None:
         """Adds many subscriptions at once, or none of them."""
@@ -171,11 +172,12 @@ class Index:
                 self.remove(number)
 
     def _insert_plain(self, ids: npt.NDArray[np.int64], table: WireTable) -> None:
-        if self._conjunctions:
-            for number in ids.tolist():
-                if number in self._conjunctions:
-                    raise _taken(number)
-        self._plain.insert_many(ids.astype(np.uint32), table)
+        with self._lock:
+            if self._conjunctions:
+                for number in ids.tolist():
+                    if number in self._conjunctions:
+                        raise _taken(number)
+            self._plain.insert_many(ids.astype(np.uint32), table)
 
     def _insert_several(self, number: int, filter: Filter) -> None:
         """Adds a filter with alternatives, all of them or none. Numbers of conjunctions are not used again, so that a
@@ -308,6 +310,8 @@ class Index:
 
     def merge(self, other: Index) -> None:
         """Takes all subscriptions of another index in, whose ids are not here, or none of them."""
+        if not isinstance(other, Index):
+            raise FilterError(f"an index is needed, not something of type {type(other).__name__}")
         with other._lock:
             given, several = other._plain.records(), other._several_now()
         with self._lock:

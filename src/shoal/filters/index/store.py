@@ -186,7 +186,7 @@ class Store(Asking):
             raise FilterTooLargeError(f"the index knows {records.NAMES_MAX} attribute names, the most that it can")
         elif code == records.NO_WORDS and len(self._young.words) < taking.YOUNG_WORDS_MAX:
             self._young = self._young.grown(self._young.room, 2 * len(self._young.words))
-        elif code == records.NO_WORDS:
+        elif code in (records.NO_WORDS, taking.TOO_LARGE):
             raise FilterTooLargeError("the filter is larger than the index can hold")
         else:
             raise FilterError("this is not a filter in its wire form")
@@ -283,7 +283,7 @@ class Store(Asking):
             self._wholes += 1
             whole = self._wholes
         dead = [segment.dead[1 : 1 + segment.gone].copy() for segment in segments]
-        merge = threading.Thread(target=self._merge_now, args=(segments, dead, whole), name="shoal-merge", daemon=True)
+        merge = threading.Thread(target=self._merge_now, args=(segments, dead, whole), name="shoal-merge")
         merge.start()
         self._merge, self._removed = merge, []
 

@@ -45,6 +45,8 @@ NO_YOUNG: Final = -7
 NO_SCRATCH: Final = -8
 THERE: Final = -9
 """There is a filter with this id."""
+TOO_LARGE: Final = -10
+"""The filter has more words than one may have."""
 
 
 @kernel
@@ -107,6 +109,8 @@ def take_table(context: int, data: Any, offsets: Any, first: int, words: Any, en
         to = write_wire(context, wires + whole(offsets[item]), size, to_words, room, ends[item])
         if to < 0:
             return item, to
+        if to - ends[item] > YOUNG_WORDS_MAX:
+            return item, TOO_LARGE
         ends[item + 1] = to
     return len(offsets) - 1, 0
 
