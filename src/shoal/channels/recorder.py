@@ -123,7 +123,7 @@ class Recorder:
         """Opens the records that the server has, and those that it has no more though they were written here: that it
         lost them must be written down, whether or not more is heard."""
         channels = reply if isinstance(reply, list | set) else ()
-        for channel in sorted({*channels, *self._written}):
+        for channel in sorted({*channels, *self._written} if self._rules.record_loss else channels):
             if channel not in self._records and self.marked(channel):
                 self._open(channel)
 

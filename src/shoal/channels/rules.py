@@ -50,6 +50,8 @@ class Rules(msgspec.Struct, frozen=True):
     """A copy of a message is recorded once on a server."""
     record_absence: bool = True
     """A recorder that was away asks publishers for what it missed, and writes down what they no longer have."""
+    record_loss: bool = True
+    """A recorder writes down at once that its server has lost a record."""
     fence: bool = True
     """What a leader writes counts only while it leads."""
     drained: bool = True

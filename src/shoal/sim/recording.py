@@ -22,7 +22,7 @@ from shoal.sim.scenario import Outcome
 from shoal.wire.envelope import client_of
 from shoal.wire.recorded import RecordedGap, RecordedMessage, read_entry, record_key
 
-BREAKS: Final = ("record_once", "record_absence")
+BREAKS: Final = ("record_once", "record_absence", "record_loss")
 """The rules that this scenario puts to the test."""
 
 CORNERS: Final = {
@@ -47,6 +47,11 @@ MARKS: Final = (b"c.*", b"q.*", b"i.*")
 KEYS_LOST: Final = 0.5
 """Of the crashes of servers, those after which their keys are gone."""
 
+END_S: Final = 5.0
+"""How long each step of the last act takes."""
+SETTLE_S_MAX: Final = 60.0
+"""How long recorders may take in the end to wait for nothing any more."""
+
 
 class Wipe(NamedTuple):
     """A server died, and came back without its keys."""
@@ -61,6 +66,7 @@ class RecordingRun(MovesRun):
 
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self._wipes: defaultdict[str, list[Wipe]] = defaultdict(list)
+        self._keys_lost = KEYS_LOST
         super().__init__(seed, rules, trace)
         for mark in MARKS:
             self.coordinator.store.put(recorded_key(mark), b"on")
@@ -85,7 +91,7 @@ class RecordingRun(MovesRun):
             keys = server.model.keys
             assert restart is not None
             restart()
-            if self.world.rng("keys").random() >= KEYS_LOST:
+            if self.world.rng("keys").random() >= self._keys_lost:
                 server.model.keys = keys
             else:
                 self.exercised["keys lost"] += 1
@@ -93,6 +99,26 @@ class RecordingRun(MovesRun):
 
         server.node.on_restart, server.node.on_crash = restarted, crashed
         return server
+
+    def _end(self) -> None:
+        """The last act: all clients are gone, and a server comes back without its keys. Nobody but its agent will speak
+        of what it had recorded."""
+        world, self._keys_lost = self.world, 1.0
+        for app in self.apps:
+            app.node.crash()
+        world.run(world.now + END_S)
+        node = world.rng("end").choice(self.servers).node
+        node.crash()
+        world.run(world.now + END_S)
+        node.restart()
+        until = world.now + SETTLE_S_MAX
+        world.run(world.now + END_S)
+        while not self._recorders_settled and world.now < until:
+            world.run(world.now + END_S)
+
+    @property
+    def _recorders_settled(self) -> bool:
+        return all(actors[-1].core.recorder.settled for actors in self.agent_actors)
 
     def _agent_of(self, name: str) -> AgentActor:
         """The agent that a server has now."""
@@ -106,11 +132,16 @@ class RecordingRun(MovesRun):
 
     def quiet(self) -> bool:
         """Whether nobody waits for anything any more, recorders included."""
-        return super().quiet() and all(actors[-1].core.recorder.settled for actors in self.agent_actors)
+        return super().quiet() and self._recorders_settled
 
     def check(self, verdict: Verdict) -> None:
-        """Judges moves, and the records."""
+        """Judges moves, and the records before and after the last act."""
         super().check(verdict)
+        self._check_records(verdict)
+        self._end()
+        self._check_records(verdict)
+
+    def _check_records(self, verdict: Verdict) -> None:
         for channel in self.movable:
             _RecordCheck(self.history, channel, verdict, self._unknown_until()).run(self.servers)
 
