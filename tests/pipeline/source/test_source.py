@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed
+from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, one, two
 from tests.support.records import Recording
 from tests.support.redis_server import RedisServer
 
@@ -22,16 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@pytest.fixture(scope="module")
-def one() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
+__all__ = ["one", "two"]
 
 
 @pytest.fixture(autouse=True)
