@@ -18,7 +18,7 @@ from shoal.coordination.link import Address
 from shoal.limits import Limits
 from shoal.pipeline import feeding
 from shoal.pipeline.feeding import Feed
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from shoal.history.table import to_items
 from shoal.message import Gap, Item
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 
 NOBODY = Login(None, None)
 

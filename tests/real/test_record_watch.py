@@ -16,7 +16,7 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.pipeline.archive.telling import tell_archived
 from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY, record_key
 
 WAIT_S = 20.0

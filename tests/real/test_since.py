@@ -23,7 +23,7 @@ from shoal.errors import ArchiveError, SubscribeError
 from shoal.history.servers import Login
 from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 
 WAIT_S = 20.0
 PUBLISHERS, JOINERS, COUNT = 3, 8, 400

@@ -23,7 +23,7 @@ import shoal
 from shoal.cluster.local import LocalCluster
 from shoal.limits import DEFAULT_LIMITS, MIB, Limits
 from shoal.message import Gap, Item
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 
 CHANNEL = "slow"
 PAYLOAD = b"x" * 65_536
@@ -81,12 +81,12 @@ async def read_after_a_pause(server: Server, limits: Limits) -> tuple[list[Item]
         shoal.connect(server.url, limits=limits) as writer,
         reader.subscribe(CHANNEL) as messages,
     ):
-        link = reader.adapter._connections["s1"]._link
-        assert link is not None
-        link.pause()
+        connection = reader.adapter._connections["s1"]._connection
+        assert connection is not None
+        connection.pause()
         await publish_all(writer)
         await server.until_cut_off()
-        link.resume()
+        connection.resume()
         return await take_all(messages, writer.client_id), reader, writer
 
 

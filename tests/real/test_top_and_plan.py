@@ -114,7 +114,7 @@ async def test_top_says_what_is_missing(site: Site, capsys: pytest.CaptureFixtur
     site.server.kill()
     status, facts = await shoal_json(capsys, "top")
     assert status == 1
-    assert "cannot ask" in facts["servers"][0]["trouble"]
+    assert "cannot connect to" in facts["servers"][0]["trouble"]
 
 
 async def test_plan_show(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

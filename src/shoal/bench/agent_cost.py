@@ -20,7 +20,7 @@ from shoal.channels.telemetry import DATA_FIELD, decode
 from shoal.cluster.acl import READER
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.parts import agent_name
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 from shoal.wire.envelope import TELEMETRY_KEY
 
 SETTLE_S_MAX: Final = 20.0

@@ -36,7 +36,7 @@ from shoal.cluster.local import LocalCluster
 from shoal.pipeline.load import LoadFacts, LoadJob, run_once, start
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import Asking
+from shoal.wire.blocking import BlockingConnection
 from shoal.wire.envelope import TELEMETRY_KEY
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ class Agents:
                 for server, link in asking.items():
                     link.ask(*xadd(self._record_of(server, int(time.time()) - 1), RECORDS_MAX))
 
-    def _asking(self, server: ServerAddress) -> Asking:
-        return Asking(server.host, server.port, AGENT, self._password)
+    def _asking(self, server: ServerAddress) -> BlockingConnection:
+        return BlockingConnection(server.host, server.port, AGENT, self._password)
 
     def _record_of(self, server: ServerAddress, second: int) -> Record:
         record = self._records[server.id]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import secrets
 import time
 from pathlib import Path
+from random import Random, SystemRandom
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -30,9 +30,11 @@ from shoal.filters.language import parse
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import GivenAttributes
 from shoal.plan.book import PlanBook
-from shoal.plan.ring import Ring
+from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Verifier
-from shoal.wire.ask import ask
+from shoal.wire.commands import Request
+from shoal.wire.connection import Connection
+from shoal.wire.dial import Dial, tcp
 from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_payload, encode_attributes
 
 NAMES_MAX: Final = 8192
@@ -81,10 +83,15 @@ class Bus:
         limits: Limits | None = None,
         name: str | None = None,
         archive: str | Path | None = None,
+        random: Random | None = None,
+        dial: Dial = tcp,
     ) -> None:
+        """See `connect`. `random` and `dial` are for tests and simulations."""
         self.limits = limits or DEFAULT_LIMITS
         self.limits.validate()
-        self.client_id = secrets.randbits(CLIENT_ID_BITS) or 1
+        self._random = random or SystemRandom()
+        self._dial = dial
+        self.client_id = self._random.getrandbits(CLIENT_ID_BITS) or 1
         """A random number that names this client to everybody."""
         self.name = name or f"shoal:{self.client_id:012x}"
         self.archive = Path(archive).expanduser() if archive else None
@@ -104,7 +111,7 @@ class Bus:
         open.
         """
         adapter = self.adapter
-        bus = Bus(self._url, limits=self.limits, archive=self.archive)
+        bus = Bus(self._url, limits=self.limits, archive=self.archive, random=self._random, dial=self._dial)
         bus._source = self._source
         if self._plan is not None:
             bus._plan = (self._plan[0], adapter.router.context.book.signed_ring)
@@ -117,14 +124,16 @@ class Bus:
         if self._adapter is not None or self._closed:
             raise BusClosedError("the bus was opened before", do="connect again for another one")
         if self._source is None:
-            self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s)
+            self._source = PlanSource(
+                self._url or find_url(), self.limits.connect_timeout_s, random=self._random, dial=self._dial
+            )
         if self._plan is None:
             self._plan = await self._read_plan(self._source)
         key, ring = self._plan
         verifier = Verifier(key)
         verifier.ring(ring)  # raises if the cluster did not sign it; the router would only count that
-        router = Router(self.client_id, PlanBook(verifier), self.limits, first_nonce=secrets.randbits(60))
-        adapter = Adapter(router, self._source, self.limits)
+        router = Router(self.client_id, PlanBook(verifier), self.limits, first_nonce=self._random.getrandbits(60))
+        adapter = Adapter(router, self._source, self.limits, self._random, dial=self._dial)
         router.ring(ring, adapter.now)
         adapter.flush()
         self._adapter = adapter
@@ -333,18 +342,24 @@ class Bus:
     async def ask_servers(self, *command: bytes | str | int) -> dict[str, Any]:
         """Runs one command (PING, PUBSUB ...) on every server of the ring; the reply of each, by its id."""
         ring = self.ring
-        assert self._source is not None, "an open bus has a coordinator"
-        address = self._source.address
-        replies = await asyncio.gather(
-            *(
-                asyncio.to_thread(
-                    ask, server.host, server.port, address.username, address.password, *command,
-                    timeout_s=self.limits.connect_timeout_s,
-                )
-                for server in ring.servers
-            )
-        )  # fmt: skip
+        replies = await asyncio.gather(*(self._ask_server(server, command) for server in ring.servers))
         return dict(zip(ring.ids, replies, strict=True))
+
+    async def _ask_server(self, server: ServerAddress, command: Request) -> Any:
+        username, password = self.login
+        connection = Connection(
+            server.host,
+            server.port,
+            username=username,
+            password=password,
+            name="shoal-ask",
+            dial=self._dial,
+            connect_timeout_s=self.limits.connect_timeout_s,
+            answer_timeout_s=self.limits.connect_timeout_s,
+        )
+        async with connection:
+            (reply,) = await connection.ask(command)
+        return reply
 
     @property
     def ring(self) -> Ring:

@@ -22,17 +22,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import secrets
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from random import Random
+from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from shoal.channels.agent_connection import AgentConnection
 from shoal.channels.forward_links import ForwardLinks
-from shoal.channels.observing import ObservingLink
 from shoal.channels.peers import PEER_PATTERN, Peers
 from shoal.channels.report_writer import write_reports
 from shoal.channels.tenure import Tenure
@@ -49,6 +48,7 @@ from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Verifier
 from shoal.wire.backoff import Backoff
 from shoal.wire.control import Word
+from shoal.wire.dial import Dial, tcp
 
 if TYPE_CHECKING:
     from shoal.channels.agent_metrics import AgentMetrics
@@ -80,13 +80,14 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Agent:
     """The agent of one server, from start to SIGTERM."""
 
-    def __init__(self, options: AgentOptions) -> None:
+    def __init__(self, options: AgentOptions, *, random: Random | None = None, dial: Dial = tcp) -> None:
         self._address = options.address
         self._options = options
         self._limits = options.limits
         self._login = parse_address(options.url, None, None)
-        self._instance = secrets.randbits(64)
-        self._random = Random()
+        self._random = random or SystemRandom()
+        self._dial = dial
+        self._instance = self._random.getrandbits(64)
         self._loop = asyncio.get_running_loop()
         self._serving: Serving | None = None
         self._forward_links: ForwardLinks | None = None
@@ -99,6 +100,7 @@ class Agent:
             self._limits,
             self._word_heard,
             self._random,
+            dial=dial,
         )
         self._key: asyncio.Future[bytes] = self._loop.create_future()
         self._plan: dict[str, bytes] = {}
@@ -152,7 +154,12 @@ class Agent:
         complained = False
         while True:
             try:
-                return await RedisCoordinator.connect(self._options.url, timeout_s=self._limits.server_lease_s / 3)
+                return await RedisCoordinator.connect(
+                    self._options.url,
+                    timeout_s=self._limits.server_lease_s / 3,
+                    random=self._random,
+                    dial=self._dial,
+                )
             except CoordinatorUnavailableError as error:
                 if not complained:
                     _log.warning("waits for the coordinator", why=str(error))
@@ -272,39 +279,40 @@ class Agent:
         """Keeps a connection to the server and hands it to the core."""
         backoff = self._backoff()
         while True:
-            link, run_id = await self._open(backoff)
+            connection, run_id = await self._open(backoff)
             self._opened_at = self._loop.time()
             tenure.hurry()
             try:
                 if self._serving is None:
                     await loaded
                     self._serving = self._make_serving(await self._key)
-                if not link.ended.is_set():
+                if not connection.ended.is_set():
                     self._loop.call_soon(tenure.hurry)
-                    await self._serving.serve(link, run_id)
+                    await self._serving.serve(connection, run_id)
                     backoff.reset()
             finally:
                 self._opened_at = None
-                link.abort()
-            _log.warning("lost the server", server=self._address.id, why=str(link.error))
+                connection.abort()
+            _log.warning("lost the server", server=self._address.id, why=str(connection.error))
             await asyncio.sleep(backoff.next_delay_s())
 
-    async def _open(self, backoff: Backoff) -> tuple[ObservingLink, str]:
+    async def _open(self, backoff: Backoff) -> tuple[AgentConnection, str]:
         """A connection and the server's run id. Before the first core, a reason that lasts ends the
         process."""
         address = self._address
         complained = False
         while True:
-            link = ObservingLink(
+            connection = AgentConnection(
                 address.host,
                 address.port,
                 username=self._login.username,
                 password=self._login.password,
                 name=f"shoal-agent-{address.id}",
                 connect_timeout_s=self._limits.connect_timeout_s,
+                dial=self._dial,
             )
             try:
-                return link, (await link.open()).run_id
+                return connection, await connection.open()
             except (ConnectError, ProtocolError) as error:
                 if type(error) is not ConnectError and self._serving is None:
                     raise
@@ -321,7 +329,7 @@ class Agent:
         from shoal.channels.serving import Serving
         from shoal.channels.tables import TableLimits
 
-        scanner = Scanner(self._limits.command_reply_bytes_max, TableLimits(hash_seed=secrets.randbits(64)))
+        scanner = Scanner(self._limits.command_reply_bytes_max, TableLimits(hash_seed=self._random.getrandbits(64)))
         core = AgentCore(self._address.id, self._instance, scanner, PlanBook(Verifier(key)), self._limits)
         if self._granted_at is not None:
             core.lease.granted(self._granted_at)
@@ -335,7 +343,7 @@ class Agent:
             self._metrics.watch(core, monitor, self._loop.time)
         login = self._login
         self._forward_links = ForwardLinks(
-            self._address.id, login.username, login.password, self._limits, core, self._random
+            self._address.id, login.username, login.password, self._limits, core, self._random, dial=self._dial
         )
         serving = Serving(core, monitor, self._limits, self._forward_links.flush)
         for name, value in self._plan.items():

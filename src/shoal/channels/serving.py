@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from shoal.channels.agent_connection import AgentConnection
 from shoal.channels.agent_core import AgentCore
 from shoal.channels.monitor import Monitor
-from shoal.channels.observing import ObservingLink
 from shoal.channels.states import Agent as AgentState
 from shoal.limits import Limits
 from shoal.logs import get_log
@@ -37,7 +37,7 @@ class Serving:
         """When the server last gave a sign of life."""
         self._silent_s_max = SILENT_LEASES_MAX * limits.server_lease_s
         self._loop = asyncio.get_running_loop()
-        self._link: ObservingLink | None = None
+        self._connection: AgentConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
 
@@ -46,22 +46,22 @@ class Serving:
         """Whether the agent can be heard on its server."""
         return self.core.state is not AgentState.AWAY
 
-    async def serve(self, link: ObservingLink, run_id: str) -> None:
+    async def serve(self, connection: AgentConnection, run_id: str) -> None:
         """Serves on a connection until it is gone."""
         core = self.core
         now = self._loop.time()
-        self._link = link
+        self._connection = connection
         self.heard_at = now
         core.second = int(time.time())
         core.opened(run_id, now)
         self.monitor.opened()
-        link.attach(self._received)
+        connection.attach(self._received)
         _log.info("serves", server=core.server, life=f"{core.life:016x}", lease_s=core.lease.remaining_s(None, now))
         try:
             self.turn()
-            await link.ended.wait()
+            await connection.ended.wait()
         finally:
-            self._link = None
+            self._connection = None
             if self._timer is not None:
                 self._timer.cancel()
             core.lost(self._loop.time())
@@ -80,8 +80,8 @@ class Serving:
 
     def flush(self) -> None:
         """Sends what the core wants to say."""
-        if self._link is not None and self.core.outbox:
-            self._link.send(self.core.outbox)
+        if self._connection is not None and self.core.outbox:
+            self._connection.send(self.core.outbox)
             self.core.outbox.clear()
         self._forward()
 
@@ -96,7 +96,7 @@ class Serving:
 
     def turn(self) -> None:
         """Does what has come due, and sets the timer anew."""
-        if self._link is None:
+        if self._connection is None:
             return
         now = self._loop.time()
         try:
@@ -106,9 +106,9 @@ class Serving:
             self._arm(now)
         except Exception:
             _log.exception("what had come due could not be done; begins anew", server=self.core.server)
-            self._link.abort()
+            self._connection.abort()
         if now - self.heard_at > self._silent_s_max:
-            self._link.abort()
+            self._connection.abort()
 
     def _keep_time(self, now: float) -> None:
         """Seconds are those of the wall clock, so that the telemetry of all servers can be laid side by

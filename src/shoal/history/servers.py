@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import Asking
+from shoal.wire.blocking import BlockingConnection
 
 TIMEOUT_S: Final = 10.0
 """How long a server may take to answer."""
@@ -68,8 +68,8 @@ class ServerReader:
         self._login = login
         self._asking = self._new()
 
-    def _new(self) -> Asking:
-        return Asking(
+    def _new(self) -> BlockingConnection:
+        return BlockingConnection(
             self.server.host,
             self.server.port,
             self._login.username,

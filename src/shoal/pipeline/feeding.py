@@ -28,7 +28,7 @@ from shoal.pipeline.folders import locked
 from shoal.pipeline.kept_windows import WindowKeeper
 from shoal.pipeline.load import LoadFacts, LoadJob, Take, start
 from shoal.pipeline.session import SessionOptions, running
-from shoal.wire.ask import Asking
+from shoal.wire.blocking import BlockingConnection
 from shoal.wire.commands import Command
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Feed:
     def _write(self, command: Command) -> None:
         where = self._address
         try:
-            with self._lock, Asking(where.host, where.port, where.username, where.password) as asking:
+            with self._lock, BlockingConnection(where.host, where.port, where.username, where.password) as asking:
                 asking.ask(*command)
             self._trouble = ""
         except (ShoalError, hiredis.ReplyError) as error:

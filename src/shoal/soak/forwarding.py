@@ -14,7 +14,7 @@ from shoal.channels.telemetry import DATA_FIELD, decode
 from shoal.cluster.acl import READER
 from shoal.cluster.state import ClusterState
 from shoal.errors import ShoalError
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 from shoal.wire.envelope import TELEMETRY_KEY
 
 

@@ -13,7 +13,7 @@ from shoal.pipeline.source import reading
 from shoal.pipeline.source.offsets import ServerOffset
 from shoal.pipeline.source.options import SourceOptions, read_options
 from shoal.pipeline.source.planning import Planning, table_of
-from shoal.wire.ask import Asking
+from shoal.wire.blocking import BlockingConnection
 from shoal.wire.envelope import TELEMETRY_KEY
 
 BASE_S = 1_763_240_000
@@ -35,7 +35,7 @@ class Stream:
         self._server = server
 
     def ask(self, *words: bytes | str | int) -> object:
-        with Asking(self._server.host, self._server.port, None, None) as asking:
+        with BlockingConnection(self._server.host, self._server.port, None, None) as asking:
             return asking.ask(*words)
 
     def add(self, records: Iterable[Record], late_ms: int = 50) -> None:

@@ -28,7 +28,7 @@ from shoal.pipeline.source.planning import Planning, table_of
 from shoal.pipeline.source.source import BatchReader, PartOfSource
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import Asking
+from shoal.wire.blocking import BlockingConnection
 
 __all__ = ["empty", "one", "quick", "two"]
 
@@ -267,7 +267,7 @@ def test_a_server_that_still_reads_its_data_is_one_that_does_not_answer_yet(
         raise hiredis.ReplyError("LOADING Redis is loading the dataset in memory")
 
     with ServerStreams(ServerAddress("s1", one.host, one.port), Login(None, None)) as streams:
-        monkeypatch.setattr(Asking, "ask", loading)
+        monkeypatch.setattr(BlockingConnection, "ask", loading)
         with pytest.raises(ConnectError, match="cannot answer yet: LOADING"):
             streams.info(b"x")
 

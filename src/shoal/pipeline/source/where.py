@@ -19,7 +19,7 @@ from shoal.history.servers import Login
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Verifier
-from shoal.wire.ask import Asking
+from shoal.wire.blocking import BlockingConnection
 
 ROLE: Final = "reader"
 """Who the source is at a local cluster: it reads and nothing else."""
@@ -43,7 +43,7 @@ class Cluster:
         if self.coordinator is None:
             return self.listed
         where = self.coordinator
-        with Asking(where.host, where.port, where.username, where.password) as coordinator:
+        with BlockingConnection(where.host, where.port, where.username, where.password) as coordinator:
             key, ring = (coordinator.ask("GET", redis_key(path)) for path in (PUBLIC_KEY, RING_KEY))
         if key is None or ring is None:
             raise ClusterNotFoundError(

@@ -110,7 +110,7 @@ HELLO = {b"server": b"redis", b"version": b"7.0.15", b"proto": 3}
 INFO = b"# Server\r\nredis_version:7.0.15\r\nrun_id:abc\r\n"
 
 
-def judged(hello: Any, info: Any) -> tuple[str, str, str]:
+def judged(hello: Any, info: Any) -> tuple[str, str, str | None]:
     identity = judge_handshake([hello, info], where="here:1", username="u")
     return identity.name, identity.version, identity.run_id
 

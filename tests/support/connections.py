@@ -1,4 +1,4 @@
-"""What the tests of links share: a receiver that keeps everything, links that end, both event loops."""
+"""Shared by the tests of connections: a receiver that keeps everything, connections that end, both event loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from tests.support.redis_server import RedisServer
 
-from shoal.wire.resp import Receiver, RespLink
+from shoal.wire.connection import Connection, Receiver
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -70,22 +70,27 @@ class Collector:
         return self.losses[0]
 
 
-def link_to(server: RedisServer, receiver: Receiver, **settings: Any) -> RespLink:
+def connection_to(server: RedisServer, receiver: Receiver | None, **settings: Any) -> Connection:
     port = settings.pop("port", server.port)
-    login = {"username": "full", "password": "secret", "name": "test"} | settings
-    return RespLink(server.host, port, receiver=receiver, **login)
+    login: dict[str, Any] = {
+        "username": "full",
+        "password": "secret",
+        "name": "test",
+        "identify": receiver is not None,
+    } | settings
+    return Connection(server.host, port, receiver=receiver, **login)
 
 
 @contextlib.asynccontextmanager
-async def opened(server: RedisServer, **settings: Any) -> AsyncIterator[tuple[RespLink, Collector]]:
-    """An open link with a collector; the link is gone after the block."""
+async def opened(server: RedisServer, **settings: Any) -> AsyncIterator[tuple[Connection, Collector]]:
+    """An open connection with a collector; the connection is gone after the block."""
     collector = Collector()
-    link = link_to(server, collector, **settings)
-    await link.open()
+    connection = connection_to(server, collector, **settings)
+    await connection.open()
     try:
-        yield link, collector
+        yield connection, collector
     finally:
-        link.abort()
+        connection.abort()
         await collector.until_lost()
 
 

@@ -1,4 +1,4 @@
-"""ask: one command, one answer, no event loop."""
+"""Blocking questions: one command, one answer, no event loop of the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.redis_server import RedisServer, free_port
 
 from shoal.errors import AuthenticationError, ConnectError
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,13 @@ def test_a_wrong_password_is_an_authentication_error(server: RedisServer) -> Non
 
 
 def test_a_closed_port_is_a_connect_error(server: RedisServer) -> None:
-    with pytest.raises(ConnectError, match="cannot ask"):
+    with pytest.raises(ConnectError, match="cannot connect to"):
         ask(server.host, free_port(), None, None, "PING")
 
 
 def test_a_silent_peer_times_out(server: RedisServer) -> None:
     with (
         socket.create_server((server.host, 0)) as silent,
-        pytest.raises(ConnectError, match="has not answered within"),
+        pytest.raises(ConnectError, match="no answer to HELLO within"),
     ):
         ask(server.host, silent.getsockname()[1], None, None, "PING", timeout_s=0.1)
