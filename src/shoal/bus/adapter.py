@@ -43,7 +43,16 @@ _log: Final = get_log(__name__)
 class Adapter:
     """One router on the running event loop."""
 
-    def __init__(self, router: Router, source: PlanSource, limits: Limits, random: Random, *, dial: Dial = tcp) -> None:
+    def __init__(
+        self,
+        router: Router,
+        source: PlanSource,
+        limits: Limits,
+        random: Random,
+        *,
+        clock: Callable[[], float] = time.time,
+        dial: Dial = tcp,
+    ) -> None:
         self.router = router
         self.loop = asyncio.get_running_loop()
         self.limits = limits
@@ -55,6 +64,7 @@ class Adapter:
         self.counting = 0
         self.errors: dict[str, str] = {}
         self.refusals = Refusals()
+        self._clock = clock
         self._source = source
         self._fetcher = RingFetcher(source, self._take_ring, limits, random)
         self._dialer = Dialer(source.address, f"shoal:{router.context.client:012x}", limits, random, dial=dial)
@@ -80,7 +90,7 @@ class Adapter:
         """
         self.scheduled = True
         self.now = self.loop.time()
-        self.time_us = time.time_ns() // 1000
+        self.time_us = int(self._clock() * 1_000_000)
         self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random, SystemRandom
 from types import TracebackType
@@ -84,12 +85,14 @@ class Bus:
         name: str | None = None,
         archive: str | Path | None = None,
         random: Random | None = None,
+        clock: Callable[[], float] = time.time,
         dial: Dial = tcp,
     ) -> None:
-        """See `connect`. `random` and `dial` are for tests and simulations."""
+        """See `connect`. `random`, `clock` (the wall clock) and `dial` are for tests and simulations."""
         self.limits = limits or DEFAULT_LIMITS
         self.limits.validate()
         self._random = random or SystemRandom()
+        self._clock = clock
         self._dial = dial
         self.client_id = self._random.getrandbits(CLIENT_ID_BITS) or 1
         """A random number that names this client to everybody."""
@@ -111,7 +114,9 @@ class Bus:
         open.
         """
         adapter = self.adapter
-        bus = Bus(self._url, limits=self.limits, archive=self.archive, random=self._random, dial=self._dial)
+        bus = Bus(
+            self._url, limits=self.limits, archive=self.archive, random=self._random, clock=self._clock, dial=self._dial
+        )
         bus._source = self._source
         if self._plan is not None:
             bus._plan = (self._plan[0], adapter.router.context.book.signed_ring)
@@ -133,7 +138,7 @@ class Bus:
         verifier = Verifier(key)
         verifier.ring(ring)  # raises if the cluster did not sign it; the router would only count that
         router = Router(self.client_id, PlanBook(verifier), self.limits, first_nonce=self._random.getrandbits(60))
-        adapter = Adapter(router, self._source, self.limits, self._random, dial=self._dial)
+        adapter = Adapter(router, self._source, self.limits, self._random, clock=self._clock, dial=self._dial)
         router.ring(ring, adapter.now)
         adapter.flush()
         self._adapter = adapter
@@ -319,7 +324,7 @@ class Bus:
         wanted = where if where is None or isinstance(where, Filter) else parse(where, self.limits)
         if since is not None and channel is None:
             raise TypeError("since=... takes a channel: what patterns match is recorded channel by channel")
-        since_us = None if since is None else time_us_of(since, time.time())
+        since_us = None if since is None else time_us_of(since, self._clock())
         return Subscription(self, check_channel_name(name, self.limits), channel is None, wanted, since_us)
 
     def psubscribe(self, pattern: str | bytes, *, where: str | Filter | None = None) -> Subscription:

@@ -24,6 +24,7 @@ import contextlib
 import gc
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, Final
@@ -80,12 +81,20 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Agent:
     """The agent of one server, from start to SIGTERM."""
 
-    def __init__(self, options: AgentOptions, *, random: Random | None = None, dial: Dial = tcp) -> None:
+    def __init__(
+        self,
+        options: AgentOptions,
+        *,
+        random: Random | None = None,
+        clock: Callable[[], float] = time.time,
+        dial: Dial = tcp,
+    ) -> None:
         self._address = options.address
         self._options = options
         self._limits = options.limits
         self._login = parse_address(options.url, None, None)
         self._random = random or SystemRandom()
+        self._clock = clock
         self._dial = dial
         self._instance = self._random.getrandbits(64)
         self._loop = asyncio.get_running_loop()
@@ -345,7 +354,7 @@ class Agent:
         self._forward_links = ForwardLinks(
             self._address.id, login.username, login.password, self._limits, core, self._random, dial=self._dial
         )
-        serving = Serving(core, monitor, self._limits, self._forward_links.flush)
+        serving = Serving(core, monitor, self._limits, self._forward_links.flush, self._clock)
         for name, value in self._plan.items():
             self._plan_to_core(serving, name, value)
         self._plan.clear()

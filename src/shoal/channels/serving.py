@@ -1,14 +1,13 @@
 """Serving: an agent core at work on an open connection, with clocks.
 
 Owns the connection while it lasts, the one timer and the two clocks: `now` is the event loop's time, the
-number of a second is the wall clock's. What is said on the connection is decided by the core and the
+number of a second is that of `clock`, the wall clock. What is said on the connection is decided by the core and the
 monitor.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -29,10 +28,18 @@ class Serving:
     """A core and its monitor; `serve` takes one connection after the other. `forward` is called when the core may have
     something to say on other servers."""
 
-    def __init__(self, core: AgentCore, monitor: Monitor, limits: Limits, forward: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        core: AgentCore,
+        monitor: Monitor,
+        limits: Limits,
+        forward: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
         self.core = core
         self.monitor = monitor
         self._forward = forward
+        self._clock = clock
         self.heard_at = float("-inf")
         """When the server last gave a sign of life."""
         self._silent_s_max = SILENT_LEASES_MAX * limits.server_lease_s
@@ -52,7 +59,7 @@ class Serving:
         now = self._loop.time()
         self._connection = connection
         self.heard_at = now
-        core.second = int(time.time())
+        core.second = int(self._clock())
         core.opened(run_id, now)
         self.monitor.opened()
         connection.attach(self._received)
@@ -113,7 +120,7 @@ class Serving:
     def _keep_time(self, now: float) -> None:
         """Seconds are those of the wall clock, so that the telemetry of all servers can be laid side by
         side."""
-        second = int(time.time())
+        second = int(self._clock())
         if second != self.core.second:
             over, self.core.second = self.core.second, second
             self.monitor.second_over(over, now)
@@ -121,7 +128,7 @@ class Serving:
     def _arm(self, now: float) -> None:
         """One timer: the core's next one, or the end of the second."""
         self._armed_for = self.core.next_timer()
-        at = now + 1.0 - time.time() % 1.0
+        at = now + 1.0 - self._clock() % 1.0
         if self._armed_for is not None:
             at = min(at, self._armed_for)
         if self._timer is not None:

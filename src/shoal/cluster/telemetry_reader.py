@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Final
 
@@ -47,6 +47,7 @@ class TelemetryReader:
         news: asyncio.Event,
         *,
         random: Random | None = None,
+        clock: Callable[[], float] = time.time,
         dial: Dial = tcp,
     ) -> None:
         self._username = username
@@ -54,6 +55,7 @@ class TelemetryReader:
         self._limits = limits
         self._news = news
         self._random = random or Random()
+        self._clock = clock
         self._dial = dial
         self._tasks = ServerTasks(self._read, "telemetry")
         self._batches: deque[pa.RecordBatch] = deque()
@@ -96,7 +98,7 @@ class TelemetryReader:
         if not found:
             return position
         entries = [(fields.get(ID_FIELD, b""), fields.get(DATA_FIELD, b"")) for _, fields in found]
-        batch = entries_to_batch(entries, time.time())
+        batch = entries_to_batch(entries, self._clock())
         self._batches.append(batch)
         self._bytes += batch.nbytes
         while self._bytes > BUFFER_BYTES_MAX and len(self._batches) > 1:
