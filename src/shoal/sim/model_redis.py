@@ -31,7 +31,7 @@ from hiredis import PushNotification
 from shoal.sim.model_base import BufferLimit, Client, Command, RedisOptions
 from shoal.sim.model_connection import ConnectionCommands
 from shoal.sim.model_keys import Keys
-from shoal.sim.resp import bulk_size
+from shoal.sim.resp import Push, bulk_size
 from shoal.wire.glob import compile_glob
 
 __all__ = ["BufferLimit", "Client", "Command", "ModelRedis", "RedisOptions"]
@@ -106,7 +106,7 @@ class ModelRedis(ConnectionCommands):
     def _deliver(
         self, subscribers: dict[Client, None], parts: tuple[bytes, ...], size: int, source: Client | None
     ) -> None:
-        frame = PushNotification(parts)
+        frame = Push(parts)
         for client in subscribers:
             if client.protocol == 2:
                 self._write(client, list(parts), size)

@@ -98,6 +98,10 @@ class Node:
         """The same, `delay_s` seconds of this node's clock from now."""
         return self._timer(self.world.now + delay_s / self._clock_rate, fn, args)
 
+    def at_true_time(self, time: float, fn: Callable[..., object], *args: Any) -> Event:
+        """The same, at a time of the world."""
+        return self._timer(time, fn, args)
+
     def call(self, fn: Callable[..., object], *args: Any) -> None:
         """Run `fn(*args)` in the process: at once, at resume if it is paused, never if it crashes before."""
         self._due(Event(self.world.now, fn, args), fn, args, self.incarnation)
