@@ -1,151 +1,150 @@
-"""The model of the coordinator."""
+"""The model of the coordinator: the contract on virtual time, and what only a simulated network can do to it."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 import pytest
+from tests.coordination.contract import CoordinatorContract
 
-from shoal.coordination.interface import Change, Lease, Versioned
-from shoal.errors import ConflictError, CoordinatorUnavailableError, LeaseLostError
+from shoal.coordination.interface import Coordinator
 from shoal.sim import FaultOptions, ModelCoordinator, Network, World
+from shoal.sim.coordinator import CoordinatorOptions
+from shoal.sim.loop import SimLoop
+
+T = TypeVar("T")
+
+LIMIT_S = 600.0
+"""Virtual time that a test may take."""
 
 
 class Desk:
-    """A coordinator, and two nodes that ask it."""
+    """A coordinator and processes that use it. `run` drives the world until a coroutine on a process is done."""
 
-    def __init__(self, options: FaultOptions | None = None) -> None:
-        self.world = World(1)
-        self.network = Network(self.world, options)
-        self.coordinator = ModelCoordinator(self.network)
-        self.a = self.network.node("a")
-        self.b = self.network.node("b")
+    def __init__(self, seed: int = 1, options: CoordinatorOptions | None = None) -> None:
+        self.world = World(seed)
+        self.network = Network(self.world, FaultOptions(clock_drift_max=0.001, clock_offset_s=(0.0, 1000.0)))
+        self.coordinator = ModelCoordinator(self.network, options=options)
+        self.store = self.coordinator.store
+        self.failures: list[str] = []
+        self.loops: dict[str, SimLoop] = {}
+        for name in ("a", "b"):
+            self.network.node(name).on_crash = functools.partial(self._crashed, name)
+            self.start(name)
+        self.clients: list[Coordinator] = []
 
-    def ask(self, operation: str, *args: Any, wait_s: float = 3.0) -> Any:
-        answers: list[Any] = []
-        self.coordinator.request(self.a, operation, args, answers.append)
-        until = self.world.now + wait_s
-        while not answers and self.world.now < until:
-            self.world.run(self.world.now + 0.01)
-        assert len(answers) == 1
-        return answers[0]
+    def start(self, name: str) -> SimLoop:
+        """A new process on a node."""
+        loop = self.loops[name] = SimLoop(self.network.nodes[name], self.failures)
+        return loop
+
+    def _crashed(self, name: str) -> None:
+        self.loops[name].kill()
+
+    def client(self, name: str = "a") -> Coordinator:
+        """A client of the process on that node."""
+        client = self.coordinator.client(self.loops[name])
+        self.clients.append(client)
+        return client
+
+    def begin(self, work: Coroutine[Any, Any, T], name: str = "a") -> asyncio.Task[T]:
+        """Starts a task of the process on that node."""
+        tasks: list[asyncio.Task[T]] = []
+        loop = self.loops[name]
+        loop.run(lambda: tasks.append(loop.create_task(work)))
+        return tasks[0]
+
+    def finish(self, task: asyncio.Task[T]) -> T:
+        """Drives the world until a task is done; returns or raises what it did."""
+        limit = self.world.now + LIMIT_S
+        while not task.done():
+            at = self.world.next_time()
+            assert at is not None, "nothing will ever happen again, and the task is not done"
+            assert at < limit, f"not done after {LIMIT_S:g} s of virtual time"
+            self.world.run(at)
+        return task.result()
+
+    def run(self, work: Coroutine[Any, Any, T], name: str = "a") -> T:
+        """Runs a coroutine as a task of the process on that node."""
+        return self.finish(self.begin(work, name))
+
+    def wait(self, seconds: float) -> None:
+        self.world.run(self.world.now + seconds)
+
+    def close(self) -> None:
+        """Closes all clients; no task may have failed without being asked."""
+
+        async def close_all(name: str) -> None:
+            for client in self.clients:
+                if client.loop is self.loops[name]:  # type: ignore[attr-defined]
+                    await client.close()
+
+        for name, loop in self.loops.items():
+            if not loop.dead:
+                self.run(close_all(name), name)
+            loop.bury()
+        assert self.failures == []
+
+
+# -- The contract ------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """The coordinator's process as the contract's tests see it."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    def kill(self) -> None:
+        self.desk.coordinator.node.crash()
+
+    def restart(self) -> None:
+        self.desk.coordinator.node.restart()
+
+
+class Connect:
+    """Makes clients for the contract's tests; they all live in the process that the test runs in."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    async def __call__(self) -> Coordinator:
+        return self.desk.client()
+
+
+@pytest.fixture(params=range(1, 4), ids="seed {}".format)
+def store(request: pytest.FixtureRequest) -> Process:
+    return Process(Desk(request.param))
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def coordinator_factory(store: Process) -> Iterator[Connect]:
+    yield Connect(store.desk)
+    store.desk.close()
 
 
-def test_versions_grow_also_over_a_delete_and_a_compare_lets_one_win(desk: Desk) -> None:
-    assert desk.ask("get", "plan/x") is None
-    assert desk.ask("put", "plan/x", b"1", 0) == 1
-    assert isinstance(desk.ask("put", "plan/x", b"2", 0), ConflictError)
-    assert desk.ask("put", "plan/x", b"2", 1) == 2
-    assert isinstance(desk.ask("delete", "plan/x", 1), ConflictError)
-    assert desk.ask("delete", "plan/x", 2) is None
-    assert desk.ask("delete", "plan/x") is None
-    assert isinstance(desk.ask("delete", "plan/x", 2), ConflictError)
-    assert desk.ask("put", "plan/x", b"3", 0) == 3
-    assert desk.ask("put", "plan/y", b"4") == 1
-    assert desk.ask("list", "plan/") == {"plan/x": Versioned(b"3", 3), "plan/y": Versioned(b"4", 1)}
+def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """The same test, as a task of a simulated process."""
+
+    @functools.wraps(test)
+    def run(self: object, coordinator_factory: Connect, **others: Any) -> None:
+        coordinator_factory.desk.run(test(self, coordinator_factory=coordinator_factory, **others))
+
+    return run
 
 
-def test_a_lease_is_held_by_one_until_it_ends_by_the_coordinators_clock(desk: Desk) -> None:
-    mine = desk.ask("acquire", "servers/1", "me", 5.0)
-    assert mine == Lease("servers/1", "me", 1, 5.0)
-    assert desk.ask("acquire", "servers/1", "you", 5.0) is None
-    assert desk.ask("acquire", "servers/1", "me", 5.0).token == 1
-    desk.world.run(desk.world.now + 4.0)
-    assert desk.ask("renew", mine) is True
-    desk.world.run(desk.world.now + 4.0)
-    assert desk.ask("lease_of", "servers/1").holder == "me"
-    assert set(desk.ask("leases", "servers/")) == {"servers/1"}
-    desk.world.run(desk.world.now + 2.0)
-    assert desk.ask("lease_of", "servers/1") is None
-    assert desk.ask("leases", "servers/") == {}
-    yours = desk.ask("acquire", "servers/1", "you", 5.0)
-    assert yours.token == 2
-    assert desk.ask("renew", mine) is False
-    assert desk.ask("release", mine) is None
-    assert isinstance(desk.ask("put", "plan/x", b"", None, mine), LeaseLostError)
-    assert desk.ask("put", "plan/x", b"", None, yours) == 1
-    assert desk.ask("acquire", "servers/1", "me", 5.0, True).token == 3
-    assert desk.ask("release", yours) is None
-    assert desk.ask("lease_of", "servers/1").holder == "me"
+def all_on_virtual_time(contract: type) -> type:
+    """A class of tests with every asynchronous test on virtual time."""
+    for name, test in inspect.getmembers(contract, inspect.iscoroutinefunction):
+        if name.startswith("test_"):
+            setattr(contract, name, on_virtual_time(test))
+    return contract
 
 
-def test_a_request_without_an_answer_times_out_and_may_have_taken_effect(desk: Desk) -> None:
-    partition = desk.network.partition(["coordinator"], ["a"], one_way=True)
-    assert isinstance(desk.ask("put", "plan/x", b"1", 0), CoordinatorUnavailableError)
-    partition.heal()
-    assert isinstance(desk.ask("put", "plan/x", b"1", 0), ConflictError)
-    assert desk.ask("get", "plan/x") == Versioned(b"1", 1)
-
-
-def test_what_was_stored_survives_a_crash_and_leases_go_on_ending(desk: Desk) -> None:
-    desk.ask("put", "plan/x", b"1")
-    desk.ask("acquire", "servers/1", "me", 5.0)
-    desk.coordinator.node.crash()
-    assert isinstance(desk.ask("get", "plan/x"), CoordinatorUnavailableError)
-    desk.world.run(desk.world.now + 2.0)
-    desk.coordinator.node.restart()
-    assert desk.ask("get", "plan/x") == Versioned(b"1", 1)
-    desk.world.run(desk.world.now + 2.0)
-    assert desk.ask("acquire", "servers/1", "you", 5.0).token == 2
-
-
-def test_a_restarted_process_gets_no_answer_to_its_former_lifes_question(desk: Desk) -> None:
-    answers: list[Any] = []
-    desk.coordinator.request(desk.a, "get", ("plan/x",), answers.append)
-    desk.a.crash()
-    desk.a.restart()
-    desk.world.run(10.0)
-    assert answers == []
-
-
-def test_a_watch_tells_what_is_and_what_becomes_but_perhaps_not_what_was(desk: Desk) -> None:
-    desk.ask("put", "plan/x", b"0")
-    seen: list[Change] = []
-    desk.coordinator.watch(desk.b, "plan/", seen.append)
-    desk.world.run(desk.world.now + 1.0)
-    assert seen == [Change("plan/x", Versioned(b"0", 1))]
-    for number in range(20):
-        desk.ask("put", "plan/x", b"%d" % number)
-    desk.ask("put", "other/x", b"")
-    desk.ask("delete", "plan/y")
-    desk.world.run(desk.world.now + 1.0)
-    versions = [change.now.version for change in seen if change.now is not None]
-    assert versions == sorted(set(versions))
-    assert seen[-1] == Change("plan/x", Versioned(b"19", 21))
-    desk.ask("delete", "plan/x")
-    desk.world.run(desk.world.now + 1.0)
-    assert seen[-1] == Change("plan/x", None)
-
-
-def test_a_watch_survives_partition_and_crash_and_ends_with_its_process(desk: Desk) -> None:
-    seen: list[Change] = []
-    desk.coordinator.watch(desk.b, "plan/", seen.append)
-    partition = desk.network.partition(["b"], ["coordinator"])
-    desk.ask("put", "plan/x", b"1")
-    desk.world.run(desk.world.now + 5.0)
-    assert seen == []
-    partition.heal()
-    desk.coordinator.node.crash()
-    desk.world.run(desk.world.now + 5.0)
-    assert seen == []
-    desk.coordinator.node.restart()
-    desk.world.run(desk.world.now + 5.0)
-    assert seen == [Change("plan/x", Versioned(b"1", 1))]
-    cancelled: list[Change] = []
-    desk.coordinator.watch(desk.b, "plan/", cancelled.append).cancel()
-    desk.b.crash()
-    desk.b.restart()
-    desk.ask("put", "plan/x", b"2")
-    desk.world.run(desk.world.now + 5.0)
-    assert len(seen) == 1
-    assert cancelled == []
-
-
-def test_there_is_no_operation_of_that_name(desk: Desk) -> None:
-    with pytest.raises(ValueError, match="no operation 'close'"):
-        desk.coordinator.request(desk.a, "close", (), print)
+@all_on_virtual_time
+class TestContractOnTheModel(CoordinatorContract):
+    """All of the contract."""

@@ -44,7 +44,7 @@
 Owns: nothing itself; this is the list of what a scenario needs. Production code never imports it.
 """
 
-from shoal.sim.coordinator import CoordinatorOptions, ModelCoordinator, Watch
+from shoal.sim.coordinator import CoordinatorOptions, ModelClient, ModelCoordinator
 from shoal.sim.faults import Faults
 from shoal.sim.link import Endpoint
 from shoal.sim.model_redis import BufferLimit, ModelRedis, RedisOptions
@@ -66,6 +66,7 @@ __all__ = [
     "FaultOptions",
     "Faults",
     "Handler",
+    "ModelClient",
     "ModelCoordinator",
     "ModelRedis",
     "Network",
@@ -73,6 +74,5 @@ __all__ = [
     "Partition",
     "RedisNode",
     "RedisOptions",
-    "Watch",
     "World",
 ]
