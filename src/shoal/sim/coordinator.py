@@ -752,7 +752,7 @@ class ModelClient(Coordinator):
     async def close(self) -> None:
         """See `Coordinator.close`."""
         self._closed = True
-        for watch in self._watches:
+        for watch in list(self._watches):
             watch.wake()
 
     # For memberships and barriers
