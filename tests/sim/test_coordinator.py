@@ -489,8 +489,12 @@ def test_a_watch_ends_when_its_generator_or_its_client_is_closed(desk: Desk) -> 
 def test_the_expiry_of_a_member_is_seen_though_no_process_acts(desk: Desk) -> None:
     seen: list[dict[str, bytes]] = []
     client = desk.client("a")
+    desk.run(client.join("agents", "early", b"0", 2.0))
     desk.begin(follow(desk.client("b").watch_members("agents"), seen), "b")
     desk.wait(1.0)
+    assert seen == [{"early": b"0"}]
+    desk.wait(2.0)
+    assert seen == [{"early": b"0"}, {}]
     desk.run(client.join("agents", "long", b"1", 8.0))
     place = desk.run(client.join("agents", "short", b"2", 3.0))
     desk.wait(2.0)
@@ -506,6 +510,16 @@ def test_the_expiry_of_a_member_is_seen_though_no_process_acts(desk: Desk) -> No
     desk.wait(1.0)
     assert seen[-1] == {}
     assert len({tuple(state) for state in seen}) == len(seen) - 1  # the empty group comes twice
+
+
+def test_a_barrier_that_opened_before_the_news_of_it_came_is_passed() -> None:
+    desk = Desk(options=CoordinatorOptions(watch_delay_s=(5.0, 5.0)))
+    early = desk.begin(desk.client("a").barrier("move/1", "a", 2).wait(2.0), "a")
+    desk.wait(1.0)
+    late = desk.begin(desk.client("b").barrier("move/1", "b", 2).wait(1.5), "b")
+    assert (desk.finish(early), desk.finish(late)) == (True, True)
+    assert desk.store.arrived("move/1") == 2
+    desk.close()
 
 
 # -- Determinism -------------------------------------------------------------------------------------------------------
