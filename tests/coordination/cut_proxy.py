@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -163,6 +163,10 @@ class CutProxy:
         self._connections: list[Connection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
+        self._accepted: set[tuple[str, int]] = set()
+        self._one_accepted = asyncio.Event()
+        self._round = 0
+        """Connections of an earlier round come to nothing."""
         self._commands = asyncio.Lock()
         """Held while a command is dealt with, so that a test can wait for that."""
 
@@ -208,10 +212,15 @@ class CutProxy:
                 connection.close()
         self._connections = kept
 
-    async def settle(self) -> None:
-        """Ends an outage, lets late commands reach the server, and waits until it has carried out everything."""
+    async def settle(self, *, given_up: bool = False) -> None:
+        """Ends an outage, lets late commands reach the server, and waits until it has carried out everything.
+
+        A client that has given up may have sent something that was not read here yet: that is lost.
+        """
         self.plan, self.outage, self.down = [], False, False
         self.disturb = None
+        if given_up:
+            await self._accept_all()
         async with self._commands:
             late, self.late = self.late, []
             for connection, item in late:
@@ -221,18 +230,43 @@ class CutProxy:
                 await connection.all_answered()
             for connection, _ in late:
                 connection.close()
+            if given_up:
+                self._round += 1
+                self.cut_all()
 
-    async def _accept(self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def _accept_all(self) -> None:
+        """Waits until all connections are accepted that were made before: they are accepted in their order."""
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        name = writer.get_extra_info("sockname")
+        while name not in self._accepted:
+            self._one_accepted.clear()
+            await self._one_accepted.wait()
+        self._accepted.clear()
+        writer.close()
+
+    def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        self._accepted.add(client.get_extra_info("peername"))
+        self._one_accepted.set()
         if self.down:
             client.transport.abort()
-            return
+        else:
+            self._start(self._connect(reader, client))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        round_ = self._round
         server_reader, server = await asyncio.open_connection("127.0.0.1", self._server_port)
         connection = Connection(self, client, server)
+        if round_ != self._round:
+            connection.close()
+            return
         self._connections.append(connection)
-        for work in (self._requests(connection, client_reader), self._replies(connection, server_reader)):
-            task = asyncio.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._start(self._requests(connection, client_reader))
+        self._start(self._replies(connection, server_reader))
 
     async def _requests(self, connection: Connection, reader: asyncio.StreamReader) -> None:
         splitter = Splitter()
