@@ -12,7 +12,7 @@ import pytest
 import shoal.filters
 from shoal.errors import EmptyFilterError, FilterError
 from shoal.filters import Event, Poset, parse
-from shoal.filters.index import records
+from shoal.filters.index import record_format as records
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()

@@ -13,7 +13,7 @@ from shoal.errors import EventError
 from shoal.filters.event_batches import to_arrow
 from shoal.filters.events import check_event
 from shoal.filters.index import WireTable
-from shoal.filters.index.encoding import batch_table
+from shoal.filters.index.wire_table import batch_table
 from shoal.filters.values import Event
 
 pytestmark = pytest.mark.timeout(600)

@@ -23,8 +23,8 @@ from tests.filters import strategies as some
 from shoal.errors import EventError
 from shoal.filters.event_batches import from_arrow, to_arrow
 from shoal.filters.events import check_event, decode_event, encode_event, parse_event
+from shoal.filters.formatter import name_text, value_text
 from shoal.filters.language import parse
-from shoal.filters.printing import name_text, value_text
 from shoal.filters.values import Event, Value
 from shoal.limits import Limits
 

@@ -14,8 +14,9 @@ from tests.filters import strategies
 
 from shoal.errors import EventError, FilterError
 from shoal.filters.filter import Filter
-from shoal.filters.index import Index, WireTable, choosing, event_table, filter_table, layout
-from shoal.filters.index.store import Store
+from shoal.filters.index import Index, WireTable, choosing, event_table, filter_table
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.segment_store import Store
 from shoal.filters.language import parse
 from shoal.filters.values import Event
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.filters.index import Index, building
+from shoal.filters.index import Index
+from shoal.filters.index import segment_builder as building
 from shoal.filters.language import parse
 
 pytestmark = pytest.mark.timeout(600)

@@ -12,7 +12,8 @@ import pytest
 
 from shoal.errors import FilterTooLargeError
 from shoal.filters import parse
-from shoal.filters.index import Index, building, event_table
+from shoal.filters.index import Index, event_table
+from shoal.filters.index import segment_builder as building
 
 
 def found(index: Index, event: Any) -> list[int]:

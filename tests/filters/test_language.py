@@ -12,10 +12,10 @@ from shoal.errors import EmptyFilterError, FilterError, FilterTooLargeError
 from shoal.filters.conjunctions import conjunction_of
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
 from shoal.filters.filter import filter_of
+from shoal.filters.formatter import predicate_text
 from shoal.filters.fuzz import fuzz
 from shoal.filters.language import parse
 from shoal.filters.predicates import Operand, Operator, predicate
-from shoal.filters.printing import predicate_text
 from shoal.filters.values import Event, Value
 
 O = Operator  # noqa: E741

@@ -20,8 +20,8 @@ import msgspec
 from shoal.errors import EmptyFilterError, FilterTooLargeError
 from shoal.filters.conjunctions import Conjunction, conjunction_of
 from shoal.filters.filter import Filter, filter_of
+from shoal.filters.formatter import predicate_text, predicates_of
 from shoal.filters.predicates import LISTING, NEGATIONS, Operand, Operator, Predicate, none_of
-from shoal.filters.printing import predicate_text, predicates_of
 from shoal.filters.values import KINDS, Kind, Value, kind_of
 from shoal.limits import DEFAULT_LIMITS, Limits
 

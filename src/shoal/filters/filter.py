@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.errors import EmptyFilterError, FilterError
 from shoal.filters.conjunctions import Conjunction
-from shoal.filters.printing import filter_text, paper_text
+from shoal.filters.formatter import filter_text, paper_text
 from shoal.filters.unions import covered_together
 from shoal.filters.values import Event
 

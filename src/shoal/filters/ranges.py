@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import force_setattr
 
+from shoal.filters.formatter import value_text
 from shoal.filters.predicates import Operator, Predicate, none_of
-from shoal.filters.printing import value_text
 from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number, Value, kind_in, kind_of, pred, succ
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from shoal.errors import FilterError
+from shoal.filters.formatter import RESERVED
 from shoal.filters.lexer import Form, Token, tokens_of
-from shoal.filters.printing import RESERVED
 from shoal.filters.values import Value, problem_of_name
 from shoal.limits import Limits
 

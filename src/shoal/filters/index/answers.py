@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from shoal.filters.index.batches import batch_of, copy_found, count_found, lessen_batch, match_batch, match_event
-from shoal.filters.index.context import R_SPANS, root
-from shoal.filters.index.memory import i64_at, whole
-from shoal.filters.index.spans import NO_SPANS, copy_spans, total_of
+from shoal.filters.index.intrinsics import i64_at, whole
+from shoal.filters.index.kernel_context import R_SPANS, root
+from shoal.filters.index.postings import NO_SPANS, copy_spans, total_of
 from shoal.wire.rawbytes import kernel
 
 NO_IDS: Final = -11

@@ -11,8 +11,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import boxes, cells, choosing, layout
-from shoal.filters.index.memory import whole
+from shoal.filters.index import boxes, choosing
+from shoal.filters.index import grid as cells
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.intrinsics import whole
 from shoal.wire.rawbytes import background_kernel, kernel, part
 
 SMALL_CLUSTER: Final = 8

@@ -16,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import EventError
-from shoal.filters.index import answers, context, layout, rows
+from shoal.filters.index import answers
+from shoal.filters.index import event_row as rows
+from shoal.filters.index import kernel_context as context
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.hash_tables import Texts
+from shoal.filters.index.postings import NO_SPANS
 from shoal.filters.index.segment import Segment
-from shoal.filters.index.spans import NO_SPANS
 from shoal.filters.index.tables import WireTable
-from shoal.filters.index.texts import Texts
 from shoal.filters.index.workspace import Workspace
 from shoal.filters.index.young import Young
 from shoal.wire.rawbytes import announce_compilations

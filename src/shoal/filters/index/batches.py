@@ -10,10 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import candidates, layout
+from shoal.filters.index import candidates
+from shoal.filters.index import segment_layout as layout
 from shoal.filters.index.calls import call_3
 from shoal.filters.index.candidates import ITEM_WORDS
-from shoal.filters.index.context import (
+from shoal.filters.index.grid_matcher import LOW_32, match_together
+from shoal.filters.index.intrinsics import copy_bytes, i64_at, whole
+from shoal.filters.index.kernel_context import (
     FAR,
     R_BATCH,
     R_EVENT,
@@ -24,9 +27,7 @@ from shoal.filters.index.context import (
     count_of,
     root,
 )
-from shoal.filters.index.filed import LOW_32, match_together
-from shoal.filters.index.matching import match_young
-from shoal.filters.index.memory import copy_bytes, i64_at, whole
+from shoal.filters.index.matcher import match_young
 from shoal.filters.index.reading import clear, clear_cells, clear_rows, read_event, read_row
 from shoal.wire.rawbytes import kernel, part
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index.cells import COLUMNS, FURTHER, LOW_16
-from shoal.filters.index.memory import whole
+from shoal.filters.index.grid import COLUMNS, FURTHER, LOW_16
+from shoal.filters.index.intrinsics import whole
 from shoal.filters.index.vectors import WIDTH
 from shoal.wire.rawbytes import background_kernel, kernel, part
 

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import layout
-from shoal.filters.index.context import (
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.evaluator import holds
+from shoal.filters.index.intrinsics import i64_at, u32_at, u64_at, whole
+from shoal.filters.index.kernel_context import (
     FAR,
     R_ATTRIBUTES,
     R_CANDIDATES,
@@ -24,12 +26,10 @@ from shoal.filters.index.context import (
     u16_part,
     u32_part,
 )
-from shoal.filters.index.holding import holds
 from shoal.filters.index.members import first_id
-from shoal.filters.index.memory import i64_at, u32_at, u64_at, whole
+from shoal.filters.index.postings import dead_at, emit_entries, first_dead
 from shoal.filters.index.reading import select_row
-from shoal.filters.index.records import get_bits
-from shoal.filters.index.spans import dead_at, emit_entries, first_dead
+from shoal.filters.index.record_format import get_bits
 from shoal.filters.index.vectors import prefetch
 from shoal.wire.rawbytes import kernel, part
 

@@ -24,11 +24,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import records, rows, weighing
-from shoal.filters.index.memory import whole
-from shoal.filters.index.records import get_bits, get_float, item_words
+from shoal.filters.index import event_row as rows
+from shoal.filters.index import record_format as records
+from shoal.filters.index import signatures as weighing
+from shoal.filters.index.intrinsics import whole
+from shoal.filters.index.record_format import get_bits, get_float, item_words
+from shoal.filters.index.signatures import S_ABSENT, S_EQUAL, S_EXISTS, S_KIND, S_PREFIX, S_SUFFIX
 from shoal.filters.index.standing import equal_value, is_equality, listed_value
-from shoal.filters.index.weighing import S_ABSENT, S_EQUAL, S_EXISTS, S_KIND, S_PREFIX, S_SUFFIX
 from shoal.wire.rawbytes import hash_pair, kernel
 
 ALL: Final = 0

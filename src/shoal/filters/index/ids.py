@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index.memory import whole
+from shoal.filters.index.intrinsics import whole
 from shoal.wire.rawbytes import kernel, part
 
 ID_MAX: Final = 2**32 - 2

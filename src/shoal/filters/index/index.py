@@ -24,11 +24,11 @@ from shoal.filters.filter import Filter, check_filter
 from shoal.filters.index import snapshot
 from shoal.filters.index.checking import id_of, ids_of, parts_of, size_of
 from shoal.filters.index.forking import INDEXES, guard
+from shoal.filters.index.hash_tables import Texts
 from shoal.filters.index.parts import select
 from shoal.filters.index.results import Ids, Matches, Slices
-from shoal.filters.index.store import Store
+from shoal.filters.index.segment_store import Store
 from shoal.filters.index.tables import AnyEvent, Events, WireTable, event_table, event_wire, filter_table, wire_table
-from shoal.filters.index.texts import Texts
 from shoal.filters.index.uniting import Records
 
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import layout
-from shoal.filters.index.context import u32_part
-from shoal.filters.index.memory import whole
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.intrinsics import whole
+from shoal.filters.index.kernel_context import u32_part
 from shoal.wire.rawbytes import background_kernel, part
 
 STRETCH: Final = 64

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import records, texts
-from shoal.filters.index.memory import whole
-from shoal.filters.index.records import get_bits, item_words, put_bits
-from shoal.filters.index.texts import Texts
+from shoal.filters.index import hash_tables as texts
+from shoal.filters.index import record_format as records
+from shoal.filters.index.hash_tables import Texts
+from shoal.filters.index.intrinsics import whole
+from shoal.filters.index.record_format import get_bits, item_words, put_bits
 from shoal.filters.index.uniting import Records
 from shoal.wire.rawbytes import kernel
 

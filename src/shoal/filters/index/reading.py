@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import rows
-from shoal.filters.index.context import (
+from shoal.filters.index import event_row as rows
+from shoal.filters.index.intrinsics import f64_at, i64_at, u8_at, whole
+from shoal.filters.index.kernel_context import (
     FAR,
     R_AUX,
     R_CELLS,
@@ -23,7 +24,6 @@ from shoal.filters.index.context import (
     R_SCRATCH,
     root,
 )
-from shoal.filters.index.memory import f64_at, i64_at, u8_at, whole
 from shoal.wire.rawbytes import PADDING_BYTES, kernel, part
 
 BATCH: Final = 64

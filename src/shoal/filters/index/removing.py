@@ -10,8 +10,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import layout
-from shoal.filters.index.context import (
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.ids import close_gap, find_slot
+from shoal.filters.index.intrinsics import u32_at, whole
+from shoal.filters.index.kernel_context import (
     R_FIRST_SEGMENT,
     R_SEGMENTS,
     R_YOUNG_COUNT,
@@ -21,9 +23,7 @@ from shoal.filters.index.context import (
     root,
     u32_part,
 )
-from shoal.filters.index.ids import close_gap, find_slot
-from shoal.filters.index.memory import u32_at, whole
-from shoal.filters.index.spans import dead_at, first_dead
+from shoal.filters.index.postings import dead_at, first_dead
 from shoal.wire.rawbytes import background_kernel, kernel
 
 DEAD_MIN: Final = 16

@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import layout, removing, taking
+from shoal.filters.index import removing, taking
+from shoal.filters.index import segment_layout as layout
 
 STALE_SHARE: Final = 4
 """A segment is made anew when one in so many of its subscribers has gone."""

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import SnapshotError
-from shoal.filters.index.layout import VERSION
+from shoal.filters.index.segment_layout import VERSION
 
 MAGIC: Final = b"SHOALIX%d" % VERSION
 _ALIGNED: Final = 64

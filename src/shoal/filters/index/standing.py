@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import records
-from shoal.filters.index.memory import whole
-from shoal.filters.index.records import get_bits, get_float
+from shoal.filters.index import record_format as records
+from shoal.filters.index.intrinsics import whole
+from shoal.filters.index.record_format import get_bits, get_float
 from shoal.wire.rawbytes import hash_pair, kernel, part
 
 _FNV: Final = np.uint64(0x100000001B3)

@@ -10,8 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import layout, records, rows, transcribing
-from shoal.filters.index.context import (
+from shoal.filters.index import event_row as rows
+from shoal.filters.index import record_encoder as transcribing
+from shoal.filters.index import record_format as records
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.ids import find_slot
+from shoal.filters.index.intrinsics import i64_at, u8_at, u16_at, u32_at, whole
+from shoal.filters.index.kernel_context import (
     R_FIRST_SEGMENT,
     R_SCRATCH,
     R_SEGMENTS,
@@ -24,9 +29,7 @@ from shoal.filters.index.context import (
     root,
     u32_part,
 )
-from shoal.filters.index.ids import find_slot
 from shoal.filters.index.members import first_id
-from shoal.filters.index.memory import i64_at, u8_at, u16_at, u32_at, whole
 from shoal.wire.rawbytes import PADDING_BYTES, background_kernel, kernel
 
 YOUNG_MAX: Final = 512

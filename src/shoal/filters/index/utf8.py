@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from shoal.filters.index.context import FAR
-from shoal.filters.index.memory import u8_at, whole
+from shoal.filters.index.intrinsics import u8_at, whole
+from shoal.filters.index.kernel_context import FAR
 from shoal.wire.rawbytes import kernel, load_u64, part, tail_mask
 
 _HIGH_BITS: Final = np.uint64(0x8080808080808080)

@@ -11,8 +11,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import candidates, context, filed, matching, reading
-from shoal.filters.index.texts import T_WORDS, Texts
+from shoal.filters.index import candidates, reading
+from shoal.filters.index import grid_matcher as filed
+from shoal.filters.index import kernel_context as context
+from shoal.filters.index import matcher as matching
+from shoal.filters.index.hash_tables import T_WORDS, Texts
 from shoal.filters.index.vectors import WIDTH
 from shoal.wire.rawbytes import PADDING_BYTES
 

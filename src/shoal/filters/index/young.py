@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import layout, removing, taking
+from shoal.filters.index import removing, taking
+from shoal.filters.index import segment_layout as layout
 from shoal.filters.index.uniting import Records
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from shoal.filters.index import layout
-from shoal.filters.index.memory import f64_at, i64_at, u8_at, u16_at, u32_at, whole
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.intrinsics import f64_at, i64_at, u8_at, u16_at, u32_at, whole
 from shoal.wire.rawbytes import part
 
 # Of each table of texts: data, its length, ends, their length, slots, their length, counters.

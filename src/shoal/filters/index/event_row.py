@@ -13,7 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index.context import (
+from shoal.filters.index.hash_tables import find_text
+from shoal.filters.index.intrinsics import f64_at, i64_at, swap_bytes, u8_at, whole
+from shoal.filters.index.kernel_context import (
     FAR,
     R_ATTRIBUTES,
     R_AUX,
@@ -26,8 +28,6 @@ from shoal.filters.index.context import (
     R_STRINGS,
     root,
 )
-from shoal.filters.index.memory import f64_at, i64_at, swap_bytes, u8_at, whole
-from shoal.filters.index.texts import find_text
 from shoal.filters.index.utf8 import is_utf8
 from shoal.wire.rawbytes import kernel, load_u64, part
 

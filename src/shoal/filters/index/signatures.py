@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import records
-from shoal.filters.index.memory import whole
-from shoal.filters.index.records import get_bits, item_words
+from shoal.filters.index import record_format as records
+from shoal.filters.index.intrinsics import whole
+from shoal.filters.index.record_format import get_bits, item_words
 from shoal.filters.index.standing import equal_value, is_equality, listed_value, part_value, text_value
 from shoal.wire.rawbytes import background_kernel, hash_pair, kernel, part
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.filters.index import records, rows
-from shoal.filters.index.context import (
+from shoal.filters.index import event_row as rows
+from shoal.filters.index import record_format as records
+from shoal.filters.index.event_row import CODE, EXOTIC, LENGTH, START
+from shoal.filters.index.intrinsics import f64_at, u8_at, u16_at, u32_at, whole
+from shoal.filters.index.kernel_context import (
     FAR,
     R_PLAIN,
     R_SCRATCH,
@@ -20,9 +23,7 @@ from shoal.filters.index.context import (
     kind_of,
     root,
 )
-from shoal.filters.index.memory import f64_at, u8_at, u16_at, u32_at, whole
-from shoal.filters.index.records import get_bits, get_float, item_words, width_words
-from shoal.filters.index.rows import CODE, EXOTIC, LENGTH, START
+from shoal.filters.index.record_format import get_bits, get_float, item_words, width_words
 from shoal.wire.rawbytes import kernel, part, same_words
 
 

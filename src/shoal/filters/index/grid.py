@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shoal.filters.index import records
-from shoal.filters.index.memory import whole
-from shoal.filters.index.records import get_bits, get_float, item_words, width_words
+from shoal.filters.index import record_format as records
+from shoal.filters.index.intrinsics import whole
+from shoal.filters.index.record_format import get_bits, get_float, item_words, width_words
 from shoal.wire.rawbytes import background_kernel, hash_pair, kernel, part
 
 FIRST_CELL: Final = 1

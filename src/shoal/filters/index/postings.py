@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from shoal.filters.index import layout
-from shoal.filters.index.context import (
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.intrinsics import copy_bytes, i64_at, u32_at, whole
+from shoal.filters.index.kernel_context import (
     FAR,
     R_FIRST_SEGMENT,
     R_SPAN_WORDS,
@@ -20,7 +21,6 @@ from shoal.filters.index.context import (
     root,
 )
 from shoal.filters.index.members import first_id
-from shoal.filters.index.memory import copy_bytes, i64_at, u32_at, whole
 from shoal.wire.rawbytes import kernel, part
 
 NO_SPANS: Final = -10

@@ -23,14 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import FilterError, FilterTooLargeError
-from shoal.filters.index import building, layout, records, removing, taking
+from shoal.filters.index import record_format as records
+from shoal.filters.index import removing, taking
+from shoal.filters.index import segment_builder as building
+from shoal.filters.index import segment_layout as layout
 from shoal.filters.index.asking import Asking
 from shoal.filters.index.forking import STORES, guard
+from shoal.filters.index.hash_tables import NO_ROOM, Texts
 from shoal.filters.index.ids import Ids
 from shoal.filters.index.parts import intern_all, translate
 from shoal.filters.index.segment import Segment
 from shoal.filters.index.tables import WireTable
-from shoal.filters.index.texts import NO_ROOM, Texts
 from shoal.filters.index.uniting import Records
 from shoal.filters.index.young import Young
 from shoal.logs import get_log

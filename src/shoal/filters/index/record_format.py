@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index.context import (
+from shoal.filters.index.intrinsics import u16_at, whole
+from shoal.filters.index.kernel_context import (
     FAR,
 )
-from shoal.filters.index.memory import u16_at, whole
 from shoal.wire.rawbytes import kernel, part
 
 # Operators. Up to NUMERIC_LAST the payload is one number.

@@ -12,14 +12,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index import choosing, layout, standing, weighing
+from shoal.filters.index import choosing, standing
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index import signatures as weighing
 from shoal.filters.index.arranging import Entries, arrange
+from shoal.filters.index.intrinsics import copy_bytes, whole
 from shoal.filters.index.members import pack_members
-from shoal.filters.index.memory import copy_bytes, whole
-from shoal.filters.index.records import put_bits
+from shoal.filters.index.record_format import put_bits
+from shoal.filters.index.signatures import PARTS, S_PREFIX, S_SUFFIX
 from shoal.filters.index.uniting import Records, unite
 from shoal.filters.index.vectors import prefetch
-from shoal.filters.index.weighing import PARTS, S_PREFIX, S_SUFFIX
 from shoal.wire.rawbytes import background_kernel, hash_pair, kernel
 
 _SKETCH_MAX: Final = 1 << 16

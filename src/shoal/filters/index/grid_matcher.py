@@ -11,9 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import boxes, candidates, cells, layout, rows
+from shoal.filters.index import boxes, candidates
+from shoal.filters.index import event_row as rows
+from shoal.filters.index import grid as cells
+from shoal.filters.index import segment_layout as layout
 from shoal.filters.index.candidates import ACCEPTED, ITEM_SHIFT
-from shoal.filters.index.context import (
+from shoal.filters.index.intrinsics import i64_at, trailing_zeros, u8_at, u32_at, u64_at, whole
+from shoal.filters.index.kernel_context import (
     FAR,
     R_CELLS,
     R_FOUND,
@@ -30,7 +34,6 @@ from shoal.filters.index.context import (
     u32_part,
 )
 from shoal.filters.index.members import first_id
-from shoal.filters.index.memory import i64_at, trailing_zeros, u8_at, u32_at, u64_at, whole
 from shoal.filters.index.vectors import prefetch, strictly_within, within
 from shoal.wire.rawbytes import kernel, part
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.filters.index.context import FAR
-from shoal.filters.index.memory import i64_at, u8_at, u32_at, whole
+from shoal.filters.index.intrinsics import i64_at, u8_at, u32_at, whole
+from shoal.filters.index.kernel_context import FAR
 from shoal.wire.rawbytes import PADDING_BYTES, Bytes, hash_words, kernel, part, same_words
 
 NO_TEXT: Final = -1

@@ -11,10 +11,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import arranging, choosing, layout, records, rows, standing, weighing
+from shoal.filters.index import arranging, choosing, standing
+from shoal.filters.index import event_row as rows
+from shoal.filters.index import record_format as records
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index import signatures as weighing
 from shoal.filters.index.calls import Addressed, call_5
 from shoal.filters.index.candidates import ask_ahead, entry_holds, record_of
-from shoal.filters.index.context import (
+from shoal.filters.index.evaluator import holds, holds_item, is_listed
+from shoal.filters.index.event_row import CODE, EXOTIC, LENGTH, START
+from shoal.filters.index.grid_matcher import find_cells, match_blocks
+from shoal.filters.index.intrinsics import i64_at, u8_at, u32_at, whole
+from shoal.filters.index.kernel_context import (
     FAR,
     R_FIRST_SEGMENT,
     R_MATCH_CLUSTER,
@@ -36,11 +44,7 @@ from shoal.filters.index.context import (
     u16_part,
     u32_part,
 )
-from shoal.filters.index.filed import find_cells, match_blocks
-from shoal.filters.index.holding import holds, holds_item, is_listed
-from shoal.filters.index.memory import i64_at, u8_at, u32_at, whole
-from shoal.filters.index.rows import CODE, EXOTIC, LENGTH, START
-from shoal.filters.index.spans import emit, emit_entries
+from shoal.filters.index.postings import emit, emit_entries
 from shoal.wire.rawbytes import hash_pair, kernel, part
 
 S_HEADER: Final = 4

@@ -10,8 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.filters.index import rows
-from shoal.filters.index.context import (
+from shoal.filters.index import event_row as rows
+from shoal.filters.index.event_row import CODE, EXOTIC, FLOOR
+from shoal.filters.index.hash_tables import NO_ROOM, intern_text
+from shoal.filters.index.intrinsics import f64_at, i64_at, u16_at
+from shoal.filters.index.kernel_context import (
     FAR,
     R_ATTRIBUTES,
     R_AUX,
@@ -21,8 +24,7 @@ from shoal.filters.index.context import (
     R_STRINGS,
     root,
 )
-from shoal.filters.index.memory import f64_at, i64_at, u16_at
-from shoal.filters.index.records import (
+from shoal.filters.index.record_format import (
     ABSENT,
     AT_LEAST,
     BAD_FILTER,
@@ -62,8 +64,6 @@ from shoal.filters.index.records import (
     put_word,
     width_of,
 )
-from shoal.filters.index.rows import CODE, EXOTIC, FLOOR
-from shoal.filters.index.texts import NO_ROOM, intern_text
 from shoal.wire.rawbytes import kernel, part
 
 # Tags of the constraints on the wire: see `shoal.filters.constraints`.
