@@ -12,7 +12,7 @@ import pytest
 import shoal.filters
 from shoal.errors import EmptyFilterError, FilterError
 from shoal.filters import Event, Poset, parse
-from shoal.filters.index import record_format as records
+from shoal.filters.index import record_format
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
@@ -66,7 +66,7 @@ def test_other_names_need_quotes(name: str) -> None:
 
 def test_the_names_of_the_page_are_exported() -> None:
     assert {"AdvertisementTable", "Poset", "from_cloudevents"} <= set(shoal.filters.__all__)
-    assert f"at most {records.NAMES_MAX:,} different names" in PAGE
+    assert f"at most {record_format.NAMES_MAX:,} different names" in PAGE
 
 
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

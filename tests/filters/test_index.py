@@ -14,9 +14,9 @@ from tests.filters import strategies
 
 from shoal.errors import EventError, FilterError
 from shoal.filters.filter import Filter
-from shoal.filters.index import Index, WireTable, choosing, event_table, filter_table
+from shoal.filters.index import Index, WireTable, event_table, filter_table
 from shoal.filters.index import segment_layout as layout
-from shoal.filters.index.segment_store import Store
+from shoal.filters.index.segment_store import SegmentStore
 from shoal.filters.language import parse
 from shoal.filters.values import Event
 
@@ -224,9 +224,11 @@ def test_who_goes_and_comes_again_is_found_once(size: int) -> None:
 def most_tested(index: Index) -> int:
     """Entries of the largest run that is not answered by a slice of it: those are tested, at least by cells."""
     most = 0
-    for segment in index._plain.segments:
-        runs = layout.part(segment.block, layout.P_RUNS, 4 * (int(segment.header[layout.H_RUNS]) + 1)).reshape(-1, 4)
-        tested = (runs[:-1, 0] & 0xFF) > choosing.SORTED_LAST
+    for segment in index._single.segments:
+        runs = layout.part_view(segment.block, layout.P_RUNS, 4 * (int(segment.header[layout.H_RUNS]) + 1)).reshape(
+            -1, 4
+        )
+        tested = (runs[:-1, 0] & 0xFF) > layout.RUN_SORTED_LAST
         most = max(most, int(np.diff(runs[:, 1].astype(np.int64))[tested].max(initial=0)))
     return most
 
@@ -335,15 +337,15 @@ def test_segments_are_merged_in_the_background_while_it_is_read() -> None:
         index.insert(number, held[number])
         if number % 500 == 0:
             assert sorted(index.match({"a": 7, "b": 500}).tolist()) == expected(held, {"a": 7, "b": 500})
-            store_sizes.append(len(index._plain.segments))
+            store_sizes.append(len(index._single.segments))
     assert max(store_sizes) < 30
     index.settle()
-    assert len(index._plain.segments) == 1
+    assert len(index._single.segments) == 1
     assert sorted(index.match({"a": 7, "b": 500}).tolist()) == expected(held, {"a": 7, "b": 500})
 
 
 def test_the_store_says_how_much_it_holds() -> None:
-    store = Store()
+    store = SegmentStore()
     assert len(store) == 0
     assert store.unique == 0
     assert store.nbytes > 0

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from shoal.errors import EventError, FilterError, FilterTooLargeError
 from shoal.filters.filter import Filter
 from shoal.filters.index import Index, event_table, filter_table, snapshot
-from shoal.filters.index.tables import wire_table
+from shoal.filters.index.wire_table import wire_table
 from shoal.filters.language import parse
 from shoal.filters.values import Event
 from shoal.limits import DEFAULT_LIMITS
@@ -61,7 +61,7 @@ def eager_threads() -> Iterator[None]:
 def test_alternatives_that_come_in_during_a_match_have_their_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     index = Index()
     index.insert(500, TWO)
-    match = index._several.match
+    match = index._disjuncts.match
 
     def busy(wire: Any) -> Any:
         monkeypatch.undo()
@@ -69,7 +69,7 @@ def test_alternatives_that_come_in_during_a_match_have_their_owners(monkeypatch:
             index.insert(number, TWO)
         return match(wire)
 
-    monkeypatch.setattr(index._several, "match", busy)
+    monkeypatch.setattr(index._disjuncts, "match", busy)
     assert index.match({"a": 1}).tolist() == list(range(500, 600))
 
 
@@ -77,14 +77,14 @@ def test_alternatives_that_are_merged_in_have_their_owners_when_they_are_found(m
     index, other = Index(), Index()
     index.insert(5, parse("x = 1 or y = 1"))
     other.insert_many(range(1000, 1020), [parse(f"x = {i} or z = 7") for i in range(20)])
-    absorb = index._several.absorb
+    add_records = index._disjuncts.add_records
     seen: list[list[int]] = []
 
     def watched(*args: Any) -> None:
-        absorb(*args)
+        add_records(*args)
         seen.append(index.match({"z": 7}).tolist())
 
-    monkeypatch.setattr(index._several, "absorb", watched)
+    monkeypatch.setattr(index._disjuncts, "add_records", watched)
     index.merge(other)
     assert seen == [list(range(1000, 1020))]
 
@@ -271,7 +271,7 @@ def test_what_is_no_filter_is_refused(wanted: Any) -> None:
 
 def test_one_filter_is_not_many() -> None:
     index = Index()
-    with pytest.raises(FilterError, match="this is one: use insert"):
+    with pytest.raises(FilterError, match="this is one filter: use insert"):
         index.insert_many([1], ONE)  # type: ignore[arg-type]
     assert len(index) == 0
 
@@ -295,20 +295,20 @@ def test_a_filter_without_conjunctions_is_refused() -> None:
 
 def test_alternatives_of_which_one_is_refused_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     index = Index()
-    insert = index._several.insert
+    insert = index._disjuncts.insert
 
     def full(number: int, wire: bytes) -> bool:
         if b"bad" in wire:
             raise FilterTooLargeError("too many names")
         return insert(number, wire)
 
-    monkeypatch.setattr(index._several, "insert", full)
+    monkeypatch.setattr(index._disjuncts, "insert", full)
     bad = parse("a = 1 or bad = 2")
     with pytest.raises(FilterTooLargeError):
         index.insert(1, bad)
     with pytest.raises(FilterTooLargeError):
         index.insert_many([1, 2, 3], [ONE, TWO, bad])
-    assert (len(index), len(index._several)) == (0, 0)
+    assert (len(index), len(index._disjuncts)) == (0, 0)
     index.insert(4, TWO)
     assert index.match({"a": 1}).tolist() == [4]
 
@@ -362,7 +362,7 @@ def test_matches_are_a_sequence() -> None:
     for place in (5, -6):
         with pytest.raises(IndexError, match="5 events"):
             matches[place]
-    with pytest.raises(TypeError, match="one after the other"):
+    with pytest.raises(TypeError, match="consecutive events"):
         matches[::2]
     with pytest.raises(TypeError):
         matches["x"]  # type: ignore[call-overload]
@@ -417,7 +417,7 @@ def test_an_index_whose_alternatives_are_refused_is_not_merged_in_half(monkeypat
         raise FilterTooLargeError("too many names")
 
     with monkeypatch.context() as patch:
-        patch.setattr(index._several, "absorb", full)
+        patch.setattr(index._disjuncts, "add_records", full)
         with pytest.raises(FilterTooLargeError):
             index.merge(other)
     assert index.match({"a": 1}).tolist() == [0]

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.filters.index import Index
-from shoal.filters.index import segment_builder as building
+from shoal.filters.index import Index, segment_builder
 from shoal.filters.language import parse
 
 pytestmark = pytest.mark.timeout(600)
@@ -34,14 +33,14 @@ def filled(parts: int) -> Index:
 @contextmanager
 def held_merges(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Merges in the background wait until this is set."""
-    go, build = threading.Event(), building.build
+    go, build = threading.Event(), segment_builder.build
 
     def waiting(*args: Any) -> Any:
         if threading.current_thread().name == "shoal-merge":
             go.wait(60)
         return build(*args)
 
-    monkeypatch.setattr(building, "build", waiting)
+    monkeypatch.setattr(segment_builder, "build", waiting)
     yield go
     go.set()
 
@@ -88,7 +87,7 @@ def test_two_threads_settle_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None
     for thread in threads:
         thread.join()
     assert failed == []
-    assert len(index._plain.segments) == 1
+    assert len(index._single.segments) == 1
 
 
 def test_settling_ends_though_another_thread_goes_on_writing() -> None:
@@ -117,12 +116,12 @@ def test_settling_ends_though_another_thread_goes_on_writing() -> None:
         writer.join()
     assert ended
     index.settle()
-    assert len(index._plain.segments) == 1
+    assert len(index._single.segments) == 1
     assert len(index.match({"a": 3})) == len(index) // 10
 
 
 def test_settling_does_not_wait_for_what_comes_in_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    index, build, numbers = filled(3), building.build, iter(range(1000, 2000, 10))
+    index, build, numbers = filled(3), segment_builder.build, iter(range(1000, 2000, 10))
 
     def overtaken(*args: Any) -> Any:
         if threading.current_thread().name == "shoal-merge" and (number := next(numbers, 0)):
@@ -131,27 +130,27 @@ def test_settling_does_not_wait_for_what_comes_in_meanwhile(monkeypatch: pytest.
             writer.join()
         return build(*args)
 
-    monkeypatch.setattr(building, "build", overtaken)
+    monkeypatch.setattr(segment_builder, "build", overtaken)
     index.settle()
-    assert [segment.positions for segment in index._plain.segments] == [30, 10]
+    assert [segment.positions for segment in index._single.segments] == [30, 10]
     assert len(index.match({"a": 3})) == 4
 
 
 def test_settling_takes_all_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_merges(monkeypatch) as go:
         index = filled(8)
-        assert index._plain._merge is not None
+        assert index._single._merge is not None
         index.insert_many(range(100, 110), TEN)
         index.insert(200, TEN[3])
         index.remove(3)
         settler = threading.Thread(target=index.settle)
         settler.start()
-        while not index._plain._settling:
+        while not index._single._settling:
             time.sleep(0.001)
         index.insert(300, TEN[3])
         go.set()
         settler.join()
-    assert [segment.positions for segment in index._plain.segments] == [90]
+    assert [segment.positions for segment in index._single.segments] == [90]
     assert sorted(index.match({"a": 3}).tolist()) == [*range(13, 80, 10), 103, 200, 300]
 
 
@@ -163,7 +162,7 @@ def test_a_child_of_a_process_that_merges_can_change_and_settle(wanted: Any, mon
     with held_merges(monkeypatch) as go:
         for part in range(2, 10):
             index.insert_many(range(10 * part, 10 * part + 10), TEN)
-        assert index._plain._merge is not None
+        assert index._single._merge is not None
 
         def work() -> bool:
             go.set()
@@ -206,13 +205,13 @@ def test_a_child_does_not_wait_for_locks_that_others_held() -> None:
 def test_a_snapshot_has_what_came_in_while_it_waited_for_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     index = filled(1)
     index.insert(100, TEN[0])
-    flush = index._plain._flush
+    flush = index._single._flush
 
     def overtaken() -> None:
         monkeypatch.undo()
         flush()
         index.insert(101, TEN[0])
 
-    monkeypatch.setattr(index._plain, "_flush", overtaken)
+    monkeypatch.setattr(index._single, "_flush", overtaken)
     parts = index.split(lambda ids: np.zeros(len(ids), np.int64))
     assert sorted(parts[0].match({"a": 0}).tolist()) == [0, 100, 101]

@@ -12,8 +12,7 @@ import pytest
 
 from shoal.errors import FilterTooLargeError
 from shoal.filters import parse
-from shoal.filters.index import Index, event_table
-from shoal.filters.index import segment_builder as building
+from shoal.filters.index import Index, event_table, segment_builder
 
 
 def found(index: Index, event: Any) -> list[int]:
@@ -114,14 +113,14 @@ def test_a_snapshot_while_another_thread_inserts(tmp_path: Path) -> None:
 
 
 def test_a_merge_in_the_background_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    index, build = Index(), building.build
+    index, build = Index(), segment_builder.build
 
     def failing(*args: Any) -> Any:
         if threading.current_thread().name == "shoal-merge":
             raise MemoryError("no memory")
         return build(*args)
 
-    monkeypatch.setattr(building, "build", failing)
+    monkeypatch.setattr(segment_builder, "build", failing)
     for start in (0, 10):
         index.insert_many(np.arange(start, start + 10, dtype=np.uint32), [parse(f"a = {i}") for i in range(10)])
     with pytest.raises(MemoryError):

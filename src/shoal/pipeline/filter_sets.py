@@ -27,9 +27,7 @@ import numpy.typing as npt
 
 from shoal.errors import FilterError, PipelineError
 from shoal.filters.filter import Filter
-from shoal.filters.index import Index, filter_table
-from shoal.filters.index.ids import ID_MAX
-from shoal.filters.index.snapshot import MAGIC
+from shoal.filters.index import ID_MAX, SNAPSHOT_MAGIC, Index, filter_table
 from shoal.filters.language import parse
 
 FILE_FORMAT: Final = b"1"
@@ -86,7 +84,7 @@ def keep(ids: Sequence[int] | npt.NDArray[np.uint32], filters: Sequence[Filter],
     the folder cannot be used."""
     table = filter_table(filters)
     numbers = np.asarray(ids, np.uint32)
-    digest = hashlib.sha256(b"|".join((MAGIC, FILE_FORMAT, numbers.tobytes(), table.offsets.tobytes())))
+    digest = hashlib.sha256(b"|".join((SNAPSHOT_MAGIC, FILE_FORMAT, numbers.tobytes(), table.offsets.tobytes())))
     digest.update(table.data.tobytes())
     version = digest.hexdigest()[:_VERSION_CHARACTERS]
     path = folder / f"filters-{version}.index"

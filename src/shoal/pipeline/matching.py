@@ -31,8 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.errors import EventError, PipelineError
-from shoal.filters.index import Index, Matches, WireTable, event_table
-from shoal.filters.index.wire_table import batch_table
+from shoal.filters.index import Index, Matches, WireTable, batch_table, event_table
 from shoal.filters.values import Value
 
 Output: TypeAlias = Literal["counts", "ids", "rows"]

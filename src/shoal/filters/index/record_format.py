@@ -1,28 +1,28 @@
-"""Records: a conjunction as the matching kernels hold it.
+"""Records: a conjunction as the kernels hold it, a sequence of items in 16-bit words.
 
-Owns the form of records, and how their items are written and read; `transcribing` makes one of a conjunction's wire
-form. A record is a row of items in 16-bit words:
+Owns the format of records, how items are written and read, sets of records with their ids, and the translation of
+records between stores. `record_encoder` makes a record from a conjunction's wire form; `evaluator` tests one. An item
+is
 
     operator | width << 8,  attribute,  payload
 
-Operators with a number take it in the shortest width that holds it exactly; a closed bound whose open neighbour is
-shorter (`> 5` is `>= 5.000000000000001`) is kept as the open one. Strings are numbers of the table of texts. Equal
-conjunctions have equal records within one index.
+A number takes the shortest width that holds it exactly. A closed bound whose open neighbour is shorter is stored as the
+open one (`>= 5.000000000000001` as `> 5`). Strings are codes of the string table. Within one store, equal conjunctions
+have equal records.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from shoal.filters.index.intrinsics import u16_at, whole
-from shoal.filters.index.kernel_context import (
-    FAR,
-)
+from shoal.filters.index.hash_tables import STRING_BYTES, StringTable, intern_string
+from shoal.filters.index.intrinsics import UNBOUNDED, i64, u16_at
 from shoal.wire.rawbytes import kernel, part
 
-# Operators. Up to NUMERIC_LAST the payload is one number.
+# Operators. Up to NE_NUMBER the payload is one number.
 GE: Final = 1
 GT: Final = 2
 LE: Final = 3
@@ -40,20 +40,21 @@ NOT_PREFIX: Final = 13
 NOT_SUFFIX: Final = 14
 NOT_CONTAINS: Final = 15
 AT_LEAST: Final = 16
-"""String bounds: the string or greater ..."""
+"""String bounds: this string or greater ..."""
 BELOW: Final = 17
-"""... and smaller than the string."""
+"""... and smaller than this string."""
 EQ_BOOLEAN: Final = 18
 IS: Final = 19
 EXISTS: Final = 20
 ABSENT: Final = 21
 UNLIKE: Final = 22
-"""Absent, or no string, or a string for which an operator of strings holds: that is the next word, then its text."""
+"""Absent, or not a string, or a string for which a string operator holds: that operator is the next word, then its
+string."""
 IN_NUMBERS: Final = 23
 IN_STRINGS: Final = 24
-"""Lists are the last ones: of how many values, then those."""
+"""Lists come last: the number of values, then the values."""
 
-# Widths of a number, and their words.
+# Widths of a number.
 I16: Final = 0
 F32: Final = 1
 F64: Final = 2
@@ -62,14 +63,17 @@ INT: Final = 3
 UINT: Final = 4
 """The same from 2**63 on."""
 
-NO_WORDS: Final = -3
+WORDS_FULL: Final = -3
+"""Code: no room for another item."""
 BAD_FILTER: Final = -4
+"""Code: the bytes are not a filter."""
 TOO_MANY_NAMES: Final = -5
+"""Code: the store has `NAMES_MAX` attribute names."""
 
 ITEM_WORDS_MAX: Final = 10
 NAMES_MAX: Final = 65_000
 WHOLE_MAX: Final = 2.0**53
-"""Below it there is no whole number between two neighbouring float64."""
+"""Below this there is no integer between two neighbouring float64."""
 
 
 @part
@@ -104,10 +108,11 @@ def get_bits(words: Any, at: int, count: int) -> np.uint64:
 
 @kernel
 def put_float(words: int, at: int, width: int, value: float) -> int:
-    """Writes a float64 that fits; where the next word goes. `words` is an address, here and below."""
-    own = u16_at(words, FAR)
+    """Writes a float64 that fits the width. Returns the index of the next word. `words` is an address, here and
+    below."""
+    own = u16_at(words, UNBOUNDED)
     if width == I16:
-        own[at] = np.uint16(whole(value) & 0xFFFF)
+        own[at] = np.uint16(i64(value) & 0xFFFF)
     elif width == F32:
         put_bits(own, at, np.uint64(np.float32(value).view(np.uint32)), 2)
     else:
@@ -127,8 +132,8 @@ def get_float(words: Any, at: int, width: int) -> float:
 
 @part
 def put_header(words: int, at: int, operator: int, width: int, attribute: int) -> int:
-    """Begins an item; where its payload goes."""
-    own = u16_at(words, FAR)
+    """Starts an item. Returns the index of its payload."""
+    own = u16_at(words, UNBOUNDED)
     own[at] = operator | (width << 8)
     own[at + 1] = attribute
     return at + 2
@@ -137,22 +142,22 @@ def put_header(words: int, at: int, operator: int, width: int, attribute: int) -
 @part
 def put_word(words: int, at: int, operator: int, attribute: int, word: int) -> int:
     """Writes an item whose payload is one word."""
-    u16_at(words, FAR)[put_header(words, at, operator, 0, attribute)] = word
+    u16_at(words, UNBOUNDED)[put_header(words, at, operator, 0, attribute)] = word
     return at + 3
 
 
 @part
 def put_code(words: int, at: int, operator: int, attribute: int, code: int) -> int:
-    """Writes an item with the number of a string."""
+    """Writes an item with the code of a string."""
     at = put_header(words, at, operator, 0, attribute)
-    put_bits(u16_at(words, FAR), at, np.uint64(code), 2)
+    put_bits(u16_at(words, UNBOUNDED), at, np.uint64(code), 2)
     return at + 2
 
 
 @part
 def item_words(words: Any, at: int) -> int:
-    """How many words the item at an index has."""
-    operator, width = whole(words[at]) & 0xFF, whole(words[at]) >> 8
+    """Number of words of the item at an index."""
+    operator, width = i64(words[at]) & 0xFF, i64(words[at]) >> 8
     if operator <= NE_NUMBER:
         return 2 + width_words(width)
     if operator == RANGE:
@@ -162,7 +167,85 @@ def item_words(words: Any, at: int) -> int:
     if operator in (EQ_BOOLEAN, IS):
         return 3
     if operator == IN_NUMBERS:
-        return 3 + 5 * whole(words[at + 2])
+        return 3 + 5 * i64(words[at + 2])
     if operator == IN_STRINGS:
-        return 3 + 2 * whole(words[at + 2])
+        return 3 + 2 * i64(words[at + 2])
     return 5 if operator == UNLIKE else 2
+
+
+class RecordSet(NamedTuple):
+    """Records with their ids: record `i` is `words[ends[i]:ends[i+1]]`, with the ids `ids[id_ends[i]:id_ends[i+1]]`."""
+
+    words: npt.NDArray[np.uint16]
+    ends: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.uint32]
+    id_ends: npt.NDArray[np.int64]
+
+
+@kernel
+def _copy_selected(words: Any, ends: Any, ids: Any, id_ends: Any, wanted: Any, out: Any) -> int:
+    """Copies the records that have a wanted id, with the wanted ids only. Returns the number of records."""
+    made = 0
+    for record in range(len(ends) - 1):
+        to = out.id_ends[made]
+        for i in range(id_ends[record], id_ends[record + 1]):
+            if wanted[i]:
+                out.ids[to] = ids[i]
+                to += 1
+        if to > out.id_ends[made]:
+            word = out.ends[made]
+            for i in range(ends[record], ends[record + 1]):
+                out.words[word] = words[i]
+                word += 1
+            made += 1
+            out.ends[made], out.id_ends[made] = word, to
+    return made
+
+
+def select_records(given: RecordSet, wanted: npt.NDArray[np.bool_]) -> RecordSet:
+    """The records of the wanted ids; `wanted` has a boolean for each of `given.ids`."""
+    out = RecordSet._make(np.zeros_like(column) for column in given)
+    made = int(_copy_selected(*given, wanted, out))
+    return RecordSet(
+        out.words[: out.ends[made]], out.ends[: made + 1], out.ids[: out.id_ends[made]], out.id_ends[: made + 1]
+    )
+
+
+@kernel
+def _translate_words(words: Any, ends: Any, names: Any, strings: Any) -> None:
+    for record in range(len(ends) - 1):
+        at, end = ends[record], ends[record + 1]
+        while at < end:
+            operator = i64(words[at]) & 0xFF
+            words[at + 1] = names[words[at + 1]]
+            if EQ_STRING <= operator <= BELOW:
+                put_bits(words, at + 2, np.uint64(strings[get_bits(words, at + 2, 2)]), 2)
+            elif operator == UNLIKE:
+                put_bits(words, at + 3, np.uint64(strings[get_bits(words, at + 3, 2)]), 2)
+            elif operator == IN_STRINGS:
+                for i in range(i64(words[at + 2])):
+                    put_bits(words, at + 3 + 2 * i, np.uint64(strings[get_bits(words, at + 3 + 2 * i, 2)]), 2)
+            at += item_words(words, at)
+
+
+@kernel
+def _intern_all(into: Any, from_data: Any, from_ends: Any, codes: Any) -> None:
+    for code in range(len(codes)):
+        start = i64(from_ends[code])
+        length = i64(from_ends[code + 1]) - start
+        codes[code] = intern_string(i64(into.ctypes.data), i64(from_data.ctypes.data), start, length)
+
+
+def intern_strings(into: StringTable, other: StringTable) -> npt.NDArray[np.int64]:
+    """Adds all strings of another table. Returns their codes here, by their codes there."""
+    into.reserve(len(other), int(other.counters[STRING_BYTES]))
+    codes = np.zeros(len(other), np.int64)
+    _intern_all(into.addresses(), other.data, other.ends, codes)
+    return codes
+
+
+def translate_records(given: RecordSet, names: npt.NDArray[np.int64], strings: npt.NDArray[np.int64]) -> RecordSet:
+    """The same records with other codes of names and strings."""
+    words = given.words.copy()
+    _translate_words(words, given.ends, names, strings)
+    return given._replace(words=words)

@@ -12,8 +12,7 @@ from tests.filters import strategies
 from shoal.errors import EventError
 from shoal.filters.event_batches import to_arrow
 from shoal.filters.events import check_event
-from shoal.filters.index import WireTable
-from shoal.filters.index.wire_table import batch_table
+from shoal.filters.index import WireTable, batch_table
 from shoal.filters.values import Event
 
 pytestmark = pytest.mark.timeout(600)
@@ -66,8 +65,8 @@ def test_only_the_attributes_that_are_asked_for_are_encoded() -> None:
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (pa.array([0.5, float("nan")]), "'a' is NaN or an infinity in row 1"),
-        (pa.array([1], pa.timestamp("us")), "of the type timestamp"),
+        (pa.array([0.5, float("nan")]), "'a' is NaN or infinity in row 1"),
+        (pa.array([1], pa.timestamp("us")), "of type timestamp"),
         (pa.array([{"int64": 1, "string": "x"}]), "has 2 values in row 0"),
     ],
 )
@@ -78,5 +77,5 @@ def test_what_no_event_can_have_is_refused_with_its_place(column: pa.Array, word
 
 def test_two_columns_of_one_name_are_refused() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
-    with pytest.raises(EventError, match="two columns of one name"):
+    with pytest.raises(EventError, match="two columns of the batch have the same name"):
         batch_table(batch)
