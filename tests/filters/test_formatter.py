@@ -1,4 +1,4 @@
-"""Printing: what is printed reads back as the same filter, and equal filters print the same."""
+"""The formatter: printed text parses to the same filter, and equal filters print the same."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from shoal.filters.language import parse
         ("b = 1 or a = 1", "a = 1 or b = 1", None),
     ],
 )
-def test_there_is_one_spelling_that_we_print(text: str, infix: str, paper: str | None) -> None:
+def test_one_spelling_is_printed(text: str, infix: str, paper: str | None) -> None:
     made = parse(text)
     assert str(made) == infix
     if paper is not None:
         assert made.paper() == paper
 
 
-def test_a_number_prints_the_same_however_it_is_held() -> None:
+def test_a_number_prints_the_same_as_int_and_as_float() -> None:
     assert str(parse("a = 1152921504606846976.0")) == str(parse("a = 1152921504606846976"))
     assert str(parse("a = 30.0")) == "a = 30"
 
@@ -55,13 +55,13 @@ def test_the_papers_spelling_has_no_or() -> None:
 
 
 @given(some.filters)
-def test_what_is_printed_reads_back(made: Filter) -> None:
+def test_printed_filters_parse_to_the_same_filter(made: Filter) -> None:
     assert parse(str(made)) == made
     assert str(parse(str(made))) == str(made)
 
 
 @given(some.any_filters)
-def test_what_is_printed_reads_back_for_all_names_and_values(made: Filter) -> None:
+def test_printed_predicates_parse_for_all_names_and_values(made: Filter) -> None:
     assert parse(str(made)) == made
     if len(made.conjunctions) == 1:
         assert parse(made.paper()) == made

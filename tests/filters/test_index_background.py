@@ -1,4 +1,4 @@
-"""What an index does in the background: settling beside other threads, and children of a process that merges."""
+"""Background work of an index: settling while other threads write, and forks during a merge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.filters.index import Index, segment_builder
 from shoal.filters.language import parse
 
 pytestmark = pytest.mark.timeout(600)
-"""The first test compiles the kernels, if nothing else has done so before."""
+"""The first test compiles the kernels, unless they are in the cache."""
 
 TEN = [parse(f"a = {number}") for number in range(10)]
 TWO = parse("a = 1 or b = 2")
@@ -32,7 +32,7 @@ def filled(parts: int) -> Index:
 
 @contextmanager
 def held_merges(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Merges in the background wait until this is set."""
+    """Holds background merges until the event is set."""
     go, build = threading.Event(), segment_builder.build
 
     def waiting(*args: Any) -> Any:
@@ -46,7 +46,7 @@ def held_merges(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def in_child(work: Callable[[], bool]) -> bool:
-    """What some work says in a child process; False if it has not ended after a while."""
+    """The result of some work in a forked child; False if it has not ended after a while."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -65,7 +65,7 @@ def in_child(work: Callable[[], bool]) -> bool:
     return False
 
 
-def test_two_threads_settle_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_can_settle_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     index, start, failed = filled(2), threading.Thread.start, list[BaseException]()
 
     def late(thread: threading.Thread) -> None:
@@ -90,7 +90,7 @@ def test_two_threads_settle_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(index._single.segments) == 1
 
 
-def test_settling_ends_though_another_thread_goes_on_writing() -> None:
+def test_settle_ends_while_another_thread_keeps_writing() -> None:
     index, over = filled(3), threading.Event()
 
     def write() -> None:
@@ -120,7 +120,7 @@ def test_settling_ends_though_another_thread_goes_on_writing() -> None:
     assert len(index.match({"a": 3})) == len(index) // 10
 
 
-def test_settling_does_not_wait_for_what_comes_in_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_does_not_wait_for_later_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
     index, build, numbers = filled(3), segment_builder.build, iter(range(1000, 2000, 10))
 
     def overtaken(*args: Any) -> Any:
@@ -136,7 +136,7 @@ def test_settling_does_not_wait_for_what_comes_in_meanwhile(monkeypatch: pytest.
     assert len(index.match({"a": 3})) == 4
 
 
-def test_settling_takes_all_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_includes_everything_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_merges(monkeypatch) as go:
         index = filled(8)
         assert index._single._merge is not None
@@ -155,7 +155,7 @@ def test_settling_takes_all_that_was_there(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("wanted", [TEN[1], TWO])
-def test_a_child_of_a_process_that_merges_can_change_and_settle(wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_can_change_and_settle_during_a_merge(wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     index = filled(2)
     index.insert(900, TWO)
     index.settle()
@@ -176,7 +176,7 @@ def test_a_child_of_a_process_that_merges_can_change_and_settle(wanted: Any, mon
     assert sorted(index.match({"a": 1}).tolist()) == [*range(1, 100, 10), 900]
 
 
-def test_a_child_does_not_wait_for_locks_that_others_held() -> None:
+def test_a_forked_child_does_not_wait_for_locks_of_other_threads() -> None:
     index, over = filled(1), threading.Event()
     index.insert(900, TWO)
 
@@ -202,7 +202,7 @@ def test_a_child_does_not_wait_for_locks_that_others_held() -> None:
         writer.join()
 
 
-def test_a_snapshot_has_what_came_in_while_it_waited_for_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_has_what_was_inserted_while_the_buffer_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     index = filled(1)
     index.insert(100, TEN[0])
     flush = index._single._flush

@@ -1,4 +1,4 @@
-"""Columns of events become the same bytes' worth of events, whatever types and nulls are in them."""
+"""Arrow columns are encoded as the events that they contain, for all types and nulls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.filters.index import WireTable, batch_table
 from shoal.filters.values import Event
 
 pytestmark = pytest.mark.timeout(600)
-"""The first test compiles the kernels, if nothing else has done so before."""
+"""The first test compiles the kernels, unless they are in the cache."""
 
 SETTINGS = settings(max_examples=60, deadline=None)
 
@@ -27,7 +27,7 @@ def decoded(table: WireTable) -> list[Event]:
 
 @SETTINGS
 @given(st.lists(strategies.any_events, max_size=8), st.integers(0, 3))
-def test_the_events_of_a_batch_are_the_events_that_it_was_made_from(events: list[Event], cut: int) -> None:
+def test_a_batch_encodes_the_events_that_it_was_made_from(events: list[Event], cut: int) -> None:
     batch = to_arrow(events)
     assert decoded(batch_table(batch)) == [check_event(event) for event in events]
     assert decoded(batch_table(batch.slice(cut))) == [check_event(event) for event in events[cut:]]
@@ -42,7 +42,7 @@ def test_strings_and_integers_of_every_length_keep_their_value() -> None:
     assert [event["a"] for event in decoded(batch_table(pa.RecordBatch.from_pydict({"a": numbers})))] == numbers
 
 
-def test_other_widths_and_coded_strings_are_read_too() -> None:
+def test_other_widths_and_dictionary_encoded_strings_are_read() -> None:
     batch = pa.RecordBatch.from_arrays(
         [
             pa.array([1, None], pa.int8()),
@@ -57,7 +57,7 @@ def test_other_widths_and_coded_strings_are_read_too() -> None:
     assert decoded(batch_table(batch)) == [{"a": 1, "b": 0.5, "c": "x", "d": "y", "e": 2**64 - 1}, {}]
 
 
-def test_only_the_attributes_that_are_asked_for_are_encoded() -> None:
+def test_only_the_requested_attributes_are_encoded() -> None:
     batch = pa.RecordBatch.from_pydict({"a": [1], "when": pa.array([1], pa.timestamp("us")), "b": ["x"]})
     assert decoded(batch_table(batch, {"a", "z"})) == [{"a": 1}]
 
@@ -70,12 +70,12 @@ def test_only_the_attributes_that_are_asked_for_are_encoded() -> None:
         (pa.array([{"int64": 1, "string": "x"}]), "has 2 values in row 0"),
     ],
 )
-def test_what_no_event_can_have_is_refused_with_its_place(column: pa.Array, words: str) -> None:
+def test_invalid_values_are_rejected_with_their_row(column: pa.Array, words: str) -> None:
     with pytest.raises(EventError, match=words):
         batch_table(pa.RecordBatch.from_arrays([column], names=["a"]))
 
 
-def test_two_columns_of_one_name_are_refused() -> None:
+def test_two_columns_with_one_name_are_rejected() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pytest.raises(EventError, match="two columns of the batch have the same name"):
         batch_table(batch)

@@ -1,7 +1,8 @@
-"""Printing: filters and predicates as text, in both spellings, such that reading gives them back.
+"""The formatter: filters and predicates as text, in both spellings.
 
-Owns: the one spelling that we print where the language reads several. Equal filters print equal text, because a number
-prints the same whether it is held as int or as float. Never touches how a filter got its predicates.
+Owns the one spelling that is printed where the language reads several. Parsing the printed text gives the same filter.
+Equal filters print equal text, because a number prints the same as int and as float. Never touches how a filter got its
+predicates.
 """
 
 from __future__ import annotations
@@ -11,31 +12,33 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from shoal.filters.predicates import UNLIKE, Operator, Predicate
-from shoal.filters.values import INTEGER_MAX, INTEGER_MIN, Kind, Value
+from shoal.filters.values import INTEGER_MAX, INTEGER_MIN, Value, ValueKind
 
 if TYPE_CHECKING:
     from shoal.filters.conjunctions import Conjunction
 
 RESERVED: Final = frozenset({"and", "or", "not", "true", "false"})
-"""Words that are a name only in double quotes, in small letters or capitals."""
+"""Words that are names only in double quotes, in any case."""
 
 TRUE_TEXT: Final = "true"
-"""The conjunction of no predicates: it matches every event."""
+"""The conjunction without predicates: it matches every event."""
 
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")
+PLAIN_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*"
+"""A name that needs no quotes, as a regular expression."""
+_plain_name: Final = re.compile(PLAIN_NAME)
 _NEGATED: Final = {
     Operator.NOT_PREFIX: Operator.PREFIX,
     Operator.NOT_SUFFIX: Operator.SUFFIX,
     Operator.NOT_CONTAINS: Operator.CONTAINS,
 }
 _LIKE: Final = {unlike: operator for operator, unlike in UNLIKE.items() if operator is not Operator.EQ}
-_EXAMPLES: Final = {Kind.NUMBER.word: "0", Kind.STRING.word: "''", Kind.BOOLEAN.word: "false"}
-"""What the papers write behind isPresent to name a kind."""
+_EXAMPLES: Final = {ValueKind.NUMBER.word: "0", ValueKind.STRING.word: "''", ValueKind.BOOLEAN.word: "false"}
+"""What the papers write after isPresent to name a kind."""
 
 
 def name_text(name: str) -> str:
     """The name of an attribute, in double quotes if it needs them."""
-    if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED:
+    if _plain_name.fullmatch(name) and name.lower() not in RESERVED:
         return name
     return '"' + name.replace('"', '""') + '"'
 
@@ -69,12 +72,12 @@ def filter_text(conjunctions: Iterable[Conjunction]) -> str:
 
 
 def paper_text(conjunction: Conjunction) -> str:
-    """A conjunction in the papers' spelling; `true` is the same in both."""
+    """A conjunction in the papers' spelling. `true` is the same in both."""
     return ",".join(map(_paper_predicate, predicates_of(conjunction))) or TRUE_TEXT
 
 
 def predicates_of(conjunction: Conjunction) -> tuple[Predicate, ...]:
-    """The predicates that say the same as a conjunction, as few as there can be, in the order of the attributes."""
+    """The shortest list of predicates that means the same as a conjunction, in the order of the attributes."""
     return tuple(
         predicate for attribute, constraint in conjunction.constraints for predicate in constraint.predicates(attribute)
     )

@@ -4,8 +4,8 @@ Owns arrays at addresses, byte swaps and copies, vector comparisons of 32 bytes,
 functions by address. Knows nothing of filters.
 
 Kernels get arrays by address because passing an array from Python costs about 100 ns, and an index has dozens of them.
-A kernel is therefore passed the address of one array that holds the addresses of all others. Whoever fills in that
-array keeps the others alive.
+A kernel is therefore passed the address of one array that holds the addresses of all others. The caller that
+fills in that array keeps the others alive.
 
 The vector instructions exist on every processor: the compiler splits a vector into as many registers as the machine
 needs.

@@ -61,7 +61,7 @@ from shoal.wire.rawbytes import PADDING_BYTES, kernel, part
 
 # Tags of the constraints on the wire: see `shoal.filters.constraints`.
 _TAG_ABSENT: Final = 0
-_TAG_PRESENT: Final = 1
+_TAG_EXISTS: Final = 1
 _TAG_NUMBERS: Final = 2
 _TAG_STRINGS: Final = 3
 _TAG_ONE_OF: Final = 4
@@ -303,7 +303,7 @@ def write_record(context: int, at: int, end: int, words: int, room: int, to: int
             at, to = write_strings(context, at, end, words, room, to, attribute)
         elif tag == _TAG_ONE_OF:
             at, to = write_one_of(context, at, end, words, room, to, attribute)
-        elif tag == _TAG_PRESENT:
+        elif tag == _TAG_EXISTS:
             to = put_header(words, to, EXISTS, 0, attribute)
         elif tag == _TAG_ABSENT:
             to = put_header(words, to, ABSENT, 0, attribute)
