@@ -196,9 +196,7 @@ def test_events_survive_a_round_trip_through_arrow(events: list[Event]) -> None:
         ([True, 1], "struct<bool: bool, int64: int64>"),
     ],
 )
-def test_a_column_has_a_plain_type_unless_that_loses_something(
-    values: list[Value | None], type_name: str
-) -> None:
+def test_a_column_has_a_plain_type_unless_that_loses_something(values: list[Value | None], type_name: str) -> None:
     events = [{"a": value} for value in values]
     batch = to_arrow(events)
     assert str(batch.schema.field("a").type) == type_name
