@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 
 from shoal.balance.window import LoadWindow
 from shoal.filters.language import parse
-from shoal.pipeline import made_windows, matching_job, profiles_job, what_if_job
+from shoal.pipeline import generated_windows, matching_job, profiles_job, what_if_job
 from shoal.pipeline.filter_sets import keep
 from shoal.pipeline.forecast import loads_of
 from shoal.pipeline.session import SessionOptions, running
-from shoal.pipeline.what_if import Case, Site
+from shoal.pipeline.what_if import Case, ServerPool
 from shoal.sim.flow.workloads import traffic_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def found(directory: Path, spark: SparkSession | None) -> dict[str, Any]:
         matches = matching_job.match_in_process(filters, archive, "counts")
     else:
         matches = matching_job.match_on_spark(spark, filters, archive, "counts")
-    options = profiles_job.Options(samples=1100)
+    options = profiles_job.ProfileOptions(samples=1100)
     profiles = profiles_job.run(filters, FILTERS, archive, options, directory / "profiles", spark)
     cases = [Case(), Case(settings={"safe_ratio": 0.6})]
     finding = what_if_job.find(days(), cases, 1, spark, note=lambda _: None)
@@ -55,11 +55,11 @@ def found(directory: Path, spark: SparkSession | None) -> dict[str, Any]:
 
 
 def days() -> what_if_job.Days:
-    windows: list[LoadWindow] = made_windows.make_windows(1, 3)
-    site = Site(capacity_bytes_per_s=125e6, servers_first=2)
+    windows: list[LoadWindow] = generated_windows.make_windows(1, 3)
+    pool = ServerPool(capacity_bytes_per_s=125e6, servers_first=2)
     traffic = {0: traffic_of(windows[:20]), 1: traffic_of(windows[20:40])}
     loads = loads_of(windows[:40])
-    return what_if_job.Days(traffic=traffic, loads=loads, day_s=40, site=site, source="made")
+    return what_if_job.Days(traffic=traffic, loads=loads, day_s=40, pool=pool, source="made")
 
 
 def main(master: str, directory: str) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, on_spark
-from shoal.pipeline.load import LoadJob, run_once
+from shoal.pipeline.load_job import LoadJob, run_once
 from shoal.pipeline.session import SessionOptions, running
-from shoal.pipeline.source.where import listed_servers
+from shoal.pipeline.source.cluster_address import listed_servers
 
 
 def main(master: str, servers: str, directory: str) -> None:

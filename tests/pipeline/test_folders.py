@@ -11,11 +11,11 @@ from shoal import cli
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import CheckpointError, PipelineError
 from shoal.pipeline import session
-from shoal.pipeline.feeding import follow
-from shoal.pipeline.folders import locked, make_folder
+from shoal.pipeline.job_folders import locked, make_folder
+from shoal.pipeline.load_service import follow
 from shoal.pipeline.session import SessionOptions
 
-WORDS = "another job uses this checkpoint: name another by --checkpoint"
+WORDS = "another job uses this checkpoint: name another one with --checkpoint"
 
 
 @pytest.fixture(autouse=True)

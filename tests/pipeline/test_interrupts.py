@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from tests.support.spark import need_spark
 
-from shoal.pipeline import gateway as gateways
-from shoal.pipeline import interrupts
 from shoal.pipeline import session as sessions
-from shoal.pipeline.explaining import explained
-from shoal.pipeline.gateway import Gateway
+from shoal.pipeline.spark import gateway as gateways
+from shoal.pipeline.spark import interrupts
+from shoal.pipeline.spark.error_translation import explained
+from shoal.pipeline.spark.gateway import Gateway
 
 
 @pytest.fixture(autouse=True)

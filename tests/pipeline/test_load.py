@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options
+from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options, table_of
 from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import RedisServer
 
@@ -26,10 +26,10 @@ from shoal.channels import telemetry
 from shoal.cli import pipeline_load
 from shoal.cluster.local import LocalCluster
 from shoal.errors import CheckpointError
-from shoal.pipeline import load
-from shoal.pipeline.explaining import explained
-from shoal.pipeline.load import LoadFacts, LoadJob, run_once
-from shoal.pipeline.source.planning import Planning, table_of
+from shoal.pipeline import load_job
+from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once
+from shoal.pipeline.source.offset_planner import OffsetPlanner
+from shoal.pipeline.spark.error_translation import explained
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,7 @@ def encode_old(record: telemetry.Record) -> bytes:
 def in_process(*servers: RedisServer) -> tuple[list[LoadWindow], FoldState]:
     """The windows of what is on the streams, by the fold alone."""
     asked = options(*servers)
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     end = planning.next({})
     table = table_of(planning.parts({}, end), asked.kind)
     return fold_in_order(FoldState(), table, SETTINGS)
@@ -144,7 +144,7 @@ def test_records_that_are_not_kept_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fill(*streams)
-    monkeypatch.setattr(load, "REFUSED_MAX", 5)
+    monkeypatch.setattr(load_job, "REFUSED_MAX", 5)
     _, facts = on_spark(spark, tmp_path / "few", *servers)
     assert (facts.refused_kept, facts.refused_only_counted) == (5, facts.counters["garbage"] - 5)
     (tmp_path / "full").write_text("no directory")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options
+from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options, table_of
 from tests.support.records import Recording, sequences
 from tests.support.redis_server import RedisServer
 from tests.support.spark import need_spark
@@ -18,9 +18,9 @@ from shoal.balance.fold_in_order import fold_in_order
 from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
 from shoal.history.archive import read_archive
-from shoal.history.joining import join
+from shoal.history.merge import merge_rows
 from shoal.history.table import to_items
-from shoal.pipeline.source.planning import Planning, table_of
+from shoal.pipeline.source.offset_planner import OffsetPlanner
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def test_jobs_on_a_cluster_of_two_workers_do_what_they_do_in_one_process(tmp_pat
         )
         assert done.returncode == 0, done.stderr
         asked = options(one, two)
-        planning = Planning(asked)
+        planning = OffsetPlanner(asked)
         windows, _ = fold_in_order(
             FoldState(), table_of(planning.parts({}, planning.next({})), asked.kind), BalanceSettings()
         )
@@ -48,4 +48,4 @@ def test_jobs_on_a_cluster_of_two_workers_do_what_they_do_in_one_process(tmp_pat
     assert json.loads(done.stdout.splitlines()[-1]) == expected
     assert len(expected) >= 9
     _, rows = read_archive(tmp_path / "archive", "orders.eu")
-    assert sequences(to_items(join(rows))) == list(range(1, 60))
+    assert sequences(to_items(merge_rows(rows))) == list(range(1, 60))

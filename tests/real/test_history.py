@@ -17,7 +17,7 @@ import shoal
 from shoal import cli
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.wire.recorded import MESSAGE_FIELD, record_key
 

@@ -15,7 +15,7 @@ import shoal
 import shoal.redis as redis
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Gap
-from shoal.redis.sources import PubSubConnection
+from shoal.redis.feeds import PubSubConnection
 
 WAIT_S = 10.0
 

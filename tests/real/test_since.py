@@ -20,7 +20,7 @@ from shoal import cli
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.errors import ArchiveError, SubscribeError
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.wire.ask import ask

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import NoJavaError, NoSparkError
-from shoal.pipeline.java import find_java
 from shoal.pipeline.session import import_spark
+from shoal.pipeline.spark.java import find_java
 
 
 def need_spark() -> None:

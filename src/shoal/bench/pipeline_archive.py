@@ -20,7 +20,7 @@ import redis
 from shoal.bench.contender import BenchError
 from shoal.cluster.acl import AGENT, PIPELINE
 from shoal.cluster.local import LocalCluster
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress

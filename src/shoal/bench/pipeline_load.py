@@ -33,7 +33,7 @@ from shoal.channels.telemetry import (
 )
 from shoal.cluster.acl import AGENT, READER
 from shoal.cluster.local import LocalCluster
-from shoal.pipeline.load import LoadFacts, LoadJob, run_once, start
+from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once, start
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
 from shoal.wire.ask import Asking
@@ -129,7 +129,7 @@ def _live(source: dict[str, str], agents: Agents, options: Options) -> dict[str,
         )
         try:
             agents.write_until(time.time() + options.live_s)
-            facts.look(query)
+            facts.add_durations(query)
         finally:
             query.stop()
     batches_ms = [facts.batch_ms[batch] for batch in sorted(facts.batch_ms)][WARM_BATCHES:]

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from shoal.bench.contender import BenchError
 from shoal.bench.loads import hard
 from shoal.pipeline.filter_sets import FilterSet, keep
-from shoal.pipeline.matching_job import Outcome, match_in_process, match_on_spark
+from shoal.pipeline.matching_job import MatchResult, match_in_process, match_on_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,7 @@ def measure(spark: SparkSession, options: Options, work: Path) -> dict[str, Any]
     options.note(f"{options.events:,} events and {options.filters:,} filters")
     archive, warm = (make_archive(work, rows) for rows in (options.events, WARM_ROWS))
     filters = make_filters(work, options.filters)
-    ways: dict[str, Callable[[Path], Outcome]] = {
+    ways: dict[str, Callable[[Path], MatchResult]] = {
         ONE_CORE: lambda path: match_in_process(filters, path, "counts"),
         ON_SPARK: lambda path: match_on_spark(spark, filters, path, "counts"),
     }
@@ -100,7 +100,7 @@ def make_filters(work: Path, count: int) -> FilterSet:
     return keep(range(count), filters, work)
 
 
-def _timed(run: Callable[[], Outcome]) -> tuple[Outcome, dict[str, float]]:
+def _timed(run: Callable[[], MatchResult]) -> tuple[MatchResult, dict[str, float]]:
     """What a run finds, its time, and the CPU time of this process; workers are Spark's children, not ours."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()

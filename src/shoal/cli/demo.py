@@ -96,8 +96,8 @@ def _windows(args: argparse.Namespace) -> Way:
     """Who folds load windows. Spark that was asked for must be there; else it is used if it is."""
     from shoal.balance.window_source import Way
     from shoal.errors import PipelineError
-    from shoal.pipeline.java import find_java
     from shoal.pipeline.session import import_spark
+    from shoal.pipeline.spark.java import find_java
 
     if args.windows == "in-process" or (args.windows is None and args.seconds < SPARK_SECONDS_MIN):
         return Way.IN_PROCESS

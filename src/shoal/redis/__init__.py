@@ -29,8 +29,8 @@ from redis.exceptions import (
 )
 
 from shoal.redis.client import Redis, from_url
+from shoal.redis.conversion import MessagesLostError, Subscription
 from shoal.redis.pubsub import PubSub
-from shoal.redis.shapes import MessagesLostError, Subscription
 
 __all__ = [
     "AuthenticationError",

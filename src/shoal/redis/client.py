@@ -20,8 +20,8 @@ from shoal.bus import Bus, connect
 from shoal.channels.peers import PEER_PATTERN
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.placement import Mode
+from shoal.redis.conversion import Encodable, Encoder, Name, flatten, translated
 from shoal.redis.pubsub import PubSub
-from shoal.redis.shapes import Encodable, Encoder, Name, flatten, translated
 from shoal.wire.envelope import RESERVED_PREFIX
 
 PORT: Final = 7400

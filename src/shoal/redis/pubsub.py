@@ -19,7 +19,7 @@ from redis import exceptions
 from shoal.bus import Bus
 from shoal.logs import get_log
 from shoal.message import Gap, Item
-from shoal.redis.shapes import (
+from shoal.redis.conversion import (
     Encodable,
     Encoder,
     Handler,
@@ -30,7 +30,7 @@ from shoal.redis.shapes import (
     parse_subscriptions,
     translated,
 )
-from shoal.redis.sources import Feed, PubSubConnection, Queue
+from shoal.redis.feeds import Feed, PubSubConnection, Queue
 
 _log: Final = get_log(__name__)
 

@@ -1,7 +1,7 @@
-"""The job behind `shoal up --windows spark`: folds telemetry on Spark and hands windows over to the balancer.
+"""The long-running job behind `shoal up --windows spark`: folds telemetry on Spark, sends load windows to the balancer.
 
-Owns the job's life: start, heartbeat, end. A window that cannot be handed over (the coordinator does not answer, or the
-window is too large) is reported and left: the balancer has folded its own.
+Owns the start, heartbeat and end of the job. A window that cannot be sent (the coordinator does not answer, or the
+window is too large) is logged and dropped; the balancer then uses its own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shoal.bus.locate import find_url
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ShoalError
 from shoal.logs import get_log
-from shoal.pipeline.folders import locked
+from shoal.pipeline.job_folders import locked
 from shoal.pipeline.kept_windows import WindowKeeper
-from shoal.pipeline.load import LoadFacts, LoadJob, Take, start
+from shoal.pipeline.load_job import LoadFacts, LoadJob, Take, start
 from shoal.pipeline.session import SessionOptions, running
 from shoal.wire.ask import Asking
 from shoal.wire.commands import Command
@@ -35,37 +35,38 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 ROLE: Final = "pipeline"
-"""Who the job is: it reads telemetry and the ring, and writes windows."""
+"""The job's user. It may read telemetry and the ring, and write load windows."""
 
-BEAT_S: Final = 1.0
-"""How often the job says that it is alive."""
+HEARTBEAT_S: Final = 1.0
+"""Interval of heartbeats to the coordinator."""
 
 _log: Final = get_log(__name__)
 
 
-class Feed:
-    """Writes to the coordinator. Trouble is reported once, and what could not be written is left."""
+class WindowSender:
+    """Writes load windows and heartbeats to the coordinator. Logs a repeated error once, and drops what it could not
+    write."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._trouble = ""
+        self._last_error = ""
         self._lock = threading.Lock()
 
     def take(self, batch: int, windows: list[LoadWindow]) -> None:
-        """Hands windows over."""
+        """Sends windows."""
         for window in windows:
             data = window.to_bytes()
             if len(data) <= WINDOW_BYTES_MAX:
                 self._write(feed_command(data))
             else:
-                self._complain(f"a window of {len(data)} bytes is larger than {WINDOW_BYTES_MAX}")
+                self._log_error(f"a window of {len(data)} bytes is larger than {WINDOW_BYTES_MAX}")
 
-    def alive(self, word: str) -> None:
-        """Says that the job is alive."""
-        self._write(alive_command(word))
+    def heartbeat(self, text: str) -> None:
+        """Sends a heartbeat; `text` is shown by `shoal status`."""
+        self._write(alive_command(text))
 
-    def gone(self) -> None:
-        """Says that it has ended."""
+    def end(self) -> None:
+        """Tells the balancer that the job has ended."""
         self._write(gone_command())
 
     def _write(self, command: Command) -> None:
@@ -73,14 +74,14 @@ class Feed:
         try:
             with self._lock, Asking(where.host, where.port, where.username, where.password) as asking:
                 asking.ask(*command)
-            self._trouble = ""
+            self._last_error = ""
         except (ShoalError, hiredis.ReplyError) as error:
-            self._complain(str(error))
+            self._log_error(str(error))
 
-    def _complain(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
-            _log.warning("load windows are not handed over", why=trouble)
+    def _log_error(self, error: str) -> None:
+        if error != self._last_error:
+            self._last_error = error
+            _log.warning("load windows not sent to the balancer", why=error)
 
 
 def follow(
@@ -90,52 +91,52 @@ def follow(
     settings: BalanceSettings,
     keeper: WindowKeeper | None = None,
 ) -> LoadFacts:
-    """Runs the job until SIGTERM or SIGINT, and returns what it did; raises what ended it otherwise. A keeper gets all
-    windows too. CheckpointError if another job has the directory."""
+    """Runs the job until SIGTERM or SIGINT, and returns what it did; raises the error if it ends otherwise. A keeper
+    gets all windows too. CheckpointError if another job uses the directory."""
     url = source.get("coordinator") or find_url(source.get("stateDir"), role=ROLE)
-    feed = Feed(parse_address(url, None, None))
+    sender = WindowSender(parse_address(url, None, None))
     facts = LoadFacts(detailed=False)
     job = LoadJob(directory, source, settings)
-    options = structs.replace(options, write_archive=False)  # whoever ends the job does not wait for that
+    options = structs.replace(options, write_archive=False)  # writing the class cache would delay the end
     with locked(directory), _ended_by_signals() as ended, running(options) as spark:
         _log.info("Spark has started", master=options.master, pid=os.getpid())
-        query = start(spark, job, _both(feed, keeper), facts, once=False)
+        query = start(spark, job, _both(sender, keeper), facts, once=False)
         try:
-            _beat(query, feed, facts, ended)
+            _send_heartbeats(query, sender, facts, ended)
         finally:
-            feed.gone()
-            with contextlib.suppress(Exception):  # it is going anyway
+            sender.end()
+            with contextlib.suppress(Exception):  # it ends with the session anyway
                 query.stop()
     return facts
 
 
-def _both(feed: Feed, keeper: WindowKeeper | None) -> Take:
-    """Hands windows over, and keeps them."""
+def _both(sender: WindowSender, keeper: WindowKeeper | None) -> Take:
+    """Sends windows, and keeps them."""
 
     def take(batch: int, windows: list[LoadWindow]) -> None:
-        feed.take(batch, windows)
+        sender.take(batch, windows)
         if keeper is not None:
             keeper.take(batch, windows)
 
     return take
 
 
-def _beat(query: StreamingQuery, feed: Feed, facts: LoadFacts, ended: threading.Event) -> None:
-    """Says that the job is alive for as long as it is, and that it has closed a window."""
+def _send_heartbeats(query: StreamingQuery, sender: WindowSender, facts: LoadFacts, ended: threading.Event) -> None:
+    """Sends heartbeats while the query runs, and logs the first windows."""
     warm = False
     while query.isActive and not ended.is_set():
         if facts.windows and not warm:
             warm = True
-            _log.info("the first load windows are handed over", batches=facts.batches)
-        feed.alive(f"pid {os.getpid()}, {facts.batches} batches, {facts.windows} windows")
-        ended.wait(BEAT_S)
+            _log.info("first load windows sent", batches=facts.batches)
+        sender.heartbeat(f"pid {os.getpid()}, {facts.batches} batches, {facts.windows} windows")
+        ended.wait(HEARTBEAT_S)
     if not ended.is_set():
         query.awaitTermination()  # raises what ended it
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set."""
+    """An event that is set by SIGTERM and SIGINT."""
     ended = threading.Event()
     before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

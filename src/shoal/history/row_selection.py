@@ -1,7 +1,7 @@
-"""Rows of a table in another order, however much they hold.
+"""Selects rows of a table by number, also when a column holds more than 2 GiB.
 
-Owns the way around Arrow's 32-bit offsets: `Table.take` puts the chunks of a column together first, which fails for
-texts and bytes of 2 GiB and more. Large columns are taken with 64-bit offsets, in parts that fit again.
+Owns the workaround for Arrow's 32-bit offsets: `Table.take` first joins the chunks of a column, which fails for 2 GiB
+or more of strings or bytes. Such columns are selected with 64-bit offsets, in parts that fit 32-bit offsets again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 CHUNK_BYTES_MAX: Final = 1 << 30
-"""Texts or bytes in one chunk of a column."""
+"""Bytes in one chunk of a string or binary column."""
 
 
 def take(table: pa.Table, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The rows of a table that have these numbers, in their order."""
+    """The rows with these numbers, in the order of the numbers."""
     if isinstance(rows, pa.ChunkedArray):
         rows = rows.combine_chunks()
     columns = [_take(column, rows) for column in table.columns]
@@ -34,7 +34,7 @@ def _take(column: pa.ChunkedArray, rows: pa.Array) -> pa.ChunkedArray:
 
 
 def _parts(whole: pa.Array, rows: pa.Array) -> list[pa.Array]:
-    """The numbers in parts whose values fit into a chunk each; a value that does not is a part of its own."""
+    """Splits the numbers so that the values of each part fit one chunk; a larger value is a part of its own."""
     sizes = pc.fill_null(pc.binary_length(whole), 0).take(rows).to_numpy(zero_copy_only=False)
     ends = np.cumsum(sizes)
     parts, begin = [], 0

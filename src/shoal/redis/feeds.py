@@ -16,7 +16,7 @@ from redis import exceptions
 from shoal.bus import Bus
 from shoal.channels.subscription import Subscription as CoreSubscription
 from shoal.message import Item
-from shoal.redis.shapes import Response, translated
+from shoal.redis.conversion import Response, translated
 
 
 class Feed:

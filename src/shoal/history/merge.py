@@ -1,12 +1,14 @@
-"""Rows of several records as one history: each message once, in order, and gaps where something is missing.
+"""Merges rows of several records into one history: each message once, in order, with gaps where messages are missing.
 
-Owns what is a gap and what is not. Functions from Arrow to Arrow without I/O.
+Owns the decision what is a gap. Arrow in, Arrow out, no I/O.
 
-A record says only what one server's agent heard. A number that it did not hear is missing only if no other record has
-it, so gaps are found here, from all rows together: holes in the numbers of a stream, and what recorders say that they
-missed, less what is there. An open gap ("nobody knows how far it came") is none if the stream went on, or has ended.
+A record holds only what one server's agent heard. A sequence number that it lacks is missing only if no other record
+has it either. So gaps are found here, from all rows together: holes in the numbers of a stream, and the gaps that
+agents recorded, minus the messages that other records hold. An open gap (its end is unknown) is dropped if the stream
+went on or ended.
 
-The order is that of each publisher's numbers; among publishers that of their clocks, as far as those go forward.
+Messages of one publisher are ordered by sequence number. Publishers are interleaved by their clocks; a clock that steps
+back does not change the order of its own messages.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shoal.history.row_selection import take
 from shoal.history.table import SCHEMA, dedupe
-from shoal.history.taking import take
 
 _HOLE: Final = "no record has it"
+_TIME: Final = SCHEMA.field("published_at").type
 
 Numbers = npt.NDArray[np.int64]
 Stream = tuple[int, int]
 """Publisher and epoch."""
 
 
-def join(table: pa.Table) -> pa.Table:
-    """The history that rows of one channel make. Ends of streams are left out."""
+def merge_rows(table: pa.Table) -> pa.Table:
+    """The history from all rows of one channel, without stream ends."""
     table = dedupe(table)
     gap_rows = table.filter(table["is_gap"])
     heard = table.filter(pc.invert(table["is_gap"]))
@@ -50,7 +53,7 @@ def join(table: pa.Table) -> pa.Table:
 
 
 class _Streams:
-    """The numbers of each stream, sorted, and when each message counts as published."""
+    """The sequence numbers of each stream, sorted, and the time by which each message is ordered."""
 
     def __init__(self, heard: pa.Table, ends: pa.Table) -> None:
         self._heard = heard
@@ -71,7 +74,7 @@ class _Streams:
             np.maximum.accumulate(self.times[begin:end], out=self.times[begin:end])
 
     def holes(self) -> list[dict[str, Any]]:
-        """Numbers between two messages of a stream that no record has."""
+        """Gaps between two messages of a stream, and between the last message and the end of a stream."""
         jumps = np.flatnonzero(self._sequence[1:] > self._sequence[:-1] + 1)
         same = (self._publisher[jumps + 1] == self._publisher[jumps]) & (self._epoch[jumps + 1] == self._epoch[jumps])
         gaps = [
@@ -86,48 +89,50 @@ class _Streams:
         return gaps
 
     def _gap(self, row: int, first: int, last: int) -> dict[str, Any]:
-        """A gap where the message of a row stands."""
+        """A gap at the place of the message in a row."""
         at = int(self.times[row])
         place = {name: self._heard[name][row].as_py() for name in ("channel", "publisher", "epoch")}
         return {**place, "is_gap": True, "gap_from": first, "gap_to": last, "reason": _HOLE, "at": at}
 
     def missing(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What recorders say that they missed and that no record has, beside holes: before the first message that is
-        there, and behind the last. A number is told once, with the reason of one who missed it."""
+        """Recorded gaps that no record fills and that are not holes: those before the first message of a stream and
+        those after the last one. A number that several agents missed is reported once, with one of their reasons."""
         by_stream: defaultdict[Stream, list[dict[str, Any]]] = defaultdict(list)
         for claim in claims:
             by_stream[claim["publisher"], claim["epoch"]].append({**claim, "gap_from": claim["gap_from"] or 1})
         gaps: list[dict[str, Any]] = []
-        for stream, said in by_stream.items():
-            said.sort(key=lambda claim: (claim["gap_from"], claim["gap_to"] or 0))
-            gaps += [*self._before(stream, said), *self._behind(stream, said)]
+        for stream, of_stream in by_stream.items():
+            of_stream.sort(key=lambda claim: (claim["gap_from"], claim["gap_to"] or 0))
+            gaps += [*self._before(stream, of_stream), *self._after(stream, of_stream)]
         return gaps
 
-    def _before(self, stream: Stream, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _before(self, stream: Stream, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
         begin, end = self._spans.get(stream, (0, 0))
         if begin == end:
             return []
         first = int(self._sequence[begin])
-        closed = [{**claim, "gap_to": min(claim["gap_to"], first - 1)} for claim in said if claim["gap_to"] is not None]
+        closed = [
+            {**claim, "gap_to": min(claim["gap_to"], first - 1)} for claim in claims if claim["gap_to"] is not None
+        ]
         return [
             {**self._gap(begin, gap["gap_from"], gap["gap_to"]), "reason": gap["reason"]} for gap in _disjoint(closed)
         ]
 
-    def _behind(self, stream: Stream, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _after(self, stream: Stream, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
         begin, end = self._spans.get(stream, (0, 0))
         heard = int(self._sequence[end - 1]) if end > begin else 0
-        told = max(heard, self._ends.get(stream, 0)) if heard else 0
-        still = [
+        reported = max(heard, self._ends.get(stream, 0)) if heard else 0
+        still_missing = [
             claim
-            for claim in said
+            for claim in claims
             if claim["gap_to"] is not None or (claim["gap_from"] > heard and stream not in self._ends)
         ]
-        return _disjoint([{**claim, "gap_from": max(claim["gap_from"], told + 1)} for claim in still])
+        return _disjoint([{**claim, "gap_from": max(claim["gap_from"], reported + 1)} for claim in still_missing])
 
 
 def _disjoint(claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Claims of one stream, sorted by where they begin, so that none says what one before it has said. Those that touch
-    and have the same reason become one."""
+    """Makes the gaps of one stream, sorted by their first number, disjoint. Adjacent gaps with the same reason are
+    joined."""
     gaps: list[dict[str, Any]] = []
     reached: int | None = 0
     for claim in claims:
@@ -161,9 +166,6 @@ def _in_order(heard: pa.Table, times: Numbers, foreign: pa.Table, gaps: list[dic
         }
     )
     return take(rows, pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
-
-
-_TIME: Final = SCHEMA.field("published_at").type
 
 
 def _column(table: pa.Table, name: str) -> Numbers:

@@ -1,7 +1,7 @@
-"""Which servers there are, who of them answers, and what streams they have.
+"""The servers of a cluster and their streams, as the reader currently sees them.
 
-Owns the ring as it was last read, and the silence of servers and coordinator. What is read of them is decided in
-`planning`.
+Owns the last known ring, and the lists of servers that do not answer. What is read from them is decided in
+`offset_planner`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
 
 COORDINATOR: Final = ""
-"""Stands for the coordinator among those who do not answer."""
+"""Stands for the coordinator in `_silent`."""
 
 _log: Final = get_log(__name__)
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ServerView:
     """The streams of a server that answered."""
 
     keys: Mapping[str, bytes]
@@ -35,10 +35,11 @@ class Seen:
     ahead_ms: int
 
 
-class Looking:
-    """Asks servers. Remembers the last ring, the addresses of servers that have left it since, and who did not answer.
+class ClusterView:
+    """Queries servers. Remembers the last ring, the addresses of servers that have left it, and who did not answer.
 
-    One that does not answer is warned of, once until it answers again. If `complete`, it is an error.
+    It logs one warning for a server that does not answer, until the server answers again. With `complete` it raises an
+    error instead.
     """
 
     def __init__(self, options: SourceOptions, complete: bool) -> None:
@@ -49,7 +50,7 @@ class Looking:
         self._silent: set[str] = set()
 
     def ring(self) -> tuple[ServerAddress, ...]:
-        """The servers there are; those of the last time while the coordinator does not answer."""
+        """The current servers; the last known ones while the coordinator does not answer."""
         try:
             self._ring = self._options.cluster.servers()
             self._silent.discard(COORDINATOR)
@@ -58,16 +59,16 @@ class Looking:
                 raise
             if COORDINATOR not in self._silent:
                 self._silent.add(COORDINATOR)
-                _log.warning("the coordinator does not answer; the last ring is used", why=str(error))
+                _log.warning("coordinator does not answer; using the last known ring", why=str(error))
         self._addresses.update({server.id: server for server in self._ring})
         return self._ring
 
     def address(self, server: str) -> ServerAddress | None:
-        """Where a server is, or was when it left the ring; None: nobody knows."""
+        """The address of a server, also after it left the ring; None if unknown."""
         return self._addresses.get(server)
 
     def forget(self, server: str) -> None:
-        """A server that has left the ring is not asked any more."""
+        """Stops querying a server that has left the ring."""
         self._addresses.pop(server, None)
         self._silent.discard(server)
 
@@ -76,51 +77,51 @@ class Looking:
         return set(among) - {server.id for server in self._ring}
 
     def silent(self, server: str) -> bool:
-        """Whether a server did not answer when it was last asked."""
+        """Whether a server did not answer its last query."""
         return server in self._silent
 
-    def silent_ones(self) -> list[str]:
-        """The servers of the ring that did not answer when they were last asked."""
+    def silent_servers(self) -> list[str]:
+        """The servers of the ring that did not answer their last query."""
         return [server.id for server in self._ring if server.id in self._silent]
 
-    def around(self, more: Iterable[str] = ()) -> dict[str, Seen]:
-        """The streams of all servers of the ring that answer, and of `more` that have left it and still answer."""
-        seen: dict[str, Seen] = {}
+    def refresh(self, more: Iterable[str] = ()) -> dict[str, ServerView]:
+        """Queries all servers of the ring, and those of `more` that have left it. Returns the ones that answer."""
+        views: dict[str, ServerView] = {}
         for server in self.ring():
-            if (found := self.ask(server.id, self._look)) is not None:
-                seen[server.id] = found
+            if (view := self.ask(server.id, self._view)) is not None:
+                views[server.id] = view
         for id in sorted(self.left(more) & self._addresses.keys()):
             with suppress(ConnectError), self.open(id) as streams:
-                seen[id] = self._look(streams)
-        if not seen:
+                views[id] = self._view(streams)
+        if not views:
             raise ConnectError(f"no server of {self._options.cluster.name} answers", do="see `shoal status`")
-        return seen
+        return views
 
-    def _look(self, streams: ServerStreams) -> Seen:
+    def _view(self, streams: ServerStreams) -> ServerView:
         keys = self._options.kind.streams(streams.ask)
-        return Seen(keys, {name: streams.info(key) for name, key in keys.items()}, streams.ahead_ms())
+        return ServerView(keys, {name: streams.info(key) for name, key in keys.items()}, streams.ahead_ms())
 
     def open(self, server: str) -> ServerStreams:
         """A connection to a server whose address is known."""
         return ServerStreams(self._addresses[server], self._options.cluster.login)
 
     def ask(self, server: str, question: Callable[[ServerStreams], T]) -> T | None:
-        """What a server answers; None if it does not: it is silent from then on, until it answers again."""
+        """The result of a query; None if the server does not answer, which is remembered until it does."""
         try:
             with self.open(server) as streams:
                 answer = question(streams)
         except ConnectError as error:
-            self._warn(server, error)
+            self._note_silent(server, error)
             return None
         self._silent.discard(server)
         return answer
 
-    def _warn(self, server: str, error: ConnectError) -> None:
+    def _note_silent(self, server: str, error: ConnectError) -> None:
         if self._complete and self._options.fail_on_data_loss:
             raise PipelineError(
-                f"{server} does not answer, so what it holds would be missing: {error}",
+                f"{server} does not answer, so its rows would be missing: {error}",
                 do="bring it back (`shoal status`), or set failOnDataLoss to false to read the others",
             ) from error
         if server not in self._silent:
             self._silent.add(server)
-            _log.warning("a server is not read until it answers", server=server, why=str(error))
+            _log.warning("server does not answer; it is read when it does", server=server, why=str(error))

@@ -1,6 +1,6 @@
-"""Java: where it is, which one, and what to do if there is none that Spark can run on.
+"""Finds a Java that Spark can run on.
 
-Owns the search. Starts nothing but `java -version`.
+Owns the search and its errors. Runs only `java -version`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import msgspec
 from shoal.errors import NoJavaError
 
 JAVA_MIN: Final = 17
-"""The oldest Java that Spark runs on."""
+"""The oldest version that Spark supports."""
 
 VERSION_TIMEOUT_S: Final = 10.0
-"""How long Java may take to say its version."""
+"""How long `java -version` may take."""
 
-ADVICE: Final = "on Debian, as root: apt-get install openjdk-17-jre-headless, or set JAVA_HOME to another one"
+ADVICE: Final = "on Debian, as root: apt-get install openjdk-17-jre-headless, or set JAVA_HOME to another Java"
 
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -32,27 +32,28 @@ class Java(msgspec.Struct, frozen=True):
 
     path: str
     version: int
-    """The first number of its version; 17 for 17.0.15."""
+    """The major version; 17 for 17.0.15."""
     text: str
-    """What it says itself, its first line."""
+    """The first line of `java -version`."""
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
-    """The Java that Spark will run on: of JAVA_HOME if that is set, else of PATH. `NoJavaError` if it cannot."""
+    """The Java that Spark will use: that of JAVA_HOME if set, else that of PATH. `NoJavaError` if there is no suitable
+    one."""
     home = environ.get("JAVA_HOME")
     path = shutil.which("java", path=os.path.join(home, "bin") if home else environ.get("PATH"))
     if path is None:
         where = f"in JAVA_HOME ({home})" if home else "in PATH, and JAVA_HOME is not set"
-        raise NoJavaError(f"Spark needs Java {JAVA_MIN} or newer, and there is none {where}", do=ADVICE)
+        raise NoJavaError(f"Spark needs Java {JAVA_MIN} or newer; there is none {where}", do=ADVICE)
     try:
         done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         raise NoJavaError(f"{path} does not run: {error}", do=ADVICE) from error
-    said = done.stderr + done.stdout
-    match = _VERSION.search(said)
+    output = done.stderr + done.stdout
+    match = _VERSION.search(output)
     if match is None:
-        raise NoJavaError(f"{path} does not say which version it is", do=ADVICE)
+        raise NoJavaError(f"{path} -version prints no version", do=ADVICE)
     version = int(match[1])
     if version < JAVA_MIN:
-        raise NoJavaError(f"{path} is Java {version}, and Spark needs {JAVA_MIN} or newer", do=ADVICE)
-    return Java(path, version, said.splitlines()[0])
+        raise NoJavaError(f"{path} is Java {version}; Spark needs {JAVA_MIN} or newer", do=ADVICE)
+    return Java(path, version, output.splitlines()[0])

@@ -1,7 +1,8 @@
-"""The Java process behind a Spark session: started with what it says under our control, ended for certain.
+"""The Java process behind a Spark session.
 
-Owns the process, its output and its end. Which settings it gets is decided in `session`. What it says goes to our
-standard error, never to standard output, less what Java says at each start.
+Owns the process, its output and its end; its settings come from `shoal.pipeline.session`. Java's output goes to our
+standard error, never to standard output, without the warnings that Java prints at every start. No Java process
+survives its session.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 END_TIMEOUT_S: Final = 30.0
-"""How long Java may take to end by itself: the first one writes its archive of classes. Then it is killed."""
+"""How long Java may take to end before it is killed. The first one writes the class cache meanwhile."""
 
 HURRY_TIMEOUT_S: Final = 3.0
-"""The same when the job has failed, or was interrupted."""
+"""The same after a job failed or was interrupted."""
 
 TAIL_LINES: Final = 12
-"""Lines of its output that are kept for an error message."""
+"""Last lines of Java's output, kept for an error message."""
 
 _NOISE: Final = re.compile(
     rb"^(WARNING: (Using incubator modules|A restricted|A terminally|sun\.misc|Please consider)|$)"
@@ -36,7 +37,7 @@ _NOISE: Final = re.compile(
 
 
 class Gateway:
-    """One Java process, and the way to it."""
+    """One Java process, and the connection to it."""
 
     def __init__(self, gateway: Any, relay: _Relay) -> None:
         self._gateway = gateway
@@ -45,7 +46,7 @@ class Gateway:
 
     @classmethod
     def launch(cls, settings: Mapping[str, str]) -> Gateway:
-        """Starts Java with some settings; `PipelineError` with what it said if it does not come up."""
+        """Starts Java with Spark settings; `PipelineError` with Java's output if it does not start."""
         from pyspark import SparkConf
         from pyspark.errors import PySparkRuntimeError
         from pyspark.java_gateway import launch_gateway
@@ -53,19 +54,19 @@ class Gateway:
         relay = _Relay()
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         try:
-            # A group of its own: Ctrl-C is for us, and workers would answer it with traces.
+            # A process group of its own: otherwise Ctrl-C would also reach the workers, which print traces.
             output = {"stdout": relay.sink, "stderr": relay.sink, "process_group": 0}
             gateway = launch_gateway(conf, popen_kwargs=output)  # type: ignore[no-untyped-call]
         except (PySparkRuntimeError, OSError) as error:
             relay.close()
             raise PipelineError(
-                f"Spark's Java did not start\n{relay.tail()}", do="see what it says above, and `shoal doctor`"
+                f"Spark's Java process did not start\n{relay.tail()}", do="see its output above, and run `shoal doctor`"
             ) from error
         relay.close_sink()
         return cls(gateway, relay)
 
     def start(self, settings: Mapping[str, str]) -> SparkSession:
-        """The session in this Java."""
+        """Starts a session in this Java process."""
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
 
@@ -73,11 +74,11 @@ class Gateway:
         return SparkSession(SparkContext(conf=conf, gateway=self._gateway))
 
     def when_closed(self, done: Callable[[bool], None]) -> None:
-        """Calls `done` when Java has ended, and says whether in good order."""
+        """Calls `done` when Java has ended; its argument says whether Java ended by itself without an error."""
         self._closed.append(done)
 
     def close(self, *, hurry: bool = False) -> None:
-        """Ends Java: its standard input is closed, and it is killed if it stays all the same."""
+        """Ends Java: closes its standard input, and kills it if it does not end in time."""
         from pyspark import SparkContext
 
         process: subprocess.Popen[bytes] = self._gateway.proc
@@ -88,11 +89,11 @@ class Gateway:
                     process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 orderly = process.wait(HURRY_TIMEOUT_S if hurry else END_TIMEOUT_S) == 0
-        finally:  # also if somebody interrupts the waiting
+        finally:  # also when the wait is interrupted
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        # Our ends of connections come last: those that Java calls us by cannot be closed while it holds them.
+        # Our ends of the connections come last: Java's callback connection cannot be closed while Java holds it.
         for close in (self._gateway.shutdown, self._gateway.shutdown_callback_server):
             with contextlib.suppress(Exception):
                 close()
@@ -104,7 +105,7 @@ class Gateway:
 
 
 class _Relay:
-    """A pipe whose far end is Java's output: its lines come out on our standard error, less the noise."""
+    """A pipe for Java's output, which copies its lines to our standard error without the known warnings."""
 
     def __init__(self) -> None:
         read, write = os.pipe()
@@ -124,14 +125,14 @@ class _Relay:
                 sys.stderr.flush()
 
     def tail(self) -> str:
-        """What was said last."""
+        """The last lines."""
         return b"".join(self._last).decode("utf-8", "replace").rstrip()
 
     def close_sink(self) -> None:
-        """Leaves the far end to Java."""
+        """Closes our copy of the end that Java writes to."""
         self.sink.close()
 
     def close(self) -> None:
-        """Waits until all is said; whoever still holds the far end (a worker that ends late) is not waited for."""
+        """Waits until all output is copied, but not for a worker that ends late and still holds the pipe."""
         self.sink.close()
         self._thread.join(1.0)

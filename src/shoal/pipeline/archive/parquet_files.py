@@ -1,8 +1,8 @@
-"""What a worker does for the archive: reads a slice of a record and writes it as files; puts small files together.
+"""What workers do for the archive: write slices of records into Parquet files, and join small files.
 
-Owns the files' contents. Plain functions from Arrow to Arrow that run in a Spark worker and in process alike. A file
-has a name that nobody used before, so that a task that is tried twice leaves one file too many, never a wrong one: only
-what the driver lists in the manifest is part of the archive.
+Owns the contents of the files. Functions from Arrow to Arrow that run in a Spark worker or in process. Every file gets
+a unique name. So a task that runs twice leaves one extra file and never overwrites one, and only files that the driver
+lists in the manifest belong to the archive.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import pyarrow.parquet as pq
 
 from shoal.errors import ShoalError
 from shoal.history.archive import read_file
+from shoal.history.entry_decoder import decode_entries
 from shoal.history.manifest import batch_name, compact_name, day_of, file_path, sync_directory
-from shoal.history.records import Position, RecordReader, last_position
-from shoal.history.servers import Login
-from shoal.history.table import SCHEMA, channel_text, dedupe, entries_to_batch
-from shoal.history.taking import take
+from shoal.history.record_reader import RecordPosition, RecordReader, last_position
+from shoal.history.row_selection import take
+from shoal.history.server_reader import Login
+from shoal.history.table import SCHEMA, channel_text, dedupe
 from shoal.plan.ring import ServerAddress
 
 SLICE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Rows of one slice in memory. The rest of the record comes with the next batch."""
+"""Size of one slice's rows in memory. The rest of the record is left for the next batch."""
 
 ROW_GROUP_ROWS: Final = 65_536
 
@@ -42,7 +43,7 @@ SLICE_SCHEMA: Final = pa.schema(
         pa.field("batch", pa.int64()),
     ]
 )
-"""Entries of one record behind one of them."""
+"""A slice: entries of one record after `after`."""
 
 GROUP_SCHEMA: Final = pa.schema(
     [
@@ -52,7 +53,7 @@ GROUP_SCHEMA: Final = pa.schema(
         pa.field("batch", pa.int64()),
     ]
 )
-"""Files of one day and channel that become one."""
+"""A group: files of one day and channel that become one file."""
 
 DONE_SCHEMA: Final = pa.schema(
     [
@@ -72,12 +73,12 @@ DONE_SCHEMA: Final = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
-"""A file that was written (`path` null: none), how far the record was read, and why no further if it failed."""
+"""A file that was written (`path` is null if none was), how far the record was read, and the error if it failed."""
 
 
 def archive_slices(login: Login, archive: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Reads slices and writes their rows; a row for each file, and one for a slice without any. A server that cannot be
-    read is an error in the rows of its slices, and stops no other."""
+    """Reads slices and writes their rows into files. Returns a row for each file, and one for a slice without a file.
+    If a server cannot be read, the rows of its slices contain the error; other slices go on."""
     for batch in batches:
         for row in batch.to_pylist():
             yield pa.RecordBatch.from_pylist(_archive_slice(login, Path(archive), row), schema=DONE_SCHEMA)
@@ -85,7 +86,7 @@ def archive_slices(login: Login, archive: str, batches: Iterable[pa.RecordBatch]
 
 def _archive_slice(login: Login, archive: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
     server = ServerAddress(row["server"], row["host"], row["port"])
-    read = _Read(Position(row["after"], row["number"]))
+    read = _Read(RecordPosition(row["after"], row["number"]))
     try:
         with RecordReader(server, login) as reader:
             read.slice(reader, row["channel"], row["rows_max"])
@@ -105,19 +106,19 @@ def _archive_slice(login: Login, archive: Path, row: dict[str, Any]) -> list[dic
 
 
 class _Read:
-    """What was read of a record. A server that dies in the middle leaves what came before: it is whole."""
+    """The part of a record that was read. If the server dies meanwhile, the pages read before are still valid."""
 
-    def __init__(self, position: Position) -> None:
+    def __init__(self, position: RecordPosition) -> None:
         self.position = position
         self.batches: list[pa.RecordBatch] = []
         self.entries = 0
         self.error: str | None = None
 
     def slice(self, reader: RecordReader, channel: bytes, rows_max: int) -> None:
-        """Reads on, up to a number of entries or `SLICE_BYTES_MAX`."""
+        """Reads up to `rows_max` entries or `SLICE_BYTES_MAX`."""
         size = 0
         for page in reader.pages(channel, self.position.entry, rows_max):
-            batch = entries_to_batch(channel_text(channel), reader.server.id, page, self.position.number)
+            batch = decode_entries(channel_text(channel), reader.server.id, page, self.position.number)
             self.batches.append(batch)
             self.position = last_position(page, self.position)
             self.entries += len(page)
@@ -127,7 +128,7 @@ class _Read:
 
 
 def compact_groups(archive: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Puts the files of each group together, each message once and in the order of time; a row for each new file."""
+    """Joins the files of each group, each message once and ordered by time. Returns a row for each new file."""
     root = Path(archive)
     for batch in batches:
         for row in batch.to_pylist():
@@ -140,7 +141,7 @@ def compact_groups(archive: str, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def write_days(archive: Path, table: pa.Table, name: str) -> list[dict[str, Any]]:
-    """Writes the rows of one channel into a file for each day; they have one name and lie apart."""
+    """Writes the rows of one channel into one file for each day. The files have the same name in different folders."""
     if not table.num_rows:
         return []
     times = table["published_at"].cast(pa.int64())

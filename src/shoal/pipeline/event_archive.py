@@ -1,21 +1,21 @@
-"""Archives as jobs read them, in process or on Spark, as batches of columns.
+"""Archives of events that jobs read, in process or on Spark, as batches of columns.
 
-Owns the reading of both kinds:
+Owns the reading of both kinds of archive:
 
-- plain: a Parquet file or a folder of them. Folders named `name=value` are columns. Files whose names begin with `_` or
-  `.` are no part of it. A row's place (`file`, relative to the archive, and `row`) comes with it if it is asked for;
-- recorded: the archive of recorded channels, read by its manifest, each message once and nothing but messages. What
-  is read at once is a channel's day: there all records of one message are, and a worker holds it in memory.
+- Parquet: any Parquet file, or a folder of them. Folders named `name=value` are columns. Files whose names begin with
+  `_` or `.` are ignored. On request each row comes with its place: `file`, relative to the archive, and `row`.
+- recorded: the archive of recorded channels, read by its manifest. Each message comes once; gaps and stream ends are
+  left out. A worker reads one day of one channel at once, in memory, because all copies of a message are there.
 
-On Spark a task, a function from batches to batches, gets exactly the batches that `read` gives in process: workers read
-themselves, by Arrow, and must see the files where the driver does.
+On Spark, a task gets exactly the batches that `read` gives in process. Workers read the files themselves, with Arrow,
+so they must see them under the same path as the driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -26,72 +26,71 @@ import pyarrow.parquet as pq
 
 from shoal.errors import PipelineError
 from shoal.history import manifest as manifests
+from shoal.history.archive import read_columns
 from shoal.history.table import SCHEMA, dedupe
 from shoal.pipeline.matching import PLACE
+from shoal.pipeline.spark.tasks import Task, map_numbers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Batches: TypeAlias = Iterable[pa.RecordBatch]
-Task: TypeAlias = Callable[[Batches], Iterator[pa.RecordBatch]]
-
 READ_ROWS: Final = 65_536
-"""Rows of a batch that is read in process."""
-PARTS_PER_CORE: Final = 6
-"""Tasks for each core: so many that the last one to end does not keep the others waiting for long."""
-PART_BYTES_MIN: Final = 1 << 20
-PART_BYTES_MAX: Final = 128 << 20
-"""Bytes of a part, in the file."""
+"""Rows in a batch."""
+TASKS_PER_CORE: Final = 6
+"""Number of Spark tasks for each core; with several, the slowest one does not leave other cores idle for long."""
+TASK_BYTES_MIN: Final = 1 << 20
+TASK_BYTES_MAX: Final = 128 << 20
+"""Size of the row groups that one task reads, as stored in the file."""
 
 MESSAGE_SCHEMA: Final = pa.schema(
     [field for field in SCHEMA if field.name not in ("number", "is_gap", "gap_from", "gap_to", "reason", "is_end")]
 )
-"""What there is of a recorded message."""
+"""Columns of a recorded message."""
 _SAME: Final = ("channel", "server", "entry", "publisher", "epoch", "sequence", "is_gap", "reason", "is_end")
-"""The columns by which records of one message are known."""
-_NOTHING: Final = "__HIVE_DEFAULT_PARTITION__"
-"""The name of a folder for rows without a value."""
-_DAMAGED: Final = "put back a copy of the file"
+"""The columns that `dedupe` needs."""
+_NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+"""Hive's folder name for null."""
+_DAMAGED: Final = "restore a copy of the file"
 _MAGIC: Final = b"PAR1"
 _ADVICE: Final = "name a Parquet file, or a folder of them"
 
 
-class Archive(Protocol):
-    """What jobs read."""
+class EventArchive(Protocol):
+    """An archive that jobs can read."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that can be asked for."""
+        """All columns."""
 
     def read(self, columns: Sequence[str], *, place: bool = False) -> Iterator[pa.RecordBatch]:
-        """The batches, on this thread."""
+        """The batches, read in this thread."""
 
     def on_spark(
         self, spark: SparkSession, columns: Sequence[str], task: Task, schema: pa.Schema, *, place: bool = False
     ) -> DataFrame:
-        """What a task makes of the batches, whose columns are `schema`."""
+        """The results of a task over the batches; `schema` is that of the results."""
 
 
-def open_archive(path: Path) -> Archive:
+def open_archive(path: Path) -> EventArchive:
     """The archive at a path. PipelineError if there is none."""
     if not path.exists():
         raise PipelineError(f"there is no archive at {path}", do=_ADVICE)
-    return Recorded(path) if (path / manifests.NAME).is_file() else Plain(path)
+    return RecordedArchive(path) if (path / manifests.NAME).is_file() else ParquetArchive(path)
 
 
-class Part(msgspec.Struct, frozen=True):
-    """Some groups of rows of one file: what a task reads."""
+class RowGroups(msgspec.Struct, frozen=True):
+    """Some row groups of one Parquet file, which one task reads."""
 
     path: str
     file: str
-    """The same, relative to the archive."""
+    """The path relative to the archive."""
     groups: tuple[int, ...]
     first: int
-    """The place of the first row in the file."""
+    """Number of the first row in the file."""
 
 
-class Plain:
-    """Parquet files."""
+class ParquetArchive:
+    """A Parquet file, or a folder of them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,30 +112,29 @@ class Plain:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of all files, and those of the folders, which are text: `17` is the name of a channel too."""
+        """The columns of all files and folders. Folder columns are strings, since `17` may be a channel's name."""
         return self._schema
 
     def read(self, columns: Sequence[str], *, place: bool = False) -> Iterator[pa.RecordBatch]:
         """The batches, file by file."""
-        return _rows(self._parts(PART_BYTES_MAX), columns, self._schema, place)
+        return _rows(self._split(TASK_BYTES_MAX), columns, self._schema, place)
 
     def on_spark(
         self, spark: SparkSession, columns: Sequence[str], task: Task, schema: pa.Schema, *, place: bool = False
     ) -> DataFrame:
-        """Workers read, each its groups of rows: what comes from Arrow need not go through Java."""
+        """Each Spark task reads its own row groups, with Arrow, so that rows do not go through Java."""
         size = sum(file.stat().st_size for file in self._footers)
-        parts_wanted = PARTS_PER_CORE * spark.sparkContext.defaultParallelism
-        parts = list(self._parts(min(max(size // parts_wanted, PART_BYTES_MIN), PART_BYTES_MAX)))
+        tasks = TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+        parts = list(self._split(min(max(size // tasks, TASK_BYTES_MIN), TASK_BYTES_MAX)))
         wanted, known = list(columns), self._schema
 
-        def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-            mine = (parts[number] for batch in batches for number in batch.column(0).to_pylist())
-            yield from task(_rows(mine, wanted, known, place))
+        def run(number: int) -> Iterator[pa.RecordBatch]:
+            return task(_rows([parts[number]], wanted, known, place))
 
-        return spark.range(0, len(parts), 1, len(parts)).mapInArrow(run, spark_schema(schema))
+        return map_numbers(spark, len(parts), run, schema)
 
-    def _parts(self, bytes_max: int) -> Iterator[Part]:
-        """The files in parts of about so many bytes: at least a group of rows each."""
+    def _split(self, bytes_max: int) -> Iterator[RowGroups]:
+        """Splits the files into parts of about `bytes_max`, each at least one row group."""
         for file, footer in self._footers.items():
             path, name = str(file.resolve()), self._relative(file)
             groups: list[int] = []
@@ -148,20 +146,20 @@ class Plain:
                     footer.row_group(group).column(column).total_compressed_size for column in range(footer.num_columns)
                 )
                 if size >= bytes_max or group + 1 == footer.num_row_groups:
-                    yield Part(path, name, tuple(groups), first)
+                    yield RowGroups(path, name, tuple(groups), first)
                     groups, first, size = [], row, 0
 
     def _relative(self, file: Path) -> str:
         return str(file.relative_to(self._path if self._path.is_dir() else self._path.parent))
 
 
-class Recorded:
-    """The archive of recorded channels, as its manifest is now."""
+class RecordedArchive:
+    """The archive of recorded channels, as listed in its manifest now."""
 
     def __init__(self, path: Path) -> None:
         found = manifests.read_manifest(path)
         if found is None or not found.files:
-            raise PipelineError(f"the archive {path} is empty", do="run shoal pipeline archive first")
+            raise PipelineError(f"the archive {path} is empty", do="run `shoal pipeline archive` first")
         days: dict[tuple[str, str], list[str]] = {}
         for file in found.files:
             days.setdefault((file.day, file.channel), []).append(str((path / file.path).resolve()))
@@ -173,28 +171,27 @@ class Recorded:
         return MESSAGE_SCHEMA
 
     def read(self, columns: Sequence[str], *, place: bool = False) -> Iterator[pa.RecordBatch]:
-        """The batches, a channel's day after the other. A message is known by itself, not by its place."""
+        """The batches, one day of one channel after the other. Messages have keys, so `place` is not used."""
         return _messages(self._days, columns)
 
     def on_spark(
         self, spark: SparkSession, columns: Sequence[str], task: Task, schema: pa.Schema, *, place: bool = False
     ) -> DataFrame:
-        """Workers read: all files of a channel's day are one task's."""
+        """Each Spark task reads all files of one day of one channel."""
         days, wanted = self._days, list(columns)
 
-        def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-            mine = (days[number] for batch in batches for number in batch.column(0).to_pylist())
-            yield from task(_messages(mine, wanted))
+        def run(number: int) -> Iterator[pa.RecordBatch]:
+            return task(_messages([days[number]], wanted))
 
-        return spark.range(0, len(days), 1, len(days)).mapInArrow(run, spark_schema(schema))
+        return map_numbers(spark, len(days), run, schema)
 
 
 def _messages(days: Iterable[Sequence[str]], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The messages of channels' days, each once."""
+    """The messages in some days of channels, each once."""
     wanted = [name for name in SCHEMA.names if name in {*columns, *_SAME}]
     for files in days:
         try:
-            parts = [_read(file, wanted) for file in files]
+            parts = [read_columns(file, wanted) for file in files]
         except FileNotFoundError as error:
             raise PipelineError(
                 f"a file of the archive is gone ({error}): the archive was compacted while the job ran, and replaced "
@@ -206,25 +203,10 @@ def _messages(days: Iterable[Sequence[str]], columns: Sequence[str]) -> Iterator
         yield from rows.combine_chunks().to_batches(READ_ROWS)
 
 
-def _read(file: str, columns: Sequence[str]) -> pa.Table:
-    """Columns of a file of recorded messages. FileNotFoundError if it is gone."""
-    try:
-        return pq.read_table(file, columns=columns, use_threads=False, partitioning=None)
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise PipelineError(f"{file} cannot be read: {error}", do=_DAMAGED) from error
-
-
-def spark_schema(schema: pa.Schema) -> Any:
-    """Columns in Spark's words."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema)
-
-
-def _rows(parts: Iterable[Part], columns: Sequence[str], schema: pa.Schema, place: bool) -> Iterator[pa.RecordBatch]:
-    """The rows of parts of files, with these columns of the archive, and their place if that is wanted."""
+def _rows(
+    parts: Iterable[RowGroups], columns: Sequence[str], schema: pa.Schema, place: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows of some row groups, with these columns of the archive, and their place if wanted."""
     fields = [schema.field(name) for name in columns]
     for part in parts:
         folders, row = _folder_values(part.file), part.first
@@ -242,7 +224,7 @@ def _rows(parts: Iterable[Part], columns: Sequence[str], schema: pa.Schema, plac
 
 
 def _footer(archive: Path, file: Path) -> tuple[pq.FileMetaData, pa.Schema]:
-    """What a file says of itself. PipelineError names the file if it cannot be read."""
+    """A file's metadata and schema. PipelineError names the file if it cannot be read."""
     try:
         with pq.ParquetFile(file) as opened:
             return opened.metadata, opened.schema_arrow.remove_metadata()
@@ -252,7 +234,7 @@ def _footer(archive: Path, file: Path) -> tuple[pq.FileMetaData, pa.Schema]:
 
 
 def _column(batch: pa.RecordBatch, field: pa.Field, folders: Mapping[str, str | None]) -> pa.Array:
-    """A column of the archive for a batch of one file."""
+    """A column of the archive for a batch of one file: from the batch, or from the folder's name."""
     if field.name in batch.schema.names:
         column = batch.column(batch.schema.get_field_index(field.name))
         return column if column.type == field.type else column.cast(field.type)
@@ -260,9 +242,9 @@ def _column(batch: pa.RecordBatch, field: pa.Field, folders: Mapping[str, str | 
 
 
 def _folder_values(file: str) -> dict[str, str | None]:
-    """The columns that are names of folders."""
+    """The columns in the names of a file's folders."""
     pairs = (part.partition("=") for part in Path(file).parts[:-1] if "=" in part)
-    return {name: None if value == _NOTHING else unquote(value) for name, _, value in pairs}
+    return {name: None if value == _NULL_FOLDER else unquote(value) for name, _, value in pairs}
 
 
 def _data_files(path: Path) -> Iterator[Path]:
@@ -275,7 +257,7 @@ def _data_files(path: Path) -> Iterator[Path]:
 
 
 def is_output(path: Path) -> bool:
-    """Whether a path is what a job writes: a Parquet file, or a folder with nothing but those and what Spark puts
+    """Whether a path is the output of a job: a Parquet file, or a folder with only Parquet files and Spark's own files
     beside them. Nothing else is ever replaced."""
     if path.is_file():
         return _is_parquet(path)
@@ -284,7 +266,7 @@ def is_output(path: Path) -> bool:
 
 
 def _is_parquet(file: Path) -> bool:
-    """Whether a file begins as Parquet does; one that was cut off may be empty."""
+    """Whether a file begins like a Parquet file; an unfinished one may be empty."""
     try:
         with file.open("rb") as stream:
             return stream.read(len(_MAGIC)) in (_MAGIC, b"")

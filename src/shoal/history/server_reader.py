@@ -1,7 +1,7 @@
-"""A conversation with one server, without an event loop.
+"""A blocking connection to one server, for code without an event loop.
 
-Owns the log-in, the bounds, and how large pages of entries are. What is asked is in `records` and, for Spark, in
-`shoal.pipeline.source.streams`.
+Owns the login, the limits on answers, and the size of pages. The commands are in `record_reader` and, for the Spark
+source, in `shoal.pipeline.source.streams`.
 """
 
 from __future__ import annotations
@@ -16,36 +16,35 @@ TIMEOUT_S: Final = 10.0
 """How long a server may take to answer."""
 
 FRAME_BYTES_MAX: Final = 1 << 29
-"""The largest answer that is taken: the largest entry that a server stores."""
-
+"""Largest answer accepted: the largest entry that a server can store."""
 
 PAGE_ENTRIES: Final = 64
-"""Entries that are asked for at first. A page grows while its answers stay small."""
+"""Entries in the first page. Pages grow while their answers stay small."""
 
 PAGE_ENTRIES_MAX: Final = 8192
-"""The most entries in one answer."""
+"""Most entries in one page."""
 
 PAGE_BYTES: Final = 4 << 20
-"""How large an answer should be at most. Only what follows much smaller entries makes a larger one, once."""
+"""Target size of an answer. One answer may be larger, when large entries follow much smaller ones."""
 
 PAGE_GROWTH: Final = 2
 TOO_LARGE_SHRINKS: Final = 16
-"""How much smaller a page becomes whose answer was larger than may be taken."""
+"""The next page is smaller by this factor when an answer was over `FRAME_BYTES_MAX`."""
 
 
 class PageSize:
-    """How many entries to ask for next, by what the last ones took."""
+    """Chooses how many entries to request next, by the size of the previous page."""
 
     def __init__(self) -> None:
         self.count = PAGE_ENTRIES
 
     def learn(self, entries: int, size_bytes: int) -> None:
-        """So many entries came, and were so large together."""
+        """Adapts to the page that was just received."""
         fit = PAGE_BYTES * entries // max(size_bytes, 1)
         self.count = max(1, min(fit, self.count * PAGE_GROWTH, PAGE_ENTRIES_MAX))
 
     def shrink(self) -> bool:
-        """The answer was too large; False if it cannot be smaller."""
+        """Requests fewer entries because the answer was too large; False if one entry is already the request."""
         if self.count == 1:
             return False
         self.count = max(1, self.count // TOO_LARGE_SHRINKS)
@@ -54,14 +53,14 @@ class PageSize:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who we are at the servers; the password is not shown."""
+    """User and password for the servers; `repr` hides the password."""
 
     username: str | None
     password: str | None = field(repr=False)
 
 
 class ServerReader:
-    """A connection to one server. Entering it connects; ConnectError if the server cannot be used."""
+    """A connection to one server. `with` connects and logs in; ConnectError if the server cannot be used."""
 
     def __init__(self, server: ServerAddress, login: Login) -> None:
         self.server = server
@@ -79,7 +78,7 @@ class ServerReader:
         )
 
     def reconnect(self) -> None:
-        """Another connection in place of one whose answer could not be taken."""
+        """Replaces a connection whose answer was too large to read."""
         self._asking.__exit__(None, None, None)
         self._asking = self._new()
         self._asking.__enter__()
@@ -90,3 +89,8 @@ class ServerReader:
 
     def __exit__(self, *details: Any) -> None:
         self._asking.__exit__(*details)
+
+
+def parse_info(text: bytes) -> dict[str, str]:
+    """The fields of an answer to INFO, by name."""
+    return {name: value for name, _, value in (line.partition(":") for line in text.decode().splitlines())}

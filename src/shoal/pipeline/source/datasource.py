@@ -1,7 +1,7 @@
-"""The source "shoal" as Spark sees it: its schema, its readers and its writers.
+"""The source "shoal" as Spark sees it: its schema, readers and writers.
 
-Owns Spark's side and nothing else; what is read is decided in `planning`. Spark makes these objects anew in several
-processes, so they keep nothing that must be remembered.
+Owns the classes that Spark calls; what is read is decided in `offset_planner`. Spark creates these objects again in
+several processes, so they keep no state that matters.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from shoal import logs
 from shoal.errors import ConfigError
-from shoal.pipeline.source.checking import check_order
 from shoal.pipeline.source.columns import chosen
 from shoal.pipeline.source.kinds import kind_of
-from shoal.pipeline.source.names import READING, named
-from shoal.pipeline.source.offsets import ServerOffset, read_offset, write_offset
-from shoal.pipeline.source.options import LATEST, SourceOptions, read_options
-from shoal.pipeline.source.planning import Planning
-from shoal.pipeline.source.reading import Part, read_part
+from shoal.pipeline.source.offset_planner import OffsetPlanner
+from shoal.pipeline.source.offsets import ServerOffset, check_order, read_offset, write_offset
+from shoal.pipeline.source.options import LATEST, READER_OPTIONS, SourceOptions, known_options, read_options
+from shoal.pipeline.source.parts import Part, read_part
+from shoal.pipeline.spark.tasks import spark_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,46 +32,46 @@ if TYPE_CHECKING:
 
 
 class PartOfSource(InputPartition):
-    """A part, as Spark hands it to a worker."""
+    """A part, as Spark sends it to a worker."""
 
     def __init__(self, part: Part) -> None:
         self.part = part
 
 
 class BatchReader(DataSourceReader):
-    """Reads what is there when the query starts."""
+    """Reads the entries that exist when the query starts."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str] | None = None) -> None:
-        _speak()
+        _enable_logs()
         self._options = options
         self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
         """What to read, in parts."""
-        planning = Planning(self._options, complete=True)
-        start = planning.first()
+        planner = OffsetPlanner(self._options, complete=True)
+        start = planner.first()
         ending = self._options.ending
         if isinstance(ending, dict):
-            planning.check("endingOffsets", ending)
+            planner.check("endingOffsets", ending)
         if isinstance(ending, dict) or isinstance(self._options.starting, dict):
-            check_order(start, ending if isinstance(ending, dict) else planning.first(LATEST))
-        end = ending if isinstance(ending, dict) else planning.next(start)
-        return [PartOfSource(part) for part in planning.parts(start, end)]
+            check_order(start, ending if isinstance(ending, dict) else planner.first(LATEST))
+        end = ending if isinstance(ending, dict) else planner.next(start)
+        return [PartOfSource(part) for part in planner.parts(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part. Where there was none, Spark hands over one of its own: it has no rows."""
-        _speak()
+        """The rows of one part. If there are no parts, Spark passes a partition of its own, which has no rows."""
+        _enable_logs()
         return _rows(partition.part, self._columns) if isinstance(partition, PartOfSource) else iter(())
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes, micro-batch by micro-batch.
+    """Reads entries as they come, micro-batch by micro-batch.
 
-    Its options are read when it is first asked: Spark hides what is said while it is made.
+    Options are read on first use, not in the constructor, because Spark hides errors of the constructor.
     """
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        _speak()
+        _enable_logs()
         self._given = given
         self._schema = schema
         self._until: dict[str, ServerOffset] | None = None
@@ -82,43 +81,43 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = read_options(self._given)
         if options.ending != LATEST:
             raise ConfigError(
-                "endingOffsets is of a batch, and this is a stream", do="take spark.read, or leave endingOffsets out"
+                "endingOffsets is for a batch, and this is a stream", do="use spark.read, or leave endingOffsets out"
             )
         chosen(self._schema, options.kind.schema)
         return options
 
     @cached_property
-    def _planning(self) -> Planning:
-        return Planning(self._options)
+    def _planner(self) -> OffsetPlanner:
+        return OffsetPlanner(self._options)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query begins that has no checkpoint."""
-        return self._written(self._planning.first())
+        """Where a query without a checkpoint starts."""
+        return self._written(self._planner.first())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next micro-batch reads."""
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
-        return self._written(self._planning.next(self._read(start), rows_max, self._until))
+        return self._written(self._planner.next(self._read(start), rows_max, self._until))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """How much one micro-batch takes."""
+        """The size limit of a micro-batch."""
         return ReadMaxRows(self._options.rows_max) if self._options.rows_max else ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """How far one could read: Spark shows it beside how far it has."""
-        return self._written(self._planning.first(LATEST))
+        """The newest entries, which Spark shows beside how far it has read."""
+        return self._written(self._planner.first(LATEST))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Nothing that comes from now on is read: what is there now is all."""
-        self._until = self._planning.first(LATEST)
+        """Limits reading to the entries that exist now."""
+        self._until = self._planner.first(LATEST)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What is between two offsets, in parts."""
-        return [PartOfSource(part) for part in self._planning.parts(self._read(start), self._read(end))]
+        return [PartOfSource(part) for part in self._planner.parts(self._read(start), self._read(end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one part."""
-        _speak()
+        _enable_logs()
         return _rows(cast(PartOfSource, partition).part, self._schema.fieldNames())
 
     def _read(self, offset: dict[str, Any]) -> dict[str, ServerOffset]:
@@ -136,17 +135,16 @@ class ShoalSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` calls it."""
+        """The name of the format."""
         return "shoal"
 
     def schema(self) -> StructType:
-        """The columns of the kind that is asked for."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return from_arrow_schema(kind_of(named(self.options, READING)).schema)
+        """The columns of the selected kind."""
+        found: StructType = spark_schema(kind_of(known_options(self.options, READER_OPTIONS)).schema)
+        return found
 
     def reader(self, schema: StructType) -> BatchReader:
-        """For `spark.read`. A schema that a user gives names the columns that are wanted."""
+        """For `spark.read`. A schema given by the user selects columns."""
         options = read_options(self.options)
         return BatchReader(options, chosen(schema, options.kind.schema))
 
@@ -168,12 +166,12 @@ class ShoalSource(DataSource):
 
 
 def _rows(part: Part, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, with some of its columns in this order; None: as they are."""
+    """The rows of a part, with these columns in this order; None: all columns."""
     rows = read_part(part)
     return rows if columns is None else (batch.select(columns) for batch in rows)
 
 
-def _speak() -> None:
-    """Lets warnings out of Spark's own processes, where nobody has said how."""
+def _enable_logs() -> None:
+    """Configures our logs in Spark's own processes, where the application has not done so."""
     if not logging.getLogger("shoal").handlers:
         logs.configure()

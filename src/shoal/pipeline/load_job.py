@@ -1,17 +1,16 @@
-"""Load windows on Spark: telemetry through the source, micro-batch by micro-batch, into the same fold as in process.
+"""Load windows on Spark: telemetry from the source, micro-batch by micro-batch, into the same fold as in process.
 
-Owns the query and where its parts lie. What a window is and when it closes is decided in `shoal.balance`: the fold's
-`lateness_s` is the watermark, by arrival times that are the same each time a batch is read. Spark reads the servers in
-parallel and remembers how far it came; the fold itself is one small step of the driver for each record.
+Owns the streaming query and its files. What a window is and when it closes is decided in `shoal.balance`: the fold's
+`lateness_s` is the watermark, applied to arrival times that are the same each time a batch is read. Spark reads the
+servers in parallel and remembers how far it read; the fold runs in the driver.
 
-    servers --source, a task each--> records --foreachBatch--> fold --> windows
-                                                    state of the batch before <--> state of this one
-                                                    what is no record --> refused/<batch>.parquet, with the reason
+    servers --source, one task each--> records --foreachBatch--> fold --> windows
+                                                    state after the previous batch <--> state after this one
+                                                    unreadable records --> refused/<batch>.parquet, with the reason
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,19 +32,19 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER_S: Final = 1.0
-"""How often a micro-batch begins, unless the one before takes longer."""
+"""Interval between micro-batches, unless one takes longer."""
 
 BATCHES_KEPT: Final = 1000
-"""Batches whose times are remembered."""
+"""Number of batches whose durations are remembered."""
 
 REFUSED_MAX: Final = 1000
-"""Rows of one batch that are put aside because they are no records. More are only counted."""
+"""Most unreadable records of one batch that are kept in a file. More are only counted."""
 
 _log: Final = get_log(__name__)
 
 
 Take = Callable[[int, list[LoadWindow]], None]
-"""What is done with the windows that a batch has closed. It may be called again for the same batch, with the same."""
+"""Receives the windows that a batch closed. It may be called again with the same windows if a batch is repeated."""
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class LoadFacts:
     """What a job has done so far."""
 
     detailed: bool = True
-    """Whether servers and channels are counted; a job that never ends would remember too many."""
+    """Whether servers and channels are collected; in a job that runs forever they would be too many."""
     batches: int = 0
     records: int = 0
     windows: int = 0
@@ -65,17 +64,15 @@ class LoadFacts:
     refused: dict[str, None] = field(default_factory=dict)
     """Why records could not be read, each reason once."""
     refused_in: Path | None = None
-    """The directory where such records were put; None if there was none."""
+    """The directory with such records; None if there were none."""
     refused_kept: int = 0
     refused_only_counted: int = 0
     """Those beyond `REFUSED_MAX` of a batch, or that could not be written."""
-    fold_ms: list[float] = field(default_factory=list)
-    """How long each batch took from its rows to its windows, the last `BATCHES_KEPT`."""
     batch_ms: dict[int, float] = field(default_factory=dict)
-    """How long each batch took as a whole, planning and remembering included, by its id; see `look`."""
+    """Duration of each batch, including planning and checkpoint, by its id; see `add_durations`."""
 
-    def look(self, query: StreamingQuery) -> None:
-        """Takes in what Spark says of its last batches."""
+    def add_durations(self, query: StreamingQuery) -> None:
+        """Adds Spark's durations of its last batches."""
         for progress in query.recentProgress:
             if progress["numInputRows"]:
                 self.batch_ms[int(progress["batchId"])] = float(progress["durationMs"]["triggerExecution"])
@@ -92,7 +89,7 @@ class LoadFacts:
             self.last_s = window.end_s if self.last_s is None else max(self.last_s, window.end_s)
 
     def to_json(self, seconds: float) -> dict[str, Any]:
-        """As the command prints them."""
+        """The form that the command prints."""
         rows = self.counters.get("rows", 0)
         return {
             "windows": self.windows,
@@ -116,34 +113,34 @@ class LoadFacts:
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """What to read and where to remember it. `directory` is on the driver's machine."""
+    """What to read, and where checkpoint and state are stored. `directory` is on the driver's machine."""
 
     directory: Path
     source: Mapping[str, str]
-    """Options of the source, but for its kind."""
+    """Options of the source, without `kind`."""
     settings: BalanceSettings
     refused: Path | None = None
-    """Where records go that cannot be read; None: into `directory`."""
+    """Where unreadable records are kept; None: in `directory`."""
 
     @property
     def checkpoint(self) -> Path:
-        """Where Spark remembers how far it came."""
+        """Spark's checkpoint directory."""
         return self.directory / "checkpoint"
 
 
 def start(spark: SparkSession, job: LoadJob, take: Take, facts: LoadFacts, *, once: bool) -> StreamingQuery:
-    """Starts the query. With `once` it ends with what is there now, else it goes on until it is stopped."""
+    """Starts the query. With `once` it ends after the entries that exist now, else it runs until it is stopped."""
     SavedFolds(job.directory / "fold").check(job.checkpoint)
     reader = spark.readStream.format("shoal").options(**{**job.source, "kind": "telemetry"})
-    folding = Folding(job, take, facts)
-    writer = reader.load().select(*BATCH_SCHEMA.names).writeStream.foreachBatch(folding.fold_batch)
+    folder = _BatchFolder(job, take, facts)
+    writer = reader.load().select(*BATCH_SCHEMA.names).writeStream.foreachBatch(folder.fold_batch)
     writer = writer.option("checkpointLocation", str(job.checkpoint)).queryName("load windows")
     writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{TRIGGER_S:g} seconds")
     return writer.start()
 
 
-class Folding:
-    """What is done with each micro-batch."""
+class _BatchFolder:
+    """Folds micro-batches."""
 
     def __init__(self, job: LoadJob, take: Take, facts: LoadFacts) -> None:
         self._saved = SavedFolds(job.directory / "fold")
@@ -153,14 +150,13 @@ class Folding:
         self._facts = facts
 
     def fold_batch(self, rows: DataFrame, batch: int) -> None:
-        """Folds a batch. Its state is kept before anybody sees its windows: what is repeated is the same."""
-        began = time.monotonic()
+        """Folds a batch. Saves the state before it passes the windows on, so that a repeated batch gives the same."""
         before = self._saved.before(batch)
         table = rows.toArrow()
         windows, state = fold_in_order(before, table, self._settings)
         garbage = state.counters.garbage - before.counters.garbage
         if garbage:
-            kept = self._put_aside(table, batch)
+            kept = self._keep_refused(table, batch)
             self._facts.refused_kept += kept
             self._facts.refused_only_counted += max(0, garbage - kept)
         self._saved.save(batch, state)
@@ -170,11 +166,10 @@ class Folding:
         facts.records += table.num_rows
         facts.counters = {name: getattr(state.counters, name) for name in state.counters.__struct_fields__}
         facts.take(windows)
-        facts.fold_ms = [*facts.fold_ms[1 - BATCHES_KEPT :], 1000 * (time.monotonic() - began)]
 
-    def _put_aside(self, table: pa.Table, batch: int) -> int:
-        """Keeps rows that are no records, with the reason, and returns how many: whoever wants can look. That they
-        cannot be written does not stop the fold."""
+    def _keep_refused(self, table: pa.Table, batch: int) -> int:
+        """Writes unreadable records with the reason to a file, for inspection; returns how many. An error while writing
+        does not stop the fold."""
         found = refusals(table, REFUSED_MAX)
         if not found:
             return 0
@@ -186,7 +181,7 @@ class Folding:
             self._refused.mkdir(parents=True, exist_ok=True)
             pq.write_table(kept, path)
         except OSError as error:
-            _log.warning("telemetry records cannot be read, and not kept", records=len(found), why=str(error))
+            _log.warning("telemetry records cannot be read or kept", records=len(found), why=str(error))
             return 0
         self._facts.refused_in = self._refused
         _log.warning("telemetry records cannot be read", records=len(found), first=why[0], kept_in=str(path))
@@ -194,9 +189,9 @@ class Folding:
 
 
 def run_once(spark: SparkSession, job: LoadJob, take: Take | None = None) -> LoadFacts:
-    """Folds what is on the streams now, and returns what came of it."""
+    """Folds what is on the streams now, and returns the facts."""
     facts = LoadFacts()
     query = start(spark, job, take or (lambda batch, windows: None), facts, once=True)
     query.awaitTermination()
-    facts.look(query)
+    facts.add_durations(query)
     return facts

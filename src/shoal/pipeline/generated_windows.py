@@ -1,9 +1,9 @@
-"""Made windows: days of load windows from a seed, for who has recorded none.
+"""Generated load windows: some days of load from a seed, to try what-if and forecasts without a recording.
 
-Owns what such a load is: channels of very different load (zipf) whose sum follows the curve of a day, with a busier or
-calmer day now and then, an hour that is a little off, and in every evening an event for which many come at once. Days
-are short (an hour takes `HOUR_S`), so that a grid of settings is replayed in minutes: a policy has less time in them
-than in the world. Windows tell of servers that the hash ring places channels on, as recorded ones do of real servers.
+Owns the generated load: channels of very different load (Zipf) whose sum follows a daily curve, with variation by day
+and hour, and an event every evening for which many clients come at once. Days are short (an hour takes `HOUR_S`), so
+that a grid of settings is replayed in minutes; a policy has less time to react than in reality. The windows contain
+servers, on which the hash ring places the channels.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ DAY_S: Final = 24 * HOUR_S
 WINDOW_S: Final = 2
 CHANNELS: Final = 200
 SERVERS: Final = 2
-"""Servers that the windows tell of, and that a replay starts with."""
+"""Servers in the windows, with which a replay also starts."""
 PEAK_SERVERS: Final = 2.8
-"""Servers' worth of capacity that the busiest hour sends."""
+"""Load of the busiest hour, in servers' worth of capacity."""
 EVENT_HOUR: Final = 20
-"""When the event of the evening begins, with hours to go before the peak is over."""
+"""When the evening's event starts, during the daily peak."""
 EVENT_RISE: Final = 1.8
-"""By what factor the load is higher then, within `EVENT_RAMP_S`."""
+"""Factor by which the event raises the load, within `EVENT_RAMP_S`."""
 EVENT_HOURS: Final = 1.5
 EVENT_RAMP_S: Final = 10
 DAY_SPREAD: Final = 0.06
-"""Spread of the level of a day, and `HOUR_SPREAD` that of an hour, as shares."""
+"""Standard deviation of a day's level, as a share."""
 HOUR_SPREAD: Final = 0.03
+"""Standard deviation of an hour's level, as a share."""
 SUBSCRIBERS: Final = 10
 MESSAGE_BYTES: Final = 200.0
 
@@ -54,7 +55,7 @@ def curve(days: int, seed: int) -> Curve:
 
 
 def _event(second: npt.NDArray[np.int64]) -> Floats:
-    """The factor of the evening's event at each second of a day."""
+    """The event's factor at each second of a day."""
     begins, ends = EVENT_HOUR * HOUR_S, (EVENT_HOUR + EVENT_HOURS) * HOUR_S
     points = [begins - EVENT_RAMP_S, begins, ends, ends + HOUR_S]
     return np.asarray(np.interp(second, points, [1.0, EVENT_RISE, EVENT_RISE, 1.0]), np.float64)
@@ -87,7 +88,7 @@ def _window(
     cores = traffic.publications * server.publication_cpu_s + sent * server.delivery_cpu_s
 
     def column(by_channel: Floats) -> Floats:
-        """The rows of channels, then those of hosts."""
+        """The values of channels, then their sums by host."""
         return np.concatenate([by_channel, np.bincount(homes, by_channel, hosts)])
 
     def of_hosts(values: npt.ArrayLike, kind: pa.DataType) -> pa.Array:

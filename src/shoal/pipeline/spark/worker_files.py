@@ -1,7 +1,8 @@
-"""Files that travel with Spark jobs: what workers need and cannot compute.
+"""Sends files to Spark's workers.
 
-Owns where such files lie. Spark fetches a file when a worker first runs a task, perhaps much later and for another job,
-and refuses two contents under one name. So a file's name says what is in it, and it stays until this process ends.
+Owns a temporary directory for such files. A worker fetches a file when it first runs a task, perhaps much later and for
+another job, and Spark rejects two contents under one name. So a file's name contains a hash of its contents, and the
+file stays until this process ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def send(spark: SparkSession, stem: str, suffix: str, write: Callable[[Path], None]) -> str:
-    """Sends what `write` writes to a path; returns the name under which `SparkFiles` has it at workers."""
+    """Sends the file that `write` creates; returns the name by which workers find it in `SparkFiles`."""
     folder = _folder()
     unnamed = folder / f"{stem}-new{suffix}"
     write(unnamed)

@@ -1,9 +1,9 @@
-"""Ctrl-C while Spark starts, runs and ends: a quiet `KeyboardInterrupt`, and no process that stays.
+"""Ctrl-C while Spark starts, runs and ends: a quiet `KeyboardInterrupt`, and no process left behind.
 
-Owns the handling of SIGINT around a session. PySpark installs a handler of its own that talks to Java in the middle of
-whatever the main thread is saying to it; py4j then prints pages of traces. Ours cancels jobs from a thread of its own,
-and a handler that somebody has set before the session stays in force. Nothing here is done outside the main thread,
-where signals are not handled.
+Owns the handling of SIGINT around a session. PySpark's own handler calls Java while the main thread may be in the
+middle of a call, and py4j then prints pages of traces. Ours cancels jobs from a separate thread. A handler that the
+application installed before the session stays in force. Outside the main thread nothing is done, because signals are
+not handled there.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 HELD_S_MAX: Final = 60.0
-"""How long an interrupt may be held back: a Java that does not come up shall not keep anybody."""
+"""How long an interrupt may be held back, in case Java never comes up."""
 
 CANCEL_TIMEOUT_S: Final = 3.0
-"""How long Java may take to cancel what runs, until the interrupt goes on without."""
+"""How long the interrupt waits for Java to cancel the running jobs."""
 
 CANCEL_EVERY_S: Final = 0.5
 CANCEL_FOR_S: Final = 2.0
-"""How often, and for how long, jobs are cancelled after an interrupt: one may begin while another is cancelled. Whoever
-has caught the interrupt and goes on can start jobs again after that."""
+"""How often, and for how long, jobs are cancelled after an interrupt, since one may start while another is cancelled.
+After that, a program that caught the interrupt can start jobs again."""
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Holds SIGINT back until the block is done: what the block starts is then known, and can be ended."""
+    """Delays SIGINT until the block is done, so that a process that the block starts is known and can be ended."""
     if not _in_main_thread():
         yield
         return
@@ -57,7 +57,7 @@ def held_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handler_kept() -> Iterator[None]:
-    """Takes away whatever handler of SIGINT the block installs."""
+    """Restores the SIGINT handler after the block, in case the block installs another one."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -68,8 +68,8 @@ def handler_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cancelling(context: SparkContext) -> Iterator[None]:
-    """An interrupt in the block cancels the jobs of a context first, and those that begin all the same: what waits for
-    them would wait for their end. A handler that is not Python's own is left as it is."""
+    """On an interrupt in the block, first cancels the jobs of a context, so that the main thread stops waiting for
+    them. Does nothing if the application installed its own handler."""
     if not _in_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -78,7 +78,7 @@ def cancelling(context: SparkContext) -> Iterator[None]:
     def cancel() -> None:
         until = time.monotonic() + CANCEL_FOR_S
         while not left.is_set() and time.monotonic() < until:
-            with contextlib.suppress(Exception):  # a Java that is gone has no jobs
+            with contextlib.suppress(Exception):  # Java may be gone already
                 context.cancelAllJobs()
             cancelled.set()
             left.wait(CANCEL_EVERY_S)
@@ -98,8 +98,7 @@ def cancelling(context: SparkContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_py4j() -> Iterator[None]:
-    """Keeps py4j from logging: it reports what it raises a second time, with traces and under the root logger's name.
-    Its errors are said by whoever catches them."""
+    """Silences py4j's logging: it logs, with traces and as the root logger, errors that it also raises."""
     root, own = logging.getLogger(), logging.getLogger("py4j")
     level = own.level
     own.setLevel(logging.CRITICAL)
@@ -112,7 +111,7 @@ def quiet_py4j() -> Iterator[None]:
 
 
 def was_interrupted(error: BaseException) -> bool:
-    """Whether an error came of an interrupt: that a job was cancelled, or that its connection broke off."""
+    """Whether an interrupt caused an error, such as that of a cancelled job or a broken connection."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, KeyboardInterrupt):

@@ -1,6 +1,6 @@
-"""Progress of Spark jobs: how many of the tasks that are under way have ended.
+"""Progress of Spark jobs: how many tasks of the running stages are done.
 
-Owns the asking, on a thread of its own for as long as a job runs. How it looks is for who gives `note`.
+Owns a thread that polls Spark while a job runs. The caller's `note` prints.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ EVERY_S: Final = 2.0
 
 @contextlib.contextmanager
 def shown(spark: SparkSession, what: str, note: Callable[[str], None], every_s: float = EVERY_S) -> Iterator[None]:
-    """Notes how far the session's stages are, whenever that has changed."""
+    """Calls `note` whenever the number of finished tasks has changed, until the block ends."""
     ended = threading.Event()
     tracker = spark.sparkContext.statusTracker()
 
     def follow() -> None:
-        said = ""
+        last = ""
         while not ended.wait(every_s):
-            # A stage can end between two questions, and the session with it.
+            # A stage, or the whole session, can end between two queries.
             with contextlib.suppress(Exception):
                 stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
                 done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
                 total = sum(stage.numTasks for stage in stages if stage is not None)
-                words = f"{what}: {done} of {total}"
-                if total and words != said:
-                    note(words)
-                    said = words
+                text = f"{what}: {done} of {total}"
+                if total and text != last:
+                    note(text)
+                    last = text
 
     thread = threading.Thread(target=follow, name="progress", daemon=True)
     thread.start()

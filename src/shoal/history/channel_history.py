@@ -1,6 +1,7 @@
-"""The history of one channel: what an archive and the records of all servers hold together.
+"""The history of one channel, from an archive and the records of all servers.
 
-Owns where reading begins and goes on. Blocks while it asks servers; who has an event loop calls it in a thread.
+Owns where reading starts and continues. Blocks while it reads from servers; code with an event loop calls it in a
+thread.
 """
 
 from __future__ import annotations
@@ -15,52 +16,52 @@ import pyarrow.compute as pc
 
 from shoal.errors import ShoalError
 from shoal.history.archive import read_archive
-from shoal.history.joining import join
+from shoal.history.entry_decoder import TIME_US_MAX, decode_entries, recorded_ms
 from shoal.history.manifest import Manifest
-from shoal.history.plain import TIME_US_MAX, recorded_ms
-from shoal.history.records import BEGINNING, Position, RecordReader, entry_key, last_position
-from shoal.history.servers import Login
-from shoal.history.table import SCHEMA, TIME, channel_text, dedupe, entries_to_batch, gap_row
-from shoal.history.taking import take
+from shoal.history.merge import merge_rows
+from shoal.history.record_reader import BEGINNING, RecordPosition, RecordReader, entry_key, last_position
+from shoal.history.row_selection import take
+from shoal.history.server_reader import Login
+from shoal.history.table import SCHEMA, TIME, channel_text, dedupe, gap_row
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 from shoal.wire.envelope import EPOCH_BITS, client_of, stream_id
 from shoal.wire.recorded import NUMBER_MAX
 
 LATE_S_MAX: Final = 5
-"""How long an agent may take to write down what it hears: what is missing among the newest messages may yet come."""
+"""How long an agent may take to record a message. A newer message that is missing may still be recorded."""
 
 PLAIN_MAX: Final = 1000
-"""Messages of plain clients among which those are looked for that came live too."""
+"""Number of plain Redis clients' messages that are compared with those that also arrived live."""
 
 EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
 
 CLOCKS_S_MAX: Final = 60.0
-"""How much publishers' clocks may differ from servers': records are read from so much earlier than asked for."""
+"""Largest difference between clocks of publishers and servers. Records are read from this much before `since`."""
 
 
 class ChannelHistory:
-    """What was published on a channel since a time, as far as it was recorded."""
+    """The recorded messages of a channel since a time."""
 
     def __init__(
         self, servers: Iterable[ServerAddress], login: Login, channel: bytes, since_us: int, archive: Path | None
     ) -> None:
         self.channel = channel
         self.unreachable: dict[str, str] = {}
-        """Servers whose records could not be read the last time, and why."""
+        """Servers whose records the last `read` could not read, and why."""
         self._servers = tuple(servers)
         self._login = login
         self._name = channel_text(channel)
         self._since_us = since_us
         self._archive = archive
-        self._positions: dict[str, Position] = {}
+        self._positions: dict[str, RecordPosition] = {}
         self._lost: dict[str, pa.Table] = {}
-        """By server: a gap for a record that is gone."""
+        """By server: a gap for a record that was lost."""
         self._archived: Manifest | None = None
         self._rows = SCHEMA.empty_table()
 
     def read(self) -> None:
-        """Reads what has come since the last time; the archive once."""
+        """Reads the entries that are new since the last call; the first call also reads the archive."""
         tables = [self._rows]
         if self._archive is not None and self._archived is None:
             self._archived, rows = read_archive(self._archive, self._name, self._since_us)
@@ -74,7 +75,7 @@ class ChannelHistory:
         self._rows = dedupe(pa.concat_tables(tables))
 
     def follow(self, servers: Iterable[ServerAddress]) -> None:
-        """The ring has other servers now."""
+        """Reads from these servers from now on."""
         self._servers = tuple(servers)
 
     def _read_server(self, server: ServerAddress) -> list[pa.Table]:
@@ -87,35 +88,36 @@ class ChannelHistory:
             else:
                 number = position.number
             for page in reader.pages(self.channel, position.entry):
-                read.append(entries_to_batch(self._name, server.id, page, number))
+                read.append(decode_entries(self._name, server.id, page, number))
                 position = last_position(page, position)
                 number = position.number
             self._note_lost(reader, position)
         self._positions[server.id] = position
         return [pa.Table.from_batches(read, SCHEMA)] if read else []
 
-    def _note_lost(self, reader: RecordReader, position: Position) -> None:
-        """Notes that a server has no record of which something was archived: it was started again without its data, and
-        nobody knows what it had recorded by then. Where it has begun another one, that one tells."""
+    def _note_lost(self, reader: RecordReader, position: RecordPosition) -> None:
+        """Notes a gap if a server has no record although part of one is archived. The server was restarted without its
+        data, so entries after the archived ones may be lost. If the server has a new record, its first entry says so.
+        """
         server = reader.server.id
         self._lost.pop(server, None)
         last = self._archived.position(server, record_name(self.channel)) if self._archived else BEGINNING
         if position == BEGINNING != last and self._may_concern(reader.started_ms() * 1000):
             why = f"server {server} has lost its record, which was archived up to {last.entry}"
-            self._lost[server] = self._gap_behind(server, last, why)
+            self._lost[server] = self._gap_after(server, last, why)
 
     def _may_concern(self, gone_us: int) -> bool:
-        """Whether what is gone since then can be of the time that was asked for."""
+        """Whether entries lost up to `gone_us` can be later than `since`."""
         return gone_us + CLOCKS_S_MAX * 1_000_000 >= self._since_us
 
-    def _gap_behind(self, server: str, last: Position, why: str) -> pa.Table:
-        """A gap behind the last entry of a server that was archived."""
+    def _gap_after(self, server: str, last: RecordPosition, why: str) -> pa.Table:
+        """A gap after the last archived entry of a server."""
         at_us = max((recorded_ms(last.entry) + 1) * 1000, self._since_us)
-        return gap_row(self._name, server, at_us, f"{why}: nobody knows whether there was more")
+        return gap_row(self._name, server, at_us, f"{why}: later entries, if there were any, are lost")
 
-    def _begin(self, reader: RecordReader) -> tuple[Position, int | None]:
-        """Where reading begins, and the number of the entry before, None if that does not matter: behind what is
-        archived, or where the time begins. If the record begins later than either, entries were dropped."""
+    def _begin(self, reader: RecordReader) -> tuple[RecordPosition, int | None]:
+        """Where reading starts: after the archived entries or at `since`, whichever is later. Also the number of the
+        entry before, by which dropped entries are noticed; None if dropped entries do not matter."""
         archived = BEGINNING
         if self._archived is not None:
             archived = self._archived.position(reader.server.id, record_name(self.channel))
@@ -127,13 +129,12 @@ class ChannelHistory:
         if archived.key >= entry_key(wanted):
             return archived, archived.number
         if reader.holds_before(self.channel, wanted):
-            return Position(wanted, 0), None
-        return Position(wanted, 0), archived.number
+            return RecordPosition(wanted, 0), None
+        return RecordPosition(wanted, 0), archived.number
 
-    def _left_behind(self) -> list[pa.Table]:
-        """A gap for each server that has left the cluster and may have recorded more than was archived: nobody can ask
-        it. A job that found it gone before the time that was asked for says that it recorded nothing then. Without an
-        archive nobody knows which servers there were."""
+    def _gaps_of_left_servers(self) -> list[pa.Table]:
+        """A gap for each server that has left the cluster and may have recorded more than was archived. No gap if the
+        archive job found the server gone before `since`. Without an archive, servers that have left are not known."""
         if self._archived is None:
             return []
         here = {server.id for server in self._servers} | {*self._positions}
@@ -143,11 +144,11 @@ class ChannelHistory:
             gone_us = self._archived.left.get(server, TIME_US_MAX)
             if last is not None and server not in here and self._may_concern(gone_us):
                 why = f"records of server {server}, which has left, were not archived beyond {last.entry}"
-                gaps.append(self._gap_behind(server, last, why))
+                gaps.append(self._gap_after(server, last, why))
         return gaps
 
     def ends(self) -> Mapping[int, int]:
-        """How far each stream has come by the records of all servers that can be asked."""
+        """The last sequence number of each stream in the records of all reachable servers."""
         ends: dict[int, int] = {}
         for server in self._servers:
             try:
@@ -159,14 +160,14 @@ class ChannelHistory:
         return ends
 
     def reached(self, before: Mapping[int, int]) -> dict[int, int]:
-        """The last number of each stream among what was read, of those that are before a number."""
+        """The last number that was read of each stream, up to its limit in `before` (exclusive)."""
         rows = _before(self._rows, before)
         rows = rows.filter(pc.and_(pc.invert(rows["is_end"]), pc.greater(pc.fill_null(rows["sequence"], 0), 0)))
         last = rows.group_by(["publisher", "epoch"], use_threads=False).aggregate([("sequence", "max")])
         return {stream_id(row["publisher"], row["epoch"]): row["sequence_max"] for row in last.to_pylist()}
 
     def unsettled(self, before: Mapping[int, int]) -> bool:
-        """Whether something is missing that may only be late: another server's agent may be slower to write it down."""
+        """Whether a message is missing that an agent may still be about to record."""
         table = self.joined(None, before)
         if not table.num_rows:
             return False
@@ -176,7 +177,7 @@ class ChannelHistory:
         return bool(pc.any(pc.and_(missing, late)).as_py())
 
     def ended(self) -> set[int]:
-        """The streams that have ended, by what was read."""
+        """The streams whose end was read."""
         ends = self._rows.filter(self._rows["is_end"])
         pairs = zip(ends["publisher"].to_pylist(), ends["epoch"].to_pylist(), strict=True)
         return {stream_id(publisher, epoch) for publisher, epoch in pairs}
@@ -184,16 +185,19 @@ class ChannelHistory:
     def joined(
         self, until_us: int | None = None, before: Mapping[int, int] | None = None, live: Sequence[bytes] = ()
     ) -> pa.Table:
-        """The history: in order, with gaps, from the time that was asked for to before `until_us`, and of each stream
-        only what comes before a number, if there is one for it. `live` are messages of plain clients that came live:
-        they have no numbers, so those at the end of the history that are the same are taken for them."""
+        """The history in order, with gaps, from `since` up to `until_us` (exclusive).
+
+        `before` limits streams to numbers below the given one. `live` are payloads of plain Redis clients' messages
+        that arrived live. They have no numbers, so equal messages at the end of the history are taken for the same
+        ones and left out.
+        """
         missing = [
-            gap_row(self._name, server, self._since_us, f"server {server} cannot be asked: {why}")
+            gap_row(self._name, server, self._since_us, f"server {server} cannot be read: {why}")
             for server, why in self.unreachable.items()
         ]
-        missing += [*self._left_behind(), *self._lost.values()]
+        missing += [*self._gaps_of_left_servers(), *self._lost.values()]
         rows = _without_live(_before(self._rows, before or {}), live)
-        table = join(pa.concat_tables([rows, *missing]))
+        table = merge_rows(pa.concat_tables([rows, *missing]))
         since = pa.scalar(self._since_us, pa.int64()).cast(TIME)
         kept = pc.greater_equal(table["published_at"], since)
         if until_us is not None:
@@ -202,8 +206,7 @@ class ChannelHistory:
 
 
 def _before(rows: pa.Table, before: Mapping[int, int]) -> pa.Table:
-    """The rows of each stream up to before a number. A gap that reaches further is cut; so is an open one, since the
-    stream goes on."""
+    """The rows of each stream below a number. A gap that reaches further is cut, and so is an open one."""
     if not before or not rows.num_rows:
         return rows
     limits = pa.table(
@@ -224,7 +227,7 @@ def _before(rows: pa.Table, before: Mapping[int, int]) -> pa.Table:
 
 
 def _without_live(rows: pa.Table, live: Sequence[bytes]) -> pa.Table:
-    """The rows without the newest plain clients' messages that are the first ones which came live."""
+    """Removes the newest messages of plain Redis clients if they equal the first ones that arrived live."""
     if not live:
         return rows
     foreign = pc.and_(pc.invert(rows["is_gap"]), pc.equal(pc.fill_null(rows["publisher"], -1), 0))

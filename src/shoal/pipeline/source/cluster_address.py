@@ -1,7 +1,7 @@
-"""Where the source reads: the servers of a cluster and how to log in.
+"""The cluster that the Spark source reads: its servers, and the login.
 
-Owns the reading of addresses from options, and of the ring from the coordinator. Believes only a ring that carries the
-cluster's signature.
+Owns the options that name a cluster, and reads the ring from the coordinator. Accepts only a ring with the cluster's
+signature.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from shoal.bus.locate import find_url
 from shoal.coordination.layout import GarbageError, decode_value, redis_key
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Verifier
 from shoal.wire.ask import Asking
 
 ROLE: Final = "reader"
-"""Who the source is at a local cluster: it reads and nothing else."""
+"""The source's user at a local cluster. It may only read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """Where the servers are: a coordinator that knows them, or a list of them."""
+class ClusterAddress:
+    """A coordinator that knows the servers, or a fixed list of servers."""
 
     login: Login
     coordinator: Address | None
@@ -35,11 +35,11 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """What error messages call it."""
+        """For error messages."""
         return str(self.coordinator) if self.coordinator else ", ".join(server.id for server in self.listed)
 
     def servers(self) -> tuple[ServerAddress, ...]:
-        """The servers that are there now."""
+        """The current servers."""
         if self.coordinator is None:
             return self.listed
         where = self.coordinator
@@ -47,8 +47,8 @@ class Cluster:
             key, ring = (coordinator.ask("GET", redis_key(path)) for path in (PUBLIC_KEY, RING_KEY))
         if key is None or ring is None:
             raise ClusterNotFoundError(
-                f"the coordinator at {where} holds no ring: no cluster has come up there yet",
-                do="run `shoal status`, and start the cluster if it does not run",
+                f"the coordinator at {where} has no ring: no cluster has started there yet",
+                do="run `shoal status`, and start the cluster if it is not running",
             )
         try:
             return Verifier(decode_value(key).value).ring(decode_value(ring).value).servers
@@ -56,21 +56,21 @@ class Cluster:
             raise CoordinatorError(f"the ring at {where} cannot be read: {error}") from error
 
 
-def cluster_of(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Cluster:
-    """The cluster that options name: `coordinator`, or `servers` with `user` and `password`, else the local cluster of
-    `statedir`."""
+def read_cluster_address(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> ClusterAddress:
+    """The cluster that the options name: by `coordinator`, or by `servers` with `user` and `password`, else the local
+    cluster in `statedir`."""
     user, password = options.get("user"), options.get("password")
     if "servers" in options:
         if "coordinator" in options:
-            raise ConfigError("both servers and coordinator are named", do="name one of them")
-        return Cluster(Login(user, password), None, listed_servers(options["servers"]))
+            raise ConfigError("both servers and coordinator are given", do="give one of them")
+        return ClusterAddress(Login(user, password), None, listed_servers(options["servers"]))
     url = options.get("coordinator") or find_url(options.get("statedir"), environ, ROLE)
     address = parse_address(url, user, password)
-    return Cluster(Login(address.username, address.password), address)
+    return ClusterAddress(Login(address.username, address.password), address)
 
 
 def listed_servers(text: str) -> tuple[ServerAddress, ...]:
-    """The servers in `s1=host:port,host:port`; one without an id is called by its address."""
+    """The servers in `s1=host:port,host:port`. The id of one without an id is its address."""
     servers = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         id, equals, address = word.rpartition("=")
@@ -83,6 +83,7 @@ def listed_servers(text: str) -> tuple[ServerAddress, ...]:
         servers.append(ServerAddress(id if equals else address, host, int(port)))
     if not servers or len({server.id for server in servers}) < len(servers):
         raise ConfigError(
-            f"the servers {text!r} are none, or one of them twice", do="write them as s1=host:port,s2=..."
+            f"the option servers, {text!r}, names no server, or one of them twice",
+            do="write it as s1=host:port,s2=host:port",
         )
     return tuple(servers)

@@ -1,6 +1,6 @@
-"""What there is to archive, and to put together.
+"""Plans a batch of the archive job, and a compaction.
 
-Owns the slices of a batch and the groups of a compaction. Asks servers how long their records are; reads no entries.
+Owns the slices of a batch and the groups of a compaction. Asks servers how far their records go; reads no entries.
 """
 
 from __future__ import annotations
@@ -13,36 +13,39 @@ import pyarrow as pa
 
 from shoal.errors import ShoalError
 from shoal.history.manifest import ArchivedFile, Manifest
-from shoal.history.records import Position, RecordReader
-from shoal.history.servers import Login
-from shoal.pipeline.archive.slices import GROUP_SCHEMA, SLICE_BYTES_MAX, SLICE_SCHEMA
+from shoal.history.record_reader import RecordPosition, RecordReader
+from shoal.history.server_reader import Login
+from shoal.pipeline.archive.parquet_files import GROUP_SCHEMA, SLICE_BYTES_MAX, SLICE_SCHEMA
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 
 SMALL_BYTES: Final = 64 * 1024 * 1024
-"""Files from this size on are left as they are."""
+"""Files of this size or more are not compacted."""
 
 GROUP_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Rows of one group in memory, so that a worker can hold them, and Arrow's 32-bit offsets can count their bytes."""
+"""Size of one group's rows in memory, so that a worker can hold them and 32-bit offsets of Arrow suffice."""
 
 
-Record = tuple[str, bytes]
+RecordKey = tuple[str, bytes]
 """A server's id, and a channel that it has recorded."""
 
 
-class Work(NamedTuple):
-    """The slices of a batch, how many entries each record has behind its position, about, the newest entry of each, and
-    the servers that could not be asked."""
+class BatchPlan(NamedTuple):
+    """What a batch reads."""
 
     slices: pa.Table
-    entries: dict[Record, int]
-    ends: dict[Record, Position]
+    """Rows of `SLICE_SCHEMA`."""
+    entries: dict[RecordKey, int]
+    """About how many entries each record has after its position."""
+    ends: dict[RecordKey, RecordPosition]
+    """The newest entry of each record."""
     unreachable: dict[str, str]
+    """Servers that could not be asked, and why."""
 
 
-def plan_slices(manifest: Manifest, servers: Iterable[ServerAddress], login: Login, rows_max: int) -> Work:
-    """What the records hold behind the manifest's positions."""
-    work = Work(SLICE_SCHEMA.empty_table(), {}, {}, {})
+def plan_batch(manifest: Manifest, servers: Iterable[ServerAddress], login: Login, rows_max: int) -> BatchPlan:
+    """The entries of all records after the manifest's positions."""
+    plan = BatchPlan(SLICE_SCHEMA.empty_table(), {}, {}, {})
     rows: list[dict[str, Any]] = []
     for server in servers:
         try:
@@ -50,30 +53,30 @@ def plan_slices(manifest: Manifest, servers: Iterable[ServerAddress], login: Log
                 for channel in reader.channels():
                     after = _begin(manifest.position(server.id, record_name(channel)), end := reader.end(channel))
                     if end.key > after.key:
-                        work.entries[server.id, channel] = _entries(after, end)
-                        work.ends[server.id, channel] = end
+                        plan.entries[server.id, channel] = _entries(after, end)
+                        plan.ends[server.id, channel] = end
                         place = {"server": server.id, "host": server.host, "port": server.port, "channel": channel}
                         mark = {"after": after.entry, "number": after.number, "batch": manifest.batch + 1}
                         rows.append({**place, **mark, "rows_max": rows_max})
         except ShoalError as error:
-            work.unreachable[server.id] = str(error)
-    return work._replace(slices=pa.Table.from_pylist(rows, schema=SLICE_SCHEMA))
+            plan.unreachable[server.id] = str(error)
+    return plan._replace(slices=pa.Table.from_pylist(rows, schema=SLICE_SCHEMA))
 
 
-def _entries(after: Position, end: Position) -> int:
-    """How many entries lie behind a position; all of them if the record was begun anew."""
+def _entries(after: RecordPosition, end: RecordPosition) -> int:
+    """Number of entries after a position; all of them if the record was restarted."""
     return max(end.number - after.number if end.number > after.number else end.number, 1)
 
 
-def _begin(position: Position, end: Position) -> Position:
-    """Where a record is read from: its position, or its beginning if it is another record than the one of that."""
+def _begin(position: RecordPosition, end: RecordPosition) -> RecordPosition:
+    """Where a record is read from: its position, or its beginning if the record was restarted."""
     if end.key != (0, 0) and end.key < position.key:
-        return Position("0-0", position.number)
+        return RecordPosition("0-0", position.number)
     return position
 
 
 def plan_groups(manifest: Manifest, files_min: int) -> pa.Table:
-    """Days and channels with `files_min` small files or more, as groups of which each becomes one file."""
+    """Groups of files that each become one file, for every day and channel with at least `files_min` small files."""
     small: defaultdict[tuple[str, str], list[ArchivedFile]] = defaultdict(list)
     for file in manifest.files:
         if file.bytes < SMALL_BYTES and raw_bytes(file) <= GROUP_BYTES_MAX // 2:
@@ -90,8 +93,8 @@ def plan_groups(manifest: Manifest, files_min: int) -> pa.Table:
 
 
 def raw_bytes(file: ArchivedFile) -> int:
-    """What the rows of a file take in memory. An older manifest does not say: then a file of a batch counts as much as
-    a slice may hold, and one that was put together as too much to be put together again."""
+    """Size of a file's rows in memory. If an older manifest does not have it, a batch's file counts as the size limit
+    of a slice, and a compacted file as too large to be compacted again."""
     if file.raw_bytes:
         return file.raw_bytes
     return SLICE_BYTES_MAX if "/batch-" in file.path else GROUP_BYTES_MAX
