@@ -1,6 +1,6 @@
-"""What the redis-py surface speaks in: how values become bytes and back, and which error means what.
+"""Converts values and errors between Shoal and redis-py.
 
-Owns the translation between Shoal's values and errors and those that redis-py's users know.
+Owns the encoding of values, the arguments of `subscribe`, and the mapping of errors.
 """
 
 from __future__ import annotations
@@ -17,36 +17,34 @@ from shoal.message import Gap
 
 Encodable: TypeAlias = bytes | bytearray | memoryview | str | int | float
 Name: TypeAlias = bytes | str
-"""A channel or pattern as the user sees it: text with `decode_responses`, else bytes."""
+"""A channel or pattern as the application sees it: text with `decode_responses`, else bytes."""
 Handler: TypeAlias = Callable[[dict[str, Any]], Any]
 Response: TypeAlias = list[Any]
-"""What a server would have pushed: [b"message", channel, data] and its kin."""
+"""A response as a server would push it, for example [b"message", channel, data]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A name and its handler, for names that cannot be keywords; redis-py's own class of this name will do
-    too.
-    """
+    """A name and its handler, for names that cannot be keyword arguments. redis-py's own `Subscription` works too."""
 
     name: Encodable
     handler: Handler | None = None
 
 
 class MessagesLostError(exceptions.ConnectionError):
-    """Messages are known to be missing, and which. The subscription goes on: read again for what follows.
+    """Messages are missing; `gap` says which. The subscription goes on: read again for the messages after the gap.
 
-    It is a ConnectionError because that is what code for redis-py treats as "I may have missed something".
+    It is a ConnectionError because code written for redis-py treats that as "messages may be missing".
     """
 
     def __init__(self, gap: Gap) -> None:
         count = "an unknown number of" if gap.count is None else str(gap.count)
-        super().__init__(f"{count} messages on {gap.channel!r} are lost: {gap.reason}")
+        super().__init__(f"{count} messages on {gap.channel!r} were lost: {gap.reason}")
         self.gap = gap
 
 
 class Encoder:
-    """Values to bytes, and bytes to what the user asked for."""
+    """Encodes values to bytes, and decodes bytes if the application asked for text."""
 
     def __init__(self, encoding: str, encoding_errors: str, decode_responses: bool) -> None:
         self.encoding = encoding
@@ -54,7 +52,7 @@ class Encoder:
         self.decode_responses = decode_responses
 
     def encode(self, value: Encodable) -> bytes:
-        """The bytes that are sent for a value."""
+        """A value as bytes."""
         if isinstance(value, str):
             return value.encode(self.encoding, self.encoding_errors)
         if isinstance(value, bytes | bytearray | memoryview):
@@ -66,18 +64,16 @@ class Encoder:
         )
 
     def decode(self, value: bytes) -> Name:
-        """Received bytes as the user wants them."""
+        """Received bytes, as text with `decode_responses`."""
         return value.decode(self.encoding, self.encoding_errors) if self.decode_responses else value
 
     def name(self, text: str) -> Name:
-        """A channel's name, as Shoal's messages carry it, as the user wants it."""
+        """A channel's name from one of Shoal's messages, in the form that the application asked for."""
         return self.decode(text.encode("utf-8", "surrogateescape"))
 
 
 def parse_subscriptions(args: Iterable[Any], handlers: Mapping[str, Handler]) -> dict[Any, Handler | None]:
-    """Names and their handlers from the arguments of `subscribe`: names, lists of them, `Subscription`s,
-    keywords.
-    """
+    """Names and handlers from the arguments of `subscribe`: names, lists of names, `Subscription`s, keywords."""
     wanted: dict[Any, Handler | None] = {}
     for arg in flatten(args):
         if hasattr(arg, "handler"):
@@ -89,13 +85,13 @@ def parse_subscriptions(args: Iterable[Any], handlers: Mapping[str, Handler]) ->
 
 
 def flatten(args: Iterable[Any]) -> list[Any]:
-    """Arguments that may be names or lists of names."""
+    """The names in arguments that are names or lists of names."""
     return [name for arg in args for name in (arg if isinstance(arg, list | tuple | set) else [arg])]
 
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Raises redis-py's errors instead of Shoal's, with the same words."""
+    """Raises redis-py's errors instead of Shoal's, with the same text."""
     try:
         yield
     except errors.AuthenticationError as error:

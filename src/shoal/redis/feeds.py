@@ -1,7 +1,7 @@
-"""What a PubSub reads from: one feed for each channel and pattern, and the connections behind all of them.
+"""The subscriptions and connections behind a PubSub: one feed for each channel and pattern.
 
-Owns the order in which items of many subscriptions reach one reader: feeds take turns, item by item, so
-that a busy channel does not hide a quiet one. Items stay in the bounded inboxes until they are read.
+Owns the order in which items of many subscriptions reach one reader: feeds take turns, item by item, so that a busy
+channel does not starve a quiet one. Items stay in the bounded inboxes of the bus until they are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.redis.conversion import Response, translated
 class Feed:
     """One subscription of a PubSub."""
 
-    def __init__(self, bus: Bus, name: bytes, pattern: bool, queue: Queue) -> None:
+    def __init__(self, bus: Bus, name: bytes, pattern: bool, queue: ReadQueue) -> None:
         self.name = name
         self.pattern = pattern
         self._bus = bus
@@ -32,17 +32,17 @@ class Feed:
         self._queued = False
 
     async def open(self) -> None:
-        """Subscribes; returns when that is in force."""
+        """Subscribes; returns when the subscription is in force."""
         with translated():
             self._core = await self._bus.adapter.subscribe(self.name, self.pattern, None, self)
 
     def begin(self) -> None:
-        """Lets items out: the reader has been promised the confirmation first."""
+        """Releases items. The confirmation is already in the queue before them."""
         self._begun = True
         self.wake()
 
     def hold(self) -> None:
-        """Lets nothing more out until `begin`: the reader will be promised another confirmation first."""
+        """Holds items until `begin`, because another confirmation comes first."""
         self._begun = False
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Feed:
         return self._core is not None and self._core.settled
 
     def take(self) -> Item:
-        """The next item; the feed queues up again if it has more."""
+        """The next item. The feed goes to the end of the queue if it has more."""
         core = self._core
         assert core is not None
         item = core.inbox.take()
@@ -67,26 +67,26 @@ class Feed:
         return item
 
     def rest(self) -> list[Item]:
-        """Everything that has arrived and not been taken."""
+        """All items that have arrived and were not taken."""
         core = self._core
         return [] if core is None else [core.inbox.take() for _ in range(len(core.inbox.items))]
 
     def wake(self) -> None:
-        """The inbox has something new."""
+        """Called by the bus when the inbox has a new item."""
         if self._begun and not self._queued and self._core is not None and self._core.inbox.items:
             self._queued = True
             self._queue.put(self)
 
     def end(self) -> None:
-        """The bus is closed."""
+        """Called by the bus when it is closed."""
         self._queue.end()
 
 
 Entry: TypeAlias = Feed | Item | Response
 
 
-class Queue:
-    """What one reader will see next: feeds that have items, left-over items, and answers to commands."""
+class ReadQueue:
+    """What one reader gets next: feeds with items, remaining items of closed feeds, and replies to commands."""
 
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque()
@@ -99,22 +99,22 @@ class Queue:
         self._wake()
 
     def end(self) -> None:
-        """Nothing more will come; the reader is told when it has read what is there."""
+        """Ends the queue. The reader gets a ConnectionError after the remaining entries."""
         self._ended = True
         self._wake()
 
     def interrupt(self) -> None:
-        """Wakes the reader although there is nothing to read: it must look whether it is still connected."""
+        """Wakes the reader without an entry, so that it checks its connection."""
         self._wake()
 
     def remove(self, feed: Feed) -> None:
-        """Forgets that a feed has items."""
+        """Removes a feed."""
         self._entries = deque(entry for entry in self._entries if entry is not feed)
 
     async def get(self, timeout_s: float | None) -> Response | Item | None:
-        """The next answer or item; None after `timeout_s` without one, or when interrupted.
+        """The next reply or item; None after `timeout_s` without one, or when interrupted.
 
-        With 0 other tasks get one turn to bring something.
+        With a timeout of 0, other tasks get one turn of the event loop first.
         """
         if not self._entries:
             await self._wait(timeout_s)
@@ -130,7 +130,7 @@ class Queue:
             await asyncio.sleep(0)
             return
         if self._waiter is not None:
-            raise RuntimeError("two tasks read one pubsub at the same time: give each its own")
+            raise RuntimeError("two tasks read from one pubsub at the same time: give each its own")
         if self._ended:
             return
         self._waiter = asyncio.get_running_loop().create_future()
@@ -149,7 +149,7 @@ class Queue:
 
 
 class PubSubConnection:
-    """All connections of one PubSub, under the few names that users of redis-py's connection know."""
+    """All connections of one PubSub, with the main attributes of redis-py's connection."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class PubSubConnection:
     ) -> None:
         self.bus = bus
         self.socket_timeout = socket_timeout
-        """What the client was given, for code that looks at it; the bus has its own time limits."""
+        """The client's value, for code that reads it. The bus has its own timeouts."""
         self._settled = settled
         self._disconnected = disconnected
         self._reconnected = reconnected
@@ -169,22 +169,24 @@ class PubSubConnection:
 
     @property
     def is_connected(self) -> bool:
-        """False after `disconnect`, until somebody reads or calls `connect`."""
+        """False after `disconnect`, until the next read or `connect`."""
         return self._up
 
     async def connect(self) -> None:
-        """After `disconnect`: waits until all subscriptions are in force again; they are confirmed anew."""
+        """After `disconnect`: waits until all subscriptions are in force again, and confirms them again."""
         if self._up:
             return
         with translated():
             adapter = self.bus.adapter
             if not await adapter.until(self._settled, adapter.limits.subscribe_timeout_s):
-                raise exceptions.ConnectionError("the subscriptions are not in force again: no agent answers")
+                raise exceptions.ConnectionError(
+                    "the subscriptions are not in force again, because an agent does not answer: see `shoal status`"
+                )
         self._up = True
         self._reconnected()
 
     async def disconnect(self, nowait: bool = False) -> None:
-        """Cuts the connections. Shoal makes them anew by itself and asks for what was missed meanwhile."""
+        """Closes the connections. The bus reconnects by itself and fetches what was missed."""
         self._up = False
         self._disconnected()
         with translated():
