@@ -114,8 +114,8 @@ def _message_columns(entries: Entries, after: int | None) -> _MessageColumns | N
     payloads = [blob[HEADER_BYTES:] for blob in blobs]
     try:
         for row in np.flatnonzero(headers["flags"] & ATTRIBUTES):
-            said, payloads[row] = split_finite(blobs[row])
-            attributes[row] = _json.encode(said).decode()
+            decoded, payloads[row] = split_finite(blobs[row])
+            attributes[row] = _json.encode(decoded).decode()
     except ProtocolError:
         return None
     ids = [entries[row][0] for row in chosen]
@@ -182,8 +182,8 @@ def decode_one_by_one(channel: str, server: str, entries: Entries, after: int | 
     for entry, fields in entries:
         at_us = recorded_ms(entry) * 1000
         try:
-            number, said = read_entry(fields)
-            message = _content(said, at_us)
+            number, content = read_entry(fields)
+            message = _content(content, at_us)
         except ProtocolError as error:
             rows.append((entry, None, at_us, *gap_columns(0, 0, 0, at_us, f"{_CORRUPT}: {error.what}")))
             expected = None if expected is None else expected + 1
@@ -206,23 +206,23 @@ def _dropped(expected: int, number: int) -> str:
     return "the server has lost its record and begun another one"
 
 
-def _content(said: Any, at_us: int) -> tuple[Any, ...] | None:
+def _content(content: Any, at_us: int) -> tuple[Any, ...] | None:
     """The columns from `publisher` on; None for an entry without a row (stream positions).
 
     ProtocolError for numbers that do not fit their columns; any client can publish such a message.
     """
-    if isinstance(said, RecordedMessage):
-        _check_numbers(said.sequence)
-        publisher, epoch = said.stream >> EPOCH_BITS, said.stream & _EPOCH_MASK
-        time_us = min(said.time_us, TIME_US_MAX) or at_us
-        if said.is_end:
-            return (publisher, epoch, said.sequence, time_us, None, None, False, None, None, None, True)
-        attributes, payload = said.split()
+    if isinstance(content, RecordedMessage):
+        _check_numbers(content.sequence)
+        publisher, epoch = content.stream >> EPOCH_BITS, content.stream & _EPOCH_MASK
+        time_us = min(content.time_us, TIME_US_MAX) or at_us
+        if content.is_end:
+            return (publisher, epoch, content.sequence, time_us, None, None, False, None, None, None, True)
+        attributes, payload = content.split()
         text = None if attributes is None else _json.encode(attributes).decode()
-        return (publisher, epoch, said.sequence, time_us, payload, text, False, None, None, None, False)
-    if isinstance(said, RecordedGap):
-        _check_numbers(said.stream >> EPOCH_BITS, said.first, said.last)
-        return gap_columns(said.stream, said.first, said.last, at_us, said.reason)
+        return (publisher, epoch, content.sequence, time_us, payload, text, False, None, None, None, False)
+    if isinstance(content, RecordedGap):
+        _check_numbers(content.stream >> EPOCH_BITS, content.first, content.last)
+        return gap_columns(content.stream, content.first, content.last, at_us, content.reason)
     return None
 
 

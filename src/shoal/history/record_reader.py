@@ -107,13 +107,13 @@ class RecordReader(ServerReader):
         ends: dict[int, int] = {}
         for fields in self._tail(channel):
             try:
-                _, said = read_entry(fields)
+                _, content = read_entry(fields)
             except ProtocolError:
                 continue
-            if isinstance(said, RecordedMessage) and said.sequence <= NUMBER_MAX:
-                ends[said.stream] = max(ends.get(said.stream, 0), said.sequence)
-            elif isinstance(said, list):
-                for stream, last in said:
+            if isinstance(content, RecordedMessage) and content.sequence <= NUMBER_MAX:
+                ends[content.stream] = max(ends.get(content.stream, 0), content.sequence)
+            elif isinstance(content, list):
+                for stream, last in content:
                     ends[stream] = max(ends.get(stream, 0), last & ~ENDED)
         return ends
 

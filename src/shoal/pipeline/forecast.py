@@ -110,7 +110,7 @@ def forecasts(loads: pa.Table, day_s: int) -> pa.Table:
     if all(past.is_new for past in pasts):
         past = max(pasts, key=lambda each: each.days)
         raise PipelineError(
-            f"group {past.group!r} has {past.days:.1f} days of load, a forecast needs {DAYS_MIN}",
+            f"group {past.group!r} has {past.days:.1f} days of load; a forecast needs {DAYS_MIN}",
             do="record for longer",
         )
     return pa.concat_tables([_next_day(past, day_s) for past in pasts])
@@ -214,7 +214,7 @@ def _slotted(loads: pa.Table, day_s: int) -> list[_Past]:
             means[gap] = means[gap - slots] if gap >= slots else means[gap - 1]
         found.append(_Past(group, slots, first, means))
     if not found:
-        raise PipelineError("there is no load to make forecasts from", do="record load windows first")
+        raise PipelineError("there is no load to make a forecast from", do="record load windows first")
     return found
 
 

@@ -36,7 +36,7 @@ class ServerView:
 
 
 class ClusterView:
-    """Queries servers. Remembers the last ring, the addresses of servers that have left it, and who did not answer.
+    """Queries servers. Remembers the last ring, the addresses of servers that have left it, and which did not answer.
 
     It logs one warning for a server that does not answer, until the server answers again. With `complete` it raises an
     error instead.
