@@ -6,7 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -260,7 +260,7 @@ def test_of_recorded_channels_each_message_counts_once_and_gaps_do_not(
     way: str, filter_set: FilterSet, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     archive = archive_of_records(tmp_path / "archive")
-    for output in matching.OUTPUTS:
+    for output in get_args(matching.Output):
         out = tmp_path / output
         if way == "in process":
             checked(matching_job.match_in_process(filter_set, archive, output, out), output)

@@ -161,7 +161,7 @@ def test_what_a_worker_raised_is_said_as_it_was() -> None:
 
 def test_a_spark_that_gave_up_is_said_so() -> None:
     page = "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped ..."
-    assert "a master that does not answer is given up" in str(explain(RuntimeError(page), heap_mb=1))
+    assert "it gives up a master that does not answer" in str(explain(RuntimeError(page), heap_mb=1))
 
 
 def test_a_job_that_runs_out_of_heap_is_told_so() -> None:

@@ -22,10 +22,10 @@ from shoal.history.merge import merge_rows
 from shoal.history.record_reader import BEGINNING, RecordPosition, RecordReader, entry_key, last_position
 from shoal.history.row_selection import take
 from shoal.history.server_reader import Login
-from shoal.history.table import SCHEMA, TIME, channel_text, dedupe, gap_row
+from shoal.history.table import EPOCH_MASK, SCHEMA, TIME, channel_text, dedupe, gap_row
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
-from shoal.wire.envelope import EPOCH_BITS, client_of, stream_id
+from shoal.wire.envelope import client_of, stream_id
 from shoal.wire.recorded import NUMBER_MAX
 
 LATE_S_MAX: Final = 5
@@ -33,8 +33,6 @@ LATE_S_MAX: Final = 5
 
 PLAIN_MAX: Final = 1000
 """Number of plain Redis clients' messages that are compared with those that also arrived live."""
-
-EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
 
 CLOCKS_S_MAX: Final = 60.0
 """Largest difference between clocks of publishers and servers. Records are read from this much before `since`."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from shoal.errors import ProtocolError
-from shoal.history.table import SCHEMA, gap_columns
+from shoal.history.table import EPOCH_MASK, SCHEMA, gap_columns
 from shoal.wire.envelope import ATTRIBUTES, BEACON, EPOCH_BITS, FOREIGN, HEADER_BYTES, KNOWN_FLAGS, MAGIC
 from shoal.wire.recorded import (
     MESSAGE_FIELD,
@@ -50,7 +50,6 @@ _HEADER: Final = np.dtype(
 )
 assert _HEADER.itemsize == HEADER_BYTES
 
-_EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
 _PUBLISHED_AT: Final = SCHEMA.get_field_index("published_at") - SCHEMA.get_field_index("publisher")
 _CORRUPT: Final = "an entry of the record cannot be read"
 _json: Final = msgspec.json.Encoder()
@@ -157,7 +156,7 @@ def _message_batch(channel: str, server: str, messages: _MessageColumns) -> pa.R
         "number": messages.numbers,
         "recorded_at": at_us,
         "publisher": (messages.streams >> np.uint64(EPOCH_BITS)).astype(np.int64),
-        "epoch": (messages.streams & np.uint64(_EPOCH_MASK)).astype(np.int32),
+        "epoch": (messages.streams & np.uint64(EPOCH_MASK)).astype(np.int32),
         "sequence": messages.sequences.astype(np.int64),
         "published_at": times_us,
         "payload": messages.payloads,
@@ -213,7 +212,7 @@ def _content(content: Any, at_us: int) -> tuple[Any, ...] | None:
     """
     if isinstance(content, RecordedMessage):
         _check_numbers(content.sequence)
-        publisher, epoch = content.stream >> EPOCH_BITS, content.stream & _EPOCH_MASK
+        publisher, epoch = content.stream >> EPOCH_BITS, content.stream & EPOCH_MASK
         time_us = min(content.time_us, TIME_US_MAX) or at_us
         if content.is_end:
             return (publisher, epoch, content.sequence, time_us, None, None, False, None, None, None, True)

@@ -64,7 +64,7 @@ SCHEMA: Final = pa.schema(
     metadata={VERSION_KEY: SCHEMA_VERSION.encode()},
 )
 
-_EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
+EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
 _attributes: Final = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
 
@@ -80,7 +80,7 @@ def channel_text(channel: bytes) -> str:
 
 def gap_columns(stream: int, first: int, last: int, at_us: int, reason: str) -> tuple[Any, ...]:
     """The columns of a gap from `publisher` on. 0 for `stream`, `first` or `last`: unknown."""
-    publisher, epoch = (stream >> EPOCH_BITS, stream & _EPOCH_MASK) if stream else (None, None)
+    publisher, epoch = (stream >> EPOCH_BITS, stream & EPOCH_MASK) if stream else (None, None)
     return (publisher, epoch, None, at_us, None, None, True, first or None, last or None, reason, False)
 
 

@@ -22,7 +22,7 @@ Otherwise the key is `file` and `row`, the event's place in the archive.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -36,7 +36,6 @@ from shoal.filters.index.encoding import batch_table
 from shoal.filters.values import Value
 
 Output: TypeAlias = Literal["counts", "ids", "rows"]
-OUTPUTS: Final[tuple[Output, ...]] = get_args(Output)
 
 ATTRIBUTES: Final = "attributes"
 """The column with the events in an archive of messages."""

@@ -95,7 +95,8 @@ def test_a_trimmed_stream_ends_the_query_with_our_words(spark: SparkSession, one
 
 
 @pytest.mark.parametrize(
-    ("columns", "complaint"), [("'x' as payload", "no channel, or two"), ("'c' as channel", "no column payload")]
+    ("columns", "complaint"),
+    [("'x' as payload", "channel is not given, or given twice"), ("'c' as channel", "no column payload")],
 )
 def test_rows_that_are_no_messages_are_refused(spark: SparkSession, columns: str, complaint: str) -> None:
     with pytest.raises(Exception, match=complaint):
