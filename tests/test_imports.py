@@ -25,6 +25,7 @@ HOUSE = [
     ["history"],  # what was recorded: buses join it to what is live, jobs archive it, commands show it
     ["config"],  # knows the settings of every room below
     ["balance", "overlay", "engine", "queues", "channels", "places", "filters"],
+    ["lab"],  # what the simulator, benchmarks, soaks, experiments and the demo share; nothing that ships imports it
     ["plan"],
     ["coordination"],
     ["wire"],
