@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from shoal.bench.contender import BenchError, Ear, Mouth, Target
+from shoal.bench.contender import BenchError, BenchPublisher, BenchReceiver, Target
 from shoal.bus import Bus, Subscription, connect
 
 
-class _Ear:
+class _Receiver:
     def __init__(self, bus: Bus, subscription: Subscription) -> None:
         self._bus = bus
         self._subscription = subscription
@@ -19,14 +19,14 @@ class _Ear:
             if not count:
                 break
         if self._subscription.gaps:
-            raise BenchError("messages were lost in a measurement", do="try again when less goes on")
+            raise BenchError("messages were lost in a measurement", do="try again when the machine is less busy")
 
     async def close(self) -> None:
         await self._subscription.aclose()
         await self._bus.aclose()
 
 
-class _Mouth:
+class _Publisher:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
@@ -43,19 +43,19 @@ class _Mouth:
         await self._bus.aclose()
 
 
-async def listen(target: Target, channel: str, connections: int) -> list[Ear]:
-    """See `contender.Contender`. Each bus has connections of its own."""
+async def open_receivers(target: Target, channel: str, connections: int) -> list[BenchReceiver]:
+    """See `contender.ClientLibrary`. Each bus has its own connections."""
     first = await connect(target.url).open()
     buses = [first, *[await first.sibling().open() for _ in range(connections - 1)]]
-    return [_Ear(bus, await bus.subscribe(channel).open()) for bus in buses]
+    return [_Receiver(bus, await bus.subscribe(channel).open()) for bus in buses]
 
 
-async def speak(target: Target, tasks: int) -> Mouth:
-    """See `contender.Contender`. All tasks share one bus."""
-    return _Mouth(await connect(target.url).open())
+async def open_publisher(target: Target, tasks: int) -> BenchPublisher:
+    """See `contender.ClientLibrary`. All tasks share one bus."""
+    return _Publisher(await connect(target.url).open())
 
 
-async def talk(target: Target, channel: str) -> tuple[Ear, Mouth]:
-    """See `contender.Contender`. A bus publishes and subscribes on the same connection."""
+async def open_both(target: Target, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
+    """See `contender.ClientLibrary`. A bus publishes and subscribes on the same connection."""
     bus = await connect(target.url).open()
-    return _Ear(bus, await bus.subscribe(channel).open()), _Mouth(bus)
+    return _Receiver(bus, await bus.subscribe(channel).open()), _Publisher(bus)

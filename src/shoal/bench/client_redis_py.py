@@ -1,7 +1,7 @@
-"""The contender `redis-py`: its asyncio client with hiredis, as its documentation uses it.
+"""The contender `redis-py`: its asyncio client with hiredis, used as in its documentation.
 
-Each task that publishes has a connection of its own, since a connection of redis-py carries one command at a
-time. Its socket timeout is off, which makes it faster: it would set a timer for every read.
+Each publishing task has its own connection, since a connection of redis-py carries one command at a time. The socket
+timeout is off, which makes it faster: it would set a timer for every read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from shoal.bench.contender import Ear, Mouth, Target
+from shoal.bench.contender import BenchPublisher, BenchReceiver, Target
 
 
 def _client(target: Target, connections: int) -> Any:
@@ -26,7 +26,7 @@ def _client(target: Target, connections: int) -> Any:
     )
 
 
-class _Ear:
+class _Receiver:
     def __init__(self, pubsub: Any) -> None:
         self._pubsub = pubsub
 
@@ -43,7 +43,7 @@ class _Ear:
         await pool.disconnect()
 
 
-class _Mouth:
+class _Publisher:
     def __init__(self, client: Any) -> None:
         self._client = client
 
@@ -60,27 +60,27 @@ class _Mouth:
         await self._client.aclose()
 
 
-async def listen(target: Target, channel: str, connections: int) -> list[Ear]:
-    """See `contender.Contender`."""
+async def open_receivers(target: Target, channel: str, connections: int) -> list[BenchReceiver]:
+    """See `contender.ClientLibrary`."""
     client = _client(target, connections)
-    return [await _subscribed(client, channel) for _ in range(connections)]
+    return [await _subscribe(client, channel) for _ in range(connections)]
 
 
-async def _subscribed(client: Any, channel: str) -> Ear:
+async def _subscribe(client: Any, channel: str) -> BenchReceiver:
     pubsub = client.pubsub()
     await pubsub.subscribe(channel)
     async for answer in pubsub.listen():
         if answer["type"] == "subscribe":
             break
-    return _Ear(pubsub)
+    return _Receiver(pubsub)
 
 
-async def speak(target: Target, tasks: int) -> Mouth:
-    """See `contender.Contender`."""
-    return _Mouth(_client(target, tasks))
+async def open_publisher(target: Target, tasks: int) -> BenchPublisher:
+    """See `contender.ClientLibrary`."""
+    return _Publisher(_client(target, tasks))
 
 
-async def talk(target: Target, channel: str) -> tuple[Ear, Mouth]:
-    """See `contender.Contender`. A pubsub of redis-py takes a connection of its own."""
+async def open_both(target: Target, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
+    """See `contender.ClientLibrary`. A pubsub of redis-py needs its own connection."""
     client = _client(target, 2)
-    return await _subscribed(client, channel), _Mouth(client)
+    return await _subscribe(client, channel), _Publisher(client)

@@ -1,6 +1,6 @@
-"""Our own side of `shoal bench match`: one index, asked in each of its ways, and how fast it is filled.
+"""Shoal's own contenders in `shoal bench match`: the index of filters, used in each of its ways, and how fast it fills.
 
-Owns both. All ways share one index, and all are handed events as they are on the wire.
+Owns both. All contenders share one index and take events as they are on the wire.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from shoal.bench.match_contender import SHOAL, Contender, Ids
+from shoal.bench.matcher import SHOAL, Ids, Matcher
 from shoal.filters.filter import Filter
 from shoal.filters.index import Index, WireTable, filter_table
 
@@ -21,18 +21,18 @@ MANY: Final = f"{SHOAL}-many"
 SLICES_EACH: Final = f"{SHOAL}-slices-each"
 WORDS: Final = {
     SHOAL: "Index.match: one event at a time from Python, ids copied into an array of their own",
-    SLICES: "Index.count_many: batches of events; ids stay where they are, in slices of shared arrays",
+    SLICES: "Index.count_many: batches of events; ids stay in slices of shared arrays",
     SLICES_EACH: "Index.match_slices: the same, one event at a time from Python",
     MANY: "Index.match_many: batches of events, ids copied",
 }
 FILL_S: Final = 0.3
-"""How long an index is filled again and again, at the least."""
+"""Small indexes are filled again and again for at least this long."""
 ONE_BY_ONE: Final = 50_000
-"""Filters that are removed from the full index and put back one by one, for that figure."""
+"""Filters that are removed from the full index and inserted again one by one."""
 
 
-class _Way:
-    """A way to ask the index."""
+class _IndexMatcher:
+    """One way to use the index."""
 
     batched = False
     name = SHOAL
@@ -46,28 +46,28 @@ class _Way:
         return self._index.nbytes
 
 
-class Copied(_Way):
-    """One event, ids copied."""
+class EventMatcher(_IndexMatcher):
+    """Takes one event, copies ids."""
 
     def take(self, events: bytes) -> int:
         """Matches one event."""
         return len(self._index.match(events))
 
     def ids(self, event: bytes) -> Ids:
-        """What it finds for one event."""
+        """The ids for one event."""
         return self._index.match(event)
 
 
-class _OfSlices(_Way):
-    """Slices; how the events come is up to the two below."""
+class _SliceMatcher(_IndexMatcher):
+    """Finds slices."""
 
     def ids(self, event: bytes) -> Ids:
-        """What it finds for one event."""
+        """The ids for one event."""
         return np.concatenate([np.empty(0, np.uint32), *self._index.match_slices(event)])
 
 
-class SlicesEach(_OfSlices):
-    """One event, slices."""
+class EventSliceMatcher(_SliceMatcher):
+    """Takes one event, finds slices."""
 
     name = SLICES_EACH
 
@@ -76,8 +76,8 @@ class SlicesEach(_OfSlices):
         return self._index.match_slices(events).count
 
 
-class Slices(_OfSlices):
-    """Batches, slices."""
+class BatchSliceMatcher(_SliceMatcher):
+    """Takes batches, finds slices."""
 
     name = SLICES
     batched = True
@@ -87,8 +87,8 @@ class Slices(_OfSlices):
         return self._index.count_many(events)
 
 
-class Many(_Way):
-    """Batches, ids copied."""
+class BatchMatcher(_IndexMatcher):
+    """Takes batches, copies ids."""
 
     name = MANY
     batched = True
@@ -98,7 +98,7 @@ class Many(_Way):
         return len(self._index.match_many(events).ids)
 
     def ids(self, event: bytes) -> Ids:
-        """What it finds for one event."""
+        """The ids for one event."""
         table = WireTable(np.frombuffer(event, np.uint8), np.array([0, len(event)], np.int64))
         return self._index.match_many(table).ids
 
@@ -110,12 +110,12 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
     inserts_one_by_one_per_s: float
     removes_one_by_one_per_s: float
     unique: int
-    """Filters that it holds: identical ones are held once."""
+    """Number of different filters: identical ones are stored once."""
 
 
 def fill(filters: list[Filter], rounds: int) -> tuple[Index, Filling]:
-    """An index that holds these filters under their places as ids, filled that many times, and more often if that is
-    done in no time."""
+    """An index with these filters, whose ids are their positions. It is filled so many times, and more often if that
+    takes less than `FILL_S`."""
     table = filter_table(filters)
     bulk: list[float] = []
     while len(bulk) < rounds or sum(len(filters) / speed for speed in bulk) < FILL_S:
@@ -132,7 +132,7 @@ def fill(filters: list[Filter], rounds: int) -> tuple[Index, Filling]:
 
 
 def filled(table: WireTable) -> Index:
-    """An index that holds all filters of a table under their places as ids, at rest."""
+    """A settled index with all filters of a table, whose ids are their positions."""
     index = Index()
     index.insert_many(np.arange(len(table), dtype=np.uint32), table)
     index.settle()
@@ -140,7 +140,7 @@ def filled(table: WireTable) -> Index:
 
 
 def _one_by_one(index: Index, filters: list[Filter]) -> tuple[float, float]:
-    """Inserts and removes a second, each by a call of its own, in an index that holds the filters."""
+    """Inserts and removes a second, one call each, in an index that holds the filters."""
     some = np.random.default_rng(1).permutation(len(filters))[:ONE_BY_ONE].tolist()
     began = time.perf_counter()
     for number in some:
@@ -151,6 +151,6 @@ def _one_by_one(index: Index, filters: list[Filter]) -> tuple[float, float]:
     return len(some) / (time.perf_counter() - between), len(some) / (between - began)
 
 
-def ways(index: Index) -> list[Contender]:
-    """Every way to ask it, the one that the ratios are about first."""
-    return [Copied(index), Slices(index), SlicesEach(index), Many(index)]
+def index_matchers(index: Index) -> list[Matcher]:
+    """All ways to use an index. The first is the reference for all contenders."""
+    return [EventMatcher(index), BatchSliceMatcher(index), EventSliceMatcher(index), BatchMatcher(index)]

@@ -1,8 +1,8 @@
-"""The contender `raw`: hiredis in a bare `asyncio.Protocol`, and nothing of Shoal.
+"""The contender `raw`: hiredis in a bare `asyncio.Protocol`, without any Shoal code.
 
-The least that a client in Python can do: it parses, counts and confirms in order. It notices no loss, does
-not connect again, bounds nothing and knows one server. What is written in one turn of the event loop goes
-out as one write, and hiredis is fed slices, as in any good client.
+The least that a client in Python can do: it parses, counts, and confirms in order. It detects no loss, does not
+reconnect, limits nothing, and knows one server. Commands of one turn of the event loop go out in one write, and hiredis
+gets its input in slices, as in any good client.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import hiredis
 
-from shoal.bench.contender import Ear, Mouth, Target
+from shoal.bench.contender import BenchPublisher, BenchReceiver, Target
 
 SLICE_BYTES: Final = 16384
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: replies go to whoever waits for the oldest command, pushed messages to a count."""
+    """One connection. Replies resolve the oldest waiting command; pushed messages are counted."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -101,23 +101,23 @@ async def _connect(target: Target) -> _Connection:
     return connection
 
 
-async def listen(target: Target, channel: str, connections: int) -> list[Ear]:
-    """See `contender.Contender`."""
-    ears: list[Ear] = []
+async def open_receivers(target: Target, channel: str, connections: int) -> list[BenchReceiver]:
+    """See `contender.ClientLibrary`."""
+    receivers: list[BenchReceiver] = []
     for _ in range(connections):
         connection = await _connect(target)
         await connection.subscribe(channel)
-        ears.append(connection)
-    return ears
+        receivers.append(connection)
+    return receivers
 
 
-async def speak(target: Target, tasks: int) -> Mouth:
-    """See `contender.Contender`. All tasks share one connection."""
+async def open_publisher(target: Target, tasks: int) -> BenchPublisher:
+    """See `contender.ClientLibrary`. All tasks share one connection."""
     return await _connect(target)
 
 
-async def talk(target: Target, channel: str) -> tuple[Ear, Mouth]:
-    """See `contender.Contender`. With RESP3 one connection can do both."""
+async def open_both(target: Target, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
+    """See `contender.ClientLibrary`. With RESP3 one connection can do both."""
     connection = await _connect(target)
     await connection.subscribe(channel)
     return connection, connection

@@ -1,8 +1,8 @@
-"""Filters as columns, for those who match with a table: NumPy, Polars and DuckDB.
+"""Filters as columns, for contenders that match with a table: NumPy, Polars and DuckDB.
 
-Owns the translation. A column holds one test on one attribute for all filters that have it: the lower bounds, the upper
-bounds, what it must be equal to, what it must begin with, and so on. What a column says of the filters without the test
-is up to who uses it. Filters that need more than this (alternatives, `!=`, absence) are refused.
+Owns the translation. A column holds one test on one attribute for all filters that have it: lower bounds, upper bounds,
+equal values, prefixes, and so on. The user of a column chooses the value for filters without the test. Filters that
+need more than this (alternatives, `!=`, absence) are rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 class Test(StrEnum):
-    """What is asked of an attribute."""
+    """A test on an attribute."""
 
     LOW = "low"
     HIGH = "high"
@@ -38,9 +38,9 @@ class Test(StrEnum):
 NUMERIC: Final = frozenset((Test.LOW, Test.HIGH))
 PATTERNS: Final = frozenset((Test.PREFIX, Test.SUFFIX, Test.CONTAINS))
 NOT_THERE: Final = -1
-"""In a column of codes: the filter has no such test."""
+"""Code in a column: the filter does not have the test."""
 UNKNOWN: Final = -2
-"""The code of a string that no filter asks for."""
+"""Code of a string that no filter contains."""
 
 
 class Column(msgspec.Struct):
@@ -49,39 +49,39 @@ class Column(msgspec.Struct):
     attribute: str
     test: Test
     rows: Array
-    """Which filters have it."""
+    """The filters that have the test."""
     values: Array
-    """What they say: numbers, codes of strings, or for patterns the strings themselves."""
+    """Their values: numbers, codes of strings, or the strings themselves for patterns."""
     codes: dict[Value, int]
     """For EQUAL: the code of each string."""
 
     @property
     def name(self) -> str:
-        """For a table: no other column has it."""
+        """The unique name of the column in a table."""
         return f"{self.attribute}_{self.test}"
 
     def dense(self, count: int, otherwise: Value) -> Array:
-        """A value for each of `count` filters: `otherwise` for those without the test."""
+        """A value for each of `count` filters, with `otherwise` for those without the test."""
         whole = np.full(count, otherwise, self.values.dtype)
         whole[self.rows] = self.values
         return whole
 
     def code(self, value: Value | None) -> int:
-        """For EQUAL: the code of what an event has."""
+        """For EQUAL: the code of the value in an event."""
         return UNKNOWN if value is None else self.codes.get(value, UNKNOWN)
 
     @property
     def ends(self) -> tuple[Number, Number]:
-        """For numbers: below and above all that a filter says."""
+        """For numbers: a value below and one above the values of all filters."""
         if self.values.dtype.kind == "f":
             return -np.inf, np.inf
         info = np.iinfo(self.values.dtype)
         return info.min, info.max
 
     def operand(self, event: dict[str, Value]) -> Value:
-        """What is compared with a column in which the filters without the test have the end that lets all through.
+        """The operand for an event, for columns in which filters without the test have the value `passing`.
 
-        For what is absent it is that very end, which lets only those filters through.
+        For an absent attribute it is a value that only those filters pass.
         """
         value = event.get(self.attribute)
         if self.test is Test.EQUAL:
@@ -93,11 +93,16 @@ class Column(msgspec.Struct):
         return value
 
     @property
-    def open_end(self) -> Value:
-        """What a filter without the test has, so that it lets all through."""
+    def passing(self) -> Value:
+        """The value of a filter without the test, if all events should pass it."""
         if self.test is Test.EQUAL:
             return NOT_THERE
         return self.ends[self.test is Test.HIGH] if self.test in NUMERIC else ""
+
+    @property
+    def failing(self) -> Value:
+        """The value of a filter without the test, if no event should pass it. For numbers and EQUAL."""
+        return NOT_THERE if self.test is Test.EQUAL else self.ends[self.test is Test.LOW]
 
     def everywhere(self, count: int) -> bool:
         """Whether each of `count` filters has the test."""
@@ -109,7 +114,7 @@ def columns_of(filters: list[Filter]) -> list[Column]:
     found: dict[tuple[str, Test], tuple[list[int], list[Value]]] = {}
     for row, each in enumerate(filters):
         if len(each.conjunctions) != 1:
-            raise BenchError("a filter with alternatives is not for columns")
+            raise BenchError("columns cannot hold a filter with alternatives")
         for attribute, constraint in each.conjunctions[0].constraints:
             for test, value in _tests(constraint):
                 rows, values = found.setdefault((attribute, test), ([], []))
@@ -145,7 +150,7 @@ def _column(attribute: str, test: Test, rows: list[int], values: list[Any]) -> C
 
 
 def _narrowed(values: list[Number]) -> Array:
-    """32-bit integers if that is what they are, which is twice as fast to scan; float64 otherwise."""
+    """32-bit integers if all values fit, which are twice as fast to scan; otherwise float64."""
     if all(isinstance(value, int) and abs(value) < 2**31 - 1 for value in values):
         return np.array(values, dtype=np.int32)
     return np.array(values, dtype=np.float64)
