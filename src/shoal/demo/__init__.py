@@ -6,7 +6,7 @@ leaves, and a server is killed.
     game_map.py         the map that players walk on
     player.py           one player: a bus, its subscriptions, its updates
     delivery_audit.py   the players' own count of losses, duplicates and reordering
-    crowd.py            a process with many players; crowd_orders.py has what it is told and reports
+    crowd.py            a process with many players; crowd_orders.py has its orders and reports
     crowds.py           all crowd processes, seen from the demo
     server_events.py    the kill of a server, and the events that tell of servers
     balancer_events.py  the events that tell of the balancer's decisions

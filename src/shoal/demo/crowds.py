@@ -1,4 +1,4 @@
-"""All crowd processes, seen from the demo: started, told how many players to have, asked for their accounts, and ended.
+"""All crowd processes, seen from the demo: it starts them, sets their number of players, audits them and ends them.
 
 Owns the processes and their last reports. It counts nothing itself: the players do, in `delivery_audit`.
 """
@@ -149,7 +149,7 @@ class Crowds:
 
 @contextlib.asynccontextmanager
 async def start_crowds(log: Path, prefix: Sequence[str] = ()) -> AsyncIterator[Crowds]:
-    """Starts the crowd processes, and ends them on leaving. `prefix` stands before their command."""
+    """Starts the crowd processes, and ends them when the block is left. `prefix` is put before their command."""
     async with contextlib.AsyncExitStack() as stack:
         processes = [
             LoadProcess(f"players, process {number}", "shoal.demo.crowd", REPORTS, prefix=prefix, log=log)

@@ -22,11 +22,11 @@ BREAK_S: Final = (0.5, 2.0)
 TOWN: Final = (0.2, 0.8)
 """The part of its tile, in both directions, that is the town."""
 NEIGHBOURS: Final = 8.5
-"""Average number of players that receive an update, its sender included, while nobody gathers."""
+"""Average number of players that receive an update, its sender included, while none gather in the town."""
 PLAYERS_PER_TILE: Final = 6
 """Average of a full map. Random waypoints lead through the middle, so tiles there hold twice as many."""
 STEP_S: Final = 0.1
-"""Players move in steps of this length, so that their ways do not depend on when somebody asks."""
+"""Players move in steps of this length, so that their ways do not depend on the times of calls."""
 
 
 class GameMap:

@@ -37,7 +37,7 @@ class Outage(msgspec.Struct):
 
 
 class ServerEvents:
-    """All events so far. `start` is when the players began, `kill_at` when a server is to be killed."""
+    """All events so far. `start` is when the players began, `kill_at` is when a server will be killed."""
 
     def __init__(self, servers: list[str], kill_at: float, start: float) -> None:
         self.events: list[DemoEvent] = []

@@ -24,7 +24,7 @@ def latencies_of(options: ExperimentOptions) -> Latencies:
 
 
 def response_text(response_ms: float) -> str:
-    """A response time as text; an infinite one stands for messages that were not delivered."""
+    """A response time as text; it is infinite if messages were not delivered."""
     return f"{response_ms:,.0f} ms" if math.isfinite(response_ms) else "not delivered"
 
 

@@ -11,8 +11,8 @@ the load
 
     load_shape.py     the load of a round: channels, placements, publishers, subscribers
     surges.py         the load of rounds with a balancer
-    load_worker.py    a load process; load_orders.py has what it is told and reports, load_context.py what its
-                      clients share
+    load_worker.py    a load process; load_orders.py has its orders and reports, load_context.py the context of its
+                      clients
     publishers.py     the publishers of a load process
     subscribers.py    the subscribers of a load process
     plain_clients.py  plain Redis clients, and watchers of control messages

@@ -111,9 +111,9 @@ class LoadShape(msgspec.Struct, frozen=True):
             return subscriber.bus % self.subscriber_processes
         return (number + number // PATTERN_EVERY + number // (PATTERN_EVERY * WIDE_EVERY)) % self.subscriber_processes
 
-    def rng(self, *who: object) -> Random:
+    def rng(self, *part: object) -> Random:
         """A random generator for one part of the load, from the seed."""
-        return Random("/".join(map(str, (self.seed, *who))))
+        return Random("/".join(map(str, (self.seed, *part))))
 
 
 def draw(seed: int, seconds: float, servers: list[str], subscribers: int, limits: Limits, idle: int = 0) -> LoadShape:

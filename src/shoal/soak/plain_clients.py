@@ -39,7 +39,7 @@ class PlainClients:
     """All plain clients of a round. They have always settled."""
 
     def __init__(self, context: LoadContext) -> None:
-        assert context.places is not None, "plain clients are told where to be"
+        assert context.places is not None, "the order for plain clients has places"
         self.settled = True
         self._log = context.log
         self._login = parse_address(context.url, None, None)

@@ -59,7 +59,7 @@ class RoundProgress(msgspec.Struct, frozen=True):
 Tell = Callable[[RoundProgress], None]
 
 
-class LoadWorker:
+class RoundProcess:
     """One load process and its last status."""
 
     def __init__(self, role: Role, number: int, directory: Path) -> None:
@@ -87,7 +87,7 @@ class BaseRound(ABC):
         self.directory = directory
         self._severity = severity
         self._tell = tell
-        self._workers: list[LoadWorker] = []
+        self._processes: list[RoundProcess] = []
 
     @property
     def kills(self) -> int:
@@ -146,11 +146,11 @@ class BaseRound(ABC):
         )
         for role, count in roles:
             for number in range(count):
-                worker = LoadWorker(role, number, self.directory)
-                await stack.enter_async_context(worker.process)
-                worker.process.send(StartLoad(role, number, str(self.directory), cluster.url, self.shape, self.places))
-                self._workers.append(worker)
-            ready = await self.until(lambda: all(one.status.ready for one in self._workers), READY_S_MAX, "beginning")
+                one = RoundProcess(role, number, self.directory)
+                await stack.enter_async_context(one.process)
+                one.process.send(StartLoad(role, number, str(self.directory), cluster.url, self.shape, self.places))
+                self._processes.append(one)
+            ready = await self.until(lambda: all(one.status.ready for one in self._processes), READY_S_MAX, "beginning")
             if not ready:
                 self.log.write(Problem(f"unsettled: not all subscribers were in force after {READY_S_MAX:g} s"))
 
@@ -164,7 +164,7 @@ class BaseRound(ABC):
     async def _settle(self) -> None:
         """Quiet; then subscribers end, and after them publishers, which may have to repeat messages until then."""
         self.send(Stop(), "subscribe")
-        settled = await self.until(lambda: all(one.status.settled for one in self._workers), SETTLE_S_MAX, "settling")
+        settled = await self.until(lambda: all(one.status.settled for one in self._processes), SETTLE_S_MAX, "settling")
         if not settled:
             self.log.write(Problem(f"unsettled: not everything had settled after {SETTLE_S_MAX:g} s of quiet"))
         for role in ("subscribe", "publish", "watch"):
@@ -182,7 +182,7 @@ class BaseRound(ABC):
         return all(process.is_over for process in self._of(role))
 
     def _of(self, role: str) -> Iterable[LoadProcess]:
-        return [worker.process for worker in self._workers if worker.role == role]
+        return [one.process for one in self._processes if one.role == role]
 
     async def until(self, condition: Callable[[], bool], timeout_s: float, phase: str) -> bool:
         """Waits for a condition and shows progress; False after a timeout. A process that fails ends the round."""
@@ -190,8 +190,8 @@ class BaseRound(ABC):
         while not condition():
             if time.monotonic() > deadline:
                 return False
-            for worker in self._workers:
-                worker.process.check()
+            for one in self._processes:
+                one.process.check()
             self._show(phase)
             await asyncio.sleep(POLL_S)
         return True
@@ -202,7 +202,7 @@ class BaseRound(ABC):
         await self.until(lambda: time.monotonic() >= end or condition(), math.inf, phase)
 
     def _show(self, phase: str) -> None:
-        statuses = [worker.status for worker in self._workers]
+        statuses = [one.status for one in self._processes]
         self._tell(
             RoundProgress(
                 phase=phase,

@@ -48,7 +48,7 @@ def words(quotes: Path | None) -> str:
     source = f"generated quotes of {SYMBOLS} stocks" if quotes is None else f"the quotes in {quotes}"
     return (
         f"the six subscription templates of the PADRES paper on {source}; thresholds are values of the stock's own "
-        f"quotes; {ZERO_TRAFFIC:.0%} of the subscribers ask for a stock that nobody publishes"
+        f"quotes; {ZERO_TRAFFIC:.0%} of the subscribers ask for a stock without a publisher"
     )
 
 

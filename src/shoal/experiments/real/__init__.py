@@ -6,7 +6,7 @@
     flow_check.py       the flow simulator compared with a real server
     game.py             RGame on a real cluster, for experiments 2 and 3
     clients.py          processes of measuring clients, for the others; client_worker.py is one such process, and
-                        client_orders.py has what it is told and reports
+                        client_orders.py has its orders and reports
     observation.py      one measurement with them
     network.py          servers behind links of limited bandwidth
     limited_cluster.py  a cluster on such a network

@@ -1,6 +1,6 @@
 """A cluster whose servers are behind links of a known capacity: the start of every experiment on real servers.
 
-Owns the figures of a link, the placement of channels by hand, and the text that tells how the limit of the network was
+Owns the figures of a link, the placement of channels by hand, and the explanation of how the limit of the network is
 separated from that of the processors.
 """
 

@@ -64,7 +64,7 @@ class ExperimentNetwork:
 
     @property
     def clients_prefix(self) -> tuple[str, ...]:
-        """What stands before the command of a process with clients."""
+        """The prefix for the command of a process with clients."""
         return ()
 
     def agent(self, server: ServerAddress) -> list[str]:
@@ -80,8 +80,8 @@ class ExperimentNetwork:
 
 
 class LimitedNetwork(ExperimentNetwork):
-    """Servers behind links of `link_bytes_per_s`. Moves the thread that creates it into a new network, for good, with
-    all processes and threads that this thread starts later."""
+    """Servers behind links of `link_bytes_per_s`. Moves the thread that creates it, and all processes and threads that
+    this thread starts later, into a new network permanently."""
 
     is_limited = True
 

@@ -1,6 +1,6 @@
 """One measurement on a limited network: clients publish, and links, servers and processors are observed meanwhile.
 
-Owns what is read before, during and after. What is published, and what the figures mean, is the caller's business.
+Owns the readings before, during and after a window. The caller decides what is published and judges the figures.
 """
 
 from __future__ import annotations

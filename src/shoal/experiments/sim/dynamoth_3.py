@@ -173,10 +173,10 @@ def _drawing(name: str, series: Series) -> Drawing:
 
 
 def _paragraph(figures: dict[str, dict[str, Any]]) -> str:
-    told = []
+    texts = []
     for name, found in figures.items():
         servers = list(found["servers"].values())
-        told.append(
+        texts.append(
             f"{name} has {servers[0]:.0f} servers at 800 players, {servers[1]:.0f} at 200 and {servers[2]:.0f} at 590, "
             f"answers in {found['response_ms_mean']:.0f} ms on average and pays for {found['server_hours']:.2f} server "
             f"hours with {found['moves']:.0f} moves"
@@ -184,5 +184,5 @@ def _paragraph(figures: dict[str, dict[str, Any]]) -> str:
     return (
         "The paper (figure 7): servers are added as players join and, with a delay, released as they leave; response "
         "times have small spikes when loaded servers are rebalanced, and none when servers are released. Here: "
-        f"{'; '.join(told)}."
+        f"{'; '.join(texts)}."
     )

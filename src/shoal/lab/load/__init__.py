@@ -6,9 +6,8 @@
         await answer(Kind, s)      <-- stdout ---         parent.tell(report)
         on(Kind, handler)          <-- stdout ---         parent.tell(report)
 
-Orders and reports are msgspec structs, one JSON object a line. Each kind of load has its own, and tells them apart by
-their tags; `Ready`, `Go` and `Stop` are common to several. A report goes to its handler if it has one, and otherwise
-to whoever awaits the next answer.
+Orders and reports are msgspec structs with tags, one JSON object a line. Each kind of load defines its own; `Ready`,
+`Go` and `Stop` are common to several. A report goes to the handler for its kind, or else to the next `answer`.
 
 A child ends when its work is done, when its input ends, or when its parent dies: the kernel kills it then. Its
 standard error is the parent's, or a log file whose last lines are quoted when the child fails.

@@ -32,8 +32,8 @@ class LoadError(ShoalError):
 class LoadProcess:
     """A child process that makes load. An async context manager: leaving it ends the child.
 
-    `module` runs `run_worker`, `reports` decodes what it says, `prefix` stands before its command. Its standard error
-    goes to the end of `log`, or to that of this process.
+    `module` calls `run_worker`, `reports` decodes its reports, and `prefix` is put before its command. The child's
+    standard error is appended to `log`, or is that of this process.
     """
 
     def __init__(

@@ -26,11 +26,11 @@ Order = TypeVar("Order")
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """Report: the child has done what it was asked to do first."""
+    """Report: the child is prepared for the next step."""
 
 
 class Go(msgspec.Struct, tag=True, frozen=True):
-    """Order: continue with what is prepared."""
+    """Order: begin the prepared step."""
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):

@@ -15,7 +15,7 @@ passes in whole seconds.
     server_queues.py  the queues of the servers
     migrations.py     channels on their way to other servers
     pool.py           servers that are added, drained and removed
-    load_meter.py     what a policy is told
+    load_meter.py     the measured load, as policies get it
     latency.py        latency between clients and servers
     series.py         the result of a run
 

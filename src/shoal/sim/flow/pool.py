@@ -65,11 +65,11 @@ class ServerPool:
 
     def leave(self, used: Bools) -> Hosts32:
         """Removes drained servers that carry nothing any more; returns their rows."""
-        gone = np.flatnonzero(self.present & self.draining & ~used).astype(np.int32)
+        empty = np.flatnonzero(self.present & self.draining & ~used).astype(np.int32)
         spare = int(self.present.sum()) - self.model.servers_min
-        gone = gone[: max(0, spare)]
-        self.present[gone] = False
-        return gone
+        removed = empty[: max(0, spare)]
+        self.present[removed] = False
+        return removed
 
     def hosts(self, bytes_out: Floats, cpu: Floats) -> Hosts:
         """The table of hosts for a policy, with what they carried (columns over all rows)."""

@@ -100,7 +100,7 @@ class ServerQueues:
 
     @staticmethod
     def _carry(backlog: Floats, given: Floats, limit: float, step_s: float) -> Floats:
-        """Adds what the step leaves over to a backlog; returns the mean wait that it causes."""
+        """Adds the excess of the step to a backlog; returns the mean wait that it causes."""
         before = backlog.copy()
         backlog += (given - limit) * step_s
         np.maximum(backlog, 0.0, out=backlog)
