@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.agent_site import until
 from tests.support.cluster_thread import ClusterThread
 
 import shoal
@@ -24,8 +25,9 @@ from shoal.history.servers import Login
 from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.wire.ask import ask
+from shoal.wire.recorded import RecordedMessage, read_entry, record_key
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 PUBLISHERS, JOINERS, COUNT = 3, 8, 400
 PLACEMENTS = [("s1", "single"), ("s1,s2", "all_subscribers"), ("s2,s3", "all_publishers"), ("s1", "single")]
 
@@ -185,6 +187,13 @@ def check(items: list[Item], *, absences: bool) -> None:
     assert dict(heard) == {name: list(range(COUNT)) for name in range(PUBLISHERS)}
 
 
+async def all_are_recorded(bus: shoal.Bus, channel: str) -> bool:
+    """Whether the records hold a message of each publisher."""
+    replies = await bus.ask_servers("XRANGE", record_key(channel.encode()), "-", "+")
+    said = [read_entry(fields)[1] for entries in replies.values() for _, fields in entries]
+    return len({message.stream for message in said if isinstance(message, RecordedMessage)}) == PUBLISHERS
+
+
 async def test_joining_at_any_time_through_moves_has_no_hole_and_no_double(
     channel: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,13 +213,14 @@ async def test_joining_at_any_time_through_moves_has_no_hole_and_no_double(
 
 
 async def test_joining_while_agents_die_has_no_hole_and_no_double(
-    channel: str, url: str, shared_cluster: ClusterThread, capsys: pytest.CaptureFixture[str]
+    channel: str, bus: shoal.Bus, url: str, shared_cluster: ClusterThread, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(20261102)
     begin = dt.datetime.now(dt.UTC)
     home = (await command(capsys, "plan", "show", channel))["channels"][0]["servers"][0]
 
     async def kill() -> None:
+        await until(lambda: all_are_recorded(bus, channel))
         for _ in range(2):
             await asyncio.sleep(1.2)
             await asyncio.to_thread(shared_cluster.call, lambda cluster: cluster.kill(f"agent-{home}"))
