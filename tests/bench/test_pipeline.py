@@ -1,22 +1,16 @@
-"""`shoal bench pipeline`, so small that only its shape can be judged."""
+"""`shoal bench pipeline`, so small that only its shape can be judged, on the session that tests share."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from tests.support.spark import need_spark
 
 from shoal import cli
 from shoal.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
 from shoal.pipeline.session import SessionOptions
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-def _spark_is_there() -> None:
-    need_spark()
+pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.timeout(300)]
 
 
 def test_every_job_has_its_rows_and_those_beside_one_core_a_ratio() -> None:

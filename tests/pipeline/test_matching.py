@@ -34,6 +34,7 @@ pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, if nothing else has done so before."""
 
 SETTINGS = settings(max_examples=40, deadline=None)
+WAYS = ["in process", pytest.param("on Spark", marks=[pytest.mark.spark, pytest.mark.xdist_group("shared_spark")])]
 
 FILTERS = {
     3: parse("class = 'STOCK' and volume > 100"),
@@ -209,7 +210,7 @@ def checked(outcome: matching_job.Outcome, output: str) -> None:
     assert outcome.output == output
 
 
-@pytest.mark.parametrize("way", ["in process", "on Spark"])
+@pytest.mark.parametrize("way", WAYS)
 def test_an_archive_of_columns_is_matched(
     way: str, filter_set: FilterSet, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -239,7 +240,7 @@ def test_an_archive_of_columns_is_matched(
     ]
 
 
-@pytest.mark.parametrize("way", ["in process", "on Spark"])
+@pytest.mark.parametrize("way", WAYS)
 def test_an_archive_of_messages_is_matched_by_their_attributes(
     way: str, filter_set: FilterSet, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -255,7 +256,7 @@ def test_an_archive_of_messages_is_matched_by_their_attributes(
     ]
 
 
-@pytest.mark.parametrize("way", ["in process", "on Spark"])
+@pytest.mark.parametrize("way", WAYS)
 def test_of_recorded_channels_each_message_counts_once_and_gaps_do_not(
     way: str, filter_set: FilterSet, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

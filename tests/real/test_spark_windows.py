@@ -6,7 +6,6 @@ import asyncio
 import json
 
 import pytest
-from tests.support.spark import need_spark
 
 from shoal import cli
 from shoal.balance.window_source import Way
@@ -16,11 +15,6 @@ from shoal.cluster.process import log_tail
 
 WARM_S = 90.0
 BACK_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _spark() -> None:
-    need_spark()
 
 
 async def comes(cluster: LocalCluster, way: Way, timeout_s: float) -> str:
@@ -33,6 +27,7 @@ async def comes(cluster: LocalCluster, way: Way, timeout_s: float) -> str:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(180)
 async def test_the_balancer_hands_over_to_spark_and_falls_back_when_the_job_is_killed(
     capsys: pytest.CaptureFixture[str],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,6 +31,9 @@ from shoal.plan.ring import ServerAddress
 from shoal.wire.ask import Asking
 
 __all__ = ["empty", "one", "quick", "two"]
+
+pytestmark = pytest.mark.spark
+WAIT_S = 60.0
 
 
 def test_all_is_read_once_from_both_servers_and_the_same_again(one: RedisServer, two: RedisServer) -> None:
@@ -90,6 +93,10 @@ def test_the_ring_is_read_when_an_offset_is_made() -> None:
         planning = Planning(asked)
         assert set(planning.first()) == {"s1"}
         cluster.call(add_server)
+        give_up = time.monotonic() + WAIT_S
+        while "s2" not in planning.next({}):  # until its agent has written its first record
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
         assert set(planning.next({})) == {"s1", "s2"}
 
 
@@ -100,7 +107,6 @@ async def root_of(cluster: LocalCluster) -> str:
 async def add_server(cluster: LocalCluster) -> None:
     await cluster.add_server()
     await cluster.wait_until_ready()
-    await asyncio.sleep(2.0)  # its first record
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7])

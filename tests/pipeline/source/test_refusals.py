@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import types
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed
 from tests.support.redis_server import RedisServer
 
@@ -19,7 +20,7 @@ from shoal.pipeline.source.writer import BatchWriter, StreamWriter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-types = pytest.importorskip("pyspark.sql.types")
+pytestmark = pytest.mark.spark
 
 NOWHERE = "shoal://127.0.0.1:1"
 
@@ -103,8 +104,10 @@ MAP = types.MapType(types.StringType(), types.LongType())
         ("attributes", types.StructType().add("a", "integer"), False),
     ],
 )
-def test_a_column_of_a_wrong_type_is_refused_by_name_and_type(column: str, type: object, fits: bool) -> None:
-    columns = {"channel": "string", "payload": "string", column: type}
+def test_a_column_of_a_wrong_type_is_refused_by_name_and_type(
+    column: str, type: str | types.DataType, fits: bool
+) -> None:
+    columns: dict[str, str | types.DataType] = {"channel": "string", "payload": "string", column: type}
     schema = types.StructType()
     for name, of_type in columns.items():
         schema = schema.add(name, of_type)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types
 
 from shoal.coordination.link import parse_address
 from shoal.errors import ConfigError
 from shoal.pipeline.source.columns import attributes_of
 from shoal.pipeline.source.writer import Publishing
 
-SCHEMA = pytest.importorskip("pyspark.sql.types").StructType().add("payload", "string")
+pytestmark = pytest.mark.spark
+SCHEMA = types.StructType().add("payload", "string")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,7 @@
-"""Bulk matching, profiles and what-if in a process of its own, on any master or in process.
-
-    python -m tests.pipeline.bulk_on_cluster MASTER|none DIRECTORY
-
-Prints one JSON object with what came out.
-"""
+"""Small jobs of bulk matching, profiles and what-if, on Spark or in process, and their results."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +14,6 @@ from shoal.filters.language import parse
 from shoal.pipeline import made_windows, matching_job, profiles_job, what_if_job
 from shoal.pipeline.filter_sets import keep
 from shoal.pipeline.forecast import loads_of
-from shoal.pipeline.session import SessionOptions, running
 from shoal.pipeline.what_if import Case, Site
 from shoal.sim.flow.workloads import traffic_of
 
@@ -31,7 +23,9 @@ if TYPE_CHECKING:
 FILTERS = {1: "a < 30", 2: "a < 20 and b > 10", 5: "b >= 90"}
 
 
-def found(directory: Path, spark: SparkSession | None) -> dict[str, Any]:
+def run_bulk_jobs(directory: Path, spark: SparkSession | None) -> dict[str, Any]:
+    """The results, as JSON holds them. Without a session the jobs run in process."""
+    directory.mkdir()
     rng = np.random.default_rng(1)
     archive = directory / "archive.parquet"
     columns = {name: rng.integers(100, size=4000) for name in "ab"}
@@ -60,16 +54,3 @@ def days() -> what_if_job.Days:
     traffic = {0: traffic_of(windows[:20]), 1: traffic_of(windows[20:40])}
     loads = loads_of(windows[:40])
     return what_if_job.Days(traffic=traffic, loads=loads, day_s=40, site=site, source="made")
-
-
-def main(master: str, directory: str) -> None:
-    if master == "none":
-        print(json.dumps(found(Path(directory), None)))
-        return
-    with running(SessionOptions(master=master, name="tests on a cluster")) as spark:
-        facts = found(Path(directory), spark)
-    print(json.dumps(facts))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
