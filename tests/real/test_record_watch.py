@@ -19,7 +19,7 @@ from shoal.plan.ring import ServerAddress
 from shoal.wire.ask import ask
 from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY, record_key
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def until(watch: RecordWatch, wanted: set[str]) -> None:

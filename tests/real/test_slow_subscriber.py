@@ -32,6 +32,8 @@ MESSAGES = 1000
 WAIT_S = 60.0
 WIDE = msgspec.structs.replace(DEFAULT_LIMITS, resend_bytes_max=128 * MIB, resend_total_bytes_max=128 * MIB)
 """Limits of a publisher that still has everything when it is asked."""
+PATIENT = msgspec.structs.replace(DEFAULT_LIMITS, server_lease_s=WAIT_S)
+"""Limits of a reader that does not give its connection up by itself, however long the server takes to cut it off."""
 CUT_OFF = "overcoming of output buffer limits"
 
 
@@ -77,7 +79,7 @@ async def publish_all(writer: shoal.Bus) -> None:
 async def read_after_a_pause(server: Server, limits: Limits) -> tuple[list[Item], shoal.Bus, shoal.Bus]:
     """What a subscriber is handed that stood still while everything was published; the reader and the publisher."""
     async with (
-        shoal.connect(server.url) as reader,
+        shoal.connect(server.url, limits=PATIENT) as reader,
         shoal.connect(server.url, limits=limits) as writer,
         reader.subscribe(CHANNEL) as messages,
     ):
