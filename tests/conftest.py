@@ -1,16 +1,49 @@
-"""What all tests share: property tests draw the same examples in each run, so that a run that passes passes again.
+"""What all tests share: their tiers, one Spark session, and property tests that draw the same examples in each run.
 
-None of them is judged by the time it takes: machines are shared.
+Every test belongs to one tier, which says what it needs:
 
-To look for new ones, run with `SHOAL_EXAMPLES=random`: what fails then is replayed from Hypothesis' own database.
+    core    Python only
+    real    a Redis or Valkey server: starts servers, agents and whole clusters of its own
+    spark   Java and PySpark; without them the test is skipped, with the reason
+
+A test can name its tier with a marker. Otherwise the tier follows from what it uses: the fixture `spark` means `spark`;
+a module in `tests/real` or with a name like `test_real_game.py`, or one that imports something of `SERVER_MODULES`,
+means `real`; everything else is `core`.
+
+A Spark session takes seconds to start, and so does a cluster. Tests that share one run in one worker: `GROUPS` names
+the fixtures, and `--dist loadgroup` keeps their tests together. The tiers run in the order spark, real, core, so that
+the long tests are not the last ones.
+
+No property test is judged by the time it takes: machines are shared. To look for new examples, run with
+`SHOAL_EXAMPLES=random`; an example that fails then is replayed from Hypothesis' own database.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIERS: Final = ("spark", "real", "core")
+GROUPS: Final = ("shared_spark", "shared_cluster")
+REAL: Final = Path(__file__).parent / "real"
+SERVER_MODULES: Final = {
+    "shoal.cluster.local",
+    "tests.support.agent_site",
+    "tests.support.cluster_thread",
+    "tests.support.mover_scene",
+    "tests.support.redis_server",
+}
+"""Test modules that import from one of these start servers."""
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", untimed, derandomize=True)
@@ -19,3 +52,66 @@ settings.load_profile("random" if os.environ.get("SHOAL_EXAMPLES") == "random" e
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background ignores it, and tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives each test its tier, before `-m` chooses among them."""
+    for item in items:
+        named = {mark.name for mark in item.iter_markers() if mark.name in TIERS}
+        if len(named) > 1:
+            raise pytest.UsageError(f"{item.nodeid} names more than one tier: {', '.join(sorted(named))}")
+        if not named:
+            item.add_marker(tier_of(item))
+        for group in GROUPS:
+            if group in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: next(TIERS.index(mark.name) for mark in item.iter_markers() if mark.name in TIERS))
+
+
+def tier_of(item: pytest.Item) -> str:
+    """The tier of a test that does not name one."""
+    if "spark" in getattr(item, "fixturenames", ()):
+        return "spark"
+    module = getattr(item, "module", None)
+    origins = {getattr(value, "__module__", None) for value in vars(module).values()} if module else set()
+    named_real = REAL in item.path.parents or item.path.name.startswith("test_real_")
+    return "real" if named_real or origins & SERVER_MODULES else "core"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests on Spark where there is no Java or no PySpark."""
+    if item.get_closest_marker("spark") is not None and (missing := missing_for_spark()):
+        pytest.skip(missing)
+
+
+@functools.cache
+def missing_for_spark() -> str:
+    """Why Spark cannot run here; empty if it can."""
+    from shoal.errors import NoJavaError, NoSparkError
+    from shoal.pipeline.session import import_spark
+    from shoal.pipeline.spark.java import find_java
+
+    try:
+        find_java()
+        import_spark()
+    except (NoJavaError, NoSparkError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture
+def spark(shared_spark: SparkSession) -> SparkSession:
+    """A session on two threads of this machine, made the active one: some tests work in threads of their own."""
+    from shoal.pipeline.session import session
+
+    return session()
+
+
+@pytest.fixture(scope="session")
+def shared_spark() -> Iterator[SparkSession]:
+    """The session that tests share. No test may change its settings."""
+    from shoal.pipeline.session import SessionOptions, running
+
+    with running(SessionOptions(name="tests")) as found:
+        yield found

@@ -1,21 +1,17 @@
-"""The documentation holds: links lead somewhere, programs run, commands parse, and what is made from the code is
-up to date."""
+"""The documentation holds: links lead somewhere, programs compile, commands parse, and what is made from the code is
+up to date. Programs run in `tests/real/test_pages.py` and `tests/pipeline/test_pages.py`."""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from docs import tables
-from tests.support.cluster_thread import ClusterThread
 
 from shoal import cli, config
 from shoal.channels import diagrams, receiving, states
@@ -24,7 +20,6 @@ from shoal.sim.campaign import PROTOCOLS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN_TIMEOUT_S = 60.0
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -83,25 +78,6 @@ def test_every_page_can_be_found_from_the_readme() -> None:
 @pytest.mark.parametrize("block", blocks("python"), ids=label)
 def test_python_compiles(block: Block) -> None:
     compile(block.text, label(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-
-
-@pytest.fixture(scope="module")
-def cluster_url() -> Iterator[str]:
-    with ClusterThread(servers=2) as cluster:
-        yield cluster.url
-
-
-@pytest.mark.parametrize("block", [b for b in blocks("python") if b.page.name == "tutorial.md"], ids=label)
-def test_programs_of_the_tutorial_run(block: Block, cluster_url: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", block.text],
-        env={**os.environ, "SHOAL_URL": cluster_url},
-        capture_output=True,
-        text=True,
-        timeout=RUN_TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
 
 
 def commands(text: str) -> Iterator[list[str]]:

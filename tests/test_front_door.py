@@ -95,7 +95,7 @@ def test_it_is_found_through_links(target: str, door: Door, tmp_path: Path) -> N
 
 def test_the_tests_run_at_the_root_in_parallel(door: Door, tmp_path: Path) -> None:
     done = door.run("test", "-k", "one", cwd=tmp_path)
-    assert done.stdout == f"python in {door.home}: -m pytest -n 2 -k one\n"
+    assert done.stdout == f"python in {door.home}: -m pytest -n 2 --dist loadgroup -k one\n"
 
 
 def test_check_runs_everything_and_fails_if_one_fails(door: Door) -> None:
@@ -179,7 +179,17 @@ def test_spark_is_installed_by_the_first_command_that_needs_it_and_once(
     assert spark.endswith("spark.lock")
 
 
-@pytest.mark.parametrize("words", [("up",), ("status",), ("demo", "--windows", "in-process"), ("bench", "plan")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("up",),
+        ("status",),
+        ("demo", "--windows", "in-process"),
+        ("bench", "plan"),
+        ("test", "-m", "core"),
+        ("test", "-k", "one", "-m", "real"),
+    ],
+)
 def test_other_commands_need_no_spark(words: tuple[str, ...], door: Door, tmp_path: Path) -> None:
     door.spark_stamp.unlink()
     done = door.run(*words, JAVA_HOME=java_home(tmp_path / "java"))

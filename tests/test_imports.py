@@ -1,66 +1,95 @@
-"""Imports go down the house only. Read from the source text; nothing is imported here."""
+"""Packages import from lower layers only.
+
+The check reads the source text and imports nothing. The three tables below are the rules: `LAYERS`, `SAME_LAYER` and
+`RESTRICTED`. To change the layering, change the tables and the examples at the end of the file.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-import pytest
+SRC: Final = Path(__file__).parent.parent / "src"
 
-SRC = Path(__file__).parent.parent / "src"
+LAYERS: Final = (
+    ("cli",),
+    ("bench",),  # measures clusters and buses beside other systems; started by commands only
+    ("soak",),  # runs clusters, buses and load, judged by the simulator's checkers; started by commands only
+    ("experiments",),  # the papers' experiments, simulated and on real clusters; soaks use their networks and meters
+    ("dashboard",),
+    ("demo",),
+    ("sim",),  # runs the shipped participants below
+    ("cluster",),
+    ("pyspark_shoal",),  # Spark finds the data source under this name
+    ("pipeline",),
+    ("shoal",),  # the package itself: the names that `import shoal` offers
+    ("redis",),
+    ("bus",),
+    ("history",),  # recorded messages: buses join them to live ones, jobs archive them, commands show them
+    ("config",),  # the settings of every package below
+    ("flow",),  # the simulator of load, shoal.sim.flow: runs policies, and no participant
+    ("balance", "overlay", "engine", "queues", "channels", "places", "filters"),
+    ("lab",),  # shared by simulator, benchmarks, soaks, experiments and the demo; nothing that ships imports it
+    ("plan",),
+    ("runtime",),  # the surroundings of a shell: connections, clocks, randomness, coordinator
+    ("coordination",),
+    ("wire",),
+    ("message",),
+    ("metrics",),
+    ("logs",),
+    ("limits",),
+    ("folders",),
+    ("errors",),
+    ("version",),
+)
+"""Top to bottom. A package imports from lower layers; packages of one layer do not import each other."""
 
-HOUSE = [
-    ["cli"],
-    ["bench"],  # measures clusters and buses beside others; only commands start it
-    ["soak"],  # runs clusters, buses and load, and judges them by the simulator's checkers; only commands start it
-    ["experiments"],  # the papers' experiments, simulated and on real clusters; soaks use their networks and meters
-    ["dashboard"],
-    ["demo"],
-    ["cluster"],
-    ["pipeline"],
-    ["shoal"],  # the package itself: what `import shoal` offers
-    ["redis"],
-    ["bus"],
-    ["history"],  # what was recorded: buses join it to what is live, jobs archive it, commands show it
-    ["config"],  # knows the settings of every room below
-    ["balance", "overlay", "engine", "queues", "channels", "places", "filters"],
-    ["plan"],
-    ["coordination"],
-    ["wire"],
-    ["message"],
-    ["metrics"],
-    ["logs"],
-    ["limits"],
-    ["folders"],
-    ["errors"],
-    ["version"],
-]
-"""Top to bottom. A room imports from floors below its own; rooms of one floor do not import each other."""
-
-SIDEWAYS: dict[tuple[str, str], str] = {
+SAME_LAYER: Final = {
     ("balance", "channels"): "load windows are folded from the analyzer's telemetry records",
 }
-"""(importer, imported) of one floor that is allowed all the same: the reason."""
+"""(importer, imported) pairs of one layer that are allowed, and why."""
 
-MAY_IMPORT_SIM = {
-    "cli": "its command runs campaigns",
-    "soak": "real runs are judged by the same checkers as simulated ones",
-    "experiments": "they run at the papers' scale in the flow simulator",
-    "pipeline": "its what-if job replays recorded load in the flow simulator",
-    "bench": "its loads come from the flow simulator's workloads",
+RESTRICTED: Final = {
+    "sim": {
+        "cli": "its command runs campaigns",
+        "soak": "real runs are judged by the same checkers as simulated ones",
+    },
+    "flow": {
+        "cli": "its commands run experiments",
+        "experiments": "they run at the papers' scale in it",
+        "pipeline": "its what-if job replays recorded load in it",
+        "bench": "its loads come from its workloads",
+    },
 }
-"""Who may import the simulator, and why. No core may."""
+"""Packages that only the listed importers may use, and why."""
 
-FLOOR = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
-CORE_FLOOR = FLOOR["channels"]
-"""The simulator runs cores: rooms on this floor and below."""
+LAYER: Final = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 
 
-def room_of(module: str) -> str:
-    """The room of a dotted module name; `shoal` itself is a room, and so is `sim`."""
+def package_of(module: str) -> str:
+    """The package that a dotted module name belongs to in the tables."""
     parts = module.split(".")
+    if parts[:3] == ["shoal", "sim", "flow"]:
+        return "flow"
     return parts[1] if parts[0] == "shoal" and len(parts) > 1 else parts[0]
+
+
+def violation(importer: str, imported: str) -> str | None:
+    """The rule that is broken when one package imports another; None if none is."""
+    if importer == imported:
+        return None
+    for package in (importer, imported):
+        if package not in LAYER:
+            return f"{package} has no layer: add it to LAYERS in tests/test_imports.py"
+    allowed = RESTRICTED.get(imported)
+    if allowed is not None and importer not in allowed:
+        return f"only {', '.join(allowed)} may import {imported}, not {importer}"
+    if LAYER[importer] < LAYER[imported] or (importer, imported) in SAME_LAYER:
+        return None
+    where = "of the same layer" if LAYER[importer] == LAYER[imported] else "of a higher layer"
+    return f"{importer} imports {imported}, which is {where}"
 
 
 def is_module(dotted: str) -> bool:
@@ -68,104 +97,87 @@ def is_module(dotted: str) -> bool:
     return path.with_suffix(".py").is_file() or path.is_dir()
 
 
-def imported_modules(tree: ast.AST, package: str) -> Iterator[str]:
-    """Every module of ours that the tree imports, also inside functions and for type checking."""
+def imported_modules(tree: ast.AST, parent: str) -> Iterator[tuple[int, str]]:
+    """Line and name of every module under `shoal` that the tree imports, also in functions and for type checking.
+
+    `parent` is the package that relative imports start from.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "shoal")
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "shoal")
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                parents = parent.split(".")[: len(parent.split(".")) - node.level + 1]
                 base = ".".join([*parents, *([node.module] if node.module else [])])
             if base.split(".")[0] != "shoal":
                 continue
             for alias in node.names:
                 dotted = f"{base}.{alias.name}"
-                yield dotted if is_module(dotted) else base
+                yield node.lineno, dotted if is_module(dotted) else base
 
 
-def verdict(importer: str, imported: str) -> str | None:
-    """What is wrong with one room importing another; None if nothing is."""
-    if importer == imported:
-        return None
-    if imported == "sim":
-        reason = f"only {' and '.join(MAY_IMPORT_SIM)} may import sim, not {importer}"
-        return None if importer in MAY_IMPORT_SIM else reason
-    for room in (importer, imported):
-        if room not in FLOOR and room not in ("sim", "pyspark_shoal"):
-            return f"{room} has no place in the house: add it to HOUSE in tests/test_imports.py"
-    if importer == "pyspark_shoal":
-        allowed = FLOOR[imported] >= FLOOR["pipeline"]
-        return None if allowed else f"pyspark_shoal may import the pipeline and what is below it, not {imported}"
-    if importer == "sim":
-        return None if FLOOR[imported] >= CORE_FLOOR else f"sim may import cores, not {imported}"
-    if FLOOR[importer] < FLOOR[imported] or (importer, imported) in SIDEWAYS:
-        return None
-    way = "sideways" if FLOOR[importer] == FLOOR[imported] else "upwards"
-    return f"{importer} imports {imported}, which is {way}"
-
-
-def source_files() -> list[Path]:
-    return sorted(SRC.rglob("*.py"))
-
-
-@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(SRC)))
-def test_a_module_imports_downwards_only(path: Path) -> None:
+def violations_in(path: Path) -> Iterator[str]:
+    """One line for each import of a source file that breaks a rule."""
     module = ".".join(path.relative_to(SRC).with_suffix("").parts)
-    package = module.removesuffix(".__init__") if path.name == "__init__.py" else module.rpartition(".")[0]
-    importer = room_of(module.removesuffix(".__init__"))
-    wrong = {
-        complaint
-        for imported in imported_modules(ast.parse(path.read_text()), package)
-        if (complaint := verdict(importer, room_of(imported))) is not None
-    }
-    assert not wrong, f"{module}: {'; '.join(sorted(wrong))}"
+    parent = module.rpartition(".")[0]
+    importer = package_of(module.removesuffix(".__init__"))
+    for line, imported in imported_modules(ast.parse(path.read_text()), parent):
+        broken = violation(importer, package_of(imported))
+        if broken is not None:
+            yield f"{path.relative_to(SRC.parent)}:{line}: {broken}"
 
 
-@pytest.mark.parametrize(
-    ("importer", "imported", "allowed"),
-    [
-        ("cli", "cluster", True),
-        ("cli", "sim", True),
-        ("cli", "soak", True),
-        ("bench", "cluster", True),
-        ("cluster", "bench", False),
-        ("soak", "sim", True),
-        ("soak", "cluster", True),
-        ("cluster", "soak", False),
-        ("cluster", "sim", False),
-        ("channels", "plan", True),
-        ("plan", "errors", True),
-        ("limits", "errors", True),
-        ("sim", "channels", True),
-        ("pyspark_shoal", "pipeline", True),
-        ("plan", "channels", False),
-        ("errors", "limits", False),
-        ("channels", "filters", False),
-        ("channels", "sim", False),
-        ("sim", "cli", False),
-        ("sim", "bus", False),
-        ("bus", "redis", False),
-        ("bus", "shoal", False),
-        ("pyspark_shoal", "cli", False),
-        ("attic", "errors", False),
-    ],
-)
-def test_the_rules_of_the_house(importer: str, imported: str, allowed: bool) -> None:
-    assert (verdict(importer, imported) is None) == allowed
+def test_packages_import_from_lower_layers_only() -> None:
+    files = sorted(SRC.rglob("*.py"))
+    assert files
+    found = [line for path in files for line in violations_in(path)]
+    assert not found, "\n".join(["imports that break the layering:", *found])
+
+
+ALLOWED = """
+    cli: cluster sim soak
+    bench: cluster
+    soak: sim cluster
+    channels: plan
+    plan: errors
+    limits: errors
+    sim: channels bus cluster
+    pyspark_shoal: pipeline
+"""
+
+FORBIDDEN = """
+    cluster: bench soak sim
+    plan: channels
+    errors: limits
+    channels: filters sim flow
+    sim: cli soak
+    bus: redis shoal sim
+    pyspark_shoal: cli
+    attic: errors
+"""
+
+
+def pairs(table: str) -> list[tuple[str, str]]:
+    lines = [line.split() for line in table.strip().splitlines()]
+    return [(importer.rstrip(":"), imported) for importer, *others in lines for imported in others]
+
+
+def test_the_tables_allow_and_forbid_these_imports() -> None:
+    assert [pair for pair in pairs(ALLOWED) if violation(*pair) is not None] == []
+    assert [pair for pair in pairs(FORBIDDEN) if violation(*pair) is None] == []
 
 
 def test_relative_and_nested_imports_are_seen() -> None:
-    tree = ast.parse("def f():\n    from ..plan import ring\n    from . import router\n    import shoal.wire.resp\n")
-    assert {room_of(name) for name in imported_modules(tree, "shoal.channels")} == {
-        "plan",
-        "channels",
-        "wire",
-    }
+    tree = ast.parse("def f():\n    from ..plan import ring\n    from . import router\n    import shoal.wire.frames\n")
+    seen = {package_of(name) for _, name in imported_modules(tree, "shoal.channels")}
+    assert seen == {"plan", "channels", "wire"}
 
 
-def test_every_allowed_sideways_pair_has_a_reason_and_one_floor() -> None:
-    for (importer, imported), reason in SIDEWAYS.items():
-        assert FLOOR[importer] == FLOOR[imported]
+def test_every_exception_has_a_reason_and_names_packages_of_the_tables() -> None:
+    for (importer, imported), reason in SAME_LAYER.items():
+        assert LAYER[importer] == LAYER[imported]
         assert reason
+    for imported, importers in RESTRICTED.items():
+        assert {imported, *importers} <= set(LAYER)
+        assert all(importers.values())

@@ -1,7 +1,7 @@
-"""The Spark data source "shoal".
+"""Registers the Spark data source "shoal".
 
-PySpark finds it by itself where this package can be imported; `register` does the same explicitly. What it does is in
-`shoal.pipeline.source`.
+PySpark finds a package named `pyspark_*` with a `DefaultSource` by itself, wherever it can be imported. In other
+sessions `register` does the same. The source itself is `shoal.pipeline.source`.
 
     spark.readStream.format("shoal").option("kind", "telemetry").load()
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.pipeline.source.source import ShoalSource
+from shoal.pipeline.source.datasource import ShoalSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,7 +19,7 @@ __all__ = ["DefaultSource", "register"]
 
 
 class DefaultSource(ShoalSource):
-    """What PySpark looks for in modules whose names begin with `pyspark_`."""
+    """The class that PySpark looks for."""
 
 
 def register(spark: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""`shoal bench match` and `shoal bench quotes`, so small that only their shape and their sense can be judged."""
+"""`shoal bench match` and `shoal bench quotes`, so small that only the form of their results can be judged."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 from shoal import cli
 from shoal.bench import match, match_churn
 from shoal.bench.contender import BenchError
+from shoal.bench.filter_columns import columns_of
 from shoal.bench.loads.load import make
-from shoal.bench.match_columns import columns_of
-from shoal.bench.match_contender import OTHERS, Ids, find
-from shoal.bench.match_naive import Naive
+from shoal.bench.match_index import fill
+from shoal.bench.match_others import OTHERS, NaiveMatcher
+from shoal.bench.matcher import Ids
 from shoal.filters.language import parse
 
 pytestmark = pytest.mark.timeout(600)
-"""The first of them compiles the kernels of the index, if nobody has before."""
+"""The first one compiles the kernels of the index, unless they are in the cache."""
 
 OURS = ("shoal", "shoal-slices", "shoal-slices-each", "shoal-many")
 
@@ -57,7 +58,7 @@ def test_a_small_run_has_a_row_for_every_contender_and_size(workload: str, capsy
         assert "vs_numpy" not in facts["ratios"]
 
 
-def test_the_figures_are_shown_to_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_are_shown_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("bench", "match", "--subscriptions", "200", "--rounds", "1", "--run-seconds", "0.01")
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
@@ -65,38 +66,19 @@ def test_the_figures_are_shown_to_people(capsys: pytest.CaptureFixture[str]) -> 
     assert "vs_polars" in shown
 
 
-class Wrong:
-    """A contender that overlooks a subscription."""
+class WrongMatcher(NaiveMatcher):
+    """A contender that misses a subscription."""
 
     name = "wrong"
-    batched = False
-    nbytes = 1
-    WORDS = "finds one too few"
-
-    def __init__(self, naive: Naive) -> None:
-        self._naive = naive
-
-    def take(self, events: bytes) -> int:
-        return len(self.ids(events))
 
     def ids(self, event: bytes) -> Ids:
-        return self._naive.ids(event)[1:]
+        return super().ids(event)[1:]
 
 
-class MakerOfWrong:
-    WORDS = "finds one too few"
-
-    def cannot(self, load: str) -> None:
-        return None
-
-    def make(self, filters: Any) -> Wrong:
-        return Wrong(Naive(filters))
-
-
-def test_a_contender_that_finds_something_else_fails_the_run(
+def test_a_contender_that_finds_other_ids_fails_the_measurement(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(match, "find", lambda name: MakerOfWrong() if name == "numpy" else find(name))
+    monkeypatch.setitem(OTHERS, "numpy", WrongMatcher)
     assert (
         cli.main(("bench", "match", "--subscriptions", "500", "--rounds", "1", "--run-seconds", "0.01", "--json")) == 1
     )
@@ -109,16 +91,16 @@ def test_a_contender_that_finds_something_else_fails_the_run(
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_contender_finds_what_filter_matches_finds(name: str) -> None:
     for load in (make(kind, 300, 40, seed=5) for kind in ("stock", "hard", "iot", "strings")):
-        if find(name).cannot(load.name):
+        if OTHERS[name].cannot(load.name):
             continue
-        contender = find(name).make(load.filters)
+        contender = OTHERS[name](load.filters)
         for event in load.events:
             expected = [place for place, each in enumerate(load.filters) if each.matches(event)]
             assert sorted(contender.ids(msgspec.msgpack.encode(event)).tolist()) == expected
 
 
 @pytest.mark.parametrize("text", ["a != 3", "a absent", "a = 1 or b = 2", "a in ('x', 'y')", "a = 1", "a >= 'x'"])
-def test_what_columns_cannot_hold_is_refused(text: str) -> None:
+def test_filters_that_columns_cannot_hold_are_rejected(text: str) -> None:
     with pytest.raises(BenchError):
         columns_of([parse(text)])
 
@@ -138,6 +120,18 @@ def test_churn_has_percentiles_with_and_without_changes(capsys: pytest.CaptureFi
     assert facts["ratios"]["match_p999_churn_vs_quiet"] == pytest.approx(ratio)
 
 
+def test_changes_never_run_out() -> None:
+    filters = make("stock", 300, 1, seed=1).filters
+    index, _ = fill(filters[:100], 1)
+    churn = match_churn.Churn(index, filters[:100], filters[100:], seed=1)
+    churn.prepare(0.002)
+    for _ in range(11):
+        churn.change()
+    assert len(churn.times_us) == 11
+    churn.finish()
+    assert len(index) == len(churn.held) == 100
+
+
 def test_all_quotes_are_matched_and_a_sample_is_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for symbol in ("AAPL", "YHOO"):
         (tmp_path / symbol).write_text(
@@ -155,8 +149,8 @@ def test_all_quotes_are_matched_and_a_sample_is_checked(capsys: pytest.CaptureFi
     assert facts["ratios"]["vs_naive"] > 0
 
 
-def test_ids_are_compared_whatever_their_order() -> None:
-    naive = Naive(make("stock", 300, 1, seed=1).filters)
+def test_ids_are_compared_in_any_order() -> None:
+    naive = NaiveMatcher(make("stock", 300, 1, seed=1).filters)
     events = [msgspec.msgpack.encode(event) for event in make("stock", 1, 5, seed=1).events]
     checked, event_s = match.check(naive, lambda event: np.flip(naive.ids(event)), events)
     assert checked == 5

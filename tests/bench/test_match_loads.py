@@ -1,4 +1,4 @@
-"""The loads of `shoal bench match` are what they are said to be."""
+"""The loads of `shoal bench match` are as described."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from shoal.bench.contender import BenchError
 from shoal.bench.loads import hard, iot, quotes, stock, strings
-from shoal.bench.loads.load import NAMES, Load, make
+from shoal.bench.loads.load import NAMES, MatchLoad, make
 from shoal.filters.language import parse
 from shoal.filters.ranges import Numbers, OneOf
 from shoal.filters.strings import Strings
@@ -22,14 +22,14 @@ LINES = """\
 OTHER = "[symbol,'YHOO'],[class,'STOCK'],[open,1],[high,2],[low,1],[close,2],[volume,7],[date,'1-May-96']\n\n"
 
 
-def hits(load: Load, events: int) -> float:
+def hits(load: MatchLoad, events: int) -> float:
     """The share of the filters that an event matches, on average."""
     found = sum(each.matches(event) for each in load.filters for event in load.events[:events])
     return found / events / len(load.filters)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_filters_are_canonical_and_the_seed_decides(name: str) -> None:
+def test_filters_are_canonical_and_depend_on_the_seed(name: str) -> None:
     load = make(name, 400, 50, seed=7)
     assert (len(load.filters), len(load.events)) == (400, 50)
     for each in load.filters:
@@ -57,7 +57,7 @@ def test_stock_draws_the_templates_with_the_papers_probabilities() -> None:
     assert all(set(event) == {"class", "symbol", *quotes.NUMBERS, "date"} for event in load.events)
 
 
-def test_a_quarter_of_the_stock_subscribers_asks_for_what_nobody_publishes() -> None:
+def test_a_quarter_of_the_stock_subscribers_asks_for_stocks_without_a_publisher() -> None:
     published = stock.publications(1, None)
     assert (len(published), len(published["AAAA"])) == (stock.SYMBOLS, stock.DAYS)
     silent = 0
@@ -102,18 +102,18 @@ def test_quotes_are_read_from_a_directory_or_an_archive(name: str, tmp_path: Pat
     ("text", "complaint"),
     [("", "no quotes"), ("[class,'STOCK'", "line 1: not a quote"), ("[class,'STOCK']", "without close, high")],
 )
-def test_what_is_no_quote_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
+def test_lines_that_are_no_quotes_are_rejected(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
     with pytest.raises(BenchError, match=complaint):
         quotes.read(tmp_path)
 
 
-def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_path_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="cannot read quotes"):
         quotes.read(tmp_path / "nothing")
 
 
-def test_generated_quotes_are_possible_ones() -> None:
+def test_generated_quotes_are_plausible() -> None:
     made = quotes.generate(quotes.symbols(3, {"AAAA"}), 200, np.random.default_rng(1))
     assert list(made) == ["AAAB", "AAAC", "AAAD"]
     for quote in made["AAAC"]:

@@ -1,30 +1,24 @@
-"""`shoal bench pipeline`, so small that only its shape can be judged."""
+"""`shoal bench pipeline`, so small that only its shape can be judged, on the session that tests share."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from tests.support.spark import need_spark
 
 from shoal import cli
 from shoal.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
 from shoal.pipeline.session import SessionOptions
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.timeout(300)]
 
 
-@pytest.fixture(autouse=True)
-def _spark_is_there() -> None:
-    need_spark()
-
-
-def test_every_job_has_its_rows_and_those_beside_one_core_a_ratio() -> None:
-    options = pipeline.Options(
+def test_every_job_has_rows_and_those_compared_with_one_core_have_a_ratio() -> None:
+    options = pipeline.PipelineOptions(
         rounds=1,
-        load=pipeline_load.Options(channels=20, seconds=10, batch_rows=300, live_s=2.0),
-        archive=pipeline_archive.Options(messages=50),
-        match=pipeline_match.Options(events=2_000, filters=100),
+        load=pipeline_load.LoadOptions(channels=20, seconds=10, batch_rows=300, live_s=2.0),
+        archive=pipeline_archive.ArchiveOptions(messages=50),
+        match=pipeline_match.BulkMatchOptions(events=2_000, filters=100),
         session=SessionOptions(name="tests"),
     )
     facts = pipeline.measure(options, lambda _: None)

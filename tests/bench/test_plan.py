@@ -1,4 +1,4 @@
-"""`shoal bench plan`, so small that only its shape and its sense can be judged."""
+"""`shoal bench plan`, so small that only the form of its result can be judged."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_a_small_run_has_a_row_for_every_policy_and_budget(capsys: pytest.Captur
     assert facts["ratios"]["max_load_of_shoal_vs_bound"] <= 1.05
 
 
-def test_the_figures_are_shown_to_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_are_shown_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(("bench", "plan", "--channels", "500", "--servers", "4", "--rounds", "1")) == 0
     shown = capsys.readouterr().out
     assert "shoal-100" in shown
     assert "dynamoth" in shown
 
 
-def test_the_load_is_what_it_is_said_to_be() -> None:
+def test_the_load_is_as_described() -> None:
     situation = plan_load.situation(5000, 40, seed=3)
     assert plan_load.bound(situation) == pytest.approx(plan_load.BOUND)
     assert sorted(set(situation.hosts.capacity.tolist())) == [plan_load.CAPACITY, 2 * plan_load.CAPACITY]

@@ -29,7 +29,7 @@ def test_help_shows_the_jobs_and_examples(capsys: pytest.CaptureFixture[str]) ->
     [
         (["--conf", "master=local"], "write it as spark.<name>=<value>"),
         (["--conf", "spark.master"], "write it as spark.<name>=<value>"),
-        (["--heap-mb", "100"], "a heap of 100 MB does not hold Spark: give it 512 MB or more"),
+        (["--heap-mb", "100"], "a heap of 100 MB is too small for Spark: give it 512 MB or more"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +53,7 @@ def test_without_java_it_says_what_to_install(
 def test_nothing_but_spark_itself_imports_spark() -> None:
     program = (
         "import sys, shoal, shoal.cli.pipeline_load, shoal.cluster.doctor, shoal.cluster.local, shoal.demo.run\n"
-        "import shoal.pipeline.feeding, shoal.pipeline.source.planning\n"
+        "import shoal.pipeline.load_service, shoal.pipeline.source.offset_planner\n"
         "assert 'pyspark' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(SRC)})

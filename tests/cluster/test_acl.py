@@ -15,7 +15,7 @@ from shoal.cluster.acl import ADMIN, AGENT, CLIENT, PIPELINE, READER, ROLES, all
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
 from shoal.errors import AuthenticationError
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 from shoal.wire.envelope import AGENT_CHANNEL, TELEMETRY_KEY, WORD_CHANNEL, inbox_channel
 from shoal.wire.glob import glob_match
 

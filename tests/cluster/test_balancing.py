@@ -88,7 +88,7 @@ class BalancingScene:
     async def lead(self, name: str = "a") -> None:
         lease = await self.coordinator.acquire(KEEPER_LEASE, name, 60.0, takeover=True)
         assert lease is not None
-        self.leading[name] = Leading(lease, self.ring)
+        self.leading[name] = Leading(lease, self.ring, lease)
 
     def start(self, name: str = "a", options: BalancerOptions = OPTIONS) -> None:
         changed = asyncio.Event()

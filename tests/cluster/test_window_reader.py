@@ -16,9 +16,9 @@ from shoal.balance.window_feed import ALIVE_KEY, FEED_KEY
 from shoal.cluster.window_reader import WindowReader
 from shoal.coordination.link import Address
 from shoal.limits import Limits
-from shoal.pipeline import feeding
-from shoal.pipeline.feeding import Feed
-from shoal.wire.ask import ask
+from shoal.pipeline import load_service
+from shoal.pipeline.load_service import WindowSender
+from shoal.wire.blocking import ask
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +50,12 @@ def window(start_s: int) -> LoadWindow:
 
 
 async def test_windows_arrive_in_order_and_the_job_is_seen_to_live_and_to_end(address: Address) -> None:
-    feed = Feed(address)
-    await asyncio.to_thread(feed.take, 0, [window(0)])  # before anybody reads: of no use any more
+    sender = WindowSender(address)
+    await asyncio.to_thread(sender.take, 0, [window(0)])  # before anybody reads: of no use any more
     async with reading(address) as reader:
         assert reader.alive is False
-        await asyncio.to_thread(feed.alive, "pid 1")
-        await asyncio.to_thread(feed.take, 1, [window(2), window(4)])
+        await asyncio.to_thread(sender.heartbeat, "pid 1")
+        await asyncio.to_thread(sender.take, 1, [window(2), window(4)])
         found: list[int] = []
 
         def take() -> bool:
@@ -64,7 +64,7 @@ async def test_windows_arrive_in_order_and_the_job_is_seen_to_live_and_to_end(ad
 
         await until(take)
         assert found == [2, 4]
-        await asyncio.to_thread(feed.gone)
+        await asyncio.to_thread(sender.end)
         await until(lambda: reader.alive is False)
 
 
@@ -74,31 +74,31 @@ async def test_garbage_in_the_feed_is_reported_and_passed_over(
     async with reading(address) as reader:
         for fields in (("data", "garbage"), ("other", "x")):
             await asyncio.to_thread(ask, address.host, address.port, None, None, "XADD", FEED_KEY, "*", *fields)
-        await asyncio.to_thread(Feed(address).take, 0, [window(2)])
+        await asyncio.to_thread(WindowSender(address).take, 0, [window(2)])
         await until(lambda: len(reader._windows) == 1)
     assert caplog.text.count("a load window of Spark cannot be read") == 2
 
 
 def test_the_feed_is_bounded_and_the_word_of_life_expires(address: Address) -> None:
-    feed = Feed(address)
+    sender = WindowSender(address)
     for number in range(3):
-        feed.take(number, [window(number)] * 100)
+        sender.take(number, [window(number)] * 100)
     assert ask(address.host, address.port, None, None, "XLEN", FEED_KEY) < 300
-    feed.alive("x")
+    sender.heartbeat("x")
     assert 0 < ask(address.host, address.port, None, None, "PTTL", ALIVE_KEY) <= window_feed.ALIVE_S * 1000
 
 
 def test_a_window_that_is_too_large_is_not_handed_over_and_that_is_said(
     address: Address, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding, "WINDOW_BYTES_MAX", 10)
-    Feed(address).take(0, [window(0)])
+    monkeypatch.setattr(load_service, "WINDOW_BYTES_MAX", 10)
+    WindowSender(address).take(0, [window(0)])
     assert ask(address.host, address.port, None, None, "EXISTS", FEED_KEY) == 0
-    assert "load windows are not handed over" in caplog.text
+    assert "load windows not sent to the balancer" in caplog.text
 
 
 def test_a_coordinator_that_does_not_answer_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    feed = Feed(Address("127.0.0.1", 1, None, None))
-    feed.alive("x")
-    feed.alive("x")
-    assert caplog.text.count("load windows are not handed over") == 1
+    sender = WindowSender(Address("127.0.0.1", 1, None, None))
+    sender.heartbeat("x")
+    sender.heartbeat("x")
+    assert caplog.text.count("load windows not sent to the balancer") == 1

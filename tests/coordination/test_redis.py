@@ -28,6 +28,7 @@ from shoal.errors import (
     CoordinatorUnavailableError,
     ServerTooOldError,
 )
+from shoal.wire import handshake
 
 USER, PASSWORD = "keeper", "correct horse: battery/staple@%"
 TIMEOUT_S = 3.0
@@ -156,7 +157,7 @@ class TestConnect:
     async def test_a_server_of_an_old_version_is_too_old(
         self, store: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(link, "SERVER_VERSION_MIN", (99, 1))
+        monkeypatch.setattr(handshake, "REDIS_VERSION_MIN", (99, 1))
         with pytest.raises(ServerTooOldError, match=r"99\.1 or newer"):
             await connect(store)
 
@@ -333,7 +334,7 @@ class TestManyWritesOnRedis:
             nonlocal lost
             await commit(session, *commands)
             lost += 1
-            raise redis.exceptions.ConnectionError("cut off")
+            raise ConnectError("cut off")
 
         monkeypatch.setattr(link.Session, "commit", cut_off)
         first, gone, second = await coordinator.write_all(

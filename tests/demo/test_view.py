@@ -1,4 +1,4 @@
-"""The view: bars, lines, and that everything fits into a terminal of 100 by 30."""
+"""The view: bars, lines, and layouts for small terminals."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rich.console import Console
 from shoal.cluster.child import ChildStatus
 from shoal.cluster.server_meter import ServerSecond
 from shoal.cluster.status import ClusterStatus, ServerStatus
-from shoal.demo.audit import Tally
+from shoal.demo.delivery_audit import Tally
+from shoal.demo.frames import REPORT_S_MAX, DemoFrame, DemoSecond, Sampler, ServerRow, percentile, server_rows
 from shoal.demo.run import Summary
-from shoal.demo.sampling import REPORT_S_MAX, Frame, Row, Sampler, Second, percentile, rows
-from shoal.demo.script import Event
+from shoal.demo.server_events import DemoEvent
 from shoal.demo.view import BAR, LiveView, line, load_bar, sparkline, summary_table
 
 
@@ -21,14 +21,14 @@ def load(server: str, ratio: float) -> ServerSecond:
     return ServerSecond(server, 100, ratio, 400_000 * ratio, 900, 0.05, 212)
 
 
-def a_frame(seconds: int = 60, lost: int = 0) -> Frame:
-    return Frame(
+def a_frame(seconds: int = 60, lost: int = 0) -> DemoFrame:
+    return DemoFrame(
         phase="the crowd grows",
         elapsed_s=float(seconds),
         seconds=60.0,
         players_max=200,
         tiles=6,
-        history=[Second(n, 3.0 * n, 20.0 * n, 1.0, 1234.5, 0.4, 0.5, 0.91) for n in range(seconds)],
+        history=[DemoSecond(n, 3.0 * n, 20.0 * n, 1.0, 1234.5, 0.4, 0.5, 0.91) for n in range(seconds)],
         tally=Tally(messages=12_345, deliveries=123_456, lost=lost),
         waiting_s=0.3,
         ring_version=2,
@@ -38,8 +38,8 @@ def a_frame(seconds: int = 60, lost: int = 0) -> Frame:
         replicated=1,
         servers_added=4,
         servers_removed=0,
-        servers=[Row(f"s{n}", "running", True, "drained", 0, load(f"s{n}", n / 6)) for n in range(1, 7)],
-        events=[Event(float(n), "bad", f"event {n}") for n in range(40)],
+        servers=[ServerRow(f"s{n}", "running", True, "drained", 0, load(f"s{n}", n / 6)) for n in range(1, 7)],
+        events=[DemoEvent(float(n), "bad", f"event {n}") for n in range(40)],
     )
 
 
@@ -71,7 +71,7 @@ def test_the_live_view_fits(width: int, height: int) -> None:
     assert not any("…" in text for text in lines)
 
 
-def test_a_load_bar_says_how_full_a_server_is() -> None:
+def test_a_load_bar_shows_how_full_a_server_is() -> None:
     assert load_bar(0.5).plain == "█" * (BAR // 2) + "░" * (BAR // 2)
     assert load_bar(1.3).plain == "█" * BAR
     colours = [str(load_bar(ratio).spans[0].style) for ratio in (0.5, 0.75, 0.9)]
@@ -88,7 +88,7 @@ def test_a_line_is_plain_text() -> None:
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(0, "nothing was lost"), (1, "the promise was broken")])
-def test_the_summary_says_whether_the_promise_was_kept(lost: int, verdict: str) -> None:
+def test_the_summary_shows_whether_the_promise_was_kept(lost: int, verdict: str) -> None:
     summary = Summary(
         players=200,
         tally=Tally(lost=lost),
@@ -129,7 +129,7 @@ def test_a_second_is_what_happened_since_the_last_one() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 0.99) == 4.0
 
 
-def test_a_row_shows_how_a_server_stands() -> None:
+def test_a_row_shows_the_state_of_a_server() -> None:
     def server(name: str, in_ring: bool) -> ServerStatus:
         return ServerStatus(name, "h", 1, in_ring, in_ring)
 
@@ -139,9 +139,9 @@ def test_a_row_shows_how_a_server_stands() -> None:
     servers = (server("s1", True), server("s2", True), server("s3", False), server("s4", False), server("s5", False))
     status = ClusterStatus("c", "", 0.0, True, "", True, 1, servers, processes, None)
     loads = {name: load(name, 0.5) for name in ("s1", "s2", "s4")}
-    found = {row.id: row for row in rows(status, loads, {"s2"}, 101.0)}
+    found = {row.id: row for row in server_rows(status, loads, {"s2"}, 101.0)}
     assert [found[name].ring for name in ("s1", "s2", "s3", "s4")] == ["in", "drained", "joins", "out"]
     assert (found["s1"].load, found["s4"].load) == (loads["s1"], None)
     assert (found["s1"].restarts, found["s5"].state) == (2, "ends")
-    late = rows(status, loads, (), 101.0 + REPORT_S_MAX)
+    late = server_rows(status, loads, (), 101.0 + REPORT_S_MAX)
     assert all(row.load is None for row in late)

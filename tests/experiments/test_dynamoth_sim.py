@@ -1,4 +1,4 @@
-"""The Dynamoth paper's experiments in the flow simulator, made small."""
+"""The Dynamoth paper's experiments in the flow simulator, in small."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import pytest
 
 from shoal.cli import main
 from shoal.errors import ConfigError
-from shoal.experiments import Options, experiments, modes
+from shoal.experiments import MODES, ExperimentOptions, experiments
 from shoal.experiments.sim import dynamoth_1, dynamoth_2, dynamoth_3
-from shoal.experiments.sim.games import GAMES, PAPER_GAME, POLICY_SETTINGS, Game
+from shoal.experiments.sim.game_settings import GAMES, PAPER_GAME, POLICY_SETTINGS, GameSetting
 from shoal.experiments.sim.seeds import on_all_cores
 from shoal.sim.flow import MoveModel, distance_model
 from shoal.sim.flow.workloads import Curve
 
-SMALL = Game("paper", "small", PAPER_GAME.map, PAPER_GAME.capacity_bytes_per_s / 4)
+SMALL = GameSetting("paper", "small", PAPER_GAME.map, PAPER_GAME.capacity_bytes_per_s / 4)
 """A quarter of the bandwidth is full with half of the players."""
-ONE_SEED = Options(seeds=1)
+ONE_SEED = ExperimentOptions(seeds=1)
 
 
 def double(number: int) -> int:
     return 2 * number
 
 
-def test_with_100_subscribers_one_server_is_enough_and_with_800_it_takes_three() -> None:
+def test_100_subscribers_need_one_server_and_800_need_three() -> None:
     result = dynamoth_1.run_a(ONE_SEED)
     assert result.holds, result.claims
     one, three = result.series["response_ms"].values()
@@ -70,14 +70,14 @@ def test_the_shown_run_goes_to_the_end(scalability: dict[str, Any]) -> None:
     assert scalability["series"]["players_supported"]["paper"]["bound"]
 
 
-def test_parameters_say_everything_that_was_assumed(scalability: dict[str, Any]) -> None:
+def test_the_parameters_contain_all_assumptions(scalability: dict[str, Any]) -> None:
     parameters = scalability["parameters"]
     assert parameters["seeds"] == 1
     assert parameters["balance"]["dynamoth"] == msgspec.to_builtins(POLICY_SETTINGS["dynamoth"])
     assert parameters["settings"]["paper"]["models"]["server"]["fail_ratio"] == 1.15
 
 
-def test_there_are_at_least_four_settings_of_which_one_is_the_papers() -> None:
+def test_the_first_of_several_settings_is_the_papers() -> None:
     assert GAMES[0] is PAPER_GAME
     assert {"paper", "coarse", "fine", "towns"} <= {game.name for game in GAMES}
     for settings in POLICY_SETTINGS.values():
@@ -91,16 +91,16 @@ def test_one_setting_is_the_papers_with_moves_that_forward_everything() -> None:
     assert PAPER_GAME.models.moves == MoveModel()
 
 
-def test_servers_follow_the_players() -> None:
+def test_the_number_of_servers_follows_the_players() -> None:
     players = Curve(((0, 50), (80, 350), (120, 350), (160, 60), (260, 60)))
-    found = dynamoth_3.run_seed(dynamoth_3.Task(SMALL, players, 1, distance_model()))
+    found = dynamoth_3.run_seed(dynamoth_3.CurveTask(SMALL, players, 1, distance_model()))
     for series in found.values():
         servers = series.column("servers")
         assert servers[110:120].mean() >= 2 * servers[-10:].mean()
         assert not series.column("undelivered").any()
 
 
-def test_tasks_come_back_in_order() -> None:
+def test_results_come_in_the_order_of_the_tasks() -> None:
     done: list[int] = []
     assert on_all_cores(double, [3, 1, 2], done.append) == [6, 2, 4]
     assert on_all_cores(double, [5], done.append) == [10]
@@ -119,8 +119,8 @@ def test_three_servers_support_nearly_three_times_the_publishers_of_one(
     assert json.loads((tmp_path / "dynamoth-1b.json").read_text()) == printed
 
 
-def test_a_mode_that_is_not_there_is_refused() -> None:
-    assert modes()[0] == "sim"
+def test_an_unknown_mode_is_rejected() -> None:
+    assert MODES[0] == "sim"
     with pytest.raises(ConfigError, match="no mode"):
         experiments("dream")
 

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import ConfigError
 from shoal.experiments.figures import draw
-from shoal.experiments.result import Drawing, Line, Panel, Result
+from shoal.experiments.result import Drawing, ExperimentResult, Line, Panel
 
 LINES = [
     Line("one", [0.0, 1.0, 2.0], [1.0, float("inf"), 3.0]),
@@ -32,9 +32,11 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monke
         draw([Drawing("figure", [PANEL])], tmp_path)
 
 
-def test_what_is_not_finite_is_null_in_json() -> None:
+def test_numbers_that_are_not_finite_are_null_in_json() -> None:
     claims = {"the sky is blue": True, "pigs fly": False}
-    result = Result("n", "p", {"a": (1, 2)}, {"s": [1.0, float("inf")]}, {"h": float("nan")}, [], [], "", claims)
+    result = ExperimentResult(
+        "n", "p", {"a": (1, 2)}, {"s": [1.0, float("inf")]}, {"h": float("nan")}, [], [], "", claims
+    )
     facts = json.loads(json.dumps(result.facts()))
     assert facts["series"] == {"s": [1.0, None]}
     assert facts["headline"] == {"h": None, "holds": claims}

@@ -1,4 +1,4 @@
-"""RGame on real servers: a small game with players who come and go, and how games are judged."""
+"""RGame on real servers: a small game with players who join and leave, and how games are judged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from shoal.balance.settings import BalanceSettings
 from shoal.experiments.real.elasticity import extremes
-from shoal.experiments.real.game import AVERAGE_S, GameSecond, GameSetup, Played, play
-from shoal.experiments.real.network import Network, run_on_network
+from shoal.experiments.real.game import AVERAGE_S, GameRecord, GameSecond, GameSetup, play
+from shoal.experiments.real.network import ExperimentNetwork, run_on_network
 from shoal.experiments.real.scalability import BROKEN_S, POLICIES, compared, is_over, supported
 from shoal.sim.flow import distance_model
 from shoal.sim.flow.workloads.curves import Curve
@@ -21,8 +21,8 @@ def second(
     return GameSecond(at_s, players, servers, response_ms, 100.0, ratio_max / 2, ratio_max, 0.1, 0.5)
 
 
-def game(seconds: list[GameSecond]) -> Played:
-    return Played(seconds=seconds)
+def game(seconds: list[GameSecond]) -> GameRecord:
+    return GameRecord(seconds=seconds)
 
 
 def test_figures_are_averaged_with_the_seconds_before() -> None:
@@ -41,7 +41,7 @@ def test_players_are_supported_until_response_times_stay_beyond_the_limit() -> N
     assert is_over(game(good + bad), limited=True)
 
 
-def test_a_short_spike_ends_nothing() -> None:
+def test_a_short_spike_does_not_end_a_game() -> None:
     seconds = [second(at, players=10 + at) for at in range(30)]
     seconds[15] = second(15, players=25, response_ms=300.0)
     assert supported(game(seconds), limited=True) == 39
@@ -53,12 +53,12 @@ def test_without_limited_links_load_ratios_are_judged_too() -> None:
     assert supported(game(seconds), limited=True) == 39
 
 
-def test_a_run_without_an_answer_for_a_second_counts_it_as_infinite() -> None:
+def test_a_second_without_updates_counts_as_infinite() -> None:
     seconds = [second(at, response_ms=float("inf")) for at in range(BROKEN_S)]
     assert is_over(game(seconds), limited=True)
 
 
-def test_the_order_of_policies_is_told_and_only_losses_are_judged() -> None:
+def test_the_order_of_policies_is_shown_and_only_losses_are_judged() -> None:
     games = {
         policy: game([second(0.0, players=players)]) for policy, players in zip(POLICIES, (30, 20, 10), strict=True)
     }
@@ -70,16 +70,16 @@ def test_the_order_of_policies_is_told_and_only_losses_are_judged() -> None:
     assert not compared(games, limited=True, parameters={}).holds
 
 
-def test_servers_come_go_and_come_again() -> None:
+def test_servers_are_added_removed_and_added_again() -> None:
     counts = [(0, 1), (50, 5), (65, 5), (90, 2), (100, 1), (110, 2), (120, 3)]
     assert extremes(game([second(float(at), servers=servers) for at, servers in counts])) == (5, 1, 3)
 
 
-def test_players_come_and_go_on_real_servers_and_nothing_is_lost() -> None:
+def test_players_join_and_leave_on_real_servers_and_nothing_is_lost() -> None:
     settings = BalanceSettings(window_s=1, wait_s=2.0)
     setup = GameSetup(Curve(((0.0, 4.0), (3.0, 12.0), (5.0, 3.0), (6.0, 3.0))), 2, "shoal", tiles=2, settings=settings)
 
-    async def work(network: Network) -> Played:
+    async def work(network: ExperimentNetwork) -> GameRecord:
         return await play(network, setup, distance_model(), lambda _: None)
 
     environment = dict(os.environ)

@@ -16,8 +16,8 @@ import pytest
 from shoal.cluster.process import wait_until
 from shoal.cluster.servers import HOST
 from shoal.experiments.real import network as networks
-from shoal.experiments.real.network import Network, may_limit, run_on_network
-from shoal.experiments.real.rig import FAIL_RATIO, Link
+from shoal.experiments.real.limited_cluster import FAIL_RATIO, ServerLink
+from shoal.experiments.real.network import ExperimentNetwork, may_limit, run_on_network
 
 LINK_BYTES_PER_S = 500_000
 SENT_BYTES = 400_000
@@ -58,27 +58,27 @@ def interfaces() -> list[str]:
     return sorted(os.listdir("/sys/class/net"))
 
 
-def test_where_nothing_can_be_limited_servers_are_on_the_loopback_interface() -> None:
-    async def work(network: Network) -> tuple[str, tuple[str, ...], dict[str, int]]:
+def test_without_limits_servers_are_on_the_loopback_interface() -> None:
+    async def work(network: ExperimentNetwork) -> tuple[str, tuple[str, ...], dict[str, int]]:
         site = network.site("s1")
         return site.host, (*site.prefix, *network.clients_prefix), network.sent()
 
     assert run_on_network(None, work) == (HOST, (), {})
 
 
-def test_who_is_not_root_limits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_cannot_be_limited_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert not may_limit()
-    assert Link(1e6, 1.4).limit is None
+    assert ServerLink(1e6, 1.4).limit is None
 
 
-def test_who_has_no_tc_limits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_cannot_be_limited_without_tc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "PROGRAMS", ("ip", "no-such-program"))
     assert not may_limit()
 
 
-def test_what_goes_wrong_in_an_experiment_is_raised() -> None:
-    async def work(network: Network) -> None:
+def test_an_error_in_an_experiment_is_raised() -> None:
+    async def work(network: ExperimentNetwork) -> None:
         raise ValueError("a reason")
 
     with pytest.raises(ValueError, match="a reason"):
@@ -86,14 +86,14 @@ def test_what_goes_wrong_in_an_experiment_is_raised() -> None:
 
 
 def test_a_link_is_full_at_the_ratio_at_which_servers_fail() -> None:
-    link = Link(bytes_per_s=1e6, wire_share=1.25)
+    link = ServerLink(bytes_per_s=1e6, wire_share=1.25)
     assert link.capacity_bytes_per_s * FAIL_RATIO * link.wire_share == pytest.approx(link.bytes_per_s)
 
 
 if may_limit():  # as root, with ip, tc and nsenter
 
-    def test_what_goes_to_clients_is_limited_and_counted_and_what_stays_near_is_not() -> None:
-        async def work(network: Network) -> tuple[float, int, int]:
+    def test_traffic_to_clients_is_limited_and_counted_and_other_traffic_is_not() -> None:
+        async def work(network: ExperimentNetwork) -> tuple[float, int, int]:
             site = network.site("s1")
             server = await asyncio.create_subprocess_exec(
                 *(*site.prefix, sys.executable, "-c", SEND, site.host), stdout=asyncio.subprocess.PIPE
@@ -114,10 +114,10 @@ if may_limit():  # as root, with ip, tc and nsenter
         assert far > SENT_BYTES
         assert near < SENT_BYTES / 10
 
-    def test_the_networks_of_the_machine_stay_as_they_are() -> None:
+    def test_the_network_of_the_machine_does_not_change() -> None:
         before = interfaces()
 
-        async def work(network: Network) -> list[str]:
+        async def work(network: ExperimentNetwork) -> list[str]:
             network.site("s1")
             return interfaces()
 

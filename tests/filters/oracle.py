@@ -1,6 +1,6 @@
-"""The slow evaluator: what a predicate says of an event, by the words of the design and nothing clever.
+"""The slow evaluator: the truth of a predicate for an event, written down directly from the design.
 
-It shares no code with what it checks. True, False, or None for unknown.
+It shares no code with what it checks. Answers are True, False, or None for unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def kind(value: Value) -> str:
 
 
 def says(predicate: Predicate, event: Event) -> bool | None:
-    """What a predicate says of an event."""
+    """The truth of a predicate for an event."""
     value = event.get(predicate.attribute)
     if predicate.operator is Operator.ABSENT:
         return value is None
@@ -85,7 +85,7 @@ def conjunction_matches(predicates: Iterable[Predicate], event: Event) -> bool:
 
 
 def truth(expression: Expression, event: Event) -> bool | None:
-    """What an expression says of an event."""
+    """The truth of an expression for an event."""
     match expression:
         case Leaf(predicate):
             return says(predicate, event)

@@ -1,6 +1,6 @@
 """Hypothesis strategies for values, events, predicates and filters, over a universe small enough to try all of it.
 
-The universe has the values at which mistakes hide: neighbours of integers past 2**53, strings that are prefixes and
+The universe has the values where mistakes hide: neighbours of integers past 2**53, strings that are prefixes and
 suffixes of each other, and the same digits as a number and as a string.
 """
 

@@ -1,4 +1,4 @@
-"""Advertisements: what a publisher promises, which subscriptions that concerns, and what changes when it stops."""
+"""Advertisements: what a publisher promises, which subscriptions that concerns, and what changes when it ends."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_subscription_follows_the_advertisements_that_it_overlaps_with() -> No
     assert set(table.unadvertise("p2")) == {"s1", "s2", "s3"}
 
 
-def test_subscriptions_that_ask_for_no_attribute_or_for_any_value_of_one_are_found_too() -> None:
+def test_subscriptions_that_require_no_attribute_or_any_value_of_one_are_found_too() -> None:
     table = AdvertisementTable()
     table.subscribe("all", parse("true"))
     table.subscribe("without", parse("b absent"))
@@ -130,7 +130,7 @@ def test_subscriptions_that_ask_for_no_attribute_or_for_any_value_of_one_are_fou
     assert table.unadvertise("q") == ("other",)
 
 
-def test_who_unsubscribed_is_not_told_any_more() -> None:
+def test_unsubscribed_ids_are_not_returned() -> None:
     table = AdvertisementTable()
     table.subscribe("s1", parse("a = 1"))
     table.subscribe("s2", parse("a = 1"))
@@ -141,7 +141,7 @@ def test_who_unsubscribed_is_not_told_any_more() -> None:
     assert table.advertise("q", advertised("a = 1")) == ()
 
 
-def test_ids_that_are_there_already_or_not_at_all_are_a_mistake_of_the_caller() -> None:
+def test_duplicate_and_missing_ids_are_a_mistake_of_the_caller() -> None:
     table = AdvertisementTable()
     table.subscribe("s", parse("a = 1"))
     table.advertise("p", advertised("a = 1"))
@@ -157,7 +157,7 @@ def test_ids_that_are_there_already_or_not_at_all_are_a_mistake_of_the_caller() 
 
 
 class Changes(RuleBasedStateMachine):
-    """Advertisements and subscriptions come and go; the table says what comparing all with all says."""
+    """Advertisements and subscriptions come and go; the table agrees with comparing all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,9 +172,9 @@ class Changes(RuleBasedStateMachine):
     @rule(advertisement=advertisements)
     def advertise(self, advertisement: Advertisement) -> None:
         name = next(self.ids)
-        told = self.table.advertise(name, advertisement)
+        result = self.table.advertise(name, advertisement)
         self.advertised[name] = advertisement
-        assert sorted(told) == [  # type: ignore[type-var]
+        assert sorted(result) == [  # type: ignore[type-var]
             each for each, filter_ in self.subscribed.items() if advertisement.overlaps(filter_)
         ]
 
@@ -216,7 +216,7 @@ TestChanges.settings = settings(
 
 
 @pytest.mark.parametrize("wrong", ["a = 1", None, 7])
-def test_what_is_no_filter_is_refused_and_nothing_has_changed(wrong: Any) -> None:
+def test_anything_but_a_filter_is_rejected_and_nothing_changes(wrong: Any) -> None:
     table = AdvertisementTable()
     table.advertise("p", advertisement_of(parse("a = 1")))
     for refused in (

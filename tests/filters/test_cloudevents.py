@@ -1,4 +1,4 @@
-"""CloudEvents filters: six dialects, two-valued, and a clear refusal of the rest."""
+"""CloudEvents filters: six dialects, two-valued, and clear errors for the rest."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_dialect(expression: object, text: str) -> None:
         ({"sql": "source LIKE '%x%'"}, "'sql' .CloudEvents SQL. is not supported: use exact, prefix"),
         ({"like": {"a": "b"}}, "the dialect 'like' is unknown"),
         ({1: {"a": "b"}}, "the dialect 1 is unknown"),
-        ({}, "one dialect in it, not an object of 0 members"),
+        ({}, "one dialect, not an object of 0 members"),
         ({"exact": {"a": "b"}, "prefix": {"a": "b"}}, "not an object of 2 members"),
         ("exact", "not a str"),
         ({"exact": {}}, "'exact' needs an object"),
@@ -66,7 +66,7 @@ def test_every_dialect(expression: object, text: str) -> None:
         ({"not": [{"exact": {"a": "b"}}]}, "not a list"),
     ],
 )
-def test_what_the_specification_does_not_allow_is_refused(expression: object, says: str) -> None:
+def test_what_the_specification_does_not_allow_is_rejected(expression: object, says: str) -> None:
     with pytest.raises(FilterError, match=says):
         from_cloudevents(expression)
 
@@ -76,7 +76,7 @@ def test_a_contradiction_says_which_predicates() -> None:
         from_cloudevents([{"exact": {"type": "a"}}, {"exact": {"type": "b"}}])
 
 
-def test_what_is_too_deep_or_too_large_is_refused() -> None:
+def test_expressions_that_are_too_deep_or_too_large_are_rejected() -> None:
     deep: dict[str, Any] = {"exact": {"a": "b"}}
     for _ in range(10_000):
         deep = {"not": deep}

@@ -12,7 +12,7 @@ from tests.filters.strategies import events, predicate_lists, predicates_over
 from tests.filters.universe import critical_numbers, satisfiable, values_of
 
 from shoal.filters.conjunctions import Conjunction, conjunction_of
-from shoal.filters.constraints import Absent, Present
+from shoal.filters.constraints import Absent, Exists
 from shoal.filters.predicates import Operator, Predicate
 from shoal.filters.ranges import Numbers, OneOf
 from shoal.filters.values import Event
@@ -56,22 +56,22 @@ def test_no_predicates_match_everything() -> None:
     assert conjunction_of([]) == TRUE
     assert TRUE.matches({})
     assert TRUE.covers(Conjunction((("a", OneOf((1,))),)))
-    assert not Conjunction((("a", Present()),)).covers(TRUE)
+    assert not Conjunction((("a", Exists()),)).covers(TRUE)
 
 
 def test_null_is_absence() -> None:
     event: Event = {"a": None}  # type: ignore[dict-item]  # as it may come from outside
     assert Conjunction((("a", Absent()),)).matches(event)
-    assert not Conjunction((("a", Present()),)).matches(event)
+    assert not Conjunction((("a", Exists()),)).matches(event)
 
 
-def test_it_covers_what_asks_for_more() -> None:
+def test_it_covers_conjunctions_that_require_more() -> None:
     wide = Conjunction((("b", Numbers(low=1)),))
-    narrow = Conjunction((("a", OneOf((1,))), ("b", Numbers(low=2)), ("c", Present())))
+    narrow = Conjunction((("a", OneOf((1,))), ("b", Numbers(low=2)), ("c", Exists())))
     assert wide.covers(narrow)
     assert not narrow.covers(wide)
     assert not Conjunction((("b", Numbers(low=3)),)).covers(narrow)
-    assert not Conjunction((("b", Numbers(low=1)), ("d", Present()))).covers(narrow)
+    assert not Conjunction((("b", Numbers(low=1)), ("d", Exists()))).covers(narrow)
 
 
 @given(numeric_lists, numeric_lists)
@@ -90,6 +90,6 @@ def test_reasoning_is_complete_wherever_constraints_are(ours: list[Predicate], t
 
 
 @given(numeric_lists)
-def test_what_nothing_satisfies_is_none(predicates: list[Predicate]) -> None:
+def test_predicates_that_nothing_satisfies_give_none(predicates: list[Predicate]) -> None:
     matched = any(conjunction_matches(predicates, event) for event in all_events(predicates))
     assert (conjunction_of(predicates) is None) == (not matched)

@@ -1,4 +1,4 @@
-"""All that a conjunction says of one attribute: canonical, exact for numbers and finite sets, sound for strings."""
+"""Constraints on one attribute: canonical, exact for numbers and finite sets, sound for strings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from tests.filters.strategies import NUMBERS, UNIVERSE, one_attribute_lists, pre
 from tests.filters.universe import critical_values
 
 from shoal.errors import FilterError
-from shoal.filters.constraints import Absent, Constraint, Present, constraint_of, order_of
+from shoal.filters.constraints import Absent, Constraint, Exists, constraint_of, order_of
 from shoal.filters.predicates import UNLIKE, Operator, Predicate
 from shoal.filters.ranges import BOOLEANS, Numbers, OneOf, one_of
-from shoal.filters.string_bounds import NUL, common_prefix, points, prefix_end
-from shoal.filters.strings import Strings
+from shoal.filters.strings import NUL, Strings, common_prefix, points, prefix_end
 from shoal.filters.values import INTEGER_MAX, NUMBER_MAX, NUMBER_MIN, Number, Value, pred, succ
 
 NEGATED = (Operator.NOT_PREFIX, Operator.NOT_SUFFIX, Operator.NOT_CONTAINS)
@@ -97,12 +96,12 @@ def test_a_boolean_is_not_a_number() -> None:
     assert not OneOf((1,)).intersects(OneOf((True,)))
 
 
-def test_an_in_of_several_kinds_is_no_single_constraint() -> None:
+def test_an_in_of_several_kinds_is_not_a_single_constraint() -> None:
     with pytest.raises(FilterError, match="several kinds"):
         made((Operator.IN, (1, "x")))
 
 
-def test_no_predicates_are_no_constraint() -> None:
+def test_a_constraint_needs_a_predicate() -> None:
     with pytest.raises(FilterError, match="at least one"):
         constraint_of([])
 
@@ -117,7 +116,7 @@ NOT_PREFIX, NOT_SUFFIX, NOT_CONTAINS = NEGATED
 @pytest.mark.parametrize(
     ("conditions", "constraint"),
     [
-        ([(Operator.EXISTS, None)], Present()),
+        ([(Operator.EXISTS, None)], Exists()),
         ([(Operator.ABSENT, None)], Absent()),
         ([(Operator.EXISTS, None), (GE, 5)], Numbers(low=5)),
         ([(Operator.IS, "number")], Numbers()),
@@ -159,7 +158,7 @@ NOT_PREFIX, NOT_SUFFIX, NOT_CONTAINS = NEGATED
     ],
     ids=str,
 )
-def test_however_it_is_written(
+def test_predicates_with_one_meaning_give_one_constraint(
     conditions: list[tuple[Operator, Value | tuple[Value, ...] | None]], constraint: Constraint
 ) -> None:
     for order in itertools.islice(itertools.permutations(conditions), 24):
@@ -194,13 +193,13 @@ def test_however_it_is_written(
     ],
     ids=str,
 )
-def test_what_nothing_satisfies_is_none(conditions: list[tuple[Operator, Value]]) -> None:
+def test_predicates_that_nothing_satisfies_give_none(conditions: list[tuple[Operator, Value]]) -> None:
     for order in itertools.permutations(conditions):
         assert made(*order) is None
 
 
 @given(one_attribute_lists, st.randoms(use_true_random=False))
-def test_neither_order_nor_repetition_nor_what_is_implied_matters(predicates: list[Predicate], random: object) -> None:
+def test_order_repetition_and_implied_predicates_do_not_matter(predicates: list[Predicate], random: object) -> None:
     constraint = constraint_of(predicates)
     again = [*predicates, *predicates]
     random.shuffle(again)  # type: ignore[attr-defined]
@@ -211,7 +210,7 @@ def test_neither_order_nor_repetition_nor_what_is_implied_matters(predicates: li
 
 @settings(max_examples=300)
 @given(hard_lists)
-def test_its_own_spelling_makes_the_same_constraint(predicates: list[Predicate]) -> None:
+def test_the_predicates_of_a_constraint_give_the_same_constraint(predicates: list[Predicate]) -> None:
     constraint = constraint_of(predicates)
     if constraint is not None:
         spelled = constraint.predicates("a")
@@ -308,13 +307,13 @@ def test_more_predicates_are_covered_by_fewer(fewer: list[Predicate], more: list
 
 
 def test_presence_covers_every_value_and_absence_none() -> None:
-    for constraint in (Numbers(), Strings(), BOOLEANS, Present()):
-        assert Present().covers(constraint)
+    for constraint in (Numbers(), Strings(), BOOLEANS, Exists()):
+        assert Exists().covers(constraint)
         assert not constraint.covers(Absent())
         assert not Absent().covers(constraint)
         assert constraint.meet(Absent()) is None
         assert Absent().meet(constraint) is None
-        assert Present().meet(constraint) == constraint.meet(Present()) == constraint
+        assert Exists().meet(constraint) == constraint.meet(Exists()) == constraint
 
 
 def test_an_interval_with_a_hole_does_not_cover_what_fills_it() -> None:
@@ -340,8 +339,8 @@ def test_a_substring_follows_from_a_prefix_a_suffix_or_a_longer_one() -> None:
     assert not wanted.covers(Strings(low="abcd", high="abd0"))
 
 
-def test_what_is_known_to_be_missed_is_missed() -> None:
-    """The docstring of `strings` says so; whoever improves on it, improves the docstring too."""
+def test_the_documented_limitations_exist() -> None:
+    """The docstring of `strings` lists them; update it if this test fails after an improvement."""
     assert made((GE, "ab"), (LT, "ad"), (NOT_CONTAINS, "abb"), (NOT_CONTAINS, "abc")) is not None
 
 

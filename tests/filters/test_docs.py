@@ -1,4 +1,4 @@
-"""What the page on filters shows is so."""
+"""The page on filters is true: its tables, examples and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import shoal.filters
 from shoal.errors import EmptyFilterError, FilterError
 from shoal.filters import Event, Poset, parse
-from shoal.filters.index import records
+from shoal.filters.index import record_format
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
@@ -66,7 +66,7 @@ def test_other_names_need_quotes(name: str) -> None:
 
 def test_the_names_of_the_page_are_exported() -> None:
     assert {"AdvertisementTable", "Poset", "from_cloudevents"} <= set(shoal.filters.__all__)
-    assert f"at most {records.NAMES_MAX:,} different names" in PAGE
+    assert f"at most {record_format.NAMES_MAX:,} different names" in PAGE
 
 
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -74,7 +74,7 @@ SHOWN = re.compile(r"  # (.*)$")
 
 
 @pytest.mark.timeout(600)
-def test_the_programs_of_the_page_run_and_give_what_stands_behind_them(
+def test_the_programs_of_the_page_run_and_give_the_results_in_their_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -104,7 +104,7 @@ def test_all_white_space_of_the_page_is_read() -> None:
     assert parse("a\t=\n1\r\nand\f b\v=\xa02") == parse("a = 1 and b = 2")
 
 
-def test_other_sentences_hold() -> None:
+def test_other_statements_of_the_page_hold() -> None:
     assert parse("a >= 5 and a != 5 and a < 9.0") == parse("a > 5 and a < 9")
     with pytest.raises(EmptyFilterError, match="contradict"):
         parse("a > 5 and a < 3")

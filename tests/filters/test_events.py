@@ -1,4 +1,4 @@
-"""Events: what is one, how papers spell it, its bytes, and many of them as Arrow columns."""
+"""Events: validation, the papers' spelling, MessagePack, and Arrow columns."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.filters import strategies as some
 from shoal.errors import EventError
 from shoal.filters.event_batches import from_arrow, to_arrow
 from shoal.filters.events import check_event, decode_event, encode_event, parse_event
+from shoal.filters.formatter import name_text, value_text
 from shoal.filters.language import parse
-from shoal.filters.printing import name_text, value_text
 from shoal.filters.values import Event, Value
 from shoal.limits import Limits
 
@@ -48,19 +48,19 @@ def test_none_is_absence_and_values_are_canonical() -> None:
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [
-        ({"a": math.nan}, "attribute 'a' is nan; NaN and infinities are refused"),
-        ({"a": -math.inf}, "infinities"),
+        ({"a": math.nan}, "attribute 'a' is nan; NaN and infinity are not allowed"),
+        ({"a": -math.inf}, "infinity"),
         ({"a": [1]}, "attribute 'a' is of type list; a value is str, int, float or bool"),
         ({"a": 2**64}, "does not fit in 64 bits"),
         ({"a": "\ud800"}, "surrogate"),
         ({"": 1}, "must not be empty"),
         ({1: 1}, "names are strings, not int"),
         ({"x" * 256: 1}, "attribute_name_bytes_max=255"),
-        ({str(number): 1 for number in range(65)}, "attributes_max=64 attributes, this has 65"),
+        ({str(number): 1 for number in range(65)}, "attributes_max=64 attributes, this one has 65"),
         ({"a": "x" * 8192}, "attributes_bytes_max=8192"),
     ],
 )
-def test_what_no_event_can_have_is_refused_with_the_reason(attributes: dict[str, Value], says: str) -> None:
+def test_invalid_names_and_values_are_rejected_with_the_reason(attributes: dict[str, Value], says: str) -> None:
     with pytest.raises(EventError, match=says):
         check_event(attributes)
     with pytest.raises(EventError, match=says):
@@ -69,13 +69,13 @@ def test_what_no_event_can_have_is_refused_with_the_reason(attributes: dict[str,
 
 @pytest.mark.parametrize("attributes", [None, 5, "a", [("a", 1)]])
 @pytest.mark.parametrize("check", [check_event, encode_event])
-def test_what_is_no_mapping_is_refused(check: Callable[[Any], object], attributes: object) -> None:
+def test_anything_but_a_mapping_is_rejected(check: Callable[[Any], object], attributes: object) -> None:
     with pytest.raises(EventError, match="an event is a mapping"):
         check(attributes)
 
 
 @pytest.mark.parametrize("text", [None, 5, b""])
-def test_what_is_no_text_is_refused(text: str) -> None:
+def test_anything_but_text_is_rejected(text: str) -> None:
     with pytest.raises(EventError, match="a text is needed"):
         parse_event(text)
 
@@ -106,7 +106,7 @@ def test_the_papers_example() -> None:
 
 
 @given(some.any_events)
-def test_an_event_that_is_spelled_is_read_back(event: Event) -> None:
+def test_an_event_written_as_text_is_read_back(event: Event) -> None:
     text = ",".join(f"[{name_text(name)},{value_text(value)}]" for name, value in event.items())
     assert parse_event(text) == event
 
@@ -118,11 +118,11 @@ def test_an_event_that_is_spelled_is_read_back(event: Event) -> None:
         ("[class,STOCK]", r"put strings in single quotes, 'STOCK'"),
         ("[class,'a'] [b,1]", r"column 13: found '\[', expected ','"),
         ("[class,'a'],", r"found the end, expected '\['"),
-        ("[a,1],[a,2]", r"column 7: the attribute 'a' stands here twice"),
+        ("[a,1],[a,2]", r"column 7: attribute 'a' is given twice"),
         ("a = 1", r"found 'a', expected '\['"),
     ],
 )
-def test_a_spelling_that_is_none_is_refused_with_its_place(text: str, says: str) -> None:
+def test_a_syntax_error_is_rejected_with_its_position(text: str, says: str) -> None:
     with pytest.raises(EventError, match=says):
         parse_event(text)
 
@@ -141,7 +141,7 @@ def test_an_event_survives_its_encoding(event: Event) -> None:
     assert typed(decode_event(encode_event(event))) == typed(check_event(event))
 
 
-def test_the_bytes_are_a_plain_map_that_everyone_reads() -> None:
+def test_the_bytes_are_a_plain_messagepack_map() -> None:
     assert msgspec.msgpack.decode(encode_event({"a": 2**64 - 1, "b": None})) == {"a": 2**64 - 1}
 
 
@@ -159,7 +159,7 @@ def test_the_bytes_are_a_plain_map_that_everyone_reads() -> None:
         b"\x91" * 5000,
     ],
 )
-def test_bytes_that_are_no_event_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_an_event_are_rejected(data: bytes) -> None:
     with pytest.raises(EventError):
         decode_event(data)
 
@@ -174,7 +174,7 @@ def test_no_bytes_raise_anything_but_an_event_error(data: bytes) -> None:
 
 
 @given(st.lists(st.one_of(some.events, some.any_events), max_size=8))
-def test_a_batch_gives_its_events_back(events: list[Event]) -> None:
+def test_events_survive_a_round_trip_through_arrow(events: list[Event]) -> None:
     batch = to_arrow(events)
     assert batch.num_rows == len(events)
     assert from_arrow(batch) == [check_event(event) for event in events]
@@ -208,7 +208,7 @@ def test_events_without_attributes_are_rows_too() -> None:
     assert from_arrow(to_arrow([])) == []
 
 
-def test_columns_that_others_made_are_read() -> None:
+def test_columns_of_other_types_are_read() -> None:
     batch = pyarrow.record_batch(
         {
             "symbol": pyarrow.array(["YHOO", None], pyarrow.large_string()).dictionary_encode(),
@@ -227,14 +227,14 @@ def test_columns_that_others_made_are_read() -> None:
         ({"a": pyarrow.array([{"x": 1, "y": 2}])}, "attribute 'a' has 2 values in one row"),
     ],
 )
-def test_columns_that_hold_no_events_are_refused_with_the_row(columns: dict[str, object], says: str) -> None:
+def test_columns_with_invalid_values_are_rejected_with_the_row(columns: dict[str, object], says: str) -> None:
     with pytest.raises(EventError, match=says):
         from_arrow(pyarrow.record_batch(columns))
 
 
-def test_two_columns_of_one_name_are_refused() -> None:
+def test_two_columns_with_one_name_are_rejected() -> None:
     batch = pyarrow.RecordBatch.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
-    with pytest.raises(EventError, match="two columns of the name 'a'"):
+    with pytest.raises(EventError, match="two columns of the batch are named 'a'"):
         from_arrow(batch)
 
 
@@ -244,25 +244,25 @@ def test_arrow_is_not_imported_before_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize("batch", [None, [{"a": 1}], 5, {}])
-def test_what_is_no_batch_is_refused(batch: Any) -> None:
-    with pytest.raises(EventError, match="a record batch or a table"):
+def test_anything_but_a_batch_is_rejected(batch: Any) -> None:
+    with pytest.raises(EventError, match="an Arrow record batch or table is needed"):
         from_arrow(batch)
 
 
-def test_strings_of_a_batch_that_are_not_utf_8_are_refused() -> None:
+def test_strings_of_a_batch_that_are_not_utf_8_are_rejected() -> None:
     lengths, data = pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0"), pyarrow.py_buffer(b"\xff")
     column = pyarrow.StringArray.from_buffers(1, lengths, data)
-    with pytest.raises(EventError, match="column 'a' holds a string that is not UTF-8"):
+    with pytest.raises(EventError, match="column 'a' contains a string that is not UTF-8"):
         from_arrow(pyarrow.record_batch([column], names=["a"]))
 
 
 @pytest.mark.parametrize("data", ["x", None, 5, {}])
-def test_what_is_no_bytes_is_not_decoded(data: Any) -> None:
+def test_anything_but_bytes_is_not_decoded(data: Any) -> None:
     with pytest.raises(EventError, match="bytes are needed"):
         decode_event(data)
 
 
-def test_numbers_of_other_libraries_are_numbers_and_their_booleans_are_none() -> None:
+def test_numbers_of_other_libraries_are_numbers_but_their_booleans_are_not_values() -> None:
     given: dict[str, Any] = {"a": numpy.int64(2), "b": numpy.float32(0.5), "c": numpy.float64(3)}
     assert typed(check_event(given)) == {
         "a": ("int", 2),
@@ -275,6 +275,6 @@ def test_numbers_of_other_libraries_are_numbers_and_their_booleans_are_none() ->
 
 
 @pytest.mark.parametrize("value", [[1], b"x", {}, numpy.bool_(True), Decimal(1), Colour.RED, object(), 1 + 2j])
-def test_a_filter_does_not_match_what_is_no_value(value: Any) -> None:
+def test_a_filter_does_not_match_invalid_values(value: Any) -> None:
     for text in ("a > 0", "a = 1", "a != 1", "a in (1, 2)", "a prefix 'x'", "a = true", "a is boolean", "a is number"):
         assert not parse(text).matches({"a": value})

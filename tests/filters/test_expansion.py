@@ -1,4 +1,4 @@
-"""Expansion: `or` and `not` become a bounded number of conjunctions, or a refusal that says why not."""
+"""Expansion: `or` and `not` become a bounded number of conjunctions, or an error that says why not."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_filter_that_nothing_can_satisfy_says_which_predicates_are_to_blame(
         ),
     ],
 )
-def test_a_filter_over_a_limit_is_refused_with_the_name_of_the_limit(text: str, limits: Limits, says: str) -> None:
+def test_a_filter_over_a_limit_is_rejected_with_the_name_of_the_limit(text: str, limits: Limits, says: str) -> None:
     with pytest.raises(FilterTooLargeError, match=says):
         parse(text, limits)
 
@@ -90,17 +90,17 @@ def test_an_expansion_over_a_limit_points_at_the_operator_or_the_predicate(
     assert caught.value.position == position
 
 
-def test_a_name_over_its_limit_is_refused() -> None:
+def test_a_name_over_its_limit_is_rejected() -> None:
     with pytest.raises(FilterError, match="attribute_name_bytes_max=255"):
         parse(f"{'a' * 256} = 1")
 
 
-def test_a_limit_is_met_exactly() -> None:
+def test_a_filter_at_a_limit_is_accepted() -> None:
     parse("a = 1 or b = 1", Limits(filter_conjunctions_max=2, filter_predicates_max=2))
     parse("((a = 1))", Limits(filter_depth_max=2))
 
 
-def test_alternatives_that_others_cover_do_not_count() -> None:
+def test_covered_alternatives_do_not_count_towards_the_limits() -> None:
     shared = " and ".join(f"(a = 1 or b{number} = 1)" for number in range(12))
     assert len(parse(shared).conjunctions) == 2
     many = " and ".join(f"(a = 1 or b{number} = 1)" for number in range(200))
@@ -132,14 +132,14 @@ def test_alternatives_that_others_cover_do_not_count() -> None:
         "long text",
     ],
 )
-def test_what_would_explode_is_refused_at_once(text: str) -> None:
+def test_an_expansion_that_would_explode_is_rejected_at_once(text: str) -> None:
     began_s = time.process_time()
     with pytest.raises(FilterTooLargeError):
         parse(text)
     assert time.process_time() - began_s < 5.0
 
 
-def test_as_many_values_can_be_unwanted_as_wanted() -> None:
+def test_not_in_takes_as_many_values_as_in() -> None:
     values = ", ".join(map(str, range(1024)))
     texts = ", ".join(f"'x{number}'" for number in range(1024))
     unwanted = parse(f"a not in ({values}) and s not in ({texts})")
@@ -168,6 +168,6 @@ _LAST_OF_THREE_BYTES = "a" * 4093 + "\uffff"
     ],
     ids=["text", "string"],
 )
-def test_what_could_not_be_read_again_is_refused(text: str, says: str) -> None:
+def test_a_filter_whose_printed_text_exceeds_the_limits_is_rejected(text: str, says: str) -> None:
     with pytest.raises(FilterTooLargeError, match=says):
         parse(text)

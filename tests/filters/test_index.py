@@ -1,4 +1,4 @@
-"""The index finds exactly what the filters say, one by one, through inserts, removes and merges."""
+"""The index finds exactly the filters that match, through inserts, removes and merges."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from tests.filters import strategies
 
 from shoal.errors import EventError, FilterError
 from shoal.filters.filter import Filter
-from shoal.filters.index import Index, WireTable, choosing, event_table, filter_table, layout
-from shoal.filters.index.store import Store
+from shoal.filters.index import Index, WireTable, event_table, filter_table
+from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.segment_store import SegmentStore
 from shoal.filters.language import parse
 from shoal.filters.values import Event
 
 pytestmark = pytest.mark.timeout(600)
-"""The first test compiles the kernels, if nothing else has done so before."""
+"""The first test compiles the kernels, unless they are in the cache."""
 
 SETTINGS = settings(max_examples=60, deadline=None)
 MANY = settings(max_examples=25, deadline=None)
@@ -48,7 +49,7 @@ def found(index: Index, event: Event) -> list[int]:
 
 @SETTINGS
 @given(st.lists(strategies.filters, max_size=12), st.lists(strategies.events, min_size=1, max_size=8))
-def test_young_records_bulk_segments_and_settled_ones_find_the_same(filters: list[Filter], events: list[Event]) -> None:
+def test_buffered_bulk_loaded_and_settled_records_match_alike(filters: list[Filter], events: list[Event]) -> None:
     one_by_one, bulk = Index(), Index()
     held = dict(enumerate(filters))
     for number, each in held.items():
@@ -64,7 +65,7 @@ def test_young_records_bulk_segments_and_settled_ones_find_the_same(filters: lis
 
 @MANY
 @given(st.data())
-def test_through_random_changes(data: st.DataObject) -> None:
+def test_random_changes(data: st.DataObject) -> None:
     index, held = Index(), dict[int, Filter]()
     for _ in range(data.draw(st.integers(1, 12))):
         step = data.draw(st.sampled_from(["insert", "many", "remove", "remove many", "settle", "match"]))
@@ -140,7 +141,7 @@ def lists(rng: random.Random, names: list[str]) -> str:
 
 
 def crowds(rng: random.Random, names: list[str]) -> str:
-    """Something that many ask for, and something that tells them apart."""
+    """A condition that many filters share, and one that tells them apart."""
     word = "".join(rng.choice("ab") for _ in range(rng.randint(1, 6)))
     numbers = ", ".join(str(rng.randrange(30)) for _ in range(rng.randint(2, 4)))
     other, third = rng.sample(names[1:], 2)
@@ -162,7 +163,7 @@ def values(rng: random.Random) -> object:
 
 @pytest.mark.parametrize("make", [bounds, texts, lists, crowds])
 @pytest.mark.parametrize("names", [3, 9])
-def test_thousands_of_filters_of_one_sort(make: Callable[[random.Random, list[str]], str], names: int) -> None:
+def test_thousands_of_similar_filters(make: Callable[[random.Random, list[str]], str], names: int) -> None:
     """Enough for runs, cells, pairs and lists to be used; a tenth is removed, half is inserted one by one."""
     rng = random.Random(f"{make.__name__} {names}")
     attributes = [f"n{i}" for i in range(names)]
@@ -189,8 +190,8 @@ def test_thousands_of_filters_of_one_sort(make: Callable[[random.Random, list[st
 
 
 @pytest.mark.parametrize("size", [50, 2_000, 6_000])
-def test_who_goes_and_comes_again_is_found_once(size: int) -> None:
-    """Also where a filter stands in several places because of its list, and where positions are looked up by order."""
+def test_ids_that_are_removed_and_inserted_again_are_found_once(size: int) -> None:
+    """Also where a filter has several entries because of its list, and where positions are looked up by order."""
     rng = random.Random(size)
     index, held = Index(), dict[int, tuple[str, str]]()
 
@@ -221,11 +222,13 @@ def test_who_goes_and_comes_again_is_found_once(size: int) -> None:
 
 
 def most_tested(index: Index) -> int:
-    """Entries of the largest run that is not answered by a slice of it: those are tested, at least by cells."""
+    """Entries of the largest run that is not answered by a slice: they are tested one by one, or by cells."""
     most = 0
-    for segment in index._plain.segments:
-        runs = layout.part(segment.block, layout.P_RUNS, 4 * (int(segment.header[layout.H_RUNS]) + 1)).reshape(-1, 4)
-        tested = (runs[:-1, 0] & 0xFF) > choosing.SORTED_LAST
+    for segment in index._single.segments:
+        runs = layout.part_view(segment.block, layout.P_RUNS, 4 * (int(segment.header[layout.H_RUNS]) + 1)).reshape(
+            -1, 4
+        )
+        tested = (runs[:-1, 0] & 0xFF) > layout.RUN_SORTED_LAST
         most = max(most, int(np.diff(runs[:, 1].astype(np.int64))[tested].max(initial=0)))
     return most
 
@@ -236,7 +239,7 @@ def most_tested(index: Index) -> int:
      "c in ('all', 'v{0}') and s in ('v{0}', 'v{1}')", "c = 'all' and s in ('v{0}', 'v{1}') and n > {0}",
      "c = 'all' and t{1} prefix 'v{0}'", "c = 'all' and n != {0}", "c = 'all' and s != 'v{0}'", "s != 'v{0}'"],
 )  # fmt: skip
-def test_what_all_ask_for_does_not_hide_what_tells_filters_apart(form: str) -> None:
+def test_a_value_that_all_filters_require_does_not_hide_the_selective_ones(form: str) -> None:
     rng = random.Random(form)
     filters = {number: parse(form.format(rng.randrange(500), 500 + number % 80)) for number in range(4000)}
     index = Index()
@@ -255,7 +258,7 @@ def test_identical_filters_are_held_once() -> None:
     assert sorted(index.match({"a": 1, "b": 6}).tolist()) == list(range(1000))
 
 
-def test_what_is_wrong_is_refused_and_changes_nothing() -> None:
+def test_mistakes_are_rejected_and_change_nothing() -> None:
     index = Index()
     index.insert(1, parse("a = 1"))
     index.insert(2, parse("a = 1 or b = 2"))
@@ -287,7 +290,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing() -> None:
         b"\x81\x01\x01",
     ],
 )
-def test_what_is_no_event_is_refused(event: bytes) -> None:
+def test_anything_but_an_event_is_rejected(event: bytes) -> None:
     index = Index()
     index.insert(1, parse("a = 1"))
     with pytest.raises(EventError):
@@ -296,7 +299,7 @@ def test_what_is_no_event_is_refused(event: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_are_none_are_refused(value: float) -> None:
+def test_nan_and_infinity_are_rejected(value: float) -> None:
     index = Index()
     index.insert(1, parse("a exists"))
     with pytest.raises(EventError):
@@ -305,14 +308,14 @@ def test_numbers_that_are_none_are_refused(value: float) -> None:
 
 @given(st.binary(max_size=40))
 @SETTINGS
-def test_no_bytes_make_it_fail_otherwise(data: bytes) -> None:
+def test_random_bytes_raise_nothing_but_event_errors(data: bytes) -> None:
     index = Index()
     index.insert(1, parse("a exists"))
     with contextlib.suppress(EventError):
         index.match(data)
 
 
-def test_slices_stay_what_they_were_and_cannot_be_written() -> None:
+def test_slices_stay_valid_and_are_read_only() -> None:
     index = Index()
     index.insert_many(range(100), [parse("a = 1")] * 100)
     slices = list(index.match_slices({"a": 1}))
@@ -324,7 +327,7 @@ def test_slices_stay_what_they_were_and_cannot_be_written() -> None:
     assert index.match_slices({"a": 1}).count == 99
 
 
-def test_segments_are_merged_in_the_background_while_it_is_read() -> None:
+def test_segments_are_merged_in_the_background_while_the_index_is_read() -> None:
     store_sizes = []
     index = Index()
     rng = random.Random(5)
@@ -334,15 +337,15 @@ def test_segments_are_merged_in_the_background_while_it_is_read() -> None:
         index.insert(number, held[number])
         if number % 500 == 0:
             assert sorted(index.match({"a": 7, "b": 500}).tolist()) == expected(held, {"a": 7, "b": 500})
-            store_sizes.append(len(index._plain.segments))
+            store_sizes.append(len(index._single.segments))
     assert max(store_sizes) < 30
     index.settle()
-    assert len(index._plain.segments) == 1
+    assert len(index._single.segments) == 1
     assert sorted(index.match({"a": 7, "b": 500}).tolist()) == expected(held, {"a": 7, "b": 500})
 
 
-def test_the_store_says_how_much_it_holds() -> None:
-    store = Store()
+def test_an_empty_store_holds_nothing() -> None:
+    store = SegmentStore()
     assert len(store) == 0
     assert store.unique == 0
     assert store.nbytes > 0

@@ -1,4 +1,4 @@
-"""The index says what is wrong with what it is handed, and threads that change it at one time lose nothing."""
+"""The index rejects invalid arguments with a reason, and concurrent changes lose nothing."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from msgspec.structs import replace
 from shoal.errors import EventError, FilterError, FilterTooLargeError
 from shoal.filters.filter import Filter
 from shoal.filters.index import Index, event_table, filter_table, snapshot
-from shoal.filters.index.tables import wire_table
+from shoal.filters.index.wire_table import wire_table
 from shoal.filters.language import parse
 from shoal.filters.values import Event
 from shoal.limits import DEFAULT_LIMITS
 
 pytestmark = pytest.mark.timeout(600)
-"""The first test compiles the kernels, if nothing else has done so before."""
+"""The first test compiles the kernels, unless they are in the cache."""
 
 ONE = parse("a = 1")
 TWO = parse("a = 1 or b = 2")
 
 
 def in_threads(*jobs: Callable[[], None]) -> None:
-    """Runs jobs at one time; what one of them raises is raised here."""
+    """Runs jobs concurrently, and raises what one of them raised."""
     failed: list[BaseException] = []
 
     def run(job: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ def in_threads(*jobs: Callable[[], None]) -> None:
 
 @pytest.fixture
 def eager_threads() -> Iterator[None]:
-    """Threads take turns all the time."""
+    """Makes threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -58,10 +58,10 @@ def eager_threads() -> Iterator[None]:
 # Threads
 
 
-def test_alternatives_that_come_in_during_a_match_have_their_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alternatives_inserted_during_a_match_have_their_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     index = Index()
     index.insert(500, TWO)
-    match = index._several.match
+    match = index._disjuncts.match
 
     def busy(wire: Any) -> Any:
         monkeypatch.undo()
@@ -69,28 +69,28 @@ def test_alternatives_that_come_in_during_a_match_have_their_owners(monkeypatch:
             index.insert(number, TWO)
         return match(wire)
 
-    monkeypatch.setattr(index._several, "match", busy)
+    monkeypatch.setattr(index._disjuncts, "match", busy)
     assert index.match({"a": 1}).tolist() == list(range(500, 600))
 
 
-def test_alternatives_that_are_merged_in_have_their_owners_when_they_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_alternatives_have_their_owners_when_they_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     index, other = Index(), Index()
     index.insert(5, parse("x = 1 or y = 1"))
     other.insert_many(range(1000, 1020), [parse(f"x = {i} or z = 7") for i in range(20)])
-    absorb = index._several.absorb
+    add_records = index._disjuncts.add_records
     seen: list[list[int]] = []
 
     def watched(*args: Any) -> None:
-        absorb(*args)
+        add_records(*args)
         seen.append(index.match({"z": 7}).tolist())
 
-    monkeypatch.setattr(index._several, "absorb", watched)
+    monkeypatch.setattr(index._disjuncts, "add_records", watched)
     index.merge(other)
     assert seen == [list(range(1000, 1020))]
 
 
 @pytest.mark.usefixtures("eager_threads")
-def test_threads_that_insert_alternatives_lose_none(tmp_path: Path) -> None:
+def test_threads_that_insert_alternatives_lose_nothing(tmp_path: Path) -> None:
     index = Index()
     index.insert(0, TWO)
     wrong: list[int] = []
@@ -122,7 +122,7 @@ def test_threads_that_insert_alternatives_lose_none(tmp_path: Path) -> None:
     assert [index.match({"c": number}).tolist() for number in numbers] == [[number] for number in numbers]
 
 
-def test_what_is_saved_to_one_path_at_a_time_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_saves_to_one_path_leave_a_complete_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     indexes = [Index(), Index()]
     for index, count in zip(indexes, (10, 2000), strict=True):
         index.insert_many(range(count), [parse(f"a = {i} and s = 'text {i}'") for i in range(count)])
@@ -140,7 +140,7 @@ def test_what_is_saved_to_one_path_at_a_time_is_whole(tmp_path: Path, monkeypatc
     assert [each.name for each in tmp_path.iterdir()] == ["index"]
 
 
-def test_what_could_not_be_written_leaves_no_file(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "index").mkdir()
     with pytest.raises(OSError, match="directory"):
         snapshot.write(tmp_path / "index", {"a": np.arange(5)})
@@ -151,7 +151,7 @@ def test_what_could_not_be_written_leaves_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [2**32 + 7, 5 * 2**32 + 7, 2**70, -1, 2**32 - 1, "x", 7.0, None, True])
-def test_what_is_no_id_is_not_there(number: object) -> None:
+def test_invalid_ids_are_not_in_the_index(number: object) -> None:
     index = Index()
     index.insert_many([7, 1], [ONE, TWO])
     assert number not in index
@@ -162,7 +162,7 @@ def test_what_is_no_id_is_not_there(number: object) -> None:
     assert len(index) == 2
 
 
-def test_numbers_whose_lower_half_is_an_id_are_not_there() -> None:
+def test_numbers_whose_lower_half_is_an_id_are_not_in_the_index() -> None:
     index = Index()
     index.insert(7, ONE)
     assert not any(k * 2**32 + 7 in index for k in range(1, 2000))
@@ -170,7 +170,7 @@ def test_numbers_whose_lower_half_is_an_id_are_not_there() -> None:
 
 @pytest.mark.parametrize("number", [1.5, True, "x", None, -1, 2**32 - 1, 2**64, 2**70, np.float64(3), np.int64(-1)])
 @pytest.mark.parametrize("wanted", [ONE, TWO])
-def test_what_is_no_id_is_refused(number: Any, wanted: Filter) -> None:
+def test_invalid_ids_are_rejected(number: Any, wanted: Filter) -> None:
     index = Index()
     with pytest.raises(FilterError, match="from 0 to 4294967294"):
         index.insert(number, wanted)
@@ -180,7 +180,7 @@ def test_what_is_no_id_is_refused(number: Any, wanted: Filter) -> None:
 
 
 @pytest.mark.parametrize("numbers", [5, None, [[1]], [[1], [2, 3]], "12"])
-def test_what_is_no_sequence_of_ids_is_refused(numbers: Any) -> None:
+def test_anything_but_a_sequence_of_ids_is_rejected(numbers: Any) -> None:
     index = Index()
     with pytest.raises(FilterError, match="sequence of integers"):
         index.insert_many(numbers, [ONE])
@@ -202,7 +202,7 @@ def test_integers_of_numpy_are_ids() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[7, 8, 999], [8, 999, 1000], [7, 7], [8, 8], [7, 2**40], [7, 1.5], [7, True]])
-def test_many_are_removed_or_none(numbers: list[int]) -> None:
+def test_many_are_removed_all_or_none(numbers: list[int]) -> None:
     index = Index()
     index.insert_many([7, 8], [ONE, TWO])
     with pytest.raises(FilterError, match=r"no subscription 999$|[78] is listed twice|from 0 to"):
@@ -213,7 +213,7 @@ def test_many_are_removed_or_none(numbers: list[int]) -> None:
 
 
 def test_two_threads_that_insert_one_id_get_it_once() -> None:
-    """Though one filter is plain and the other has alternatives, which are kept apart."""
+    """One filter has alternatives and the other has none, so they are in different stores."""
     index = Index()
     start = threading.Barrier(2)
     refused: list[int] = []
@@ -240,7 +240,7 @@ def test_only_an_index_can_be_merged() -> None:
 
 
 @pytest.mark.parametrize("count", [20_000, 65_536])
-def test_a_list_that_is_too_long_for_the_index_is_refused(count: int) -> None:
+def test_a_list_that_is_too_long_for_the_index_is_rejected(count: int) -> None:
     limits = replace(DEFAULT_LIMITS, filter_in_values_max=count, filter_text_bytes_max=1 << 24)
     long = parse(f"a in ({', '.join(map(str, range(count)))})", limits)
     index = Index()
@@ -258,7 +258,7 @@ def test_only_filters_are_compared(ask: Callable[[Any], object]) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["a = 1", b"\x91\x90", b"\x91\x91\x91\x90", None, 5, ["a = 1"], [[1, 2]], object()])
-def test_what_is_no_filter_is_refused(wanted: Any) -> None:
+def test_anything_but_a_filter_is_rejected(wanted: Any) -> None:
     index = Index()
     with pytest.raises(FilterError, match="a filter is needed"):
         index.insert(1, wanted)
@@ -271,13 +271,13 @@ def test_what_is_no_filter_is_refused(wanted: Any) -> None:
 
 def test_one_filter_is_not_many() -> None:
     index = Index()
-    with pytest.raises(FilterError, match="this is one: use insert"):
+    with pytest.raises(FilterError, match="this is one filter: use insert"):
         index.insert_many([1], ONE)  # type: ignore[arg-type]
     assert len(index) == 0
 
 
 @pytest.mark.parametrize("wire", [b"", b"\x91", b"\x91\x90", b"\x91\xdc\x00\x00", b"\xff" * 9, b"\x91\x92\x91\x90\xc0"])
-def test_bytes_that_are_no_filter_are_refused(wire: bytes) -> None:
+def test_bytes_that_are_not_a_filter_are_rejected(wire: bytes) -> None:
     index = Index()
     for table in (wire_table([wire]), wire_table([filter_table([ONE])[0], wire])):
         with pytest.raises(FilterError, match=r"wire form|at least one"):
@@ -285,7 +285,7 @@ def test_bytes_that_are_no_filter_are_refused(wire: bytes) -> None:
     assert len(index) == 0
 
 
-def test_a_filter_without_conjunctions_is_refused() -> None:
+def test_a_filter_without_conjunctions_is_rejected() -> None:
     index = Index()
     for insert in (index.insert, lambda number, each: index.insert_many([number], [each])):
         with pytest.raises(FilterError, match=r"at least one|wire form"):
@@ -293,22 +293,22 @@ def test_a_filter_without_conjunctions_is_refused() -> None:
     assert len(index) == 0
 
 
-def test_alternatives_of_which_one_is_refused_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_alternative_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     index = Index()
-    insert = index._several.insert
+    insert = index._disjuncts.insert
 
     def full(number: int, wire: bytes) -> bool:
         if b"bad" in wire:
             raise FilterTooLargeError("too many names")
         return insert(number, wire)
 
-    monkeypatch.setattr(index._several, "insert", full)
+    monkeypatch.setattr(index._disjuncts, "insert", full)
     bad = parse("a = 1 or bad = 2")
     with pytest.raises(FilterTooLargeError):
         index.insert(1, bad)
     with pytest.raises(FilterTooLargeError):
         index.insert_many([1, 2, 3], [ONE, TWO, bad])
-    assert (len(index), len(index._several)) == (0, 0)
+    assert (len(index), len(index._disjuncts)) == (0, 0)
     index.insert(4, TWO)
     assert index.match({"a": 1}).tolist() == [4]
 
@@ -337,7 +337,7 @@ def test_many_events_need_no_table(wanted: Filter) -> None:
     "events", [[5], 5, None, [None], [{"a": object()}], [{"a": 2**70}], {"a": 1}, {}, "a", b"\x80"]
 )
 @pytest.mark.parametrize("wanted", [ONE, TWO])
-def test_what_is_no_sequence_of_events_is_refused(events: Any, wanted: Filter) -> None:
+def test_anything_but_a_sequence_of_events_is_rejected(events: Any, wanted: Filter) -> None:
     index = Index()
     index.insert(7, wanted)
     with pytest.raises(EventError):
@@ -362,13 +362,13 @@ def test_matches_are_a_sequence() -> None:
     for place in (5, -6):
         with pytest.raises(IndexError, match="5 events"):
             matches[place]
-    with pytest.raises(TypeError, match="one after the other"):
+    with pytest.raises(TypeError, match="consecutive events"):
         matches[::2]
     with pytest.raises(TypeError):
         matches["x"]  # type: ignore[call-overload]
 
 
-def test_slices_say_how_many_they_are() -> None:
+def test_slices_have_a_length_and_a_count() -> None:
     index = Index()
     assert len(index.match_slices({"a": 1})) == 0
     index.insert_many(range(3), [ONE] * 3)
@@ -379,7 +379,7 @@ def test_slices_say_how_many_they_are() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, None, "8", True, 2**40])
-def test_what_is_no_size_of_a_bitmap_is_refused(size: Any) -> None:
+def test_an_invalid_bitmap_size_is_rejected(size: Any) -> None:
     with pytest.raises(FilterError, match="the size of a bitmap is an integer"):
         Index().match_bitmap({"a": 1}, size)
 
@@ -401,14 +401,14 @@ def test_what_is_no_size_of_a_bitmap_is_refused(size: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("wanted", [ONE, TWO])
-def test_a_selector_that_does_not_give_a_part_for_each_id_is_refused(answer: Any, wanted: Filter) -> None:
+def test_a_selector_must_return_a_part_for_each_id(answer: Any, wanted: Filter) -> None:
     index = Index()
     index.insert_many(range(5), [wanted] * 5)
     with pytest.raises(FilterError, match="the selector"):
         index.split(answer)
 
 
-def test_an_index_whose_alternatives_are_refused_is_not_merged_in_half(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_with_rejected_alternatives_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     index, other = Index(), Index()
     index.insert(0, TWO)
     other.insert_many([1, 2], [ONE, TWO])
@@ -417,7 +417,7 @@ def test_an_index_whose_alternatives_are_refused_is_not_merged_in_half(monkeypat
         raise FilterTooLargeError("too many names")
 
     with monkeypatch.context() as patch:
-        patch.setattr(index._several, "absorb", full)
+        patch.setattr(index._disjuncts, "add_records", full)
         with pytest.raises(FilterTooLargeError):
             index.merge(other)
     assert index.match({"a": 1}).tolist() == [0]
@@ -425,7 +425,7 @@ def test_an_index_whose_alternatives_are_refused_is_not_merged_in_half(monkeypat
     assert sorted(index.match({"a": 1}).tolist()) == [0, 1, 2]
 
 
-def test_a_selector_may_give_truths_or_a_list() -> None:
+def test_a_selector_may_return_booleans_or_a_list() -> None:
     index = Index()
     index.insert_many(range(5), [ONE, TWO, ONE, TWO, ONE])
     assert [len(part) for part in index.split(lambda ids: ids > 2)] == [3, 2]  # type: ignore[arg-type,return-value]

@@ -1,4 +1,4 @@
-"""What an index does in the background: settling beside other threads, and children of a process that merges."""
+"""Background work of an index: settling while other threads write, and forks during a merge."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.filters.index import Index, building
+from shoal.filters.index import Index, segment_builder
 from shoal.filters.language import parse
 
 pytestmark = pytest.mark.timeout(600)
-"""The first test compiles the kernels, if nothing else has done so before."""
+"""The first test compiles the kernels, unless they are in the cache."""
 
 TEN = [parse(f"a = {number}") for number in range(10)]
 TWO = parse("a = 1 or b = 2")
@@ -32,21 +32,21 @@ def filled(parts: int) -> Index:
 
 @contextmanager
 def held_merges(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Merges in the background wait until this is set."""
-    go, build = threading.Event(), building.build
+    """Holds background merges until the event is set."""
+    go, build = threading.Event(), segment_builder.build
 
     def waiting(*args: Any) -> Any:
         if threading.current_thread().name == "shoal-merge":
             go.wait(60)
         return build(*args)
 
-    monkeypatch.setattr(building, "build", waiting)
+    monkeypatch.setattr(segment_builder, "build", waiting)
     yield go
     go.set()
 
 
 def in_child(work: Callable[[], bool]) -> bool:
-    """What some work says in a child process; False if it has not ended after a while."""
+    """The result of some work in a forked child; False if it has not ended after a while."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -65,7 +65,7 @@ def in_child(work: Callable[[], bool]) -> bool:
     return False
 
 
-def test_two_threads_settle_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_can_settle_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     index, start, failed = filled(2), threading.Thread.start, list[BaseException]()
 
     def late(thread: threading.Thread) -> None:
@@ -87,10 +87,10 @@ def test_two_threads_settle_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None
     for thread in threads:
         thread.join()
     assert failed == []
-    assert len(index._plain.segments) == 1
+    assert len(index._single.segments) == 1
 
 
-def test_settling_ends_though_another_thread_goes_on_writing() -> None:
+def test_settle_ends_while_another_thread_keeps_writing() -> None:
     index, over = filled(3), threading.Event()
 
     def write() -> None:
@@ -116,12 +116,12 @@ def test_settling_ends_though_another_thread_goes_on_writing() -> None:
         writer.join()
     assert ended
     index.settle()
-    assert len(index._plain.segments) == 1
+    assert len(index._single.segments) == 1
     assert len(index.match({"a": 3})) == len(index) // 10
 
 
-def test_settling_does_not_wait_for_what_comes_in_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    index, build, numbers = filled(3), building.build, iter(range(1000, 2000, 10))
+def test_settle_does_not_wait_for_later_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, build, numbers = filled(3), segment_builder.build, iter(range(1000, 2000, 10))
 
     def overtaken(*args: Any) -> Any:
         if threading.current_thread().name == "shoal-merge" and (number := next(numbers, 0)):
@@ -130,39 +130,39 @@ def test_settling_does_not_wait_for_what_comes_in_meanwhile(monkeypatch: pytest.
             writer.join()
         return build(*args)
 
-    monkeypatch.setattr(building, "build", overtaken)
+    monkeypatch.setattr(segment_builder, "build", overtaken)
     index.settle()
-    assert [segment.positions for segment in index._plain.segments] == [30, 10]
+    assert [segment.positions for segment in index._single.segments] == [30, 10]
     assert len(index.match({"a": 3})) == 4
 
 
-def test_settling_takes_all_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_includes_everything_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_merges(monkeypatch) as go:
         index = filled(8)
-        assert index._plain._merge is not None
+        assert index._single._merge is not None
         index.insert_many(range(100, 110), TEN)
         index.insert(200, TEN[3])
         index.remove(3)
         settler = threading.Thread(target=index.settle)
         settler.start()
-        while not index._plain._settling:
+        while not index._single._settling:
             time.sleep(0.001)
         index.insert(300, TEN[3])
         go.set()
         settler.join()
-    assert [segment.positions for segment in index._plain.segments] == [90]
+    assert [segment.positions for segment in index._single.segments] == [90]
     assert sorted(index.match({"a": 3}).tolist()) == [*range(13, 80, 10), 103, 200, 300]
 
 
 @pytest.mark.parametrize("wanted", [TEN[1], TWO])
-def test_a_child_of_a_process_that_merges_can_change_and_settle(wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_can_change_and_settle_during_a_merge(wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     index = filled(2)
     index.insert(900, TWO)
     index.settle()
     with held_merges(monkeypatch) as go:
         for part in range(2, 10):
             index.insert_many(range(10 * part, 10 * part + 10), TEN)
-        assert index._plain._merge is not None
+        assert index._single._merge is not None
 
         def work() -> bool:
             go.set()
@@ -176,7 +176,7 @@ def test_a_child_of_a_process_that_merges_can_change_and_settle(wanted: Any, mon
     assert sorted(index.match({"a": 1}).tolist()) == [*range(1, 100, 10), 900]
 
 
-def test_a_child_does_not_wait_for_locks_that_others_held() -> None:
+def test_a_forked_child_does_not_wait_for_locks_of_other_threads() -> None:
     index, over = filled(1), threading.Event()
     index.insert(900, TWO)
 
@@ -202,16 +202,16 @@ def test_a_child_does_not_wait_for_locks_that_others_held() -> None:
         writer.join()
 
 
-def test_a_snapshot_has_what_came_in_while_it_waited_for_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_has_what_was_inserted_while_the_buffer_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     index = filled(1)
     index.insert(100, TEN[0])
-    flush = index._plain._flush
+    flush = index._single._flush
 
     def overtaken() -> None:
         monkeypatch.undo()
         flush()
         index.insert(101, TEN[0])
 
-    monkeypatch.setattr(index._plain, "_flush", overtaken)
+    monkeypatch.setattr(index._single, "_flush", overtaken)
     parts = index.split(lambda ids: np.zeros(len(ids), np.int64))
     assert sorted(parts[0].match({"a": 0}).tolist()) == [0, 100, 101]

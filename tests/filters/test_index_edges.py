@@ -1,4 +1,4 @@
-"""Events, filters and tables at the edges of what the index holds: each of these was wrong once."""
+"""Events, filters and tables at the limits of the index. Each of these was wrong once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import FilterTooLargeError
 from shoal.filters import parse
-from shoal.filters.index import Index, building, event_table
+from shoal.filters.index import Index, event_table, segment_builder
 
 
 def found(index: Index, event: Any) -> list[int]:
@@ -20,7 +20,7 @@ def found(index: Index, event: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("times", [1, 1300, 100_000])
-def test_an_attribute_that_is_said_and_taken_back_again_and_again(times: int) -> None:
+def test_an_attribute_that_is_set_and_nulled_repeatedly(times: int) -> None:
     index = Index()
     index.insert(1, parse("a = 1"))
     again = b"\xa1a\x01\xa1a\xc0" * times
@@ -31,7 +31,7 @@ def test_an_attribute_that_is_said_and_taken_back_again_and_again(times: int) ->
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("power", [53, 54, 60, 62])
 @pytest.mark.parametrize("operator", [">=", ">", "<=", "<", "=", "!="])
-def test_whole_numbers_between_floats(operator: str, power: int, settled: bool) -> None:
+def test_integers_between_floats(operator: str, power: int, settled: bool) -> None:
     near = [sign * (2**power + step) for sign in (1, -1) for step in (-2048, -2, -1, 0, 1, 2, 3, 2048)]
     filters = [parse(f"a {operator} {number}") for number in near]
     index = Index()
@@ -45,7 +45,7 @@ def test_whole_numbers_between_floats(operator: str, power: int, settled: bool) 
 
 
 def test_lists_that_share_values() -> None:
-    """Clusters of a list's values are told apart, though one record waits in all of them."""
+    """Clusters of a list's values are distinct, although one record is found in all of them."""
     rng = np.random.default_rng(3)
     filters = [parse(f"a in ({', '.join(map(str, rng.permutation(400)[:200]))})") for _ in range(60)]
     filters += [parse(f"a = {number}") for number in range(400)]
@@ -72,7 +72,7 @@ def test_a_long_list_is_held_once(tmp_path: Path) -> None:
         assert found(each, {"a": 5, "b": 2}) == [7, 8]
 
 
-def test_a_merge_does_not_know_more_names_than_there_can_be() -> None:
+def test_a_merge_beyond_the_limit_of_attribute_names_is_rejected() -> None:
     first, second = Index(), Index()
     first.insert_many(np.arange(40_000, dtype=np.uint32), [parse(f"n{i} = 1") for i in range(40_000)])
     second.insert_many(np.arange(40_000, 80_000, dtype=np.uint32), [parse(f"m{i} = 1") for i in range(40_000)])
@@ -112,15 +112,15 @@ def test_a_snapshot_while_another_thread_inserts(tmp_path: Path) -> None:
         writer.join()
 
 
-def test_a_merge_in_the_background_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    index, build = Index(), building.build
+def test_settle_raises_the_failure_of_a_background_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, build = Index(), segment_builder.build
 
     def failing(*args: Any) -> Any:
         if threading.current_thread().name == "shoal-merge":
             raise MemoryError("no memory")
         return build(*args)
 
-    monkeypatch.setattr(building, "build", failing)
+    monkeypatch.setattr(segment_builder, "build", failing)
     for start in (0, 10):
         index.insert_many(np.arange(start, start + 10, dtype=np.uint32), [parse(f"a = {i}") for i in range(10)])
     with pytest.raises(MemoryError):

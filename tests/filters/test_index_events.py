@@ -1,4 +1,4 @@
-"""What the index takes for an event, and what it refuses: the same as everybody else."""
+"""The index accepts and rejects the same events as the rest of the package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.filters.index import Index, event_table
 from shoal.filters.values import Event
 
 pytestmark = pytest.mark.timeout(600)
-"""The first test compiles the kernels, if nothing else has done so before."""
+"""The first test compiles the kernels, unless they are in the cache."""
 
 
 class Text(str):
@@ -103,7 +103,7 @@ def found(index: Index, event: Any) -> list[int]:
         memoryview(b"\x81\xa1a\x01"),
     ],
 )
-def test_an_event_is_one_whatever_it_is_made_of(index: Index, event: Any) -> None:
+def test_events_of_all_mapping_types_match_alike(index: Index, event: Any) -> None:
     assert found(index, event) == [0, 2]
     if isinstance(event, Mapping):
         assert parse("a = 1").matches(event)
@@ -111,7 +111,7 @@ def test_an_event_is_one_whatever_it_is_made_of(index: Index, event: Any) -> Non
 
 
 @pytest.mark.parametrize("value", [Text("x"), np.str_("x")])
-def test_a_string_is_one_whatever_it_is_made_of(index: Index, value: str) -> None:
+def test_strings_of_all_types_match_alike(index: Index, value: str) -> None:
     assert found(index, {"s": value}) == [1, 2, 3]
 
 
@@ -140,7 +140,7 @@ def test_a_string_is_one_whatever_it_is_made_of(index: Index, value: str) -> Non
         bytearray(b"\x81\xa1a"),
     ],
 )
-def test_what_is_no_event_is_refused(index: Index, event: Any) -> None:
+def test_anything_but_an_event_is_rejected(index: Index, event: Any) -> None:
     for ask in (index.match, index.match_slices, lambda each: index.match_bitmap(each, 8)):
         with pytest.raises(EventError):
             ask(event)
@@ -150,7 +150,7 @@ def test_what_is_no_event_is_refused(index: Index, event: Any) -> None:
     assert found(index, {"a": 1}) == [0, 2]
 
 
-def test_an_event_may_be_larger_than_a_message(index: Index) -> None:
+def test_an_event_may_be_larger_than_the_message_limit(index: Index) -> None:
     assert found(index, collections.UserDict({f"n{number}": 1 for number in range(500)} | {"a": 1})) == [0, 2]
 
 
@@ -168,7 +168,7 @@ def test_an_event_may_be_larger_than_a_message(index: Index) -> None:
         b"\x81\xa5other\xa2\xc0\x80",
     ],
 )
-def test_names_and_strings_that_are_none_are_refused(index: Index, wire: bytes) -> None:
+def test_invalid_names_and_strings_are_rejected(index: Index, wire: bytes) -> None:
     with pytest.raises(EventError):
         index.match(wire)
     with pytest.raises(EventError):
@@ -187,7 +187,7 @@ def test_names_and_strings_that_are_none_are_refused(index: Index, wire: bytes) 
     ),
     st.booleans(),
 )
-def test_texts_are_utf_8_as_python_says(text: bytes, is_name: bool) -> None:
+def test_the_utf_8_check_agrees_with_python(text: bytes, is_name: bool) -> None:
     index = Index()
     index.insert(0, parse("s exists or n exists"))
     packed = bytes([0xD9, len(text)]) + text

@@ -1,4 +1,4 @@
-"""Snapshots open in another process, and parts of an index together are the index."""
+"""Snapshots open in another process, and the parts of a split index together are the index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.filters.language import parse
 from shoal.filters.values import Event
 
 pytestmark = pytest.mark.timeout(600)
-"""The first test compiles the kernels, if nothing else has done so before."""
+"""The first test compiles the kernels, unless they are in the cache."""
 
 
 TEXTS = (
@@ -82,7 +82,7 @@ def test_another_process_opens_a_snapshot(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5, 30, 300])
-def test_a_file_that_is_none_or_cut_short_is_refused(tmp_path: Path, size: int) -> None:
+def test_truncated_and_damaged_files_are_rejected(tmp_path: Path, size: int) -> None:
     made(range(50)).save(tmp_path / "index")
     whole = (tmp_path / "index").read_bytes()
     (tmp_path / "index").write_bytes(whole[:size])
@@ -95,7 +95,7 @@ def test_a_file_that_is_none_or_cut_short_is_refused(tmp_path: Path, size: int) 
 
 @given(st.data())
 @settings(max_examples=300, deadline=None)
-def test_no_byte_of_the_header_or_the_table_of_contents_can_change(data: st.DataObject) -> None:
+def test_any_changed_byte_of_the_header_or_contents_is_detected(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index"
         snapshot.write(path, {"first": np.arange(5), "second": np.arange(300, dtype=np.uint16)})
@@ -108,17 +108,17 @@ def test_no_byte_of_the_header_or_the_table_of_contents_can_change(data: st.Data
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "/tmp", "/etc/passwd"])
-def test_what_is_no_snapshot_is_refused(path: str) -> None:
+def test_files_that_are_not_snapshots_are_rejected(path: str) -> None:
     with pytest.raises(SnapshotError):
         Index.open(path)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Index.open(tmp_path / "index")
 
 
-def test_arrays_that_do_not_go_together_are_no_snapshot(tmp_path: Path) -> None:
+def test_inconsistent_arrays_raise_nothing_but_snapshot_errors(tmp_path: Path) -> None:
     made(range(50)).save(tmp_path / "index")
     arrays = snapshot.read(tmp_path / "index")
     for name in arrays:
@@ -129,7 +129,7 @@ def test_arrays_that_do_not_go_together_are_no_snapshot(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_an_index_is_not_pickled_or_copied(copied: Callable[[Index], object]) -> None:
+def test_an_index_cannot_be_pickled_or_copied(copied: Callable[[Index], object]) -> None:
     with pytest.raises(TypeError, match=r"save, and Index\.open"):
         copied(made(range(3)))
 
@@ -149,7 +149,7 @@ def test_parts_together_are_the_whole() -> None:
     assert found(parts[2]) == found(index)
 
 
-def test_merging_what_is_there_already_is_refused() -> None:
+def test_merging_ids_that_are_in_use_is_rejected() -> None:
     index = made(range(10))
     for other in (made(range(9, 12)), made(range(3, 4))):
         with pytest.raises(FilterError, match="already"):

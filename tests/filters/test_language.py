@@ -1,4 +1,4 @@
-"""The language: two spellings with one meaning, three-valued, bounded, and errors that point at the place."""
+"""The language: two spellings with one meaning, three-valued logic, limits, and errors with positions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shoal.errors import EmptyFilterError, FilterError, FilterTooLargeError
 from shoal.filters.conjunctions import conjunction_of
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
 from shoal.filters.filter import filter_of
+from shoal.filters.formatter import predicate_text
 from shoal.filters.fuzz import fuzz
 from shoal.filters.language import parse
 from shoal.filters.predicates import Operand, Operator, predicate
-from shoal.filters.printing import predicate_text
 from shoal.filters.values import Event, Value
 
 O = Operator  # noqa: E741
@@ -172,7 +172,7 @@ def test_values(text: str, value: Value) -> None:
     assert parse(f"[a,=,{text}]") == one(("a", O.EQ, value))
 
 
-def test_binding_or_below_and_below_not() -> None:
+def test_not_binds_tighter_than_and_and_and_tighter_than_or() -> None:
     assert parse("a = 1 or b = 1 and not c exists") == parse("a = 1 or (b = 1 and (not c exists))")
     assert parse("not a exists and b = 1") == parse("(not a exists) and b = 1")
 
@@ -243,7 +243,7 @@ def test_absent_attributes_and_other_kinds(text: str, event: Event, matches: boo
 
 
 @given(some.expressions, st.lists(some.events, min_size=1, max_size=10))
-def test_a_filter_matches_what_its_expression_says_is_true(expression: Expression, events: list[Event]) -> None:
+def test_a_filter_matches_where_its_expression_is_true(expression: Expression, events: list[Event]) -> None:
     try:
         made = expand(expression)
     except EmptyFilterError:
@@ -284,11 +284,11 @@ def spelled(expression: Expression) -> str:
         ("a = 1 b = 2", 6, "found 'b', expected 'and', 'or' or the end"),
         ("a = 1 and", 9, "found the end, expected the name"),
         ("and = 1", 0, 'put an attribute of that name in double quotes, "and"'),
-        ("'a' = 1", 0, "the name stands first"),
+        ("'a' = 1", 0, "the name comes first"),
         ("(a = 1", 6, r"found the end, expected '\)', 'and' or 'or'"),
         ("a = 1)", 5, r"found '\)', expected 'and', 'or' or the end"),
         ("[a,=,1] and b = 1", 8, "found 'and', expected ',' or the end"),
-        ("b = 1 and [a,=,1]", 10, "write the whole filter in one spelling"),
+        ("b = 1 and [a,=,1]", 10, "use one spelling for the whole filter"),
         ("[a,=]", 4, r"found '\]', expected ','"),
         ("[a =,1]", 3, "found '=', expected ','"),
         ("[a,=,1", 6, r"found the end, expected '\]'"),
@@ -301,15 +301,15 @@ def spelled(expression: Expression) -> str:
         ("a not = 1", 6, "expected 'in', 'prefix', 'suffix' or 'contains'"),
         ("a = 'x", 4, "the quote that opens here is never closed; expected '"),
         ('"a = 1', 0, 'expected "'),
-        ("a = 12x", 6, "goes on with 'x'"),
-        ("a = 1..2", 6, "goes on with '.'"),
-        ("a = 1__0", 5, "goes on with '_'"),
+        ("a = 12x", 6, "is followed by 'x'"),
+        ("a = 1..2", 6, "is followed by '.'"),
+        ("a = 1__0", 5, "is followed by '_'"),
         ("a = 18446744073709551616", 4, "does not fit in 64 bits: write it with an exponent"),
         (f"a = {'9' * 5000}", 4, "does not fit in 64 bits"),
         ("a = 1e999", 4, "beyond the range of float64"),
-        ("a < true", 4, "booleans have no order, so '<' takes none: use '=' or '!='"),
+        ("a < true", 4, "'<' takes no boolean, because booleans have no order: use '=' or '!='"),
         ("a prefix 3", 9, "'prefix' takes a string, not 3"),
-        ("§ = 1", 0, "found '§', which begins nothing here"),
+        ("§ = 1", 0, "found '§', expected a name, a value or an operator"),
         ("a- = 1", 1, "found '-'"),
         ("a = '\ud800'", 5, "surrogate"),
         ('"" = 1', 0, "must not be empty"),
@@ -322,7 +322,7 @@ def test_an_error_says_what_was_found_where_and_what_was_expected(text: str, pos
     assert (caught.value.text, caught.value.position) == (text, position)
 
 
-def test_an_error_shows_the_line_with_a_caret_under_the_place() -> None:
+def test_an_error_shows_the_line_with_a_caret_under_the_position() -> None:
     with pytest.raises(FilterError) as caught:
         parse("a = 1 or\n  b = = 2")
     assert str(caught.value).splitlines() == [
@@ -333,7 +333,7 @@ def test_an_error_shows_the_line_with_a_caret_under_the_place() -> None:
     assert caught.value.expected == ("a value ('text', a number, true or false)",)
 
 
-def test_of_a_long_line_only_the_part_around_the_place_is_shown() -> None:
+def test_an_error_shows_only_the_part_of_a_long_line_around_the_position() -> None:
     with pytest.raises(FilterError) as caught:
         parse(" and ".join(["a = 1"] * 100) + " or or")
     shown, caret = str(caught.value).splitlines()[1:]
@@ -353,7 +353,7 @@ def test_no_text_raises_anything_but_a_filter_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [None, 5, b"a = 1", ["a = 1"]])
-def test_what_is_no_text_is_refused(text: str) -> None:
+def test_anything_but_text_is_rejected(text: str) -> None:
     with pytest.raises(FilterError, match="a text is needed"):
         parse(text)
 
@@ -379,7 +379,7 @@ def test_a_short_fuzz() -> None:
         ("a str-gt b", 9, "put strings in single quotes"),
     ],
 )
-def test_what_takes_strings_only_says_so(text: str, position: int, says: str) -> None:
+def test_operators_that_take_only_strings_say_so(text: str, position: int, says: str) -> None:
     with pytest.raises(FilterError, match=says) as caught:
         parse(text)
     assert caught.value.position == position

@@ -22,7 +22,7 @@ from shoal.filters.predicates import Predicate
 
 
 class SlowPoset:
-    """All pairs, compared with no help but memory."""
+    """Compares all pairs; only the results of comparisons are cached."""
 
     def __init__(self) -> None:
         self.filters: set[Filter] = set()
@@ -62,16 +62,16 @@ def insert(poset: Poset, slow: SlowPoset, filter_: Filter, subscriber: object = 
     is_new = filter_ not in slow.filters
     slow.filters.add(filter_)
     after = slow.roots()
-    told = poset.insert(filter_, subscriber)
-    assert (told.is_new, told.is_root, set(told.covered)) == (is_new, filter_ in after, before - after)
+    result = poset.insert(filter_, subscriber)
+    assert (result.is_new, result.is_root, set(result.covered)) == (is_new, filter_ in after, before - after)
 
 
 def remove(poset: Poset, slow: SlowPoset, filter_: Filter, subscriber: object = 0) -> None:
     before = slow.roots()
     slow.filters.remove(filter_)
     after = slow.roots()
-    told = poset.remove(filter_, subscriber)
-    assert (told.is_gone, told.was_root, set(told.exposed)) == (True, filter_ in before, after - before)
+    result = poset.remove(filter_, subscriber)
+    assert (result.is_gone, result.was_root, set(result.exposed)) == (True, filter_ in before, after - before)
 
 
 # -- By hand: figure 2 and section 2.3 of the paper ------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_removing_a_root_exposes_those_that_only_it_had_covered() -> None:
     assert poset.remove(second, "s") == Removal(is_gone=True, was_root=True, exposed=(both,))
 
 
-def test_a_filter_stays_as_long_as_somebody_subscribes_to_it() -> None:
+def test_a_filter_stays_while_it_has_subscribers() -> None:
     poset = Poset()
     filter_ = parse("a = 1")
     poset.insert(filter_, "one")
@@ -114,7 +114,7 @@ def test_a_filter_stays_as_long_as_somebody_subscribes_to_it() -> None:
     assert not poset.subscribers(filter_)
 
 
-def test_who_did_not_subscribe_cannot_be_removed() -> None:
+def test_removing_an_unknown_subscriber_is_a_mistake_of_the_caller() -> None:
     poset = Poset()
     poset.insert(parse("a = 1"), "one")
     with pytest.raises(ProtocolError):
@@ -135,13 +135,13 @@ def test_true_covers_all_filters() -> None:
 
 @pytest.mark.parametrize("narrow", ["a contains 'bcd'", "a suffix 'bc'", "a prefix 'a'"])
 @pytest.mark.parametrize("wide", ["a > ''", "a != ''", "a >= '\0\0'"])
-def test_all_but_the_smallest_strings_cover_what_ends_with_or_contains_something(wide: str, narrow: str) -> None:
+def test_an_interval_without_the_smallest_strings_covers_suffixes_and_substrings(wide: str, narrow: str) -> None:
     poset = Poset()
     poset.insert(parse(narrow), 0)
     assert poset.insert(parse(wide), 0).covered == (parse(narrow),)
 
 
-def test_all_alternatives_of_a_filter_count_not_only_those_nearest_to_one_of_them() -> None:
+def test_all_alternatives_of_a_filter_are_compared() -> None:
     poset = Poset()
     near, far = parse("a < 3"), parse("a < 9")
     poset.insert(near, 0)
@@ -163,7 +163,7 @@ def filters_over(lists: st.SearchStrategy[list[Predicate]], conjunctions_max: in
 
 
 class Changes(RuleBasedStateMachine):
-    """Random inserts and removes; after each one, everything is as all pairs say."""
+    """Random inserts and removes; after each one the poset agrees with comparing all pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Changes(RuleBasedStateMachine):
         remove(self.poset, self.slow, filter_)
 
     @invariant()
-    def is_as_all_pairs_say(self) -> None:
+    def agrees_with_all_pairs(self) -> None:
         check(self.poset, self.slow)
 
 
@@ -192,7 +192,7 @@ TestChanges.settings = settings(
 
 
 def texts_of_one_shape(seed: int) -> Iterable[str]:
-    """Templates that make large families of each kind, with bounds and texts that often cover each other."""
+    """Templates that make large families of each type, with bounds and texts that often cover each other."""
     draw = random.Random(seed)
     while True:
         number, other = draw.randint(1, 12), draw.randint(1, 12)
@@ -228,7 +228,7 @@ def texts_of_one_shape(seed: int) -> Iterable[str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_large_families_are_as_all_pairs_say(seed: int) -> None:
+def test_large_families_agree_with_comparing_all_pairs(seed: int) -> None:
     draw = random.Random(seed)
     poset, slow = Poset(), SlowPoset()
     for step, text in zip(range(160), texts_of_one_shape(seed), strict=False):
@@ -297,7 +297,7 @@ def test_an_insert_compares_with_a_few_filters_however_many_there_are(monkeypatc
     assert len(poset) > 1500
 
 
-def test_what_is_no_filter_or_is_not_there_is_refused() -> None:
+def test_anything_but_a_filter_of_the_poset_is_rejected() -> None:
     poset, wrong = Poset(), cast(Filter, "a = 1")
     for refused in (
         lambda: poset.insert(wrong, 1),

@@ -1,4 +1,4 @@
-"""Filters: canonical disjunctions, and reasoning that is right about every event that we can try."""
+"""Filters: canonical disjunctions, and reasoning that is checked against every event of a small universe."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_no_alternative_covers_another(filter_: Filter) -> None:
         assert not one.covers(other)
 
 
-def test_alternatives_that_nothing_satisfies_vanish_and_a_filter_of_nothing_else_is_refused() -> None:
+def test_impossible_alternatives_are_dropped_and_a_filter_without_others_is_rejected() -> None:
     assert filter_of([None, *parse("a = 1").conjunctions]) == parse("a = 1")
     with pytest.raises(EmptyFilterError):
         filter_of([None])
@@ -197,14 +197,14 @@ def test_a_hole_between_alternatives_is_seen(wide: str, narrow: str) -> None:
     assert not parse(wide).covers(parse(narrow))
 
 
-def test_equal_sees_one_meaning_in_two_disjunctions() -> None:
+def test_equal_recognizes_two_disjunctions_with_one_meaning() -> None:
     assert parse("a = 1 or a = 2").equal(parse("a in (1, 2)"))
     assert parse("a = 1 or a = 2") != parse("a in (1, 2)")
     assert not parse("a = 1 or a = 2").equal(parse("a in (1, 3)"))
 
 
-def test_what_is_known_to_be_missed_is_missed() -> None:
-    """The docstring of `unions` says so; whoever improves on it, improves the docstring too."""
+def test_the_documented_limitations_exist() -> None:
+    """The docstring of `_covered_together` lists them; update it if this test fails after an improvement."""
     square = parse("a > 0 and b > 0")
     quarters = parse(" or ".join(f"a {one} 5 and b {other} 5 and a > 0 and b > 0" for one in "<>" for other in "<>"))
     halves = parse("a > 0 and a <= 5 and b > 0 or a > 5 and b > 0 and b <= 5 or a > 5 and b > 5")

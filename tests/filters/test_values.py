@@ -1,4 +1,4 @@
-"""Values: three kinds, one line of numbers without holes or doubles, and what is refused."""
+"""Values: three kinds, one line of numbers without gaps or duplicates, and invalid values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shoal.filters.values import (
     INTEGER_MIN,
     NUMBER_MAX,
     NUMBER_MIN,
-    Kind,
     Value,
+    ValueKind,
     canonical,
     kind_of,
     pred,
@@ -29,9 +29,15 @@ from shoal.filters.values import (
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [(True, Kind.BOOLEAN), (1, Kind.NUMBER), (1.5, Kind.NUMBER), ("1", Kind.STRING), ("", Kind.STRING)],
+    [
+        (True, ValueKind.BOOLEAN),
+        (1, ValueKind.NUMBER),
+        (1.5, ValueKind.NUMBER),
+        ("1", ValueKind.STRING),
+        ("", ValueKind.STRING),
+    ],
 )
-def test_a_value_has_one_kind_and_booleans_are_not_numbers(value: Value, kind: Kind) -> None:
+def test_a_value_has_one_kind_and_booleans_are_not_numbers(value: Value, kind: ValueKind) -> None:
     assert kind_of(value) is kind
 
 
@@ -39,7 +45,7 @@ def test_a_value_has_one_kind_and_booleans_are_not_numbers(value: Value, kind: K
     ("value", "says"),
     [
         (math.nan, "NaN"),
-        (math.inf, "infinities"),
+        (math.inf, "infinity"),
         (INTEGER_MAX + 1, "64 bits"),
         (INTEGER_MIN - 1, "64 bits"),
         ("\ud800", "surrogate"),
@@ -48,7 +54,7 @@ def test_a_value_has_one_kind_and_booleans_are_not_numbers(value: Value, kind: K
         ([1], "list"),
     ],
 )
-def test_what_is_not_a_value_is_refused_with_the_reason(value: object, says: str) -> None:
+def test_invalid_values_are_rejected_with_the_reason(value: object, says: str) -> None:
     assert says in (problem_of(value) or "")
 
 
@@ -68,7 +74,7 @@ def test_a_name_is_a_short_string_that_is_not_empty(name: object, says: str) -> 
 @pytest.mark.parametrize(
     ("value", "kept"), [(30.0, 30), (-0.0, 0), (2.0**53, 2**53), (0.5, 0.5), (True, True), (2.0**60, 2.0**60)]
 )
-def test_an_integral_float_is_kept_as_int_as_long_as_that_is_exact(value: Value, kept: Value) -> None:
+def test_an_integral_float_becomes_an_int_where_that_is_exact(value: Value, kept: Value) -> None:
     assert canonical(value) == kept
     assert type(canonical(value)) is type(kept)
     assert str(canonical(-0.0)) == "0"
@@ -105,7 +111,7 @@ def test_nothing_is_between_neighbours(one: int | float, other: int | float) -> 
 
 
 @given(st.sampled_from([0, 1, EXACT_MAX, INTEGER_MAX, INTEGER_MIN, 2**63]), st.integers(-3, 3), st.booleans())
-def test_neighbours_around_the_places_where_the_line_changes(at: int, offset: int, as_float: bool) -> None:
+def test_neighbours_where_the_spacing_of_the_line_changes(at: int, offset: int, as_float: bool) -> None:
     number: int | float = float(at + offset) if as_float else at + offset
     if problem_of(number):
         return

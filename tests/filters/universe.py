@@ -1,8 +1,8 @@
 """Enough values to decide a question about constraints by trying all of them.
 
-What two constraints accept changes only at the values that their predicates name. So a difference between them shows at
-one of those numbers or next to it, and in a string that is put together from their texts with a strange letter between
-them. If all of these agree, all values do.
+What two constraints accept changes only at the values in their predicates. So a difference between them shows at one of
+those numbers or next to it, and in a string composed of their texts with an unused letter between them. If all of these
+agree, all values do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from shoal.filters.conjunctions import Conjunction, conjunction_of
 from shoal.filters.predicates import Operator, Predicate
-from shoal.filters.string_bounds import NUL
+from shoal.filters.strings import NUL
 from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Number, Value, pred, succ
 
 STRANGE = "z"
@@ -19,7 +19,7 @@ STRANGE = "z"
 
 
 def values_of(predicates: Iterable[Predicate]) -> list[Value]:
-    """All values that predicates name."""
+    """All values in predicates."""
     named: list[Value] = []
     for predicate in predicates:
         if isinstance(predicate.value, tuple):

@@ -10,14 +10,14 @@ import pytest
 from tests.support.records import DAY_US, NOON_US, Recording, sequences
 from tests.support.redis_server import RedisServer
 
+from shoal.history.channel_history import ChannelHistory
 from shoal.history.manifest import read_manifest
-from shoal.history.reading import ChannelHistory
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.history.table import to_items
 from shoal.message import Gap, Item
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 
 NOBODY = Login(None, None)
 

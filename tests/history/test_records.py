@@ -9,9 +9,9 @@ from tests.support.records import STREAM, Recording
 from tests.support.redis_server import RedisServer
 
 from shoal.errors import ProtocolError
-from shoal.history import servers as bounds
-from shoal.history.records import RecordReader
-from shoal.history.servers import Login
+from shoal.history import server_reader as bounds
+from shoal.history.record_reader import RecordReader
+from shoal.history.server_reader import Login
 from shoal.plan.ring import ServerAddress
 from shoal.wire.envelope import HEADER, MAGIC
 from shoal.wire.recorded import message_fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from shoal.bus.since import _read
-from shoal.history.reading import ChannelHistory
+from shoal.history.channel_history import ChannelHistory
 
 
 class _Growing:

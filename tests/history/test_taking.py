@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.history import taking
-from shoal.history.taking import take
+from shoal.history import row_selection
+from shoal.history.row_selection import take
 
 VALUES = st.lists(st.tuples(st.none() | st.binary(max_size=9), st.none() | st.text(max_size=4)), min_size=1, max_size=9)
 
@@ -26,7 +26,7 @@ def test_in_parts_it_is_what_arrow_does(values: list[tuple[bytes | None, str | N
         }
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(taking, "CHUNK_BYTES_MAX", 8)
+        patch.setattr(row_selection, "CHUNK_BYTES_MAX", 8)
         taken = take(table, rows)
     taken.validate(full=True)
     assert taken.equals(table.take(rows))

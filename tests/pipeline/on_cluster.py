@@ -1,9 +1,9 @@
-"""The jobs of load windows and of the archive in a process of its own, on any master.
+"""Jobs of every kind in one session, in a process of its own, on any master.
 
     python -m tests.pipeline.on_cluster MASTER SERVERS DIRECTORY
 
-Prints one JSON object: the windows, by their start, as hexadecimal digests of their bytes. The archive is in
-`archive` of the directory.
+Prints one JSON object: `windows`, by their start, as hexadecimal digests of their bytes, and the results of the bulk
+jobs in `bulk`. The archive is in `archive` of the directory.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import json
 import sys
 from pathlib import Path
 
+from tests.pipeline.bulk_jobs import run_bulk_jobs
+
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, on_spark
-from shoal.pipeline.load import LoadJob, run_once
+from shoal.pipeline.load_job import LoadJob, run_once
 from shoal.pipeline.session import SessionOptions, running
-from shoal.pipeline.source.where import listed_servers
+from shoal.pipeline.source.cluster_address import listed_servers
 
 
 def main(master: str, servers: str, directory: str) -> None:
@@ -35,7 +37,8 @@ def main(master: str, servers: str, directory: str) -> None:
             while archive.batch(listed_servers(servers), on_spark(spark)) is not None:
                 pass
             archive.compact(on_spark(spark), 2)
-    print(json.dumps(found))
+        bulk = run_bulk_jobs(Path(directory) / "bulk", spark)
+    print(json.dumps({"windows": found, "bulk": bulk}))
 
 
 if __name__ == "__main__":

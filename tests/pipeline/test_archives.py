@@ -12,9 +12,9 @@ from msgspec import structs
 from shoal import cli
 from shoal.errors import ArchiveError, PipelineError
 from shoal.history.manifest import ArchivedFile, Manifest, Retired, file_path, write_manifest
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.history.table import SCHEMA
-from shoal.pipeline import archives, matching_job
+from shoal.pipeline import event_archive, matching_job
 from shoal.pipeline.archive.job import ArchiveJob
 from shoal.pipeline.filter_sets import read_filters
 
@@ -35,7 +35,7 @@ def test_an_output_replaces_nothing_that_no_job_has_written(archive: Path, tmp_p
     where = tmp_path / "out" / matching_job.OUT_FILE
     where.parent.mkdir()
     where.write_text("my notes")
-    with pytest.raises(PipelineError, match="is not what a job has written: move it away"):
+    with pytest.raises(PipelineError, match="was not written by a job: move it away"):
         matching_job._new_file(where.parent, archive)
     assert where.read_text() == "my notes"
     where.unlink()
@@ -44,7 +44,7 @@ def test_an_output_replaces_nothing_that_no_job_has_written(archive: Path, tmp_p
     (where / "_SUCCESS").touch()
     (where / ".part-0.parquet.crc").write_bytes(b"crc")
     (where / "thesis.txt").write_text("mine")
-    with pytest.raises(PipelineError, match="is not what a job has written"):
+    with pytest.raises(PipelineError, match="was not written by a job"):
         matching_job._new_file(where.parent, archive)
     assert (where / "thesis.txt").read_text() == "mine"
     (where / "thesis.txt").unlink()
@@ -58,19 +58,19 @@ def test_that_is_said_before_filters_are_read_and_spark_is_started(
     (tmp_path / matching_job.OUT_FILE).write_text("my notes")
     words = ["pipeline", "match", "--filters", "none.txt", "--archive", str(archive), "--out", str(tmp_path)]
     assert cli.main(words) == 1
-    assert "is not what a job has written" in capsys.readouterr().err
+    assert "was not written by a job" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_named_with_what_to_do(archive: Path, tmp_path: Path) -> None:
-    opened = archives.open_archive(archive)
+    opened = event_archive.open_archive(archive)
     (archive / PATH).write_bytes((archive / PATH).read_bytes()[:-20])
-    with pytest.raises(PipelineError, match=r"abcdef\.parquet cannot be read: .*: put back a copy of the file"):
+    with pytest.raises(ArchiveError, match=r"abcdef\.parquet cannot be read: .*: restore a copy of the file"):
         list(opened.read(["channel"]))
     (tmp_path / "plain").mkdir()
     pq.write_table(pa.table({"a": [1]}), tmp_path / "plain" / "a.parquet")
     (tmp_path / "plain" / "b.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(PipelineError, match=r"b\.parquet: .*: put back a copy of the file"):
-        archives.open_archive(tmp_path / "plain")
+    with pytest.raises(PipelineError, match=r"b\.parquet: .*: restore a copy of the file"):
+        event_archive.open_archive(tmp_path / "plain")
 
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "data/../../x.parquet"])
@@ -82,7 +82,7 @@ def test_a_manifest_that_leads_elsewhere_is_refused(archive: Path, path: str) ->
     ):
         write_manifest(archive, manifest)
         with pytest.raises(ArchiveError, match="which is not in the archive"):
-            archives.open_archive(archive)
+            event_archive.open_archive(archive)
         with pytest.raises(ArchiveError, match="which is not in the archive"), ArchiveJob(archive, Login(None, None)):
             pass
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.spark import need_spark
 
 from shoal import cli
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import CheckpointError, PipelineError
 from shoal.pipeline import session
-from shoal.pipeline.feeding import follow
-from shoal.pipeline.folders import locked, make_folder
+from shoal.pipeline.job_folders import locked, make_folder
+from shoal.pipeline.load_service import follow
 from shoal.pipeline.session import SessionOptions
 
-WORDS = "another job uses this checkpoint: name another by --checkpoint"
+WORDS = "another job uses this checkpoint: name another one with --checkpoint"
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +49,8 @@ def test_a_job_that_follows_takes_the_lock_of_its_directory(tmp_path: Path) -> N
         follow(SessionOptions(), tmp_path, source, BalanceSettings())
 
 
+@pytest.mark.spark
 def test_so_does_a_single_run_with_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    need_spark()
     words = ["pipeline", "load", "--once", "--checkpoint", str(tmp_path), "--state-dir", str(tmp_path)]
     with locked(tmp_path):
         assert cli.main(words) == 1
@@ -60,6 +59,7 @@ def test_so_does_a_single_run_with_a_checkpoint(tmp_path: Path, capsys: pytest.C
     assert "starting Spark" not in said
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     "words",
     [
@@ -74,7 +74,6 @@ def test_so_does_a_single_run_with_a_checkpoint(tmp_path: Path, capsys: pytest.C
 def test_a_file_where_a_folder_should_be_is_said_at_once(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    need_spark()
     (tmp_path / "file").write_text("mine")
     given = [str(tmp_path / "file") if word == "FILE" else word for word in words]
     assert cli.main(["pipeline", *given, "--state-dir", str(tmp_path)]) == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.balance.columns import Floats
 from shoal.cli import main
 from shoal.errors import PipelineError
-from shoal.pipeline import made_windows
+from shoal.pipeline import generated_windows
 from shoal.pipeline.forecast import (
     DAYS_MIN,
     FORECAST_SCHEMA,
@@ -112,12 +112,12 @@ def test_the_command_says_what_the_forecast_is_worth(tmp_path: Path, capsys: pyt
     assert group["group"] == "s"
     assert 0 < group["backtest"]["error"] < 1
     assert 0 < group["backtest"]["error_day_before"] < 1
-    assert 3 * made_windows.DAY_S < group["peak_at_s"] < 4 * made_windows.DAY_S
+    assert 3 * generated_windows.DAY_S < group["peak_at_s"] < 4 * generated_windows.DAY_S
     assert {"forecast.parquet", "forecast.svg", "forecast.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 def test_the_loads_of_windows_are_what_their_servers_sent() -> None:
-    windows = made_windows.make_windows(1, 1)[:3]
+    windows = generated_windows.make_windows(1, 1)[:3]
     loads = loads_of(windows)
     assert loads["at_s"].to_pylist() == [2, 4, 6]
     sent = sum(row["bytes_out"] for row in windows[0].hosts.to_pylist())

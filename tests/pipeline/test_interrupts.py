@@ -12,13 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support.spark import need_spark
 
-from shoal.pipeline import gateway as gateways
-from shoal.pipeline import interrupts
 from shoal.pipeline import session as sessions
-from shoal.pipeline.explaining import explained
-from shoal.pipeline.gateway import Gateway
+from shoal.pipeline.spark import gateway as gateways
+from shoal.pipeline.spark import interrupts
+from shoal.pipeline.spark.error_translation import explained
+from shoal.pipeline.spark.gateway import Gateway
 
 
 @pytest.fixture(autouse=True)
@@ -118,9 +117,9 @@ def child_that_stays() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdin=subprocess.PIPE)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_java_is_ended_for_certain(interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_spark()
     monkeypatch.setattr(gateways, "HURRY_TIMEOUT_S", 0.05)
     process = child_that_stays()
 
@@ -143,8 +142,8 @@ def test_java_is_ended_for_certain(interrupted: bool, monkeypatch: pytest.Monkey
     assert process.poll() == -signal.SIGKILL
 
 
+@pytest.mark.spark
 def test_an_interrupt_while_java_starts_ends_it_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_spark()
     from pyspark.sql import SparkSession
 
     closed: list[bool] = []

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options
+from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, options, seconds_of, table_of
 from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import RedisServer
 
@@ -26,16 +27,18 @@ from shoal.channels import telemetry
 from shoal.cli import pipeline_load
 from shoal.cluster.local import LocalCluster
 from shoal.errors import CheckpointError
-from shoal.pipeline import load
-from shoal.pipeline.explaining import explained
-from shoal.pipeline.load import LoadFacts, LoadJob, run_once
-from shoal.pipeline.source.planning import Planning, table_of
+from shoal.pipeline import load_job
+from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once
+from shoal.pipeline.source.offset_planner import OffsetPlanner
+from shoal.pipeline.source.options import read_options
+from shoal.pipeline.spark.error_translation import explained
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTINGS = BalanceSettings()
 SECONDS = 40
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,7 @@ def encode_old(record: telemetry.Record) -> bytes:
 def in_process(*servers: RedisServer) -> tuple[list[LoadWindow], FoldState]:
     """The windows of what is on the streams, by the fold alone."""
     asked = options(*servers)
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     end = planning.next({})
     table = table_of(planning.parts({}, end), asked.kind)
     return fold_in_order(FoldState(), table, SETTINGS)
@@ -144,7 +147,7 @@ def test_records_that_are_not_kept_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fill(*streams)
-    monkeypatch.setattr(load, "REFUSED_MAX", 5)
+    monkeypatch.setattr(load_job, "REFUSED_MAX", 5)
     _, facts = on_spark(spark, tmp_path / "few", *servers)
     assert (facts.refused_kept, facts.refused_only_counted) == (5, facts.counters["garbage"] - 5)
     (tmp_path / "full").write_text("no directory")
@@ -244,7 +247,10 @@ def test_the_command_folds_what_a_cluster_has_reported(
     assert "no cluster runs in" in capsys.readouterr().err
     with ClusterThread(servers=2) as cluster:
         root = cluster.call(root_of)
-        time.sleep(6.0)  # two windows of two seconds each, and one that is cut off
+        give_up = time.monotonic() + WAIT_S
+        while seconds_reported(root) < 6:  # two windows of two seconds each, and one that is cut off
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
         assert cli.main(["pipeline", "load", "--once", "--json", "--state-dir", root]) == 0
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert facts["hosts"] == ["s1", "s2"]
@@ -252,6 +258,14 @@ def test_the_command_folds_what_a_cluster_has_reported(
     assert facts["records"] >= 6
     assert facts["counters"]["garbage"] == 0
     assert facts["last_s"] > facts["first_s"]
+
+
+def seconds_reported(root: str) -> int:
+    """How many seconds both servers of a cluster have reported."""
+    asked = read_options({"stateDir": root})
+    planning = OffsetPlanner(asked)
+    hosts = Counter(host for host, _ in seconds_of(planning, asked, {}, planning.next({})))
+    return min(hosts["s1"], hosts["s2"])
 
 
 async def root_of(cluster: LocalCluster) -> str:

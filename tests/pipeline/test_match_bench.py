@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from shoal.bench.pipeline_match import ON_SPARK, ONE_CORE, RATIO, Options, make_archive, measure
+from shoal.bench.pipeline_match import ON_SPARK, ONE_CORE, RATIO, BulkMatchOptions, make_archive, measure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.timeout(600)
 def test_both_ways_find_the_same_and_are_compared(tmp_path: Path, spark: SparkSession) -> None:
-    found = measure(spark, Options(events=2000, filters=300, rounds=2), tmp_path)
+    found = measure(spark, BulkMatchOptions(events=2000, filters=300, rounds=2), tmp_path)
     one_core, on_spark = found["rows"]
     assert (one_core["contender"], on_spark["contender"]) == (ONE_CORE, ON_SPARK)
     assert one_core["matches_per_event"] == on_spark["matches_per_event"] > 0

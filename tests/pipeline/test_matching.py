@@ -6,7 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +24,7 @@ from shoal.filters.language import parse
 from shoal.filters.values import Event
 from shoal.history.manifest import ArchivedFile, Manifest, file_path, write_manifest
 from shoal.history.table import SCHEMA
-from shoal.pipeline import archives, matching, matching_job
+from shoal.pipeline import event_archive, matching, matching_job
 from shoal.pipeline.filter_sets import FilterSet, attributes_of, keep, opened, read_filters
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, if nothing else has done so before."""
 
 SETTINGS = settings(max_examples=40, deadline=None)
+WAYS = ["in process", pytest.param("on Spark", marks=[pytest.mark.spark, pytest.mark.xdist_group("shared_spark")])]
 
 FILTERS = {
     3: parse("class = 'STOCK' and volume > 100"),
@@ -119,7 +120,7 @@ def test_the_filters_of_a_file_have_the_ids_that_it_gives_or_the_numbers_of_thei
     ("text", "words"),
     [
         ("class = 'STOCK'\nvolume >\n", "line 2"),
-        ("2: a = 1\nb = 1\n", "line 2: the id 2 is taken"),
+        ("2: a = 1\nb = 1\n", "line 2: the id 2 is already used"),
         ("# nothing\n", "no filters"),
     ],
 )
@@ -202,14 +203,14 @@ def recorded(channel: str, server: str, number: int, **more: Any) -> dict[str, A
     return row | more
 
 
-def checked(outcome: matching_job.Outcome, output: str) -> None:
+def checked(outcome: matching_job.MatchResult, output: str) -> None:
     assert (outcome.events, outcome.matches, outcome.filters, outcome.matching_filters) == (4, 6, 4, 3)
     assert dict(outcome.top) == COUNTS
     assert outcome.rows == 3
     assert outcome.output == output
 
 
-@pytest.mark.parametrize("way", ["in process", "on Spark"])
+@pytest.mark.parametrize("way", WAYS)
 def test_an_archive_of_columns_is_matched(
     way: str, filter_set: FilterSet, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -239,7 +240,7 @@ def test_an_archive_of_columns_is_matched(
     ]
 
 
-@pytest.mark.parametrize("way", ["in process", "on Spark"])
+@pytest.mark.parametrize("way", WAYS)
 def test_an_archive_of_messages_is_matched_by_their_attributes(
     way: str, filter_set: FilterSet, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -255,12 +256,12 @@ def test_an_archive_of_messages_is_matched_by_their_attributes(
     ]
 
 
-@pytest.mark.parametrize("way", ["in process", "on Spark"])
+@pytest.mark.parametrize("way", WAYS)
 def test_of_recorded_channels_each_message_counts_once_and_gaps_do_not(
     way: str, filter_set: FilterSet, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     archive = archive_of_records(tmp_path / "archive")
-    for output in matching.OUTPUTS:
+    for output in get_args(matching.Output):
         out = tmp_path / output
         if way == "in process":
             checked(matching_job.match_in_process(filter_set, archive, output, out), output)
@@ -282,9 +283,9 @@ def test_files_of_an_archive_may_have_other_columns_and_many_parts(tmp_path: Pat
     pq.write_table(table, tmp_path / "archive" / "c=__HIVE_DEFAULT_PARTITION__" / "2.parquet")
     found = matching_job.match_in_process(kept, tmp_path / "archive", "counts")
     assert dict(found.top) == {1: 10, 2: 10}
-    archive = archives.Plain(tmp_path / "archive")
+    archive = event_archive.ParquetArchive(tmp_path / "archive")
     assert archive.schema.field("a").type == pa.float64()
-    small = list(archive._parts(1))
+    small = list(archive._split(1))
     assert [(part.groups, part.first) for part in small] == [((0,), 0), ((0,), 0), ((1,), 3), ((2,), 6), ((3,), 9)]
     rows = [row["row"] for batch in archive.read(["a"], place=True) for row in batch.to_pylist()]
     assert rows == [0, 1, *range(10)]
@@ -300,7 +301,7 @@ def test_what_cannot_be_matched_is_said_before_anything_runs(filter_set: FilterS
     with pytest.raises(PipelineError, match="cannot read the archive"):
         matching_job.match_in_process(filter_set, tmp_path / "text.parquet", "counts")
     pq.write_table(pa.table({"other": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(PipelineError, match="no filter asks for an attribute"):
+    with pytest.raises(PipelineError, match="no filter uses an attribute"):
         matching_job.match_in_process(filter_set, tmp_path / "other.parquet", "counts")
 
 
@@ -324,19 +325,19 @@ def test_an_archive_is_never_replaced_by_what_is_found_in_it(filter_set: FilterS
     out.mkdir()
     archive = archive_of_columns(out / matching_job.OUT_FILE)
     for read in (archive, archive / "a.parquet", out):
-        with pytest.raises(PipelineError, match="is of the archive itself"):
+        with pytest.raises(PipelineError, match="is part of the archive"):
             matching_job.match_in_process(filter_set, read, "rows", out)
     assert len(list(archive.iterdir())) == 3
 
 
 def test_a_cache_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("no folder")
-    with pytest.raises(PipelineError, match=r"cannot keep the index of the filters in .*cache.*XDG_CACHE_HOME"):
+    with pytest.raises(PipelineError, match=r"cannot write the index of the filters to .*cache.*XDG_CACHE_HOME"):
         keep([1], [parse("a = 1")], tmp_path / "cache" / "filters")
 
 
 def test_a_file_that_was_compacted_away_is_said_with_what_to_do(filter_set: FilterSet, tmp_path: Path) -> None:
-    archive = archives.open_archive(archive_of_records(tmp_path / "archive"))
+    archive = event_archive.open_archive(archive_of_records(tmp_path / "archive"))
     for file in (tmp_path / "archive").rglob("*.parquet"):
         file.unlink()
     with pytest.raises(PipelineError, match=r"compacted while the job ran.*: start the job again"):

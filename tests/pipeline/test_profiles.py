@@ -61,7 +61,7 @@ def vectors(texts: list[str], events: Sequence[Event]) -> profiles.Bits:
     index.insert_many(range(len(texts)), [parse(text) for text in texts])
     table = event_table(events)
     column = pa.array([table[row] for row in range(len(table))], pa.binary())
-    return profiles.put_together([profiles.block_bits(column, 0, index)], np.arange(len(texts)), len(events))
+    return profiles.combine_blocks([profiles.block_bits(column, 0, index)], np.arange(len(texts)), len(events))
 
 
 def test_the_example_of_the_paper() -> None:
@@ -148,10 +148,10 @@ def packed(dense: npt.NDArray[np.bool_]) -> profiles.Bits:
 FILTERS = {1: "a < 30", 2: "a < 20 and b > 10", 5: "b >= 90", 9: "a > 1000"}
 
 
-def run(folder: Path, out: Path, spark: SparkSession | None, **more: Any) -> profiles_job.Outcome:
+def run(folder: Path, out: Path, spark: SparkSession | None, **more: Any) -> profiles_job.ProfileResult:
     parsed = [parse(text) for text in FILTERS.values()]
     kept = keep(list(FILTERS), parsed, folder / "filters")
-    options = profiles_job.Options(samples=1500, **more)
+    options = profiles_job.ProfileOptions(samples=1500, **more)
     return profiles_job.run(kept, FILTERS, folder / "archive", options, out, spark)
 
 
@@ -232,12 +232,12 @@ def test_rows_without_a_time_are_sampled_all_the_same(tmp_path: Path, known: int
 def test_too_many_bits_and_an_empty_archive_are_said(tmp_path: Path) -> None:
     made_archive(tmp_path)
     kept = keep([1], [parse("a < 30")], tmp_path / "filters")
-    options = profiles_job.Options(samples=2**40)
+    options = profiles_job.ProfileOptions(samples=2**40)
     with pytest.raises(PipelineError, match="take fewer samples"):
         profiles_job.run(kept, [1], tmp_path / "archive", options, tmp_path / "out")
     pq.write_table(pa.Table.from_batches([to_arrow([{"a": 1}])]).slice(1), tmp_path / "none.parquet")
     with pytest.raises(PipelineError, match="no publications"):
-        profiles_job.run(kept, [1], tmp_path / "none.parquet", profiles_job.Options(), tmp_path / "out")
+        profiles_job.run(kept, [1], tmp_path / "none.parquet", profiles_job.ProfileOptions(), tmp_path / "out")
 
 
 def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

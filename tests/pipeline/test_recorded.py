@@ -11,8 +11,10 @@ from tests.support.records import BOB, Recording
 from tests.support.redis_server import RedisServer
 
 from shoal.errors import ConfigError
+from shoal.history.table import SCHEMA
 from shoal.limits import DEFAULT_LIMITS
-from shoal.pipeline.recorded import SCHEMA, Channel
+from shoal.pipeline.source.kinds import ChannelKind
+from shoal.pipeline.source.offsets import EntryId
 from shoal.wire.envelope import ATTRIBUTES, HEADER, MAGIC, encode_attributes, stream_id
 from shoal.wire.recorded import RecordedGap, message_fields
 
@@ -27,13 +29,13 @@ def servers() -> Iterator[tuple[RedisServer, RedisServer]]:
 
 
 def test_a_filter_is_taken_before_rows_leave_the_worker() -> None:
-    kind = Channel({"channel": "orders.*", "where": "volume > 5"})
+    kind = ChannelKind({"channel": "orders.*", "where": "volume > 5"})
     entries = []
     for number in range(1, 11):
         body = encode_attributes({"volume": number}, DEFAULT_LIMITS)
         blob = HEADER.pack(MAGIC, ATTRIBUTES, 1, stream_id(BOB, 1), number, 1000) + body + b"x"
         fields = message_fields(number, blob)
-        entries.append((f"{number}-0", dict(zip(fields[::2], fields[1::2], strict=True))))
+        entries.append((EntryId(number, 0), dict(zip(fields[::2], fields[1::2], strict=True))))
     batch = kind.rows("s1", "b3JkZXJzLmV1", entries, [0.0] * 10)
     assert batch.schema.equals(SCHEMA, check_metadata=False)
     assert batch["sequence"].to_pylist() == [6, 7, 8, 9, 10]
@@ -43,7 +45,7 @@ def test_a_filter_is_taken_before_rows_leave_the_worker() -> None:
 
 def test_an_empty_channel_is_refused() -> None:
     with pytest.raises(ConfigError, match="channel is empty"):
-        Channel({"channel": ""})
+        ChannelKind({"channel": ""})
 
 
 def test_spark_reads_recorded_channels(servers: tuple[RedisServer, RedisServer], spark: SparkSession) -> None:

@@ -35,7 +35,7 @@ def test_only_the_last_states_are_kept(tmp_path: Path) -> None:
 def test_a_missing_checkpoint_of_spark_is_said(tmp_path: Path) -> None:
     SavedFolds(tmp_path).save(7, FoldState())
     with pytest.raises(
-        CheckpointError, match="fold of batch 7, but Spark begins with batch 0: its checkpoint is missing"
+        CheckpointError, match="fold of batch 7, but Spark starts with batch 0: its checkpoint is missing"
     ):
         SavedFolds(tmp_path).before(0)
 
@@ -58,7 +58,7 @@ def test_a_missing_checkpoint_is_said_also_after_a_single_batch(tmp_path: Path) 
 
 def test_a_missing_state_of_the_fold_is_said(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"batch 5, but the state of the fold before it .* is missing: begin anew"
+        CheckpointError, match=r"batch 5, but the state of the fold before it .* is missing: start over"
     ):
         SavedFolds(tmp_path).before(5)
 

@@ -15,29 +15,29 @@ from shoal import config
 from shoal.balance.window import LoadWindow
 from shoal.cli import main, pipeline_what_if
 from shoal.errors import ConfigError, PipelineError
-from shoal.pipeline import made_windows, what_if, what_if_job
-from shoal.pipeline.kept_windows import WindowKeeper, read_manifest, read_windows
-from shoal.pipeline.what_if import Case, Site
+from shoal.pipeline import generated_windows, what_if, what_if_job
+from shoal.pipeline.kept_windows import WindowKeeper, read_windows, read_windows_manifest
+from shoal.pipeline.what_if import Case, ServerPool
 from shoal.sim.flow.workloads import traffic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DAY_S = 60
-SITE = Site(capacity_bytes_per_s=125e6, servers_first=2, servers_max=4)
+SITE = ServerPool(capacity_bytes_per_s=125e6, servers_first=2, servers_max=4)
 
 
 def short_days(days: int) -> list[LoadWindow]:
     """The evenings of some made days, as days of a minute."""
-    per_day = DAY_S // made_windows.WINDOW_S
-    evening = made_windows.EVENT_HOUR * made_windows.HOUR_S // made_windows.WINDOW_S - per_day // 2
-    windows = made_windows.make_windows(days, 5)
+    per_day = DAY_S // generated_windows.WINDOW_S
+    evening = generated_windows.EVENT_HOUR * generated_windows.HOUR_S // generated_windows.WINDOW_S - per_day // 2
+    windows = generated_windows.make_windows(days, 5)
     found = []
     for day in range(days):
-        first = day * made_windows.DAY_S // made_windows.WINDOW_S + evening
+        first = day * generated_windows.DAY_S // generated_windows.WINDOW_S + evening
         for place, window in enumerate(windows[first : first + per_day]):
-            start_s = day * DAY_S + place * made_windows.WINDOW_S
-            found.append(LoadWindow(start_s, start_s + made_windows.WINDOW_S, window.table))
+            start_s = day * DAY_S + place * generated_windows.WINDOW_S
+            found.append(LoadWindow(start_s, start_s + generated_windows.WINDOW_S, window.table))
     return found
 
 
@@ -61,7 +61,7 @@ def test_windows_are_kept_as_they_were_each_time_once(folder: Path, windows: lis
     assert [window.start_s for window in read_windows(folder)] == [window.start_s for window in windows]
     first = next(iter(read_windows(folder)))
     assert first.table.equals(windows[0].table)
-    assert read_manifest(folder).day_s == DAY_S
+    assert read_windows_manifest(folder).day_s == DAY_S
     with pytest.raises(PipelineError, match="has days of 60 s"):
         WindowKeeper(folder)
 
@@ -81,7 +81,7 @@ def test_a_window_that_was_cut_short_is_left_out_and_damage_is_said(folder: Path
     with pytest.raises(PipelineError, match="cannot be read"):
         list(read_windows(folder))
     with pytest.raises(PipelineError, match="no load windows"):
-        read_manifest(folder / "none")
+        read_windows_manifest(folder / "none")
 
 
 def test_a_day_is_replayed_with_the_deliveries_that_were_recorded(windows: list[LoadWindow]) -> None:
@@ -109,13 +109,13 @@ def test_the_grid_has_the_defaults_first_and_every_combination_that_can_be(tmp_p
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[[grid]]\nhigh = 1\n", "'high', which is no setting"),
-        ('[[grid]]\npolicy = "none"\n', "the policy 'none'"),
+        ("[[grid]]\nhigh = 1\n", "'high', which is not a setting"),
+        ('[[grid]]\npolicy = "none"\n', "no policy 'none'"),
         ("[[grid]]\nhigh_ratio = 'much'\n", "high_ratio"),
         ("grid", "cannot read the grid"),
         ("a = 1\n", "has no grid"),
-        ("[grid]\nsafe_ratio = 0.6\n", "is no list of tables: write \\[\\[grid\\]\\]"),
-        ("grid = [1]\n", "is no list of tables"),
+        ("[grid]\nsafe_ratio = 0.6\n", "is not a list of tables: write \\[\\[grid\\]\\]"),
+        ("grid = [1]\n", "is not a list of tables"),
         ("[[grid]]\nsafe_ratio = []\n", "no values for 'safe_ratio'"),
         ("[[grid]]\npolicy = []\n", "no values for 'policy'"),
     ],

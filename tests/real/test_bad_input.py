@@ -40,7 +40,7 @@ from shoal.plan.signing import Signer
 from shoal.wire import control, envelope
 from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, inbox_channel
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 FORGER = Signer(bytes(32))
 FAST = msgspec.structs.replace(DEFAULT_LIMITS, connect_timeout_s=1.0)
 STRANGER = envelope.stream_id(0xBAD, 1)

@@ -36,7 +36,7 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Gap, Item, Message
 from shoal.metrics import REGISTRY
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def collect(messages: shoal.Subscription, count: int) -> list[Item]:

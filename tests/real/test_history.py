@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from typing import Any
 import pytest
 from tests.support.agent_site import until
 from tests.support.cluster_thread import ClusterThread
+from tests.support.command import run_json_command
 
 import shoal
 from shoal import cli
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.wire.recorded import MESSAGE_FIELD, record_key
 
@@ -34,16 +34,9 @@ def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> Non
 async def channel(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """A channel of the test's own that is recorded."""
     name = f"history.{request.node.name}"
-    await command(capsys, "channels", "record", name)
+    await run_json_command(capsys, "channels", "record", name)
     yield name
-    await command(capsys, "channels", "record", name, "--off")
-
-
-async def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    capsys.readouterr()
-    status = await asyncio.to_thread(cli.main, [*words, "--json"])
-    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return status, facts
+    await run_json_command(capsys, "channels", "record", name, "--off")
 
 
 async def archive(bus: shoal.Bus, url: str, directory: Path) -> None:
@@ -76,9 +69,9 @@ async def test_archive_and_records_are_one_history(
     await archive(bus, url, tmp_path)
     await published(bus, channel, 50, 80)
     words = ("history", channel, "--since", "10m", "--url", url, "--archive", str(tmp_path))
-    status, facts = await command(capsys, *words)
+    status, facts = await run_json_command(capsys, *words)
     assert (status, payloads(facts), facts["gaps"]) == (0, list(range(80)), 0)
-    status, facts = await command(capsys, *words, "--where", "number >= 40 and number < 60", "--limit", "15")
+    status, facts = await run_json_command(capsys, *words, "--where", "number >= 40 and number < 60", "--limit", "15")
     assert payloads(facts) == list(range(40, 55))
 
 
@@ -90,9 +83,9 @@ async def test_since_and_until_are_times_of_publishing(
     middle = dt.datetime.now(dt.UTC).isoformat()
     await asyncio.sleep(0.05)
     await published(bus, channel, 5, 10)
-    _, facts = await command(capsys, "history", channel, "--since", middle, "--url", url)
+    _, facts = await run_json_command(capsys, "history", channel, "--since", middle, "--url", url)
     assert payloads(facts) == [5, 6, 7, 8, 9]
-    _, facts = await command(capsys, "history", channel, "--since", "1h", "--until", middle, "--url", url)
+    _, facts = await run_json_command(capsys, "history", channel, "--since", "1h", "--until", middle, "--url", url)
     assert payloads(facts) == [0, 1, 2, 3, 4]
 
 
@@ -112,7 +105,7 @@ async def test_a_record_that_is_too_short_shows_a_gap(
 
     async with shoal.connect(shared_cluster.call(agent_url)) as agent:
         await agent.ask_servers("XTRIM", record_key(channel.encode()), "MAXLEN", "=", 4)
-    status, facts = await command(capsys, "history", channel, "--since", "1h", "--url", url)
+    status, facts = await run_json_command(capsys, "history", channel, "--since", "1h", "--url", url)
     assert status == 1
     assert payloads(facts) == [6, 7, 8, 9]
     assert "7 entries of the record were dropped" in facts["items"][0]["reason"]
@@ -148,5 +141,5 @@ async def test_why_there_is_nothing_of_a_channel_is_said(
     status, words = await said("history.*")
     assert status == 1
     assert "history.* is a pattern" in words
-    assert not (await command(capsys, "history", "nowhere", "--since", "1h", "--url", url))[1]["is_recorded"]
-    assert (await command(capsys, "history", channel, "--since", "1h", "--url", url))[1]["is_recorded"]
+    assert not (await run_json_command(capsys, "history", "nowhere", "--since", "1h", "--url", url))[1]["is_recorded"]
+    assert (await run_json_command(capsys, "history", channel, "--since", "1h", "--url", url))[1]["is_recorded"]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
 import pytest
 from tests.support.agent_site import until
 from tests.support.cluster_thread import ClusterThread
+from tests.support.command import run_json_command
 
 import shoal
-from shoal import cli
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.message import Item, Message
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 ENDS_WITH = b"last"
 
 
@@ -28,15 +26,8 @@ def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SHOAL_COORDINATOR", shared_cluster.call(url))
 
 
-async def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    capsys.readouterr()
-    status = await asyncio.to_thread(cli.main, ["plan", *words, "--json"])
-    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return status, facts
-
-
 async def where(capsys: pytest.CaptureFixture[str], channel: str) -> list[str]:
-    _, facts = await command(capsys, "show", channel)
+    _, facts = await run_json_command(capsys, "plan", "show", channel)
     servers: list[str] = facts["channels"][0]["servers"]
     return servers
 
@@ -48,7 +39,7 @@ async def elsewhere(capsys: pytest.CaptureFixture[str], channel: str) -> str:
 
 async def rests(capsys: pytest.CaptureFixture[str], channel: str) -> bool:
     """Whether a channel does not move any more."""
-    _, facts = await command(capsys, "show", "--moves")
+    _, facts = await run_json_command(capsys, "plan", "show", "--moves")
     return all(move["channel"] != channel for move in facts["moves"])
 
 
@@ -84,7 +75,7 @@ async def test_a_channel_moves_through_all_kinds_of_placements_under_load(
         listening = asyncio.create_task(listen(messages))
         speaking = asyncio.create_task(speak(other, "busy", stop))
         for mode, servers in targets:
-            status, facts = await command(capsys, "move", "busy", "--to", servers, "--mode", mode)
+            status, facts = await run_json_command(capsys, "plan", "move", "busy", "--to", servers, "--mode", mode)
             assert (status, facts["moved"]) == (0, True), facts
             await until(lambda: rests(capsys, "busy"))
             assert await where(capsys, "busy") == servers.split(",")
@@ -100,9 +91,9 @@ async def test_idle_subscribers_follow_with_the_next_message(
 ) -> None:
     async with bus.subscribe("idle") as messages:
         target = await elsewhere(capsys, "idle")
-        status, facts = await command(capsys, "move", "idle", "--to", target)
+        status, facts = await run_json_command(capsys, "plan", "move", "idle", "--to", target)
         assert (status, facts["phase"]) == (0, "narrow"), facts
-        _, facts = await command(capsys, "show", "--moves")
+        _, facts = await run_json_command(capsys, "plan", "show", "--moves")
         (move,) = [move for move in facts["moves"] if move["channel"] == "idle"]
         assert (move["phase"], move["to"]["servers"]) == ("narrow", [target])
         await other.publish("idle", b"wake up")
@@ -117,7 +108,7 @@ async def test_an_eager_move_of_an_idle_channel_ends_without_a_message(
 ) -> None:
     async with bus.subscribe("eager"):
         target = await elsewhere(capsys, "eager")
-        status, facts = await command(capsys, "move", "eager", "--to", target, "--eager")
+        status, facts = await run_json_command(capsys, "plan", "move", "eager", "--to", target, "--eager")
         assert (status, facts["moved"]) == (0, True), facts
         await until(lambda: rests(capsys, "eager"))
         assert await where(capsys, "eager") == [target]

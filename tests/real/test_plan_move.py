@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from tests.support.agent_site import until
+from tests.support.command import run_command, run_json_command
 from tests.support.mover_scene import CHANNEL, RING, MoverScene, mover_scene
 
-from shoal import cli
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import RING_KEY, entry_key, move_key, report_key
 from shoal.plan.moving import ChannelReport, MoveRequest, Report, decode_request, encode_report, encode_request
@@ -30,21 +28,6 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MoverScene]:
         yield scene
 
 
-async def shoal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a command."""
-    capsys.readouterr()
-    status = await asyncio.to_thread(cli.main, words)
-    said = capsys.readouterr()
-    return status, said.out, said.err
-
-
-async def shoal_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    status, output, _ = await shoal(capsys, *words, "--json")
-    (line,) = output.splitlines()
-    facts: dict[str, Any] = json.loads(line)
-    return status, facts
-
-
 class TestMove:
     async def test_it_shows_the_phases_and_returns_at_the_end(
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
@@ -52,12 +35,12 @@ class TestMove:
         await scene.lead()
         scene.start_mover()
         scene.start_agents()
-        status, facts = await shoal_json(capsys, "plan", "move", NAME, "--to", TARGET)
+        status, facts = await run_json_command(capsys, "plan", "move", NAME, "--to", TARGET)
         assert status == 0
         assert (facts["moved"], facts["phase"], facts["servers"]) == (True, "end", [TARGET])
         assert facts["phases"][-1]["phase"] == "end"
         assert facts["revision"] == facts["phases"][-1]["revision"] == 6
-        status, output, _ = await shoal(capsys, "plan", "move", NAME, "--to", TARGET)
+        status, output, _ = await run_command(capsys, "plan", "move", NAME, "--to", TARGET)
         assert (status, output) == (0, f"{NAME}: lives there already\n")
 
     async def test_several_servers_share_a_channel(self, scene: MoverScene, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +48,7 @@ class TestMove:
         scene.start_mover()
         scene.start_agents()
         words = ("plan", "move", NAME, "--to", "s1, s2", "--mode", "all_publishers", "--eager")
-        status, output, progress = await shoal(capsys, *words)
+        status, output, progress = await run_command(capsys, *words)
         assert (status, output) == (0, f"{NAME}: moved to s1, s2 (all_publishers)\n")
         assert "end, revision" in progress
         entry = await scene.entry()
@@ -77,7 +60,7 @@ class TestMove:
         scene.start_mover()
         scene.here, scene.spoken = 1, False
         scene.start_agents()
-        status, facts = await shoal_json(capsys, "plan", "move", NAME, "--to", TARGET)
+        status, facts = await run_json_command(capsys, "plan", "move", NAME, "--to", TARGET)
         assert status == 0
         assert (facts["moved"], facts["phase"]) == (True, "narrow")
         assert f"those on {HOME} who are idle" in facts["outcome"]
@@ -86,7 +69,7 @@ class TestMove:
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await scene.lead()
-        status, facts = await shoal_json(capsys, "plan", "move", NAME, "--to", TARGET, "--eager", "--no-wait")
+        status, facts = await run_json_command(capsys, "plan", "move", NAME, "--to", TARGET, "--eager", "--no-wait")
         assert (status, facts["moved"]) == (0, False)
         stored = await scene.coordinator.get(move_key(CHANNEL))
         assert stored is not None
@@ -98,12 +81,12 @@ class TestMove:
     ) -> None:
         await scene.lead()
         words = ("plan", "move", NAME, "--to", TARGET, "--timeout", "0.01")
-        status, output, _ = await shoal(capsys, *words)
+        status, output, _ = await run_command(capsys, *words)
         assert status == 1
         assert "not moved yet (not begun)" in output
         scene.start_mover()
         await until(scene.entry)
-        status, output, _ = await shoal(capsys, *words)
+        status, output, _ = await run_command(capsys, *words)
         assert status == 1
         assert "not moved yet (prepare)" in output
 
@@ -111,7 +94,7 @@ class TestMove:
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await scene.lead()
-        task = asyncio.create_task(shoal(capsys, "plan", "move", NAME, "--to", TARGET))
+        task = asyncio.create_task(run_command(capsys, "plan", "move", NAME, "--to", TARGET))
         await until(lambda: scene.coordinator.get(move_key(CHANNEL)))
         await scene.coordinator.delete(move_key(CHANNEL))
         status, output, _ = await task
@@ -122,7 +105,7 @@ class TestMove:
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await scene.lead()
-        task = asyncio.create_task(shoal(capsys, "plan", "move", NAME, "--to", TARGET))
+        task = asyncio.create_task(run_command(capsys, "plan", "move", NAME, "--to", TARGET))
         await until(lambda: scene.coordinator.get(move_key(CHANNEL)))
         other = MoveRequest(CHANNEL, (HOME,), Mode.SINGLE, False, "other")
         await scene.coordinator.put(move_key(CHANNEL), encode_request(other))
@@ -146,7 +129,7 @@ class TestMove:
         self, words: list[str], says: str, scene: MoverScene, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await scene.lead()
-        status, output, error = await shoal(capsys, "plan", "move", NAME, *words)
+        status, output, error = await run_command(capsys, "plan", "move", NAME, *words)
         assert (status != 0, output) == (True, "")
         assert says in error
         assert await scene.coordinator.get(move_key(CHANNEL)) is None
@@ -154,7 +137,7 @@ class TestMove:
     async def test_without_a_mover_nothing_is_asked_for(
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        status, _, error = await shoal(capsys, "plan", "move", NAME, "--to", TARGET)
+        status, _, error = await run_command(capsys, "plan", "move", NAME, "--to", TARGET)
         assert status == 1
         assert "nobody moves channels" in error
         assert await scene.coordinator.get(move_key(CHANNEL)) is None
@@ -164,7 +147,7 @@ class TestMove:
     ) -> None:
         await scene.lead()
         await scene.coordinator.put(RING_KEY, Signer(Signer.generate()).ring(RING))
-        status, _, error = await shoal(capsys, "plan", "move", NAME, "--to", TARGET)
+        status, _, error = await run_command(capsys, "plan", "move", NAME, "--to", TARGET)
         assert status == 1
         assert "signature" in error
 
@@ -183,7 +166,7 @@ class TestShow:
         request = MoveRequest(b"asked", (TARGET,), Mode.SINGLE, False, "x")
         await scene.coordinator.put(move_key(b"asked"), encode_request(request))
         await scene.coordinator.put(move_key(b"garbage"), b"garbage")
-        status, facts = await shoal_json(capsys, "plan", "show", "--moves")
+        status, facts = await run_json_command(capsys, "plan", "show", "--moves")
         assert status == 0
         asked, moving = facts["moves"]
         assert (asked["channel"], asked["phase"], asked["requested"]) == ("asked", "asked", True)
@@ -202,7 +185,7 @@ class TestShow:
                 {"server": TARGET, "known": False, "behind": None, "here": None, "handed": False},
             ],
         }
-        status, text, _ = await shoal(capsys, "plan", "show", "--moves")
+        status, text, _ = await run_command(capsys, "plan", "show", "--moves")
         assert status == 0
         assert "2 channels move" in text
         assert f"{NAME}: switch, from single on {HOME} to single on {TARGET}, revision 4, eager, helped: {HOME}" in text
@@ -211,9 +194,9 @@ class TestShow:
         assert "nobody has begun it" in text
 
     async def test_moves_are_shown_on_request_only(self, scene: MoverScene, capsys: pytest.CaptureFixture[str]) -> None:
-        _, facts = await shoal_json(capsys, "plan", "show")
+        _, facts = await run_json_command(capsys, "plan", "show")
         assert "moves" not in facts
-        _, facts = await shoal_json(capsys, "plan", "show", "--moves")
+        _, facts = await run_json_command(capsys, "plan", "show", "--moves")
         assert facts["moves"] == []
-        _, text, _ = await shoal(capsys, "plan", "show", "--moves")
+        _, text, _ = await run_command(capsys, "plan", "show", "--moves")
         assert text == "0 channels move\n"

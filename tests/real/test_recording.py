@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from tests.support.agent_site import until
 from tests.support.cluster_thread import ClusterThread
+from tests.support.command import run_json_command
 
 import shoal
-from shoal import cli
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.wire.recorded import RecordedGap, RecordedMessage, read_entry, record_key
@@ -29,17 +28,10 @@ def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 async def marked(capsys: pytest.CaptureFixture[str]) -> AsyncIterator[str]:
     """A pattern of recorded channels."""
-    _, facts = await command(capsys, "channels", "record", "deals.*")
+    _, facts = await run_json_command(capsys, "channels", "record", "deals.*")
     assert facts["recorded"]
     yield "deals.*"
-    await command(capsys, "channels", "record", "deals.*", "--off")
-
-
-async def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    capsys.readouterr()
-    status = await asyncio.to_thread(cli.main, [*words, "--json"])
-    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return status, facts
+    await run_json_command(capsys, "channels", "record", "deals.*", "--off")
 
 
 async def records(bus: shoal.Bus, channel: str) -> dict[str, list[Any]]:
@@ -53,9 +45,9 @@ def numbers(said: dict[str, list[Any]]) -> list[int]:
 
 
 async def test_marks_are_listed(marked: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _, facts = await command(capsys, "channels", "recorded")
+    _, facts = await run_json_command(capsys, "channels", "recorded")
     assert facts == {"recorded": [marked]}
-    _, facts = await command(capsys, "channels", "record", marked)
+    _, facts = await run_json_command(capsys, "channels", "record", marked)
     assert facts == {"name": marked, "recorded": True, "changed": False, "waiting": []}
 
 
@@ -64,10 +56,10 @@ async def test_messages_are_recorded_through_a_move(
 ) -> None:
     for number in range(100):
         await bus.publish("deals.move", b"%d" % number)
-    _, facts = await command(capsys, "plan", "show", "deals.move")
+    _, facts = await run_json_command(capsys, "plan", "show", "deals.move")
     home = facts["channels"][0]["servers"][0]
     target = next(server for server in ("s1", "s2", "s3") if server != home)
-    moving = asyncio.create_task(command(capsys, "plan", "move", "deals.move", "--to", target, "--eager"))
+    moving = asyncio.create_task(run_json_command(capsys, "plan", "move", "deals.move", "--to", target, "--eager"))
     for number in range(100, 300):
         await bus.publish("deals.move", b"%d" % number)
         await asyncio.sleep(0.002)
@@ -93,7 +85,7 @@ async def test_a_killed_agent_loses_nothing_that_publishers_still_have(
 ) -> None:
     for number in range(50):
         await bus.publish("deals.kill", b"%d" % number, confirm=True)
-    _, facts = await command(capsys, "plan", "show", "deals.kill")
+    _, facts = await run_json_command(capsys, "plan", "show", "deals.kill")
     home = facts["channels"][0]["servers"][0]
     shared_cluster.call(lambda cluster: cluster.kill(f"agent-{home}"))
     for number in range(50, 300):

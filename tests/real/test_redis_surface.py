@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 from redis import exceptions
+from tests.support.agent_site import until
 from tests.support.redis_server import free_port
 
 import shoal
 import shoal.redis as redis
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Gap
-from shoal.redis.sources import PubSubConnection
+from shoal.redis.feeds import PubSubConnection
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -38,6 +39,13 @@ def shape(type: str, channel: Any, data: Any, pattern: Any = None) -> dict[str, 
 
 async def read(pubsub: redis.PubSub) -> dict[str, Any] | None:
     return await pubsub.get_message(timeout=WAIT_S)
+
+
+async def until_arrived(pubsub: redis.PubSub, channel: bytes, count: int) -> None:
+    """Waits until so many messages of a channel wait to be read."""
+    core = pubsub._feeds[False, channel]._core
+    assert core is not None
+    await until(lambda: len(core.inbox.items) >= count)
 
 
 def is_connected(connection: PubSubConnection) -> bool:
@@ -191,7 +199,7 @@ async def test_what_arrived_before_unsubscribe_is_read_before_its_end(client: re
         for number in range(3):
             await client.publish("late", str(number))
         assert await read(pubsub) == shape("message", b"late", b"0")
-        await asyncio.sleep(0.1)
+        await until_arrived(pubsub, b"late", 2)
         await pubsub.unsubscribe()
         assert await read(pubsub) == shape("message", b"late", b"1")
         assert await read(pubsub) == shape("message", b"late", b"2")
@@ -208,7 +216,7 @@ async def test_channels_take_turns(client: redis.Redis) -> None:
         for _ in range(20):
             await client.publish("busy", "b")
         await client.publish("calm", "c")
-        await asyncio.sleep(0.1)
+        await until_arrived(pubsub, b"calm", 1)
         first = [(await read(pubsub) or {})["channel"] for _ in range(3)]
         assert b"calm" in first
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import json
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine
@@ -13,19 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.agent_site import until
 from tests.support.cluster_thread import ClusterThread
+from tests.support.command import run_json_command
 
 import shoal
-from shoal import cli
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.errors import ArchiveError, SubscribeError
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
+from shoal.wire.recorded import RecordedMessage, read_entry, record_key
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 PUBLISHERS, JOINERS, COUNT = 3, 8, 400
 PLACEMENTS = [("s1", "single"), ("s1,s2", "all_subscribers"), ("s2,s3", "all_publishers"), ("s1", "single")]
 
@@ -42,16 +43,9 @@ def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> Non
 async def channel(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """A channel of the test's own that is recorded."""
     name = f"since.{request.node.name}"
-    await command(capsys, "channels", "record", name)
+    await run_json_command(capsys, "channels", "record", name)
     yield name
-    await command(capsys, "channels", "record", name, "--off")
-
-
-async def command(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    await asyncio.to_thread(cli.main, [*words, "--json"])
-    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return facts
+    await run_json_command(capsys, "channels", "record", name, "--off")
 
 
 async def take(messages: shoal.Subscription, count: int) -> list[bytes]:
@@ -185,6 +179,13 @@ def check(items: list[Item], *, absences: bool) -> None:
     assert dict(heard) == {name: list(range(COUNT)) for name in range(PUBLISHERS)}
 
 
+async def all_are_recorded(bus: shoal.Bus, channel: str) -> bool:
+    """Whether the records hold a message of each publisher."""
+    replies = await bus.ask_servers("XRANGE", record_key(channel.encode()), "-", "+")
+    said = [read_entry(fields)[1] for entries in replies.values() for _, fields in entries]
+    return len({message.stream for message in said if isinstance(message, RecordedMessage)}) == PUBLISHERS
+
+
 async def test_joining_at_any_time_through_moves_has_no_hole_and_no_double(
     channel: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,7 +195,7 @@ async def test_joining_at_any_time_through_moves_has_no_hole_and_no_double(
     async def move() -> None:
         for target, mode in PLACEMENTS:
             await asyncio.sleep(0.6)
-            await command(capsys, "plan", "move", channel, "--to", target, "--mode", mode, "--eager")
+            await run_json_command(capsys, "plan", "move", channel, "--to", target, "--mode", mode, "--eager")
 
     joins = [asyncio.create_task(join(url, channel, begin, chance.uniform(0.0, 5.0))) for _ in range(JOINERS)]
     async with publishing(url, channel) as publishers:
@@ -204,13 +205,15 @@ async def test_joining_at_any_time_through_moves_has_no_hole_and_no_double(
 
 
 async def test_joining_while_agents_die_has_no_hole_and_no_double(
-    channel: str, url: str, shared_cluster: ClusterThread, capsys: pytest.CaptureFixture[str]
+    channel: str, bus: shoal.Bus, url: str, shared_cluster: ClusterThread, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(20261102)
     begin = dt.datetime.now(dt.UTC)
-    home = (await command(capsys, "plan", "show", channel))["channels"][0]["servers"][0]
+    _, shown = await run_json_command(capsys, "plan", "show", channel)
+    home = shown["channels"][0]["servers"][0]
 
     async def kill() -> None:
+        await until(lambda: all_are_recorded(bus, channel))
         for _ in range(2):
             await asyncio.sleep(1.2)
             await asyncio.to_thread(shared_cluster.call, lambda cluster: cluster.kill(f"agent-{home}"))

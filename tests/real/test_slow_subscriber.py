@@ -23,7 +23,7 @@ import shoal
 from shoal.cluster.local import LocalCluster
 from shoal.limits import DEFAULT_LIMITS, MIB, Limits
 from shoal.message import Gap, Item
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 
 CHANNEL = "slow"
 PAYLOAD = b"x" * 65_536
@@ -32,6 +32,8 @@ MESSAGES = 1000
 WAIT_S = 60.0
 WIDE = msgspec.structs.replace(DEFAULT_LIMITS, resend_bytes_max=128 * MIB, resend_total_bytes_max=128 * MIB)
 """Limits of a publisher that still has everything when it is asked."""
+PATIENT = msgspec.structs.replace(DEFAULT_LIMITS, server_lease_s=WAIT_S)
+"""Limits of a reader that does not give its connection up by itself, however long the server takes to cut it off."""
 CUT_OFF = "overcoming of output buffer limits"
 
 
@@ -77,16 +79,16 @@ async def publish_all(writer: shoal.Bus) -> None:
 async def read_after_a_pause(server: Server, limits: Limits) -> tuple[list[Item], shoal.Bus, shoal.Bus]:
     """What a subscriber is handed that stood still while everything was published; the reader and the publisher."""
     async with (
-        shoal.connect(server.url) as reader,
+        shoal.connect(server.url, limits=PATIENT) as reader,
         shoal.connect(server.url, limits=limits) as writer,
         reader.subscribe(CHANNEL) as messages,
     ):
-        link = reader.adapter._connections["s1"]._link
-        assert link is not None
-        link.pause()
+        connection = reader.adapter._connections["s1"]._connection
+        assert connection is not None
+        connection.pause()
         await publish_all(writer)
         await server.until_cut_off()
-        link.resume()
+        connection.resume()
         return await take_all(messages, writer.client_id), reader, writer
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.soak_command import run_soak
 
 from shoal.cli import main
 from shoal.soak.checker import Checker, Severity
@@ -21,19 +20,12 @@ FACTS = {
     *("moves_ended", "moves_aborted", "moves_replaced", "moves_open", "subscriptions_closed", "latency_ms"),
     *("latency_p999_difference_ms", "control_per_move_and_client", "forwarded", "plain_lost", "plain_duplicates"),
 }
+SERVERS = ("--servers", "3")
 Line = list[Any]
 
 
-def soak(*flags: str) -> tuple[int, dict[str, Any], str]:
-    """A small soak in a process of its own: its exit status, its facts and its standard error."""
-    command = [sys.executable, "-m", "shoal.cli", "soak", "moves", "--servers", "3", *flags, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.count("\n") == 1, done.stderr
-    return done.returncode, json.loads(done.stdout), done.stderr
-
-
 def test_nothing_is_lost_and_nobody_is_closed_while_channels_move() -> None:
-    status, facts, errors = soak("--subscribers", "30", "--moves", "20", "--seconds", "5")
+    status, facts, errors = run_soak("moves", *SERVERS, "--subscribers", "30", "--moves", "20", seconds=5)
     assert facts["violations"] == [], errors
     assert status == 0
     assert facts.keys() >= FACTS
@@ -48,7 +40,7 @@ def test_nothing_is_lost_and_nobody_is_closed_while_channels_move() -> None:
 
 
 def test_channels_that_all_move_at_once_settle() -> None:
-    status, facts, errors = soak("--burst", "40", "--seconds", "4")
+    status, facts, errors = run_soak("moves", *SERVERS, "--burst", "40", seconds=4)
     assert facts["violations"] == [], errors
     assert status == 0
     assert facts["moves"] == facts["moves_ended"] == 40

@@ -6,7 +6,6 @@ import asyncio
 import json
 
 import pytest
-from tests.support.spark import need_spark
 
 from shoal import cli
 from shoal.balance.window_source import Way
@@ -14,13 +13,8 @@ from shoal.cluster.local import LocalCluster
 from shoal.cluster.parts import WINDOWS_JOB
 from shoal.cluster.process import log_tail
 
-WARM_S = 90.0
-BACK_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _spark() -> None:
-    need_spark()
+WARM_S = 240.0
+BACK_S = 60.0
 
 
 async def comes(cluster: LocalCluster, way: Way, timeout_s: float) -> str:
@@ -33,7 +27,8 @@ async def comes(cluster: LocalCluster, way: Way, timeout_s: float) -> str:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.spark
+@pytest.mark.timeout(400)
 async def test_the_balancer_hands_over_to_spark_and_falls_back_when_the_job_is_killed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.support.agent_site import Site, agent_site, plain_subscriber, until
+from tests.support.agent_site import TIMEOUT_S, Site, agent_site, plain_subscriber, until
+from tests.support.command import run_command, run_json_command
 
 from shoal import cli
 from shoal.balance.proposal import Place
@@ -29,29 +29,15 @@ async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
         yield site
 
 
-async def shoal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """Exit status and standard output of a command."""
-    capsys.readouterr()
-    status = await asyncio.to_thread(cli.main, words)
-    return status, capsys.readouterr().out
-
-
-async def shoal_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    status, output = await shoal(capsys, *words, "--json")
-    (line,) = output.splitlines()
-    facts: dict[str, Any] = json.loads(line)
-    return status, facts
-
-
 async def test_top_shows_servers_and_busiest_channels(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.start_agent("--max-out-bytes-per-s", "1000000")
     await until(site.lease)
     facts: dict[str, Any] = {}
     async with plain_subscriber(site, b"tile"):
-        async with asyncio.timeout(20):
-            while not any(row["publications_per_s"] for row in facts.get("channels", ())):
+        async with asyncio.timeout(TIMEOUT_S):
+            while not any(row["publications_per_s"] and row["subscribers"] for row in facts.get("channels", ())):
                 await site.plain.publish(b"tile", b"x" * 100)
-                _, facts = await shoal_json(capsys, "top", "--once")
+                _, facts = await run_json_command(capsys, "top", "--once")
     (channel,) = [row for row in facts["channels"] if row["channel"] == "tile"]
     assert channel["server"] == "s1"
     assert channel["subscribers"] == 1
@@ -61,7 +47,7 @@ async def test_top_shows_servers_and_busiest_channels(site: Site, capsys: pytest
     assert server["id"] == "s1"
     assert server["trouble"] is None
     assert server["max_out_bytes_per_s"] == 1_000_000
-    status, text = await shoal(capsys, "top", "--once")
+    status, text, _ = await run_command(capsys, "top", "--once")
     assert status == 0
     assert "s1" in text
     assert "busiest channels" in text
@@ -69,13 +55,13 @@ async def test_top_shows_servers_and_busiest_channels(site: Site, capsys: pytest
 
 async def test_top_shows_what_the_balancer_did_and_why(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     await site.coordinator.put(pool_key("s9"), b"drain")
-    status, facts = await shoal_json(capsys, "top")
+    status, facts = await run_json_command(capsys, "top")
     assert (status, facts["balance"]["plans"], facts["balance"]["standing"]) == (1, [], {"s1": "home", "s9": "drain"})
     single, spread = Place(Mode.SINGLE, ("s1",)), Place(Mode.ALL_SUBSCRIBERS, ("s1", "s9"))
     why = Why(time.time(), "shoal", "abc" * 20, 1.0, single, spread, "replicate", {"left_before": 0.91})
     await site.coordinator.put(why_key(b"tile"), encode(why))
     await site.coordinator.put(STATE_KEY, encode(BalancerState(why.at_s, "", {"s10": why.at_s}, ("s8",))))
-    _, facts = await shoal_json(capsys, "top")
+    _, facts = await run_json_command(capsys, "top")
     balance = facts["balance"]
     assert balance["ring_version"] == 1
     assert (balance["placed"], balance["replicated"]) == (1, 1)
@@ -85,7 +71,7 @@ async def test_top_shows_what_the_balancer_did_and_why(site: Site, capsys: pytes
     assert (move["channel"], move["before"], move["servers"], move["reason"]) == (
         *("tile", ["s1"], ["s1", "s9"], "replicate"),
     )
-    _, text = await shoal(capsys, "top", "--once")
+    _, text, _ = await run_command(capsys, "top", "--once")
     for words in (
         "being drained s9",
         "being added s10",
@@ -99,22 +85,22 @@ async def test_top_shows_what_the_balancer_did_and_why(site: Site, capsys: pytes
 async def test_top_runs_for_the_seconds_it_is_given(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.start_agent()
     await until(site.records)
-    status, text = await shoal(capsys, "top", "--seconds", "0.1")
+    status, text, _ = await run_command(capsys, "top", "--seconds", "0.1")
     assert status == 0
     assert "servers" in text
 
 
 async def test_top_says_what_is_missing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    status, facts = await shoal_json(capsys, "top")
+    status, facts = await run_json_command(capsys, "top")
     assert (status, facts["servers"][0]["trouble"]) == (1, "no telemetry yet")
     await site.plain.xadd("__shoal:telemetry", {"data": b"garbage"})
-    status, facts = await shoal_json(capsys, "top")
+    status, facts = await run_json_command(capsys, "top")
     assert status == 1
     assert "not a telemetry record" in facts["servers"][0]["trouble"]
     site.server.kill()
-    status, facts = await shoal_json(capsys, "top")
+    status, facts = await run_json_command(capsys, "top")
     assert status == 1
-    assert "cannot ask" in facts["servers"][0]["trouble"]
+    assert "cannot connect to" in facts["servers"][0]["trouble"]
 
 
 async def test_plan_show(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,14 +108,14 @@ async def test_plan_show(site: Site, capsys: pytest.CaptureFixture[str]) -> None
     await until(site.lease)
     entry = site.signer.entry(b"moved", Placement(5, Mode.SINGLE, ("s1",)))
     await site.coordinator.put(entry_key(b"moved"), entry)
-    status, facts = await shoal_json(capsys, "plan", "show", "moved", "tile")
+    status, facts = await run_json_command(capsys, "plan", "show", "moved", "tile")
     assert status == 0
     assert facts["ring_version"] == 1
     assert [(server["id"], server["lease"]) for server in facts["servers"]] == [("s1", "held")]
     places = {row["channel"]: (row["source"], row["version"], row["home"]) for row in facts["channels"]}
     assert places == {"moved": ("entry", 5, "s1"), "tile": ("ring", 1, "s1")}
     assert [row["channel"] for row in facts["entries"]] == ["moved"]
-    status, text = await shoal(capsys, "plan", "show")
+    status, text, _ = await run_command(capsys, "plan", "show")
     assert status == 0
     assert "ring version 1" in text
     assert "moved: single on s1" in text
@@ -138,13 +124,13 @@ async def test_plan_show(site: Site, capsys: pytest.CaptureFixture[str]) -> None
 async def test_plan_show_believes_no_forged_entry(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     forger = Signer(Signer.generate())
     await site.coordinator.put(entry_key(b"\x1b[31m"), forger.entry(b"\x1b[31m", Placement(9, Mode.SINGLE, ("s1",))))
-    status, text = await shoal(capsys, "plan", "show")
+    status, text, _ = await run_command(capsys, "plan", "show")
     assert status == 1
     assert "lease none" in text
     assert "without the cluster's signature" in text
     assert "\x1b" not in text
     await site.coordinator.put(RING_KEY, forger.ring(Ring(9, (site.address,))))
-    status, facts = await shoal_json(capsys, "plan", "show")
+    status, facts = await run_json_command(capsys, "plan", "show")
     assert (status, facts["signature_ok"]) == (1, False)
 
 

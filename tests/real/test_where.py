@@ -9,7 +9,7 @@ from shoal.errors import FilterError
 from shoal.filters.language import parse
 from shoal.message import Item, Message
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def taken(messages: shoal.Subscription, count: int) -> list[bytes]:

@@ -20,12 +20,15 @@ SEARCH_SEEDS_MAX = 30
 """How many seeds are tried beyond the known ones."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
-    "fence": (2, 12),
+    "fence": (33,),
     "drained": (2, 19),
     "one_at_a_time": (24, 22),
     "basis": (7, 0),
     "once": (6, 24),
     "settle": (8, 0),
+    "fresh_load": (9,),
+    "guest": (4,),
+    "state_first": (11,),
 }
 """Seeds that are known to catch a broken rule, quick ones first."""
 
@@ -36,6 +39,9 @@ KINDS: dict[str, set[str]] = {
     "basis": {"stale", "stranger"},
     "once": {"applied twice"},
     "settle": {"hasty", "restless"},
+    "fresh_load": {"old load"},
+    "guest": {"not a guest"},
+    "state_first": {"two at once", "unproposed", "applied twice", "stale", "stranger", "failed", "deposed"},
 }
 """As what the checkers see it."""
 

@@ -26,7 +26,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (7,),
     "order": (6, 3),
     "heal": (7, 9),
-    "beacon": (25, 38),
+    "beacon": (108,),
     "handshake": (5,),
     "lease": (0,),
 }

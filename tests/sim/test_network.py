@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -13,15 +14,16 @@ from hypothesis import strategies as st
 from shoal.sim import Endpoint, FaultOptions, Faults, Network, World
 
 CALM = FaultOptions(tcp_timeout_s=5.0, connect_timeout_s=3.0)
+NUMBER_BYTES = 4
 
 
 class Peer:
-    """One side of a connection that remembers everything; `echo` answers each item."""
+    """One side of a connection that remembers everything; `echo` sends back what arrives."""
 
     def __init__(self, echo: bool = False) -> None:
         self.echo = echo
         self.end: Endpoint | None = None
-        self.items: list[Any] = []
+        self.data = b""
         self.losses: list[str] = []
         self.failures: list[str] = []
 
@@ -31,10 +33,10 @@ class Peer:
     def failed(self, reason: str) -> None:
         self.failures.append(reason)
 
-    def received(self, end: Endpoint, items: list[Any]) -> None:
-        self.items += items
+    def received(self, end: Endpoint, data: bytes) -> None:
+        self.data += data
         if self.echo:
-            end.send_all(list(items))
+            end.send(data)
 
     def lost(self, end: Endpoint, reason: str) -> None:
         self.losses.append(reason)
@@ -71,18 +73,23 @@ class Pair:
         self.world.run(self.world.now + seconds)
 
 
-def is_prefix(part: list[Any], whole: list[Any]) -> bool:
-    return whole[: len(part)] == part
+def counted(count: int) -> bytes:
+    """The numbers from 0, each in `NUMBER_BYTES`, as a stream in which every cut shows."""
+    return b"".join(map(number_bytes, range(count)))
+
+
+def number_bytes(number: int) -> bytes:
+    return b"%04d" % number
 
 
 def test_what_is_sent_arrives_in_order_and_a_close_after_it() -> None:
     pair = Pair(options=replace(CALM, split_probability=0.5, delay_s=(0.0, 0.1), window_bytes=40))
     for number in range(200):
-        pair.near.send(number)
+        pair.near.send(number_bytes(number))
         pair.world.run(pair.world.now + 0.001 * (number % 3))
     pair.near.close()
     pair.run_for(60.0)
-    assert pair.server.items == list(range(200))
+    assert pair.server.data == counted(200)
     assert pair.server.losses == ["closed"]
     assert pair.client.losses == []
     assert pair.network.ends() == []
@@ -143,71 +150,104 @@ def test_a_reset_leaves_a_prefix_in_both_directions(seed: int, sent: int, wait_m
     options = replace(CALM, delay_s=(0.001, 0.02), split_probability=0.3, window_bytes=100)
     pair = Pair(seed, options)
     for number in range(sent):
-        pair.near.send(number)
-        pair.far.send(-number)
+        pair.near.send(number_bytes(number))
+        pair.far.send(number_bytes(number))
         pair.run_for(pair.world.random.choice((0.0, 0.001)))
     pair.run_for(wait_ms / 1000)
     pair.network.reset(pair.near)
-    pair.near.send("too late")
-    pair.far.send("too late")
+    pair.near.send(b"too late")
+    pair.far.send(b"too late")
     pair.run_for(5.0)
-    assert is_prefix(pair.server.items, list(range(sent)))
-    assert is_prefix(pair.client.items, [-number for number in range(sent)])
+    assert counted(sent).startswith(pair.server.data)
+    assert counted(sent).startswith(pair.client.data)
     assert pair.server.losses == pair.client.losses == ["reset"]
+    written = 2 * (len(counted(sent)) + len(b"too late"))
+    assert len(pair.server.data) + len(pair.client.data) + pair.network.stats["bytes_lost"] == written
 
 
-def test_resets_cut_anywhere() -> None:
+def test_resets_cut_at_any_byte_also_inside_one_write() -> None:
     lengths = set()
     for seed in range(60):
         pair = Pair(seed)
-        pair.near.send_all(list(range(5)))
+        pair.near.send(b"whole")
         pair.network.reset(pair.near)
         pair.run_for(5.0)
-        lengths.add(len(pair.server.items))
+        lengths.add(len(pair.server.data))
     assert lengths == {0, 1, 2, 3, 4, 5}
+
+
+def test_what_was_written_at_once_may_arrive_in_parts() -> None:
+    firsts = set()
+    for seed in range(60):
+        pair = Pair(seed, replace(CALM, split_probability=1.0, delay_s=(0.01, 0.01)))
+        pair.near.send(b"who")
+        pair.near.send(b"le")
+        pair.run_for(0.015)
+        firsts.add(len(pair.server.data))
+        pair.run_for(1.0)
+        assert pair.server.data == b"whole"
+    assert firsts >= {1, 2, 3, 4}
+
+
+def test_a_sender_with_much_to_send_waits_for_a_good_part_of_the_window() -> None:
+    """Small reads must not make for small segments ever after."""
+    pair = Pair(options=replace(CALM, window_bytes=400, split_probability=1.0))
+    data = counted(1000)
+    unsent = [len(data)]
+    pair.near.on_drain = lambda: unsent.append(pair.near.unsent_bytes)
+    pair.server_node.pause()
+    for number in range(1000):
+        pair.near.send(number_bytes(number))
+    pair.server_node.resume()
+    pair.run_for(10.0)
+    assert pair.server.data == data
+    sizes = [before - after for before, after in pairwise(unsent)]
+    assert unsent[-1] == 0
+    assert min(sizes[:-1]) >= 100
+    assert min(sizes[:-1]) < 400, "the whole window was not free each time"
 
 
 def test_a_stall_delays_and_loses_nothing() -> None:
     pair = Pair(echo=True)
     pair.network.stall(pair.far, 2.0, one_way=True)
-    pair.near.send_all([1, 2, 3])
-    pair.far.send("other way")
+    pair.near.send(b"123")
+    pair.far.send(b"other way")
     pair.run_for(1.9)
-    assert pair.server.items == []
-    assert pair.client.items == ["other way"]
+    assert pair.server.data == b""
+    assert pair.client.data == b"other way"
     pair.run_for(1.0)
-    assert pair.server.items == [1, 2, 3]
-    assert pair.client.items == ["other way", 1, 2, 3]
+    assert pair.server.data == b"123"
+    assert pair.client.data == b"other way123"
     assert pair.client.losses == []
 
 
 def test_a_short_partition_stalls_and_a_long_one_times_out_the_sender_only() -> None:
     pair = Pair()
     partition = pair.network.partition(["client"], ["server"])
-    pair.near.send(1)
+    pair.near.send(b"1")
     pair.run_for(4.0)
     partition.heal()
     pair.run_for(1.0)
-    assert pair.server.items == [1]
+    assert pair.server.data == b"1"
 
     partition = pair.network.partition(["client"], ["server"])
-    pair.near.send(2)
+    pair.near.send(b"2")
     pair.run_for(6.0)
     assert pair.client.losses == ["timeout"]
     assert pair.server.losses == []
     partition.heal()
     pair.run_for(100.0)
     assert pair.server.losses == [], "half-open: it has not tried to say anything"
-    pair.far.send("anybody there?")
+    pair.far.send(b"anybody there?")
     pair.run_for(1.0)
     assert pair.server.losses == ["reset"]
-    assert pair.server.items == [1]
+    assert pair.server.data == b"1"
 
 
 def test_a_reset_on_its_way_arrives_though_the_sender_gives_up() -> None:
     pair = Pair()
     partition = pair.network.partition(["client"], ["server"])
-    pair.near.send(1)
+    pair.near.send(b"1")
     pair.run_for(1.0)
     pair.network.reset(pair.far)
     pair.run_for(10.0)
@@ -220,9 +260,9 @@ def test_a_reset_on_its_way_arrives_though_the_sender_gives_up() -> None:
 def test_in_a_one_way_partition_data_arrives_but_acknowledgements_do_not() -> None:
     pair = Pair()
     pair.network.partition(["server"], ["client"], one_way=True)
-    pair.near.send(1)
+    pair.near.send(b"1")
     pair.run_for(1.0)
-    assert pair.server.items == [1]
+    assert pair.server.data == b"1"
     pair.run_for(5.0)
     assert pair.client.losses == ["timeout"]
 
@@ -237,7 +277,7 @@ def test_a_process_that_dies_resets_its_peers_and_one_without_power_says_nothing
     pair.server_node.crash(power=True)
     pair.run_for(100.0)
     assert pair.client.losses == []
-    pair.near.send(1)
+    pair.near.send(b"1")
     pair.run_for(4.0)
     assert pair.client.losses == []
     pair.run_for(2.0)
@@ -247,39 +287,39 @@ def test_a_process_that_dies_resets_its_peers_and_one_without_power_says_nothing
 def test_a_restarted_machine_resets_who_still_talks_to_the_dead_process() -> None:
     pair = Pair()
     pair.server_node.crash(power=True)
-    pair.near.send(1)
+    pair.near.send(b"1")
     pair.run_for(2.0)
     pair.server_node.restart()
     pair.run_for(1.0)
     assert pair.client.losses == ["reset"]
-    assert pair.server.items == []
+    assert pair.server.data == b""
 
 
 def test_a_paused_process_gets_everything_when_it_goes_on() -> None:
     pair = Pair(options=replace(CALM, window_bytes=30))
     pair.server_node.pause()
-    pair.near.send_all(list(range(50)))
+    pair.near.send(counted(50))
     pair.run_for(60.0)
-    assert pair.server.items == []
+    assert pair.server.data == b""
     assert pair.client.losses == [], "the kernel of a paused process acknowledges"
     assert pair.near.unsent_bytes > 0
     pair.server_node.resume()
     pair.run_for(5.0)
-    assert pair.server.items == list(range(50))
+    assert pair.server.data == counted(50)
     assert pair.near.unsent_bytes == 0
 
 
 def test_a_paused_process_writes_nothing_of_its_own_buffer() -> None:
     pair = Pair(options=replace(CALM, window_bytes=30))
-    pair.near.send_all(list(range(50)))
+    pair.near.send(counted(50))
     pair.client_node.pause()
     unsent = pair.near.unsent_bytes
     pair.run_for(5.0)
     assert pair.near.unsent_bytes == unsent > 0
-    assert 0 < len(pair.server.items) < 50, "what the kernel had arrives"
+    assert 0 < len(pair.server.data) < len(counted(50)), "what the kernel had arrives"
     pair.client_node.resume()
     pair.run_for(5.0)
-    assert pair.server.items == list(range(50))
+    assert pair.server.data == counted(50)
 
 
 def test_a_paused_process_accepts_when_it_goes_on() -> None:
@@ -290,29 +330,28 @@ def test_a_paused_process_accepts_when_it_goes_on() -> None:
     pair.network.connect(pair.client_node, "server", other)
     pair.run_for(1.0)
     assert other.end is not None
-    other.end.send("hello")
+    other.end.send(b"hello")
     pair.run_for(1.0)
     assert pair.server.end is first
     pair.server_node.resume()
     pair.run_for(1.0)
     assert pair.server.end is not first
-    assert pair.server.items == ["hello"]
+    assert pair.server.data == b"hello"
 
 
 def test_who_does_not_read_makes_the_peers_buffer_grow() -> None:
-    pair = Pair(options=replace(CALM, window_bytes=30))
+    pair = Pair(options=replace(CALM, window_bytes=32))
     pair.near.pause_reading()
     for number in range(20):
-        pair.far.send(number)
+        pair.far.send(number_bytes(number))
         pair.run_for(0.1)
-    assert pair.client.items == []
-    unsent = pair.far.unsent_bytes
-    assert 0 < unsent <= 20 * 5
+    assert pair.client.data == b""
+    assert pair.far.unsent_bytes == len(counted(20)) - 32
     pair.far.close(flush=False)
     pair.near.resume_reading()
     pair.run_for(1.0)
-    assert is_prefix(pair.client.items, list(range(20)))
-    assert 0 < len(pair.client.items) < 20
+    assert pair.client.data == counted(20)[:32], "what fitted into the window, to the byte"
+    assert pair.network.stats["bytes_lost"] == len(counted(20)) - 32
     assert pair.client.losses == ["closed"]
 
 
@@ -383,7 +422,7 @@ class Chatter(Peer):
 
     def talk(self, end: Endpoint) -> None:
         if end.open:
-            end.send(self.next)
+            end.send(number_bytes(self.next))
             self.next += 1
             self.node.after(0.05, self.talk, end)
 
@@ -406,17 +445,22 @@ class CountingServer:
 
     def start(self) -> None:
         self.counts: dict[Endpoint, int] = {}
+        self.parts: dict[Endpoint, bytes] = {}
         self.network.listen(self.node, self.accept)
 
     def accept(self, end: Endpoint) -> CountingServer:
         self.counts[end] = 0
+        self.parts[end] = b""
         return self
 
-    def received(self, end: Endpoint, items: list[int]) -> None:
-        for item in items:
-            assert item == self.counts[end]
+    def received(self, end: Endpoint, data: bytes) -> None:
+        stream = self.parts[end] + data
+        while len(stream) >= NUMBER_BYTES:
+            assert stream.startswith(number_bytes(self.counts[end]))
+            stream = stream[NUMBER_BYTES:]
             self.counts[end] += 1
-        self.network.world.note("received", end.peer.node.name, items)
+        self.parts[end] = stream
+        self.network.world.note("received", end.peer.node.name, data)
 
     def lost(self, end: Endpoint, reason: str) -> None:
         self.network.world.note("server lost", end.peer.node.name, reason)

@@ -9,9 +9,14 @@ from shoal.channels.rules import broken
 from shoal.sim.campaign import PROTOCOLS
 from shoal.sim.recording import BREAKS, CORNERS, run_seed
 
-CATCHING = {"record_once": (2,), "record_absence": (74, 81, 43, 86), "record_loss": (6, 8, 9)}
+CATCHING = {"record_once": (2,), "record_absence": (74, 81, 43, 86), "record_loss": (6, 8, 9), "deletions": (0,)}
 """Seeds that are known to catch each broken rule; if none does any more, others are tried."""
-KINDS = {"record_once": "recorded twice", "record_absence": "silent", "record_loss": "silent"}
+KINDS = {
+    "record_once": "recorded twice",
+    "record_absence": "silent",
+    "record_loss": "silent",
+    "deletions": "recorded unmarked",
+}
 SEARCH_SEEDS_MAX = 25
 
 

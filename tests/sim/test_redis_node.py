@@ -7,6 +7,8 @@ from typing import Any
 from hiredis import PushNotification
 
 from shoal.sim import BufferLimit, Endpoint, FaultOptions, Network, RedisNode, RedisOptions, World
+from shoal.sim.resp import CommandReader
+from shoal.wire.commands import encode_commands
 
 
 class Caller:
@@ -26,13 +28,14 @@ class Caller:
 
     def connected(self, end: Endpoint) -> None:
         self.end = end
-        end.send_all([(b"HELLO", b"3"), *self.commands])
+        self.reader = CommandReader()
+        end.send(encode_commands([(b"HELLO", b"3"), *self.commands]))
 
     def failed(self, reason: str) -> None:
         self.failures.append(reason)
 
-    def received(self, end: Endpoint, items: list[Any]) -> None:
-        self.frames += items
+    def received(self, end: Endpoint, data: bytes) -> None:
+        self.frames += self.reader.read(data)
 
     def lost(self, end: Endpoint, reason: str) -> None:
         self.losses.append(reason)
@@ -61,6 +64,16 @@ def test_messages_cross_the_network_as_the_frames_of_hiredis() -> None:
     assert publisher.frames[1:] == [2, 1]
 
 
+def test_commands_are_read_from_any_pieces() -> None:
+    world = World(1)
+    network = Network(world, FaultOptions(split_probability=1.0, window_bytes=7))
+    RedisNode(network, "redis")
+    commands = [(b"SET", b"k%d" % number, b"v" * number) for number in range(30)]
+    caller = Caller(network, "c", *commands, *((b"GET", key) for _, key, _ in commands))
+    world.run(30.0)
+    assert caller.frames[1:] == [b"OK"] * 30 + [value for _, _, value in commands]
+
+
 def test_who_leaves_is_not_counted_any_more() -> None:
     world, network, redis = make()
     subscriber = Caller(network, "s", (b"SUBSCRIBE", b"a"))
@@ -86,7 +99,7 @@ def test_a_slow_reader_is_cut_off_and_what_the_kernel_had_still_arrives() -> Non
     publisher = Caller(network, "p")
     world.run(2.0)
     for number in range(100):
-        publisher.end.send((b"PUBLISH", b"a", b"%04d" % number + b"x" * 396))
+        publisher.end.send(encode_commands([(b"PUBLISH", b"a", b"%04d" % number + b"x" * 396)]))
         world.run(world.now + 0.1)
     assert redis.model.cut_off == 1
     assert cut_off == ["slow"]

@@ -1,4 +1,4 @@
-"""The histogram: percentiles close to the exact ones in little room."""
+"""The histogram: percentiles close to the exact ones, in little space."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_percentile_is_at_most_a_bucket_above_the_exact_one(values: list[float
     assert found <= max(values)
 
 
-def test_many_values_take_little_room_and_no_value_is_too_large_or_too_small() -> None:
+def test_many_values_take_little_space_and_any_value_fits() -> None:
     rng = Random(1)
     histogram = of([rng.lognormvariate(-6, 2) for _ in range(20_000)] + [0.0, -0.1, 1e-12, 1e9])
     assert histogram.count == 20_004
@@ -37,14 +37,14 @@ def test_many_values_take_little_room_and_no_value_is_too_large_or_too_small() -
     assert histogram.highest_s == 1e9
 
 
-def test_merging_is_counting_both_and_survives_the_way_between_processes() -> None:
+def test_merging_adds_the_counts_also_after_a_trip_through_json() -> None:
     first, second = of([0.001, 0.002]), of([0.5])
     first.merge(msgspec.json.decode(msgspec.json.encode(second), type=Histogram))
     assert first == of([0.001, 0.002, 0.5])
     assert second == of([0.5])
 
 
-def test_the_summary_is_in_milliseconds_and_nothing_has_none() -> None:
+def test_the_summary_is_in_milliseconds_and_an_empty_histogram_has_none() -> None:
     assert Histogram().percentile_s(0.5) is None
     assert Histogram().summary_ms() == {}
     summary = of([0.001] * 999 + [0.25]).summary_ms()

@@ -23,7 +23,7 @@ from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 from shoal.wire.envelope import TELEMETRY_KEY
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 POLL_S = 0.02
 SOURCE = Path(__file__).parents[2] / "src"
 

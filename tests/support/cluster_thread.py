@@ -1,17 +1,31 @@
-"""A local cluster on an event loop of its own, in a thread: tests on their own loops share it."""
+"""A local cluster on an event loop of its own, in a thread: tests on their own loops share it.
+
+Its leases are long. On a busy machine an agent may not run for seconds, and one that was killed takes seconds to start;
+with the default lease its server would leave the ring meanwhile, and channels would change their homes in the middle of
+tests that are about something else. Tests of leases start clusters of their own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from shoal.cluster.local import LocalCluster
+from shoal.cluster.parts import shoal_agent
+from shoal.limits import Limits
+from shoal.plan.ring import ServerAddress
 
 T = TypeVar("T")
-WAIT_S = 60.0
+WAIT_S: Final = 60.0
+LEASE_S: Final = 30.0
+
+
+def patient_agent(server: ServerAddress) -> Sequence[str]:
+    """The command of an agent with the long lease."""
+    return ["env", f"SHOAL_LIMITS_SERVER_LEASE_S={LEASE_S}", *shoal_agent(server)]
 
 
 class ClusterThread:
@@ -56,7 +70,8 @@ class ClusterThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
-        async with LocalCluster(servers=self._servers) as self._cluster:
+        limits = Limits(server_lease_s=LEASE_S)
+        async with LocalCluster(self._servers, limits=limits, agent_command=patient_agent) as self._cluster:
             self.url = self._cluster.url
             self._ready.set()
             await self._end.wait()

@@ -32,7 +32,7 @@ from shoal.plan.book import PlanBook
 from shoal.plan.placement import BY_THE_RING
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
-from shoal.sim.agent_actor import resp_bytes
+from shoal.sim.resp import encode_frame
 from shoal.wire import control, envelope
 from shoal.wire.envelope import AGENT_CHANNEL, RESERVED_PREFIX, WORD_CHANNEL, inbox_channel
 from shoal.wire.glob import glob_match
@@ -416,7 +416,7 @@ class AgentDriver:
             self.announced.append((channel, data))
 
     def receive(self, *frames: Any) -> None:
-        self.core.received(b"".join(map(resp_bytes, frames)), self.now)
+        self.core.received(b"".join(map(encode_frame, frames)), self.now)
 
     def hear(self, channel: bytes, data: bytes) -> None:
         """Somebody publishes on the server."""

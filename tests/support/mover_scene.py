@@ -73,7 +73,7 @@ class MoverScene:
     async def lead(self, name: str = "a") -> Lease:
         lease = await self.coordinator.acquire(KEEPER_LEASE, name, 60.0, takeover=True)
         assert lease is not None
-        self.leading[name] = Leading(lease, RING)
+        self.leading[name] = Leading(lease, RING, lease)
         return lease
 
     def start_agents(self) -> None:

@@ -1,4 +1,4 @@
-"""A small client for tests of agents: the router core on links, without the comforts of a bus.
+"""A small client for tests of agents: the router core on connections, without the comforts of a bus.
 
 async with RouterClient(0x123, coordinator) as client:
     sub = await client.subscribe(b"tile")
@@ -24,7 +24,7 @@ from shoal.message import Message
 from shoal.plan.book import PlanBook
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.signing import Verifier
-from shoal.wire.resp import RespLink
+from shoal.wire.connection import Connection
 
 
 class _Ear:
@@ -51,7 +51,7 @@ class RouterClient:
     def __init__(self, client: int, coordinator: Coordinator) -> None:
         self.id = client
         self._coordinator = coordinator
-        self._links: dict[str, RespLink] = {}
+        self._links: dict[str, Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -123,7 +123,7 @@ class RouterClient:
             self.pump()
 
     async def _connect(self, wish: Connect) -> None:
-        link = RespLink(
+        link = Connection(
             wish.host,
             wish.port,
             username=None,

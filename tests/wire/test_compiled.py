@@ -17,8 +17,8 @@ from shoal.wire.compiled import is_private, keep, own_place
 
 UNWRITABLE = "from numba.core import caching; caching.CacheImpl._locator_classes = [caching.UserProvidedCacheLocator];"
 """What numba knows of where nothing can be written: the package is read-only, and there is no home."""
-USE = "import numpy; from shoal.wire.rawbytes import kernel; from shoal.filters.index import ids; "
-WORK = "print(5 in ids.Ids.of_table(numpy.array([6], numpy.uint32), 1))"
+USE = "import numpy; from shoal.wire.rawbytes import kernel; from shoal.filters.index.hash_tables import IdSet; "
+WORK = "print(5 in IdSet.of_table(numpy.array([6], numpy.uint32), 1))"
 
 
 def one_more(number: int) -> int:

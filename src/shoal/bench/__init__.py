@@ -1,20 +1,25 @@
 """Side-by-side measurements: what `shoal bench` runs.
 
-Owns the workloads, the contenders and the arithmetic of the ratios. A ratio is a fact, not a test: nothing
-here decides whether it is good enough.
+Owns the workloads, the contenders and the ratios. A ratio is a fact: nothing here decides whether it is good enough.
 
-    channels.py    the measurement: contenders in turn, medians, ratios
-    workers.py     the processes of the contenders, as the measurement sees them
-    worker.py      one such process: publishes or receives when it is told to
-    contender.py   what a contender must be able to do; `of_redis_py`, `of_raw` and `of_shoal` are the three
-    agent_cost.py  what the agent of a server costs
-    plan.py        the policies, one decision each about the same load, which `plan_load.py` makes
-    match.py       the index of filters beside others: `match_contender.py` says what they must be able to do,
-                   `match_ours`, `match_naive`, `match_numpy`, `match_polars` and `match_duckdb` are they, and
-                   `match_columns.py` has filters as columns for the last three
-    pipeline_match.py  bulk matching on Spark beside one core
-    match_churn.py the time of a match while subscriptions come and go
-    quotes.py      subscriptions of a paper against every quote of its data set
-    loads/         the filters and events of these
-    machine.py     what machine it was
+`shoal bench channels`
+
+    channels.py          the measurement
+    contender.py         the interface of the contenders; client_redis_py.py, client_raw.py and client_shoal.py
+    contender_worker.py  a process of one contender
+    agent_cost.py        the cost of a server's agent, under the load of flood.py
+
+`shoal bench match` and `shoal bench quotes`
+
+    match.py             the index of filters and other contenders
+    match_churn.py       the time of a match while subscriptions come and go
+    match_quotes.py      subscriptions of a paper against every quote of its data set
+    matcher.py           the interface of the contenders; match_index.py and match_others.py
+    filter_columns.py    filters as columns, for some of the others
+    loads/               filters and events
+
+`shoal bench plan` and `shoal bench pipeline`
+
+    plan.py              one decision of each policy about the load of plan_load.py
+    pipeline.py          jobs on Spark: pipeline_load.py, pipeline_archive.py and pipeline_match.py
 """

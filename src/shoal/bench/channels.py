@@ -1,8 +1,8 @@
-"""`shoal bench channels`: the bus beside redis-py and beside a bare client, on one real server with its agent.
+"""`shoal bench channels`: the bus, redis-py and a bare client on one real server with its agent.
 
-Owns the workloads, the order of the runs and the ratios. In each round every contender runs each workload,
-one after the other, so that what happens on the machine meanwhile happens to all; what is reported is the
-median of the rounds. Publishers and subscribers are processes of their own.
+Owns the workloads, the order of the runs and the ratios. In each round every contender runs each workload, one after
+the other, so that other work on the machine affects all of them. The results are medians over the rounds. Publishers
+and subscribers are separate processes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 
 from shoal.bench import agent_cost
 from shoal.bench.contender import CONTENDERS, RAW, REDIS_PY, SHOAL, Target
-from shoal.bench.machine import machine
-from shoal.bench.worker import Order
-from shoal.bench.workers import Worker
+from shoal.bench.contender_worker import REPORTS, Flood, Measured, Publish, Receive, RoundTrips, UseContender
 from shoal.cluster.acl import CLIENT
 from shoal.cluster.local import LocalCluster
+from shoal.lab.load import Go, LoadProcess, Ready
+from shoal.lab.machine import machine
 
 CONFIRMED: Final = "confirmed"
 CONFIRMED_FEW: Final = "confirmed_few"
@@ -39,13 +39,15 @@ EXPECTED_PER_S: Final = {
     LATENCY: {REDIS_PY: 8_000, RAW: 16_000, SHOAL: 16_000},
     LATENCY_FREE: {REDIS_PY: 5_000, RAW: 8_000, SHOAL: 8_000},
 }
-"""Messages a second, roughly: only for how many messages a run of each contender gets."""
+"""Approximate messages a second, to choose the number of messages of a run."""
 
 RUN_BYTES_MAX: Final = 24 << 20
-"""What one run may publish: below what a server buffers for a slow subscriber before it cuts it off."""
+"""What one run may publish: less than a server buffers for a slow subscriber before it disconnects it."""
 FRAMING_BYTES: Final = 100
-"""What a message takes on the wire beside its payload, at the most."""
+"""Largest size of a message on the wire without its payload."""
 AGENT_MESSAGES_PER_S: Final = 500_000
+ANSWER_S_MAX: Final = 120.0
+"""How long one run may take. Then the measurement fails: something is stuck."""
 
 Figures = dict[str, float]
 Samples = dict[tuple[str, str], list[Figures]]
@@ -63,34 +65,40 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tasks_few: int = 64
 
     def messages(self, workload: str, contender: str) -> int:
-        """How many messages one run publishes."""
+        """The number of messages of one run."""
         fitting = RUN_BYTES_MAX // (self.payload_bytes + FRAMING_BYTES)
         expected = int(EXPECTED_PER_S[workload][contender] * self.run_s)
         return max(self.tasks, min(expected, fitting))
 
 
 async def measure(options: Options, note: Callable[[str], None]) -> dict[str, Any]:
-    """Runs everything on a cluster of its own; returns what `shoal bench channels --json` prints."""
+    """Runs everything on a new cluster; returns what `shoal bench channels --json` prints."""
     note("starting a cluster of one server and its agent")
     async with LocalCluster(servers=1) as cluster, contextlib.AsyncExitStack() as stack:
-        pairs: dict[str, tuple[Worker, Worker]] = {}
+        pairs: dict[str, tuple[LoadProcess, LoadProcess]] = {}
         for contender in CONTENDERS:
-            pairs[contender] = (await Worker.start(contender), await Worker.start(contender))
-            for worker in pairs[contender]:
-                stack.push_async_callback(worker.close)
+            pairs[contender] = await _start(contender, stack), await _start(contender, stack)
         target = _target(cluster)
         samples: Samples = {}
         for number in range(options.rounds):
             for workload in WORKLOADS:
                 note(f"round {number + 1} of {options.rounds}: {workload}")
                 for contender in _rotated(number):
+                    channel = f"bench.{workload}.{contender}.{number}"
+                    messages = options.messages(workload, contender)
                     if workload in (LATENCY, LATENCY_FREE):
-                        figures = await _round_trips(workload, pairs[contender][0], cluster, options, number)
+                        figures = await _round_trips(
+                            workload, pairs[contender][0], cluster, channel, messages, options.payload_bytes
+                        )
                     else:
-                        figures = await _run(workload, *pairs[contender], target, options, number)
+                        figures = await _run(workload, *pairs[contender], target, channel, messages, options)
                     samples.setdefault((workload, contender), []).append(figures)
-        note("what the agent costs (it is killed at the end, to compare)")
-        flood = Order("flood", target, "", int(AGENT_MESSAGES_PER_S * options.run_s), 0, options.payload_bytes)
+        note("cost of the agent (it is killed for comparison)")
+        flood = Flood(
+            target=target,
+            messages=int(AGENT_MESSAGES_PER_S * options.run_s),
+            payload_bytes=options.payload_bytes,
+        )
         agent = await agent_cost.measure(cluster, pairs[RAW][0], flood)
     rows: list[dict[str, Any]] = [
         {"contender": contender, "workload": workload, **_medians(samples[workload, contender])}
@@ -106,6 +114,13 @@ async def measure(options: Options, note: Callable[[str], None]) -> dict[str, An
     }
 
 
+async def _start(contender: str, stack: contextlib.AsyncExitStack) -> LoadProcess:
+    process = LoadProcess(f"process of {contender}", "shoal.bench.contender_worker", REPORTS)
+    await stack.enter_async_context(process)
+    await process.ask(UseContender(contender), Ready, ANSWER_S_MAX)
+    return process
+
+
 def _target(cluster: LocalCluster) -> Target:
     (server,) = cluster.servers
     return Target(server.host, server.port, CLIENT, cluster.state.passwords[CLIENT], cluster.url)
@@ -118,27 +133,33 @@ def _rotated(number: int) -> tuple[str, ...]:
 
 
 async def _run(
-    workload: str, publisher: Worker, subscriber: Worker, target: Target, options: Options, number: int
+    workload: str,
+    publisher: LoadProcess,
+    subscriber: LoadProcess,
+    target: Target,
+    channel: str,
+    messages: int,
+    options: Options,
 ) -> Figures:
-    """One run of one contender on a channel of its own."""
-    contender = publisher.contender
-    messages = options.messages(workload, contender)
+    """One run of one contender on a new channel."""
     connections = options.connections if workload == FANOUT else 1
-    publish = Order(
-        do="pipeline" if workload == PIPELINED else "confirm",
+    warmup = max(options.tasks, messages // 10)
+    receive = Receive(target=target, channel=channel, messages=messages, warmup=warmup, connections=connections)
+    publish = Publish(
         target=target,
-        channel=f"bench.{workload}.{contender}.{number}",
+        channel=channel,
         messages=messages,
-        warmup=max(options.tasks, messages // 10),
+        warmup=warmup,
         payload_bytes=options.payload_bytes,
         tasks={PIPELINED: options.batch, CONFIRMED: options.tasks}.get(workload, options.tasks_few),
-        connections=connections,
+        pipelined=workload == PIPELINED,
     )
-    await subscriber.begin(msgspec.structs.replace(publish, do="listen"))
-    await publisher.begin(publish)
-    await subscriber.stop()
-    publisher.go_on()
-    published, received = await publisher.end(), await subscriber.end()
+    await subscriber.ask(receive, Ready, ANSWER_S_MAX)
+    await publisher.ask(publish, Ready, ANSWER_S_MAX)
+    await subscriber.answer(Ready, ANSWER_S_MAX)
+    publisher.send(Go())
+    published = await publisher.answer(Measured, ANSWER_S_MAX)
+    received = await subscriber.answer(Measured, ANSWER_S_MAX)
     deliveries = messages * connections
     seconds = max(published.ended_at, received.ended_at) - published.began_at
     return {
@@ -151,34 +172,34 @@ async def _run(
     }
 
 
-async def _round_trips(workload: str, worker: Worker, cluster: LocalCluster, options: Options, number: int) -> Figures:
+async def _round_trips(
+    workload: str, process: LoadProcess, cluster: LocalCluster, channel: str, messages: int, payload_bytes: int
+) -> Figures:
     """One run of one contender, alone with the server: both on one core, or where the scheduler puts them."""
     (server,) = cluster.state.servers
     assert server.process is not None
-    messages = options.messages(workload, worker.contender)
     cores = os.sched_getaffinity(server.process.pid)
-    order = Order(
-        do="ping",
+    order = RoundTrips(
         target=_target(cluster),
-        channel=f"bench.{workload}.{worker.contender}.{number}",
+        channel=channel,
         messages=messages,
         warmup=max(10, messages // 10),
-        payload_bytes=options.payload_bytes,
+        payload_bytes=payload_bytes,
         core=min(cores) if workload == LATENCY else None,
     )
     if workload == LATENCY:
         os.sched_setaffinity(server.process.pid, {min(cores)})
     try:
-        answer = await worker.do(order)
+        measured = await process.ask(order, Measured, ANSWER_S_MAX)
     finally:
         os.sched_setaffinity(server.process.pid, cores)
-    percentiles = quantiles(answer.latencies_us, n=100)
-    seconds = answer.ended_at - answer.began_at
+    percentiles = quantiles(measured.latencies_us, n=100)
+    seconds = measured.ended_at - measured.began_at
     return {
         "messages": messages,
         "seconds": seconds,
         "messages_per_s": messages / seconds,
-        "cpu_us": 1e6 * answer.cpu_s / messages,
+        "cpu_us": 1e6 * measured.cpu_s / messages,
         "latency_us_p50": percentiles[49],
         "latency_us_p99": percentiles[98],
     }
@@ -189,7 +210,7 @@ def _medians(runs: list[Figures]) -> Figures:
 
 
 def ratios(rows: dict[tuple[str, str], dict[str, Any]]) -> Figures:
-    """The bus against the others. Those without a workload in their name are of `confirmed`."""
+    """The bus compared with the others. Ratios without a workload in their name are those of `confirmed`."""
 
     def compare(name: str, workload: str, other: str) -> float:
         return float(rows[workload, SHOAL][name] / rows[workload, other][name])
@@ -222,38 +243,38 @@ def ratios(rows: dict[tuple[str, str], dict[str, Any]]) -> Figures:
 
 
 def describe(options: Options) -> dict[str, str]:
-    """What each contender does, in words."""
+    """What each workload and contender does, in words."""
     return {
         "all": (
-            f"{options.payload_bytes} byte payloads on one server of a cluster, its agent running and observing; "
-            "publisher and subscriber are two processes, each with uvloop; every contender runs every workload "
-            f"in each of {options.rounds} rounds, on new connections, after a warm-up; figures are medians of the "
-            "rounds; CPU is user and system time of the process, per message (of the subscriber: per delivery)"
+            f"{options.payload_bytes} byte payloads on one server of a cluster, observed by its agent; publisher and "
+            "subscriber are two processes, each with uvloop; every contender runs every workload in each of "
+            f"{options.rounds} rounds, on new connections, after a warm-up; figures are medians over the rounds; CPU "
+            "is user and system time of the process, per message (of the subscriber: per delivery)"
         ),
         CONFIRMED: (
             f"one publisher process, {options.tasks} tasks that each publish a message and wait until the server "
-            "has confirmed it; one subscriber; a run ends when the subscriber has taken the last message"
+            "has confirmed it; one subscriber; a run ends when the last message is delivered"
         ),
         CONFIRMED_FEW: f"the same with {options.tasks_few} tasks",
         PIPELINED: (
-            f"the same with one task and batches of {options.batch}, each batch when the last one is confirmed: "
-            "redis-py pipeline(transaction=False), raw one write, shoal publish() without confirm and drain()"
+            f"the same with one task and batches of {options.batch}, each when the last one is confirmed: redis-py "
+            "pipeline(transaction=False), raw one write, shoal publish() without confirm and drain()"
         ),
         FANOUT: (
             f"as confirmed, with {options.tasks_few} tasks and {options.connections} subscribing connections in the "
             "subscriber process"
         ),
         LATENCY: (
-            "nothing else runs: one process publishes a message, waits until it is confirmed and until its own "
-            "subscription has handed it the message, and publishes the next; server and process share a core, since "
-            "elsewhere the time is that of waking a sleeping core, by the whim of the scheduler"
+            "nothing else runs: one process publishes a message, waits until it is confirmed and delivered to its own "
+            "subscription, and publishes the next; server and process share a core, since otherwise most of the time "
+            "goes into waking a sleeping core"
         ),
-        LATENCY_FREE: "the same, and the scheduler chooses the cores: most of the time goes into waking them",
+        LATENCY_FREE: "the same, but the scheduler chooses the cores: most of the time goes into waking them",
         REDIS_PY: ("redis.asyncio with hiredis, a connection for each publishing task, pubsub.listen(), no timeouts"),
         RAW: "hiredis in a bare asyncio.Protocol: no Shoal code, no loss detection, no order, no reconnecting",
-        SHOAL: "Bus.publish(confirm=True) and `async for` over a subscription: every promise of the bus",
+        SHOAL: "Bus.publish(confirm=True) and `async for` over a subscription, with all promises of the bus",
         "observed": (
-            "one connection publishes as fast as the server takes it on 1000 channels without subscribers; the "
-            "agent kept up if its telemetry tells of every message; then the same with the agent killed"
+            "one connection publishes as fast as the server accepts it on 1000 channels without subscribers; the "
+            "agent kept up if its telemetry contains every message; then the same with the agent killed"
         ),
     }

@@ -1,7 +1,7 @@
-"""What a contender must be able to do, so that all of them do the same work.
+"""The contenders of `shoal bench channels`: client libraries that all do the same work.
 
-Owns the two interfaces and the choice by name. The loops that drive a contender are in `worker`; they are the
-same for all.
+Owns their names, their interface, and the choice by name. The loops that use it are in `contender_worker`, the same for
+all contenders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REDIS_PY: Final = "redis-py"
 RAW: Final = "raw"
 SHOAL: Final = "shoal"
 CONTENDERS: Final = (REDIS_PY, RAW, SHOAL)
-_MODULES: Final = {REDIS_PY: "of_redis_py", RAW: "of_raw", SHOAL: "of_shoal"}
+_MODULES: Final = {REDIS_PY: "client_redis_py", RAW: "client_raw", SHOAL: "client_shoal"}
 
 
 class BenchError(ShoalError):
@@ -26,7 +26,7 @@ class BenchError(ShoalError):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where to publish: one server of the cluster, and the address that a bus takes."""
+    """Where to publish: one server of the cluster, and the address for a bus."""
 
     host: str
     port: int
@@ -35,42 +35,42 @@ class Target(msgspec.Struct, frozen=True):
     url: str
 
 
-class Ear(Protocol):
-    """A subscription on a connection of its own."""
+class BenchReceiver(Protocol):
+    """A subscription on its own connection."""
 
     async def take(self, count: int) -> None:
-        """Returns when the application has been handed `count` more messages."""
+        """Returns when `count` more messages were delivered to the application."""
 
     async def close(self) -> None:
-        """Ends the subscription and its connection."""
+        """Closes the subscription and its connection."""
 
 
-class Mouth(Protocol):
+class BenchPublisher(Protocol):
     """A publisher."""
 
     def publish(self, channel: str, payload: bytes) -> Awaitable[object]:
-        """Publishes a message; awaiting it ends when the server has confirmed that message."""
+        """Publishes a message. The result is awaited until the server has confirmed it."""
 
     async def publish_batch(self, channel: str, payload: bytes, count: int) -> None:
         """Publishes `count` messages as one pipeline; returns when the server has confirmed all of them."""
 
     async def close(self) -> None:
-        """Ends the publisher."""
+        """Closes the publisher."""
 
 
-class Contender(Protocol):
-    """A client library under measurement; the modules `of_*` are contenders."""
+class ClientLibrary(Protocol):
+    """A client library; the modules `client_*` implement it."""
 
-    async def listen(self, target: Target, channel: str, connections: int) -> list[Ear]:
-        """Subscribes that many times, each on a connection of its own; returns when all are in force."""
+    async def open_receivers(self, target: Target, channel: str, connections: int) -> list[BenchReceiver]:
+        """Subscribes so many times, each on its own connection; returns when all subscriptions are in force."""
 
-    async def speak(self, target: Target, tasks: int) -> Mouth:
-        """A publisher for that many tasks at a time."""
+    async def open_publisher(self, target: Target, tasks: int) -> BenchPublisher:
+        """A publisher for so many concurrent tasks."""
 
-    async def talk(self, target: Target, channel: str) -> tuple[Ear, Mouth]:
-        """A subscription and a publisher in one application, which the library may serve by one connection."""
+    async def open_both(self, target: Target, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
+        """A subscription and a publisher of one application. The library may use one connection for both."""
 
 
-def find(name: str) -> Contender:
-    """The contender of this name. Only its own module is imported."""
-    return cast(Contender, importlib.import_module(f"shoal.bench.{_MODULES[name]}"))
+def find(name: str) -> ClientLibrary:
+    """The client library of a contender. Only its own module is imported."""
+    return cast(ClientLibrary, importlib.import_module(f"shoal.bench.{_MODULES[name]}"))

@@ -1,7 +1,6 @@
-"""A publisher that costs next to nothing, for measuring what others do about it.
+"""A publisher that costs almost nothing, to measure what its messages cost others.
 
-Owns one block of PUBLISH commands, encoded once, which it sends again and again. Nobody subscribes to its
-channels.
+Owns one block of PUBLISH commands, encoded once and sent again and again. Its channels have no subscribers.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from shoal.wire.envelope import HEADER, MAGIC, stream_id
 CHANNELS: Final = 1000
 PREFIX: Final = b"flood."
 BLOCKS_AHEAD: Final = 4
-"""Blocks whose replies are not waited for before the next one is sent: the server is never idle."""
+"""Blocks that may be unanswered when the next one is sent, so that the server is never idle."""
 TIMEOUT_S: Final = 30.0
 
 
 def flood(target: Target, messages: int, payload_bytes: int) -> int:
-    """Publishes about as many messages, each in an envelope, as fast as the server takes them; returns how
-    many. Blocks.
+    """Publishes about so many messages, each in an envelope, as fast as the server accepts them; returns the exact
+    number. Blocks.
     """
     header = HEADER.pack(MAGIC, 0, 1, stream_id(1, 1), 1, 1)
     names = [b"%b%d" % (PREFIX, number) for number in range(CHANNELS)]
@@ -45,5 +44,5 @@ def flood(target: Target, messages: int, payload_bytes: int) -> int:
 def _replies(connection: socket.socket) -> int:
     data = connection.recv(1 << 16)
     if not data or b"-" in data:
-        raise PublishError(f"the server refused to be flooded: {data[:200]!r}")
+        raise PublishError(f"the server rejected the flood: {data[:200]!r}")
     return data.count(b"\n")

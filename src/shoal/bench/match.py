@@ -1,9 +1,9 @@
-"""`shoal bench match`: the index beside naive Python, NumPy, Polars and DuckDB, on the same filters and events.
+"""`shoal bench match`: the index, naive Python, NumPy, Polars and DuckDB on the same filters and events.
 
 Owns the sizes, the order of the runs, the check of the results and the ratios. At each size all contenders hold the
-same filters. Each is first asked about a sample of events and must find the same ids as our index: if one does not,
-there are no figures. Then, in each round, every contender runs, another one first each time; what is reported is the
-median of the rounds. A slow contender gets fewer events, so that its run takes about as long as the others'.
+same filters. Each must first find the same ids as the index for a sample of events; otherwise the measurement fails.
+Then every contender runs in each round, another one first each time. The results are medians over the rounds. A slow
+contender gets fewer events, so that its run takes about as long as the others.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ import numpy as np
 
 from shoal.bench.contender import BenchError
 from shoal.bench.loads import load as loads
-from shoal.bench.machine import machine
-from shoal.bench.match_contender import BATCH, OTHERS, SHOAL, Contender, Ids, Wire, find
-from shoal.bench.match_ours import MANY, WORDS, Filling, fill, ways
+from shoal.bench.match_index import MANY, WORDS, Filling, fill, index_matchers
+from shoal.bench.match_others import OTHERS
+from shoal.bench.matcher import BATCH, SHOAL, EncodedEvents, Ids, Matcher
 from shoal.filters.filter import Filter
+from shoal.lab.machine import machine
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
-"""Subscriptions; and as many as are asked for."""
+"""Numbers of subscriptions below the one that was asked for."""
 EVENTS: Final = 20_480
-"""Different events, at the most: those of a run come round again if it is a long one."""
+"""Different events at most; long runs repeat them."""
 CHECKED: Final = 20
 """Events in the sample that is checked."""
 CHECK_S_MAX: Final = 3.0
 """A contender that takes longer for the sample is checked on fewer events."""
 WARM_UP: Final = 200
-"""Filters of the index that compiles what is compiled."""
+"""Filters of the index that triggers the compilation of kernels."""
 
 Note: TypeAlias = Callable[[str], None]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class MatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured."""
 
     workload: str = loads.STOCK
@@ -52,26 +53,26 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sizes(self) -> list[int]:
-        """What is measured, smallest first."""
+        """The numbers of subscriptions, smallest first."""
         return [*(size for size in SIZES if size < self.subscriptions), self.subscriptions]
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run."""
+class MatchRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one run."""
 
     events: int
     found: int
-    """Ids, of all events together."""
+    """Ids of all events together."""
     seconds: float
     cpu_seconds: float
 
     @property
     def event_s(self) -> float:
-        """The time of one event."""
+        """Time of one event."""
         return self.seconds / self.events
 
     def figures(self) -> dict[str, float]:
-        """What a row says of it."""
+        """The figures of a row."""
         return {
             "events": self.events,
             "events_per_s": self.events / self.seconds,
@@ -80,23 +81,23 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class Entry(msgspec.Struct, kw_only=True):
-    """A contender at a size."""
+class Entrant(msgspec.Struct, kw_only=True):
+    """A contender at one size."""
 
-    contender: Contender
+    matcher: Matcher
     inserts_per_s: float
     units: int = 1
-    """Events, or batches, of one run."""
+    """Events or batches of one run."""
     checked: int = 0
-    runs: list[Run] = []
+    runs: list[MatchRun] = []
 
 
-def measure(options: Options, note: Note) -> dict[str, Any]:
+def measure(options: MatchOptions, note: Note) -> dict[str, Any]:
     """Runs everything; returns what `shoal bench match --json` prints."""
     note(f"making {options.subscriptions:,} subscriptions of {options.workload}")
     load = loads.make(options.workload, options.subscriptions, EVENTS, options.seed, options.quotes)
-    wire = Wire.of(load.events)
-    left_out = {name: why for name in OTHERS if (why := find(name).cannot(load.name)) is not None}
+    wire = EncodedEvents.of(load.events)
+    left_out = {name: why for name, other in OTHERS.items() if (why := other.cannot(load.name)) is not None}
     for name, why in left_out.items():
         note(f"without {name}: {why}")
     others = [name for name in OTHERS if name not in left_out]
@@ -116,10 +117,10 @@ def measure(options: Options, note: Note) -> dict[str, Any]:
 
 
 @contextmanager
-def unwalked() -> Iterator[None]:
-    """Meanwhile Python's garbage collector does not walk what is there already.
+def frozen_heap() -> Iterator[None]:
+    """Keeps Python's garbage collector from walking existing objects.
 
-    Those are the filters that the measurement keeps for later. Who only fills an index does not keep them.
+    These are the filters that the measurement keeps for later. An application that fills an index does not keep them.
     """
     gc.collect()
     gc.freeze()
@@ -129,48 +130,49 @@ def unwalked() -> Iterator[None]:
         gc.unfreeze()
 
 
-def warm_up(filters: list[Filter], wire: Wire) -> None:
-    """Does everything once on a few filters, so that what is compiled is compiled."""
+def warm_up(filters: list[Filter], wire: EncodedEvents) -> None:
+    """Does everything once on a few filters, so that all kernels are compiled."""
     index, _ = fill(filters, 1)
-    for contender in ways(index):
-        contender.ids(wire.each[0])
-        contender.take(wire.batches[0] if contender.batched else wire.each[0])
+    for matcher in index_matchers(index):
+        matcher.ids(wire.each[0])
+        matcher.take(wire.batches[0] if matcher.batched else wire.each[0])
 
 
 def _measured(
-    size: int, filters: list[Filter], wire: Wire, others: Sequence[str], options: Options, note: Note
+    size: int, filters: list[Filter], wire: EncodedEvents, others: Sequence[str], options: MatchOptions, note: Note
 ) -> list[dict[str, Any]]:
     """The rows of one size."""
     note(f"{size:,} subscriptions: filling")
     index, filling = fill(filters, options.rounds)
-    entries = [Entry(contender=way, inserts_per_s=filling.inserts_per_s) for way in ways(index)]
+    entrants = [Entrant(matcher=matcher, inserts_per_s=filling.inserts_per_s) for matcher in index_matchers(index)]
     for name in others:
         began = time.perf_counter()
-        contender = find(name).make(filters)
-        entries.append(Entry(contender=contender, inserts_per_s=size / (time.perf_counter() - began)))
-    truth, sample = entries[0].contender.ids, sample_of(wire.each, CHECKED)
-    note(f"{size:,} subscriptions: checking the contenders against each other")
-    for entry in entries:
-        entry.checked, event_s = check(entry.contender, truth, sample)
-        entry.units = _units(entry.contender, event_s, wire, options.run_s)
-    with unwalked():
+        matcher = OTHERS[name](filters)
+        entrants.append(Entrant(matcher=matcher, inserts_per_s=size / (time.perf_counter() - began)))
+    truth, sample = entrants[0].matcher.ids, sample_of(wire.each, CHECKED)
+    note(f"{size:,} subscriptions: checking that all contenders find the same ids")
+    for entrant in entrants:
+        entrant.checked, event_s = check(entrant.matcher, truth, sample)
+        entrant.units = _units(entrant.matcher, event_s, wire, options.run_s)
+    with frozen_heap():
         for number in range(options.rounds):
             note(f"{size:,} subscriptions: round {number + 1} of {options.rounds}")
-            first = number % len(entries)
-            for entry in entries[first:] + entries[:first]:
-                entry.runs.append(run(entry.contender, entry.units, wire))
-    return [_row(entry, size, filling) for entry in entries]
+            first = number % len(entrants)
+            for entrant in entrants[first:] + entrants[:first]:
+                entrant.runs.append(run(entrant.matcher, entrant.units, wire))
+    return [_row(entrant, size, filling) for entrant in entrants]
 
 
 def sample_of(events: Sequence[bytes], count: int) -> Sequence[bytes]:
-    """That many of the events, evenly from all of them."""
+    """So many of the events, evenly spaced."""
     return events[:: max(1, len(events) // count)][:count]
 
 
-def check(contender: Contender, truth: Callable[[bytes], Ids], sample: Sequence[bytes]) -> tuple[int, float]:
-    """Compares what a contender finds with the truth; how many events it got to, and the time of one.
+def check(contender: Matcher, truth: Callable[[bytes], Ids], sample: Sequence[bytes]) -> tuple[int, float]:
+    """Compares the ids that a contender finds with the truth; returns the number of events checked, and the time of
+    one.
 
-    Raises BenchError where it finds something else.
+    Raises BenchError if they differ.
     """
     spent_s, checked = 0.0, 0
     for event in sample:
@@ -181,19 +183,19 @@ def check(contender: Contender, truth: Callable[[bytes], Ids], sample: Sequence[
         expected = np.sort(truth(event))
         if not np.array_equal(found, expected):
             differing = np.setxor1d(found, expected)[:5].tolist()
-            how = f"only one of them has {differing}" if differing else "some are there twice"
+            how = f"only one of them has {differing}" if differing else "some are duplicates"
             raise BenchError(
                 f"for {msgspec.msgpack.decode(event)} {contender.name} finds {len(found)} subscriptions and should "
                 f"find {len(expected)}: {how}",
-                do="ask Filter.matches which of the two is right, and report it if the index is wrong",
+                do="check with Filter.matches which of the two is right, and report it if the index is wrong",
             )
         if spent_s > CHECK_S_MAX:
             break
     return checked, spent_s / checked
 
 
-def _units(contender: Contender, event_s: float, wire: Wire, run_s: float) -> int:
-    """How many events, or batches, a contender gets for a run, by the time that a first one takes."""
+def _units(contender: Matcher, event_s: float, wire: EncodedEvents, run_s: float) -> int:
+    """The number of events or batches of a run of about `run_s`."""
     if event_s > run_s / 10:
         return max(1, round(run_s / event_s))
     units: Sequence[Any] = wire.batches if contender.batched else wire.each
@@ -206,8 +208,8 @@ def _units(contender: Contender, event_s: float, wire: Wire, run_s: float) -> in
     return max(1, round(count * run_s / spent_s))
 
 
-def run(contender: Contender, units: int, wire: Wire) -> Run:
-    """One run of one contender, timed."""
+def run(contender: Matcher, units: int, wire: EncodedEvents) -> MatchRun:
+    """One timed run of one contender."""
     given: Sequence[Any] = wire.batches if contender.batched else wire.each
     take = contender.take
     rounds, rest = divmod(units, len(given))
@@ -220,7 +222,7 @@ def run(contender: Contender, units: int, wire: Wire) -> Run:
         found += take(unit)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
     events = rounds * len(wire.each) + (min(rest * BATCH, len(wire.each)) if contender.batched else rest)
-    return Run(events=events, found=found, seconds=seconds, cpu_seconds=cpu_seconds)
+    return MatchRun(events=events, found=found, seconds=seconds, cpu_seconds=cpu_seconds)
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -228,24 +230,24 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: median(each[name] for each in runs) for name in runs[0]}
 
 
-def _row(entry: Entry, size: int, filling: Filling) -> dict[str, Any]:
-    name = entry.contender.name
+def _row(entrant: Entrant, size: int, filling: Filling) -> dict[str, Any]:
+    name = entrant.matcher.name
     ours = name.split("-")[0] == SHOAL
     return {
         "contender": name,
         "subscriptions": size,
-        **medians([each.figures() for each in entry.runs]),
-        "bytes_per_subscription": entry.contender.nbytes / size,
-        "inserts_per_s": entry.inserts_per_s,
+        **medians([each.figures() for each in entrant.runs]),
+        "bytes_per_subscription": entrant.matcher.nbytes / size,
+        "inserts_per_s": entrant.inserts_per_s,
         "inserts_one_by_one_per_s": filling.inserts_one_by_one_per_s if ours else None,
         "removes_one_by_one_per_s": filling.removes_one_by_one_per_s if ours else None,
         "unique_filters": filling.unique if ours else None,
-        "checked_events": entry.checked,
+        "checked_events": entrant.checked,
     }
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Our index with ids copied against the others at the largest size: batches of events, and one at a time."""
+    """The index compared with the others at the largest size: with batches of events, and with one at a time."""
     size = max(row["subscriptions"] for row in rows)
     largest = {row["contender"]: row for row in rows if row["subscriptions"] == size}
     found = {}
@@ -257,7 +259,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def describe(options: Options, words: str) -> dict[str, str]:
+def describe(options: MatchOptions, words: str) -> dict[str, str]:
     """What is measured, in words."""
     return {
         "all": (
@@ -266,13 +268,13 @@ def describe(options: Options, words: str) -> dict[str, str]:
             f"of events; medians of {options.rounds} rounds of about {options.run_s:g} s; CPU is of the whole process"
         ),
         **WORDS,
-        **{name: find(name).WORDS for name in OTHERS},
+        **{name: other.words for name, other in OTHERS.items()},
         "inserts_per_s": (
-            "ours: in bulk, from filters in their wire form into an empty index, until it has settled; one by one: "
-            "from Filter objects into the full index. Others: making everything from Filter objects"
+            "shoal: in bulk, from filters in their wire form into an empty index, until it has settled; one by one: "
+            "from Filter objects into the full index. Others: everything from Filter objects"
         ),
         "vs": (
-            f"events/s of {MANY} by theirs at the largest size, each_vs: of {SHOAL}; cpu_vs, each_cpu_vs: its CPU by "
-            f"theirs (lower is better)"
+            f"events/s of {MANY} divided by theirs at the largest size, each_vs: of {SHOAL}; cpu_vs, each_cpu_vs: its "
+            f"CPU divided by theirs (lower is better)"
         ),
     }

@@ -1,10 +1,10 @@
 """`shoal bench match --workload churn`: how long one match takes while subscriptions come and go.
 
-Owns the changes, their pace and the percentiles. One index, one reader that matches events one after the other and
-takes the time of each. Phases alternate: nothing changes; a second thread makes `CHANGES_PER_S` changes a second, half
-of them inserts, half removes; the same changes between the matches of the one thread, as in an event loop. What is
-reported is over all phases of a kind, so that what happens on the machine meanwhile happens to all three. In the end
-the index must find what the naive evaluator finds among the subscriptions that are left.
+Owns the changes, their rate and the percentiles. One reader matches events on one index, one after the other, and
+measures each match. Three kinds of phases alternate: nothing changes; a second thread makes `CHANGES_PER_S` changes a
+second, half of them inserts and half removes; the reader makes the same changes between matches, as in an event loop.
+The results cover all phases of a kind, so that other work on the machine affects all three. At the end the index must
+find the same ids as the naive evaluator.
 """
 
 from __future__ import annotations
@@ -18,49 +18,51 @@ from typing import Any, Final
 import numpy as np
 
 from shoal.bench.loads import load as loads
-from shoal.bench.machine import machine
-from shoal.bench.match import EVENTS, WARM_UP, Note, Options, check, sample_of, unwalked, warm_up
-from shoal.bench.match_contender import Ids, Wire
-from shoal.bench.match_naive import Naive
-from shoal.bench.match_ours import Copied, fill
+from shoal.bench.match import EVENTS, WARM_UP, MatchOptions, Note, check, frozen_heap, sample_of, warm_up
+from shoal.bench.match_index import EventMatcher, fill
+from shoal.bench.match_others import NaiveMatcher
+from shoal.bench.matcher import EncodedEvents, Ids
 from shoal.filters.filter import Filter
 from shoal.filters.index import Index
+from shoal.lab.machine import machine
 
 CHANGES_PER_S: Final = 1_000
 PHASES: Final = 10
-"""Of each kind, in a round."""
+"""Phases of each kind in a round."""
 QUIET: Final = "quiet"
 THREAD: Final = "churn"
 INTERLEAVED: Final = "churn-interleaved"
 KINDS: Final = (QUIET, THREAD, INTERLEAVED)
 CHECKED: Final = 3
-"""Events that the naive evaluator matches in the end: seconds each, with a million subscriptions."""
+"""Events that the naive evaluator matches at the end. Each takes seconds with a million subscriptions."""
 _AHEAD: Final = 2.0
-"""Changes that are drawn ahead, of those that a phase should make: a thread that was late makes more."""
+"""Changes that are drawn ahead, divided by those that a phase should make: a phase that takes longer makes more."""
+EXTRA_S: Final = 0.1
+"""Seconds of changes that are drawn when the prepared ones have run out."""
 SPARE: Final = 20_000
-"""Subscriptions beside those in the index at the beginning, to insert."""
+"""Subscriptions to insert, beside those in the index at the start."""
 WORDS: Final = {
     QUIET: "nothing changes",
-    THREAD: f"a second thread makes {CHANGES_PER_S} changes a second, half inserts and half removes, by the clock",
+    THREAD: f"a second thread makes {CHANGES_PER_S} changes a second, half inserts and half removes",
     INTERLEAVED: f"the same thread makes {CHANGES_PER_S} changes a second, between two matches",
 }
 
 
 class Churn:
-    """The subscriptions in the index, and the changes of them: a random one goes, then another one comes. Which ones is
-    decided ahead, so that what is measured beside a match is the index, not the drawing of numbers."""
+    """The subscriptions in the index and their changes: a random one is removed, then another one inserted. Changes are
+    drawn ahead, so that the measurement contains the index and not the random generator."""
 
     def __init__(self, index: Index, filters: list[Filter], spare: Sequence[Filter], seed: int) -> None:
         self._index = index
         self._rng = np.random.default_rng([seed, 9])
         self.held: dict[int, Filter] = dict(enumerate(filters))
-        """What the index holds when all changes that were prepared have been made."""
+        """The subscriptions in the index after all prepared changes."""
         self._spare = deque(spare)
         self._prepared: deque[tuple[int, Filter | None]] = deque()
         self.times_us: list[float] = []
 
     def prepare(self, seconds: float) -> None:
-        """Decides on the changes of the next seconds, and some more for a thread that is late."""
+        """Draws the changes of the next seconds, and some more for a phase that takes longer."""
         missing = int(_AHEAD * seconds * CHANGES_PER_S) - len(self._prepared)
         for number in self._rng.integers(len(self.held), size=max(0, missing // 2)).tolist():
             new = self._spare.popleft()
@@ -69,7 +71,9 @@ class Churn:
             self._prepared += ((number, None), (number, new))
 
     def change(self) -> None:
-        """One change: a remove and an insert by turns."""
+        """Makes one change: a remove and an insert, alternating. On a busy machine the prepared changes may run out."""
+        if not self._prepared:
+            self.prepare(EXTRA_S)
         number, new = self._prepared.popleft()
         began = time.perf_counter_ns()
         if new is None:
@@ -79,33 +83,33 @@ class Churn:
         self.times_us.append((time.perf_counter_ns() - began) / 1e3)
 
     def finish(self) -> None:
-        """Makes the changes that were prepared and are not made yet."""
+        """Makes the remaining prepared changes."""
         while self._prepared:
             self.change()
 
     def truth(self) -> Callable[[bytes], Ids]:
-        """What the naive evaluator finds in the index, by id."""
+        """The ids that the naive evaluator finds."""
         ids = np.array(list(self.held), dtype=np.uint32)
-        naive = Naive(list(self.held.values()))
+        naive = NaiveMatcher(list(self.held.values()))
         return lambda event: ids[naive.ids(event)]
 
 
-class Pace:
-    """`CHANGES_PER_S` from now on, whenever there is time for them."""
+class ChangePace:
+    """Makes `CHANGES_PER_S` changes a second, whenever it is called."""
 
     def __init__(self, churn: Churn) -> None:
         self._churn = churn
         self._due_ns = time.perf_counter_ns()
 
     def catch_up(self) -> None:
-        """Makes the changes that are due."""
+        """Makes all changes that are due."""
         while self._due_ns <= time.perf_counter_ns():
             self._churn.change()
             self._due_ns += 10**9 // CHANGES_PER_S
 
 
-class Writer:
-    """A thread that makes changes by the clock, until it is told to stop."""
+class ChurnThread:
+    """A thread that makes changes while the block runs."""
 
     def __init__(self, churn: Churn) -> None:
         self._churn = churn
@@ -124,7 +128,7 @@ class Writer:
 
     def _write(self) -> None:
         try:
-            pace = Pace(self._churn)
+            pace = ChangePace(self._churn)
             while not self._over.wait(1 / CHANGES_PER_S):
                 pace.catch_up()
             pace.catch_up()
@@ -132,19 +136,19 @@ class Writer:
             self.failure = failure
 
 
-def measure(options: Options, note: Note) -> dict[str, Any]:
+def measure(options: MatchOptions, note: Note) -> dict[str, Any]:
     """Runs everything; returns what `shoal bench match --workload churn --json` prints."""
     size = options.subscriptions
     note(f"making {size:,} subscriptions of {loads.STOCK}")
     load = loads.make(loads.STOCK, size + SPARE, EVENTS, options.seed, options.quotes)
-    wire = Wire.of(load.events)
+    wire = EncodedEvents.of(load.events)
     warm_up(load.filters[:WARM_UP], wire)
     note(f"{size:,} subscriptions: filling")
     index, filling = fill(load.filters[:size], 1)
     churn = Churn(index, load.filters[:size], load.filters[size:], options.seed)
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     figures: dict[str, list[float]] = {kind: [0.0, 0.0, 0.0, 0.0] for kind in KINDS}
-    with unwalked():
+    with frozen_heap():
         for number in range(options.rounds * PHASES):
             note(f"phases {number + 1} of {options.rounds * PHASES}")
             first = number % len(KINDS)
@@ -155,7 +159,7 @@ def measure(options: Options, note: Note) -> dict[str, Any]:
     churn.finish()
     index.settle()
     note("checking")
-    checked, _ = check(Copied(index), churn.truth(), sample_of(wire.each, CHECKED))
+    checked, _ = check(EventMatcher(index), churn.truth(), sample_of(wire.each, CHECKED))
     filled = {"inserts_per_s": filling.inserts_per_s, "inserts_one_by_one_per_s": filling.inserts_one_by_one_per_s}
     rows = [
         {
@@ -181,21 +185,21 @@ def measure(options: Options, note: Note) -> dict[str, Any]:
 def _phase(
     kind: str, index: Index, events: Sequence[bytes], churn: Churn, run_s: float, times_us: list[float]
 ) -> tuple[float, float, float, float]:
-    """One phase; seconds, CPU seconds, ids found and changes made."""
+    """Runs one phase; returns seconds, CPU seconds, ids found and changes made."""
     churn.prepare(run_s)
     before = len(churn.times_us)
     began, began_cpu = time.perf_counter(), time.process_time()
     if kind == THREAD:
-        with Writer(churn):
+        with ChurnThread(churn):
             found = _match(index, events, None, run_s, times_us)
     else:
-        found = _match(index, events, Pace(churn) if kind == INTERLEAVED else None, run_s, times_us)
+        found = _match(index, events, ChangePace(churn) if kind == INTERLEAVED else None, run_s, times_us)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
     return seconds, cpu_seconds, found, len(churn.times_us) - before
 
 
-def _match(index: Index, events: Sequence[bytes], pace: Pace | None, run_s: float, times_us: list[float]) -> int:
-    """Matches events for so long, and makes the changes that are due, if they are made here; the ids found."""
+def _match(index: Index, events: Sequence[bytes], pace: ChangePace | None, run_s: float, times_us: list[float]) -> int:
+    """Matches events for `run_s`, and makes changes in between if there is a `pace`; returns the number of ids."""
     clock, match, count, found = time.perf_counter_ns, index.match, len(times_us), 0
     now = clock()
     end = now + int(run_s * 1e9)
@@ -230,7 +234,7 @@ def _percentiles(name: str, times_us: list[float]) -> dict[str, float]:
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The time of a match with churn by that without; lower is better."""
+    """The time of a match with churn, divided by that without; lower is better."""
     by_kind = {row["contender"]: row for row in rows}
     return {
         f"match_{percentile}_{kind.replace('-', '_')}_vs_quiet": by_kind[kind][f"match_us_{percentile}"]
@@ -240,9 +244,9 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _describe(options: Options, words: str) -> str:
+def _describe(options: MatchOptions, words: str) -> str:
     return (
         f"stock: {words}; the time of one match from the event's bytes to a copy of the ids, over "
-        f"{options.rounds * PHASES} alternating phases of {options.run_s:g} s of each kind; in the end the index is "
+        f"{options.rounds * PHASES} alternating phases of {options.run_s:g} s of each kind; at the end the index is "
         "checked against the naive evaluator"
     )

@@ -1,8 +1,7 @@
-"""`shoal bench pipeline`: the jobs of the data pipeline on Spark, each beside the same function on one core.
+"""`shoal bench pipeline`: the jobs of the data pipeline on Spark, compared with the same functions on one core.
 
-Owns the order of the measurements and their facts. What is measured: how long a session takes to start
-(`pipeline` itself), telemetry through source and fold (`pipeline_load`), the archive (`pipeline_archive`) and bulk
-matching (`pipeline_match`). All but the start share one session.
+Owns the order of the measurements and their facts: the start of a session (measured here), telemetry through source and
+fold (`pipeline_load`), the archive (`pipeline_archive`) and bulk matching (`pipeline_match`). All use the same session.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from shoal.bench import pipeline_archive, pipeline_load, pipeline_match
-from shoal.bench.machine import machine
+from shoal.lab.machine import machine
 from shoal.pipeline.session import SessionOptions, running
 
 START: Final = "start"
 PARTS: Final = ("load", "archive", "match")
 WORDS: Final = {
-    "start": "from nothing to a session that has counted three rows",
-    pipeline_load.BACKLOG: "rows of channels in telemetry records that wait on real servers, source and fold",
+    "start": "from no process to a session that has counted three rows",
+    pipeline_load.BACKLOG: "rows of channels in telemetry records that wait on real servers, through source and fold",
     pipeline_load.LIVE: "what agents would write each second, a micro-batch a second; delay_s: from the end of a "
     "second to its closed window",
     pipeline_archive.ON_SPARK: "recorded messages of real servers into Parquet files and a manifest, by Spark",
@@ -33,18 +32,18 @@ WORDS: Final = {
 }
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured."""
 
     parts: tuple[str, ...] = PARTS
     rounds: int = 3
-    load: pipeline_load.Options = pipeline_load.Options()
-    archive: pipeline_archive.Options = pipeline_archive.Options()
-    match: pipeline_match.Options = pipeline_match.Options()
+    load: pipeline_load.LoadOptions = pipeline_load.LoadOptions()
+    archive: pipeline_archive.ArchiveOptions = pipeline_archive.ArchiveOptions()
+    match: pipeline_match.BulkMatchOptions = pipeline_match.BulkMatchOptions()
     session: SessionOptions = SessionOptions(heap_mb=1536)
 
 
-def measure(options: Options, note: Callable[[str], None]) -> dict[str, Any]:
+def measure(options: PipelineOptions, note: Callable[[str], None]) -> dict[str, Any]:
     """All rows and ratios."""
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
@@ -55,9 +54,9 @@ def measure(options: Options, note: Callable[[str], None]) -> dict[str, Any]:
         spark.range(3).count()
         rows.append({"contender": START, "seconds": round(time.perf_counter() - began, 2)})
         if "load" in options.parts:
-            rows += pipeline_load.measure(spark, replace(options.load, **common))["rows"]
+            rows += pipeline_load.measure(replace(options.load, **common))
         if "archive" in options.parts:
-            found = pipeline_archive.measure(spark, replace(options.archive, **common))["rows"]
+            found = pipeline_archive.measure(replace(options.archive, **common))
             rows += found
             ratios["archive_on_spark_vs_one_core"] = found[0]["rows_per_s"] / found[1]["rows_per_s"]
         if "match" in options.parts:

@@ -1,7 +1,7 @@
-"""The archive job on Spark beside the same function in one process: the same records, the same files.
+"""The archive job on Spark, compared with the same function in one process: the same records, the same files.
 
-Owns the records, the two contenders and their figures. In each round both make an archive of all that servers hold,
-from nothing; the first round warms up and is not counted. Spark's start is in neither.
+Owns the records, the two contenders and their figures. In each round both archive everything that servers hold into an
+empty directory. The first round is a warm-up and does not count. The start of Spark is not included.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import redis
@@ -20,15 +20,12 @@ import redis
 from shoal.bench.contender import BenchError
 from shoal.cluster.acl import AGENT, PIPELINE
 from shoal.cluster.local import LocalCluster
-from shoal.history.servers import Login
+from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
 from shoal.wire.envelope import HEADER, MAGIC, stream_id
 from shoal.wire.recorded import INDEX_KEY, message_fields, record_key
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ON_SPARK: Final = "archive"
 ONE_CORE: Final = "archive, one core"
@@ -38,7 +35,7 @@ STEP_US: Final = 1_000
 _PIPELINED: Final = 2_000
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the measurement."""
 
     servers: int = 2
@@ -50,12 +47,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     note: Callable[[str], None] = lambda _: None
 
 
-def measure(spark: SparkSession, options: Options) -> dict[str, Any]:
-    """The rows of both. The session must be that of this process."""
+def measure(options: ArchiveOptions) -> list[dict[str, Any]]:
+    """The rows of both. Uses the session of this process."""
     return asyncio.run(_measure(options))
 
 
-async def _measure(options: Options) -> dict[str, Any]:
+async def _measure(options: ArchiveOptions) -> list[dict[str, Any]]:
     async with LocalCluster(options.servers, agents=False) as cluster:
         servers, passwords = cluster.servers, cluster.state.passwords
         rows = options.channels * options.messages
@@ -71,11 +68,11 @@ async def _measure(options: Options) -> dict[str, Any]:
                 seconds = await asyncio.to_thread(_archive, servers, login, name, rows)
                 if number:
                     speeds[name].append(rows / seconds)
-    return {"rows": [_row(name, found) for name, found in speeds.items()]}
+    return [_row(name, found) for name, found in speeds.items()]
 
 
 def _archive(servers: Sequence[ServerAddress], login: Login, name: str, wanted: int) -> float:
-    """Makes an archive of everything; how long it took."""
+    """Archives everything; returns the seconds that it took."""
     runner: Runner = on_spark(session()) if name == ON_SPARK else run_here
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
         began, rows = time.perf_counter(), 0
@@ -88,8 +85,8 @@ def _archive(servers: Sequence[ServerAddress], login: Login, name: str, wanted: 
     return seconds
 
 
-def write_records(server: ServerAddress, password: str, channels: Sequence[bytes], options: Options) -> None:
-    """Writes the records of some channels as the agent of a server does."""
+def write_records(server: ServerAddress, password: str, channels: Sequence[bytes], options: ArchiveOptions) -> None:
+    """Writes the records of some channels, as the agent of a server does."""
     stream, payload = stream_id(1, 1), b"x" * options.payload_bytes
     with redis.Redis(host=server.host, port=server.port, username=AGENT, password=password) as connection:
         for channel in channels:

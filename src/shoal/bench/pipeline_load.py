@@ -1,8 +1,8 @@
-"""Load windows on Spark: how many rows of telemetry go through source and fold, and how long a micro-batch takes.
+"""Load windows on Spark: rows of telemetry a second through source and fold, and the time of a micro-batch.
 
-Owns the telemetry, the two runs and their figures. `backlog` reads what waits on the streams of real servers as fast as
-it goes, in micro-batches of `batch_rows`; the first one of each round, which plans and warms up, is not counted. `live`
-reads what agents would write each second, a micro-batch a second. Spark's start is in neither.
+Owns the telemetry, the two runs and their figures. `backlog` reads waiting entries from the streams of real servers as
+fast as possible, in micro-batches of `batch_rows`. The first micro-batch of each round, which plans and warms up, does
+not count. `live` reads what agents would write, a micro-batch a second. The start of Spark is not included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -33,44 +33,41 @@ from shoal.channels.telemetry import (
 )
 from shoal.cluster.acl import AGENT, READER
 from shoal.cluster.local import LocalCluster
-from shoal.pipeline.load import LoadFacts, LoadJob, run_once, start
+from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once, start
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import Asking
+from shoal.wire.blocking import BlockingConnection
 from shoal.wire.envelope import TELEMETRY_KEY
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 BACKLOG: Final = "load windows, backlog"
 LIVE: Final = "load windows, live"
 FIRST_S: Final = 1_763_240_000
 """The first second of the backlog."""
 WARM_BATCHES: Final = 5
-"""Micro-batches of the live run that are not counted."""
+"""Micro-batches of the live run that do not count."""
 RECORDS_MAX: Final = 1000
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the measurement."""
 
     servers: int = 2
     channels: int = 5_000
     """Rows of a record."""
     seconds: int = 400
-    """Records of each server that wait."""
+    """Waiting records of each server."""
     batch_rows: int = 500_000
     rounds: int = 3
     live_s: float = 20.0
     note: Callable[[str], None] = lambda _: None
 
 
-def measure(spark: SparkSession, options: Options) -> dict[str, Any]:
-    """The rows of both runs. The session must be that of this process."""
+def measure(options: LoadOptions) -> list[dict[str, Any]]:
+    """The rows of both runs. Uses the session of this process."""
     return asyncio.run(_measure(options))
 
 
-async def _measure(options: Options) -> dict[str, Any]:
+async def _measure(options: LoadOptions) -> list[dict[str, Any]]:
     async with LocalCluster(options.servers, agents=False) as cluster:
         servers, passwords = cluster.servers, cluster.state.passwords
         agents = Agents(servers, passwords[AGENT], options.channels)
@@ -85,17 +82,17 @@ async def _measure(options: Options) -> dict[str, Any]:
         }
         backlog = await asyncio.to_thread(_backlog, source, options)
         live = await asyncio.to_thread(_live, source, agents, options)
-    return {"rows": [backlog, live]}
+    return [backlog, live]
 
 
-def _backlog(source: dict[str, str], options: Options) -> dict[str, Any]:
-    """Reads all that waits, several times."""
-    spark = session()  # makes it that of this thread
+def _backlog(source: dict[str, str], options: LoadOptions) -> dict[str, Any]:
+    """Reads all waiting records, several times."""
+    spark = session()  # makes it the session of this thread
     records = max(1, options.batch_rows // options.channels)
     speeds: list[float] = []
     batches_ms: list[float] = []
     for number in range(options.rounds + 1):
-        options.note(f"backlog, round {number} of {options.rounds}" + (" (warms up)" if number == 0 else ""))
+        options.note(f"backlog, round {number} of {options.rounds}" + (" (warm-up)" if number == 0 else ""))
         with _job({**source, "maxRowsPerBatch": str(records)}) as job:
             facts = run_once(spark, job)
         counted = [facts.batch_ms[batch] for batch in sorted(facts.batch_ms)][1:]
@@ -113,8 +110,8 @@ def _backlog(source: dict[str, str], options: Options) -> dict[str, Any]:
     }
 
 
-def _live(source: dict[str, str], agents: Agents, options: Options) -> dict[str, Any]:
-    """Reads what comes, a micro-batch a second."""
+def _live(source: dict[str, str], agents: Agents, options: LoadOptions) -> dict[str, Any]:
+    """Reads records as they are written, a micro-batch a second."""
     options.note(f"live, {options.live_s:g} s")
     spark = session()
     delays_s: list[float] = []
@@ -129,7 +126,7 @@ def _live(source: dict[str, str], agents: Agents, options: Options) -> dict[str,
         )
         try:
             agents.write_until(time.time() + options.live_s)
-            facts.look(query)
+            facts.add_durations(query)
         finally:
             query.stop()
     batches_ms = [facts.batch_ms[batch] for batch in sorted(facts.batch_ms)][WARM_BATCHES:]
@@ -144,13 +141,13 @@ def _live(source: dict[str, str], agents: Agents, options: Options) -> dict[str,
 
 @contextlib.contextmanager
 def _job(source: dict[str, str]) -> Iterator[LoadJob]:
-    """A job that remembers nothing of the one before."""
+    """A job with an empty checkpoint directory."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
         yield LoadJob(Path(directory), source, BalanceSettings())
 
 
 class Agents:
-    """Writes telemetry as the agents of some servers do, each second with the same many channels."""
+    """Writes telemetry as the agents of some servers do, with the same number of channels in each second."""
 
     def __init__(self, servers: tuple[ServerAddress, ...], password: str, channels: int) -> None:
         self._servers = servers
@@ -158,7 +155,7 @@ class Agents:
         self._records = {server.id: _record(server.id, channels, place) for place, server in enumerate(servers)}
 
     def write_backlog(self, seconds: int) -> None:
-        """Writes all seconds from `FIRST_S` on, each as if it were written just after its end."""
+        """Writes so many seconds from `FIRST_S` on, each as if it had been written just after its end."""
         for place, server in enumerate(self._servers):
             with self._asking(server) as asking:
                 for second in range(FIRST_S, FIRST_S + seconds):
@@ -175,8 +172,8 @@ class Agents:
                 for server, link in asking.items():
                     link.ask(*xadd(self._record_of(server, int(time.time()) - 1), RECORDS_MAX))
 
-    def _asking(self, server: ServerAddress) -> Asking:
-        return Asking(server.host, server.port, AGENT, self._password)
+    def _asking(self, server: ServerAddress) -> BlockingConnection:
+        return BlockingConnection(server.host, server.port, AGENT, self._password)
 
     def _record_of(self, server: ServerAddress, second: int) -> Record:
         record = self._records[server.id]
@@ -184,7 +181,7 @@ class Agents:
 
 
 def _record(server: str, channels: int, seed: int) -> Record:
-    """One second of a server with some channels."""
+    """The record of one second of a server with so many channels."""
     random = np.random.default_rng(seed)
     columns: dict[str, Any] = {
         field.name: random.integers(0, 1000, channels) for field in CHANNELS_SCHEMA if field.type == pa.int64()

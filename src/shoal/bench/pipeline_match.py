@@ -1,8 +1,8 @@
-"""Bulk matching on Spark beside the same function on one core: one archive, one set of filters, the same counts.
+"""Bulk matching on Spark, compared with the same function on one core: one archive, one set of filters, same counts.
 
-Owns the archive, the two contenders and the ratio. Both read the same Parquet with the workload `hard` and count the
-matches of every filter. Neither Spark's start nor the making of the index is in the time; a first small run has warmed
-up both.
+Owns the archive, the two contenders and the ratio. Both read the same Parquet file with the workload `hard` and count
+the matches of every filter. The start of Spark and the making of the index are not included; a small first run warms up
+both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from shoal.bench.contender import BenchError
 from shoal.bench.loads import hard
 from shoal.pipeline.filter_sets import FilterSet, keep
-from shoal.pipeline.matching_job import Outcome, match_in_process, match_on_spark
+from shoal.pipeline.matching_job import MatchResult, match_in_process, match_on_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,17 +31,17 @@ ONE_CORE: Final = "one-core"
 ON_SPARK: Final = "spark"
 RATIO: Final = "match_on_spark_vs_one_core"
 GROUP_ROWS: Final = 65_536
-"""Rows of a group of the archive's file: what Spark can divide it by."""
+"""Rows in a row group of the file, the unit in which Spark divides it."""
 WARM_ROWS: Final = 20_000
 SEED: Final = 17
 WORDS: Final = {
     ONE_CORE: "match_in_process: Arrow reads the Parquet and the index counts, on one thread of this process",
     ON_SPARK: "match_on_spark: Spark reads the same Parquet, mapInArrow with the same function, counts summed by Spark",
-    RATIO: "events a second on Spark by those on one core, medians",
+    RATIO: "events a second on Spark divided by those on one core, medians",
 }
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class BulkMatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the measurement."""
 
     events: int = 10_000_000
@@ -50,12 +50,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     note: Callable[[str], None] = lambda _: None
 
 
-def measure(spark: SparkSession, options: Options, work: Path) -> dict[str, Any]:
-    """Rows and the ratio. `work` is a folder for archive and index, which are made if they are not there."""
+def measure(spark: SparkSession, options: BulkMatchOptions, work: Path) -> dict[str, Any]:
+    """Rows and the ratio. `work` is a directory for archive and index, which are made if they do not exist."""
     options.note(f"{options.events:,} events and {options.filters:,} filters")
     archive, warm = (make_archive(work, rows) for rows in (options.events, WARM_ROWS))
     filters = make_filters(work, options.filters)
-    ways: dict[str, Callable[[Path], Outcome]] = {
+    ways: dict[str, Callable[[Path], MatchResult]] = {
         ONE_CORE: lambda path: match_in_process(filters, path, "counts"),
         ON_SPARK: lambda path: match_on_spark(spark, filters, path, "counts"),
     }
@@ -70,14 +70,14 @@ def measure(spark: SparkSession, options: Options, work: Path) -> dict[str, Any]
             runs[name].append(figures)
             found[name] = outcome.matches
     if len(set(found.values())) > 1:
-        raise BenchError(f"they do not find the same matches: {found}")
+        raise BenchError(f"the contenders find different numbers of matches: {found}")
     rows = [_row(name, runs[name], options, found[name]) for name in ways]
     speed = {row["contender"]: row["rows_per_s"] for row in rows}
     return {"rows": rows, "ratios": {RATIO: speed[ON_SPARK] / speed[ONE_CORE]}, "words": WORDS}
 
 
 def make_archive(work: Path, rows: int) -> Path:
-    """Events of the workload `hard` as columns of a Parquet file."""
+    """A Parquet file with events of the workload `hard`."""
     path = work / f"hard-{rows}.parquet"
     if path.exists():
         return path
@@ -100,8 +100,8 @@ def make_filters(work: Path, count: int) -> FilterSet:
     return keep(range(count), filters, work)
 
 
-def _timed(run: Callable[[], Outcome]) -> tuple[Outcome, dict[str, float]]:
-    """What a run finds, its time, and the CPU time of this process; workers are Spark's children, not ours."""
+def _timed(run: Callable[[], MatchResult]) -> tuple[MatchResult, dict[str, float]]:
+    """The outcome of a run, its time, and the CPU time of this process, without that of Spark's workers."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
     outcome = run()
@@ -111,7 +111,7 @@ def _timed(run: Callable[[], Outcome]) -> tuple[Outcome, dict[str, float]]:
     return outcome, {"seconds": seconds, "driver_cpu_s": cpu_s}
 
 
-def _row(name: str, runs: list[dict[str, float]], options: Options, matches: int) -> dict[str, Any]:
+def _row(name: str, runs: list[dict[str, float]], options: BulkMatchOptions, matches: int) -> dict[str, Any]:
     seconds = [run["seconds"] for run in runs]
     middle = median(seconds)
     return {

@@ -1,11 +1,11 @@
 """`shoal bench plan`: one decision of every policy about the same million channels.
 
 Owns the contenders, the order of the runs and the figures. In each round every contender decides once, another one
-first each time; what is reported is the median of the rounds. The first decision of each, on a few channels, compiles
-what is compiled and is not counted.
+first each time. The results are medians over the rounds. The first decision of each, on a few channels, triggers the
+compilation of kernels and is not counted.
 
-`shoal` runs with free moves (as many as it likes, and none costs anything) and with budgets. The others have no bound
-on moves and decide once, as they do when a server is overloaded; none may add a server.
+`shoal` runs with free moves (any number, at no cost) and with budgets. The others have no limit on moves and decide
+once, as they do when a server is overloaded. None may add a server.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from shoal.balance.policies import POLICIES, policy
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 from shoal.bench import plan_load
-from shoal.bench.machine import machine
+from shoal.lab.machine import machine
 
 SHOAL: Final = "shoal"
 BUDGETS: Final = (100, 1_000, 10_000)
-"""Moves that `shoal` may make, beside as many as it likes."""
+"""Limits on the moves of `shoal`, beside any number."""
 REPLICAS_MAX: Final = 128
-"""Servers that one channel may have: the busiest of a million is more than fifty servers' worth."""
+"""Servers that one channel may have: the busiest of a million needs more than fifty."""
 FREE_MOVE_PRICE: Final = 1e-12
 WARM_UP: Final = (1_000, 10)
 """Channels and servers of the decisions that are not counted."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured."""
 
     channels: int = 1_000_000
@@ -43,25 +43,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
 
 
-class Contender(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy under settings."""
+class PolicyContender(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy with its settings."""
 
     name: str
     policy: str
     settings: BalanceSettings
     budget: int | None = None
-    """Moves that it may make; None for any number."""
+    """Limit on its moves; None for any number."""
 
     def decide(self, situation: Situation) -> Decision:
         """One decision."""
         return policy(self.policy)(situation, self.settings)
 
 
-def contenders(channels: int) -> tuple[Contender, ...]:
-    """Everybody who is measured."""
+def contenders(channels: int) -> tuple[PolicyContender, ...]:
+    """All contenders."""
     free = BalanceSettings(moves_max=channels, move_price=FREE_MOVE_PRICE, replicas_max=REPLICAS_MAX)
     budgets = [
-        Contender(
+        PolicyContender(
             name=f"{SHOAL}-{budget}",
             policy=SHOAL,
             settings=msgspec.structs.replace(free, moves_max=budget),
@@ -69,16 +69,16 @@ def contenders(channels: int) -> tuple[Contender, ...]:
         )
         for budget in BUDGETS
     ]
-    others = [Contender(name=name, policy=name, settings=free) for name in POLICIES if name != SHOAL]
-    return (Contender(name=SHOAL, policy=SHOAL, settings=free), *budgets, *others)
+    others = [PolicyContender(name=name, policy=name, settings=free) for name in POLICIES if name != SHOAL]
+    return (PolicyContender(name=SHOAL, policy=SHOAL, settings=free), *budgets, *others)
 
 
-def measure(options: Options, note: Callable[[str], None]) -> dict[str, Any]:
+def measure(options: PlanOptions, note: Callable[[str], None]) -> dict[str, Any]:
     """Runs everything; returns what `shoal bench plan --json` prints."""
-    everybody = contenders(options.channels)
+    measured = contenders(options.channels)
     small = plan_load.situation(*WARM_UP, options.seed)
     warm_s: dict[str, float] = {}
-    for contender in everybody:
+    for contender in measured:
         began = time.perf_counter()
         contender.decide(small)
         warm_s[contender.name] = time.perf_counter() - began
@@ -87,8 +87,8 @@ def measure(options: Options, note: Callable[[str], None]) -> dict[str, Any]:
     situation = plan_load.situation(options.channels, options.servers, options.seed)
     runs: dict[str, list[dict[str, float]]] = {}
     for number in range(options.rounds):
-        first = number % len(everybody)
-        for contender in everybody[first:] + everybody[:first]:
+        first = number % len(measured)
+        for contender in measured[first:] + measured[:first]:
             note(f"round {number + 1} of {options.rounds}: {contender.name}")
             runs.setdefault(contender.name, []).append(_run(contender, situation))
     bound = plan_load.bound(situation)
@@ -100,7 +100,7 @@ def measure(options: Options, note: Callable[[str], None]) -> dict[str, Any]:
             **{name: median(run[name] for run in runs[contender.name]) for name in runs[contender.name][0]},
             "first_seconds": warm_s[contender.name],
         }
-        for contender in everybody
+        for contender in measured
     ]
     return {
         "name": "plan",
@@ -113,8 +113,8 @@ def measure(options: Options, note: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
-def _run(contender: Contender, situation: Situation) -> dict[str, float]:
-    """One decision, timed, and what it would come to."""
+def _run(contender: PolicyContender, situation: Situation) -> dict[str, float]:
+    """One timed decision, and its result."""
     began, began_cpu = time.perf_counter(), time.process_time()
     decision = contender.decide(situation)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
@@ -128,7 +128,7 @@ def _run(contender: Contender, situation: Situation) -> dict[str, float]:
     }
 
 
-def describe(options: Options) -> dict[str, str]:
+def describe(options: PlanOptions) -> dict[str, str]:
     """What is measured, in words."""
     return {
         "all": (
@@ -137,6 +137,6 @@ def describe(options: Options) -> dict[str, str]:
             f"would be at a load ratio of {plan_load.BOUND:g} (the bound); no server can be added; one decision, on "
             f"one core; medians of {options.rounds} rounds"
         ),
-        SHOAL: "as many moves as it likes, at no price",
+        SHOAL: "any number of moves, at no cost",
         **{f"{SHOAL}-{budget}": f"at most {budget} moves" for budget in BUDGETS},
     }

@@ -1,6 +1,6 @@
-"""The situation that `shoal bench plan` hands to every policy: zipf channels placed by hash on servers of two sizes.
+"""The situation for all policies in `shoal bench plan`: zipf channels placed by hash on servers of two sizes.
 
-Owns the load, made from a seed, as columns. Measures nothing.
+Owns the load, made from a seed, in columns. Measures nothing.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from shoal.balance.situation import Pool, Situation
 EXPONENT: Final = 1.0
 """The channel of rank `r` has `r ** -EXPONENT` of the load of the first."""
 BOUND: Final = 0.6
-"""The load ratio that all servers would have if everything were divided perfectly."""
+"""The load ratio of all servers if everything were divided perfectly."""
 CPU_BOUND: Final = 0.4
-"""The same for CPU: servers of either size have one core, so it is not the bytes that are scarce on the large ones."""
+"""The same for CPU. Servers of both sizes have one core, so large servers have relatively little CPU."""
 CAPACITY: Final = 125e6
-"""Bytes a second of a small server; a large one has twice that, and costs twice as much."""
+"""Bytes a second of a small server. A large one has twice the capacity and costs twice as much."""
 MESSAGE_BYTES: Final = 200.0
 PUBLICATIONS_EACH_PER_S: Final = 3.0
-"""What one publisher publishes: how many publishers there are follows."""
+"""Of one publisher; the number of publishers follows from it."""
 PUBLICATION_OF_DELIVERY: Final = 0.75
-"""What receiving a publication costs, in deliveries."""
+"""Cost of receiving a publication, in deliveries."""
 AT_S: Final = 1000.0
 
 
 def situation(channels: int, servers: int, seed: int) -> Situation:
-    """Channels with zipf loads, each on the server that the ring says, where every other server is a large one."""
+    """Channels with zipf loads, each on its home in the ring, where every other server is large."""
     large = np.arange(servers) % 2 == 1
     hosts = _hosts(large)
     table = _channels(channels, hosts, np.random.default_rng([seed, channels, servers]))
@@ -60,7 +60,7 @@ def ratios(of: Situation, placements: Placements) -> Floats:
 
 
 def bound(of: Situation) -> float:
-    """The lowest that the highest load ratio could be: all load by all capacity."""
+    """The lowest possible maximum of the load ratios: all load divided by all capacity."""
     bytes_out, cpu = of.hosts.bytes_out.sum(), of.hosts.cpu.sum()
     return float(max(bytes_out / of.hosts.capacity.sum(), cpu / of.hosts.cpu_capacity.sum()))
 
@@ -82,8 +82,8 @@ def _hosts(large: Bools) -> Hosts:
 
 
 def _channels(count: int, hosts: Hosts, rng: np.random.Generator) -> Channels:
-    """Loads by rank, in random order. Of two channels with the same deliveries one may have few subscribers and many
-    publications, the other the opposite."""
+    """Loads by rank, in random order. Of two channels with the same number of deliveries, one may have few subscribers
+    and many publications, the other the opposite."""
     weight = rng.permutation(np.arange(1.0, count + 1.0) ** -EXPONENT)
     bytes_out = weight / weight.sum() * BOUND * hosts.capacity.sum()
     deliveries = bytes_out / MESSAGE_BYTES

@@ -11,14 +11,13 @@ coordinator at a time.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from operator import countOf
 from typing import Any, Final
 
 from hiredis import ReplyError
 
-from shoal.bus.connections import Connection, Dialer, is_our_fault
+from shoal.bus.connections import BusConnection, Dialer, is_our_fault
 from shoal.bus.leaving import Leaving
 from shoal.bus.plan_source import PlanSource, RingFetcher
 from shoal.bus.waiting import Forming, Listener, Refusals, fail, refusal, resolve
@@ -31,6 +30,7 @@ from shoal.channels.subscription import Wanted
 from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError
 from shoal.limits import Limits
 from shoal.logs import get_log
+from shoal.runtime import TIMER_GRAIN_S, Runtime
 
 CLOSE_WAIT_S: Final = 1.0
 """How long a closing bus waits for its servers to have read its last words."""
@@ -41,7 +41,7 @@ _log: Final = get_log(__name__)
 class Adapter:
     """One router on the running event loop."""
 
-    def __init__(self, router: Router, source: PlanSource, limits: Limits) -> None:
+    def __init__(self, router: Router, source: PlanSource, limits: Limits, runtime: Runtime) -> None:
         self.router = router
         self.loop = asyncio.get_running_loop()
         self.limits = limits
@@ -54,10 +54,13 @@ class Adapter:
         self.errors: dict[str, str] = {}
         self.refusals = Refusals()
         self._source = source
-        self._fetcher = RingFetcher(source, self._take_ring, limits)
-        self._dialer = Dialer(source.address, f"shoal:{router.context.client:012x}", limits)
+        self._wall = runtime.wall
+        self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
+        self._dialer = Dialer(
+            source.address, f"shoal:{router.context.client:012x}", limits, runtime.random, dial=runtime.dial
+        )
         self._publishing = router.publishing
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, BusConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: dict[CoreSubscription, Listener] = {}
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -78,7 +81,7 @@ class Adapter:
         """
         self.scheduled = True
         self.now = self.loop.time()
-        self.time_us = time.time_ns() // 1000
+        self.time_us = int(self._wall() * 1e6)
         self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
@@ -130,7 +133,11 @@ class Adapter:
         elif isinstance(effect, Disconnect):
             self._disconnect(effect.server)
         elif isinstance(effect, FetchRing):
-            self._fetcher.want()
+            self.fetch_ring()
+
+    def fetch_ring(self) -> None:
+        """Asks the coordinator for the newest ring, in the background."""
+        self._fetcher.want()
 
     def _send(self) -> None:
         for link in self.router.dirty:
@@ -167,7 +174,7 @@ class Adapter:
                 return
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self.loop.call_at(at, self._time_is_up)
+        self._timer = self.loop.call_at(at + TIMER_GRAIN_S, self._time_is_up)
 
     def _time_is_up(self) -> None:
         self._timer = None
@@ -284,7 +291,7 @@ class Adapter:
             self._cancel(connection)
             self.connection_gone(connection, None)
 
-    def _cancel(self, connection: Connection) -> None:
+    def _cancel(self, connection: BusConnection) -> None:
         task = connection.cancel()
         if task is not None:
             self._tasks.add(task)
@@ -297,13 +304,13 @@ class Adapter:
             connection.abort()
         await self.until(lambda: not any(connection.open for connection in cut), CLOSE_WAIT_S)
 
-    def connection_opened(self, connection: Connection) -> None:
+    def connection_opened(self, connection: BusConnection) -> None:
         """See `connections.Owner`."""
         self.errors.pop(connection.server, None)
         self.router.opened(connection.server, self.loop.time())
         self.flush()
 
-    def connection_received(self, connection: Connection, frames: list[Any]) -> None:
+    def connection_received(self, connection: BusConnection, frames: list[Any]) -> None:
         """See `connections.Owner`. Replies are taken one by one only where somebody waits for one."""
         now = self.loop.time()
         server = connection.server
@@ -316,7 +323,7 @@ class Adapter:
             self.router.received(server, frames, now)
         self.flush()
 
-    def connection_gone(self, connection: Connection, error: Exception | None) -> None:
+    def connection_gone(self, connection: BusConnection, error: Exception | None) -> None:
         """See `connections.Owner`."""
         server = connection.server
         if self._connections.get(server) is not connection:

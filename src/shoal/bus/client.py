@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import secrets
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -24,19 +22,25 @@ from shoal.bus.subscription import Subscription
 from shoal.bus.times import time_us_of
 from shoal.channels.outgoing import Outgoing
 from shoal.channels.router import Router
+from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import GivenAttributes
 from shoal.plan.book import PlanBook
-from shoal.plan.ring import Ring
+from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Verifier
-from shoal.wire.ask import ask
+from shoal.runtime import PRODUCTION, Runtime
+from shoal.wire.commands import Request
+from shoal.wire.connection import Connection
 from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_payload, encode_attributes
 
 NAMES_MAX: Final = 8192
 """Channel names that are remembered as good; when there are more, it starts over."""
+
+NONCE_BITS: Final = 60
+"""The first nonce of a bus is drawn from so many bits."""
 
 _NOT_OPEN: Final = "enter it first: async with shoal.connect() as bus"
 
@@ -81,10 +85,16 @@ class Bus:
         limits: Limits | None = None,
         name: str | None = None,
         archive: str | Path | None = None,
+        runtime: Runtime = PRODUCTION,
+        rules: Rules = ALL_RULES,
     ) -> None:
+        """See `connect`. `runtime` and `rules` are for tests and the simulator."""
         self.limits = limits or DEFAULT_LIMITS
         self.limits.validate()
-        self.client_id = secrets.randbits(CLIENT_ID_BITS) or 1
+        self._runtime = runtime
+        self._rules = rules
+        self.clock = runtime.monotonic
+        self.client_id = runtime.random.getrandbits(CLIENT_ID_BITS) or 1
         """A random number that names this client to everybody."""
         self.name = name or f"shoal:{self.client_id:012x}"
         self.archive = Path(archive).expanduser() if archive else None
@@ -104,7 +114,7 @@ class Bus:
         open.
         """
         adapter = self.adapter
-        bus = Bus(self._url, limits=self.limits, archive=self.archive)
+        bus = Bus(self._url, limits=self.limits, archive=self.archive, runtime=self._runtime, rules=self._rules)
         bus._source = self._source
         if self._plan is not None:
             bus._plan = (self._plan[0], adapter.router.context.book.signed_ring)
@@ -117,14 +127,15 @@ class Bus:
         if self._adapter is not None or self._closed:
             raise BusClosedError("the bus was opened before", do="connect again for another one")
         if self._source is None:
-            self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s)
+            self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s, self._runtime)
         if self._plan is None:
             self._plan = await self._read_plan(self._source)
         key, ring = self._plan
         verifier = Verifier(key)
         verifier.ring(ring)  # raises if the cluster did not sign it; the router would only count that
-        router = Router(self.client_id, PlanBook(verifier), self.limits, first_nonce=secrets.randbits(60))
-        adapter = Adapter(router, self._source, self.limits)
+        nonce = self._runtime.random.getrandbits(NONCE_BITS)
+        router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_nonce=nonce)
+        adapter = Adapter(router, self._source, self.limits, self._runtime)
         router.ring(ring, adapter.now)
         adapter.flush()
         self._adapter = adapter
@@ -310,7 +321,7 @@ class Bus:
         wanted = where if where is None or isinstance(where, Filter) else parse(where, self.limits)
         if since is not None and channel is None:
             raise TypeError("since=... takes a channel: what patterns match is recorded channel by channel")
-        since_us = None if since is None else time_us_of(since, time.time())
+        since_us = None if since is None else time_us_of(since, self._runtime.wall())
         return Subscription(self, check_channel_name(name, self.limits), channel is None, wanted, since_us)
 
     def psubscribe(self, pattern: str | bytes, *, where: str | Filter | None = None) -> Subscription:
@@ -333,18 +344,33 @@ class Bus:
     async def ask_servers(self, *command: bytes | str | int) -> dict[str, Any]:
         """Runs one command (PING, PUBSUB ...) on every server of the ring; the reply of each, by its id."""
         ring = self.ring
-        assert self._source is not None, "an open bus has a coordinator"
-        address = self._source.address
-        replies = await asyncio.gather(
-            *(
-                asyncio.to_thread(
-                    ask, server.host, server.port, address.username, address.password, *command,
-                    timeout_s=self.limits.connect_timeout_s,
-                )
-                for server in ring.servers
-            )
-        )  # fmt: skip
+        replies = await asyncio.gather(*(self._ask_server(server, command) for server in ring.servers))
         return dict(zip(ring.ids, replies, strict=True))
+
+    def fetch_ring(self) -> None:
+        """Asks the coordinator for the newest ring, in the background. Not for applications."""
+        self.adapter.fetch_ring()
+
+    @property
+    def router(self) -> Router:
+        """The protocol core of an open bus. Not for applications."""
+        return (self._adapter or self.adapter).router
+
+    async def _ask_server(self, server: ServerAddress, command: Request) -> Any:
+        username, password = self.login
+        connection = Connection(
+            server.host,
+            server.port,
+            username=username,
+            password=password,
+            name="shoal-ask",
+            dial=self._runtime.dial,
+            connect_timeout_s=self.limits.connect_timeout_s,
+            answer_timeout_s=self.limits.connect_timeout_s,
+        )
+        async with connection:
+            (reply,) = await connection.ask(command)
+        return reply
 
     @property
     def ring(self) -> Ring:
@@ -355,7 +381,7 @@ class Bus:
 
     def statistics(self) -> BusStatistics:
         """What the bus has done and how it is (or was, when it was closed)."""
-        router = (self._adapter or self.adapter).router
+        router = self.router
         return BusStatistics(
             client_id=self.client_id,
             published=self.published,

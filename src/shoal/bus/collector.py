@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 COUNTED: Final = ("published", *Counters.__struct_fields__)
 
 _lock: Final = threading.Lock()
-_open: Final[set[Bus]] = set()
+_open: Final[WeakSet[Bus]] = WeakSet()
+"""A bus that was dropped without being closed does not stay because of its metrics."""
 _left: Final[Counter[str]] = Counter()
 _registered = False
 
@@ -54,7 +56,7 @@ class _Collector(Collector):
         with _lock:
             totals = Counter(_left)
             pending = 0
-            for bus in _open:
+            for bus in list(_open):
                 statistics = bus.statistics()
                 totals.update(_counts(statistics))
                 pending += statistics.pending_messages

@@ -1,7 +1,7 @@
-"""One connection to one server, from the wait before it is opened to its end.
+"""A bus's connection to one server, from the wait before it is opened to its end.
 
 Owns the delay between attempts to reach a server and the one report of the end. Knows nothing of what is
-carried: frames go to the adapter, the adapter sends.
+carried: frames go to the adapter, the adapter sends. The connection itself is in `shoal.wire.connection`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from shoal.errors import ConnectError, ProtocolError, ShoalError
 from shoal.limits import Limits
 from shoal.wire.backoff import Backoff
 from shoal.wire.commands import Command
-from shoal.wire.resp import RespLink
+from shoal.wire.connection import Connection
+from shoal.wire.dial import Dial, tcp
 
 
 class Owner(Protocol):
     """Who a connection reports to."""
 
-    def connection_opened(self, connection: Connection) -> None:
+    def connection_opened(self, connection: BusConnection) -> None:
         """It is open, authenticated and speaks RESP3."""
 
-    def connection_received(self, connection: Connection, frames: list[Any]) -> None:
+    def connection_received(self, connection: BusConnection, frames: list[Any]) -> None:
         """Frames in the order of the wire."""
 
-    def connection_gone(self, connection: Connection, error: Exception | None) -> None:
+    def connection_gone(self, connection: BusConnection, error: Exception | None) -> None:
         """It is over, or never came to be: once for each connection that was not cancelled."""
 
 
-class Connection:
+class BusConnection:
     """An attempt to reach a server, and the connection that comes of it. Used once."""
 
     def __init__(self, server: str, owner: Owner) -> None:
@@ -41,19 +42,19 @@ class Connection:
         self.open = False
         self.proved = False
         self._owner = owner
-        self._link: RespLink | None = None
+        self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, link: RespLink, delay_s: float) -> None:
+    def start(self, connection: Connection, delay_s: float) -> None:
         """Begins the attempt after a delay; the owner hears how it went."""
-        self._link = link
-        self._task = asyncio.create_task(self._run(link, delay_s), name=f"connect to {self.server}")
+        self._connection = connection
+        self._task = asyncio.create_task(self._run(connection, delay_s), name=f"connect to {self.server}")
 
-    async def _run(self, link: RespLink, delay_s: float) -> None:
+    async def _run(self, connection: Connection, delay_s: float) -> None:
         try:
             if delay_s > 0:
                 await asyncio.sleep(delay_s)
-            await link.open()
+            await connection.open()
         except (ShoalError, OSError) as error:
             self._task = None
             self._owner.connection_gone(self, error)
@@ -66,12 +67,12 @@ class Connection:
         """Sends commands; a server that reads so slowly that they do not fit is cut off, which is reported
         later.
         """
-        if self._link is None or not self.open:
+        if self._connection is None or not self.open:
             return
         try:
-            self._link.send_now(commands)
+            self._connection.send_now(commands)
         except ConnectError:
-            self._link.abort()
+            self._connection.abort()
 
     def cancel(self) -> asyncio.Task[None] | None:
         """Gives up an attempt that has not come to anything, without a report; the task, to be waited for."""
@@ -82,15 +83,15 @@ class Connection:
 
     def abort(self) -> None:
         """Ends an open connection now; the owner hears of it."""
-        if self._link is not None and self.open:
-            self._link.abort()
+        if self._connection is not None and self.open:
+            self._connection.abort()
 
     def close(self) -> None:
         """Ends an open connection when all has been sent; the owner hears of it."""
-        if self._link is not None and self.open:
-            self._link.close()
+        if self._connection is not None and self.open:
+            self._connection.close()
 
-    # Called by the link
+    # Called by the connection
 
     def received(self, frames: list[Any]) -> None:
         """Frames from the server."""
@@ -103,20 +104,21 @@ class Connection:
         self._owner.connection_gone(self, error)
 
     def can_send(self) -> None:
-        """Nothing waits here for the link: what is unconfirmed is bounded by `publish_buffer_*`."""
+        """Nothing waits here for room: what is unconfirmed is bounded by `publish_buffer_*`."""
 
 
 class Dialer:
     """Begins connections; a server that was tried before is tried again after a delay."""
 
-    def __init__(self, address: Address, name: str, limits: Limits) -> None:
+    def __init__(self, address: Address, name: str, limits: Limits, random: Random, *, dial: Dial = tcp) -> None:
         self._address = address
         self._name = name
         self._limits = limits
+        self._random = random
+        self._dial = dial
         self._backoffs: dict[str, Backoff] = {}
-        self._random = Random()
 
-    def dial(self, to: Connect, owner: Owner) -> Connection:
+    def dial(self, to: Connect, owner: Owner) -> BusConnection:
         """Begins an attempt to reach a server, as the coordinator's user."""
         limits = self._limits
         backoff = self._backoffs.get(to.server)
@@ -127,20 +129,21 @@ class Dialer:
                 reconnect_delay_s_max=limits.reconnect_delay_s_max,
                 random=self._random,
             )
-        connection = Connection(to.server, owner)
-        link = RespLink(
+        reached = BusConnection(to.server, owner)
+        connection = Connection(
             to.host,
             to.port,
             username=self._address.username,
             password=self._address.password,
             name=self._name,
-            receiver=connection,
+            receiver=reached,
+            dial=self._dial,
             connect_timeout_s=limits.connect_timeout_s,
             frame_bytes_max=limits.command_reply_bytes_max,
             read_slice_bytes=limits.read_slice_bytes,
         )
-        connection.start(link, delay_s)
-        return connection
+        reached.start(connection, delay_s)
+        return reached
 
     def reset(self, server: str) -> None:
         """The server has proved to work: the next delay is a short one."""

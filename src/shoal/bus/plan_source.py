@@ -14,12 +14,12 @@ from typing import Final
 
 from shoal.coordination.interface import Coordinator
 from shoal.coordination.link import Address, parse_address
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterNotFoundError, ConfigError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.recorded import recorded_patterns
+from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.backoff import Backoff
 
 FETCH_PAUSE_S: Final = 0.25
@@ -31,7 +31,7 @@ _log: Final = get_log(__name__)
 class PlanSource:
     """One coordinator and who we are there; the same user and password serve on the servers."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, runtime: Runtime = PRODUCTION) -> None:
         if "://" in url and not url.startswith("shoal://"):
             scheme = url.split("://", 1)[0]
             raise ConfigError(
@@ -40,6 +40,7 @@ class PlanSource:
         self.address: Address = parse_address(url, None, None)
         self._url = url
         self._timeout_s = timeout_s
+        self._runtime = runtime
 
     async def key_and_ring(self) -> tuple[bytes, bytes]:
         """The public key and the signed ring; ClusterNotFoundError if the coordinator has none."""
@@ -66,7 +67,7 @@ class PlanSource:
             return await recorded_patterns(coordinator)
 
     async def _connect(self) -> Coordinator:
-        return await RedisCoordinator.connect(self._url, timeout_s=self._timeout_s)
+        return await self._runtime.coordinator(self._url, self._timeout_s)
 
 
 class RingFetcher:
@@ -74,10 +75,11 @@ class RingFetcher:
     answered.
     """
 
-    def __init__(self, source: PlanSource, taker: Callable[[bytes], None], limits: Limits) -> None:
+    def __init__(self, source: PlanSource, taker: Callable[[bytes], None], limits: Limits, random: Random) -> None:
         self._source = source
         self._taker = taker
         self._limits = limits
+        self._random = random
         self._wanted = False
         self._task: asyncio.Task[None] | None = None
 
@@ -97,7 +99,7 @@ class RingFetcher:
         backoff = Backoff(
             reconnect_delay_s_min=FETCH_PAUSE_S,
             reconnect_delay_s_max=max(FETCH_PAUSE_S, self._limits.reconnect_delay_s_max),
-            random=Random(),
+            random=self._random,
         )
         try:
             while self._wanted:

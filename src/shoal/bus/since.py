@@ -23,7 +23,7 @@ from shoal.wire.glob import glob_match
 
 if TYPE_CHECKING:
     from shoal.bus.client import Bus
-    from shoal.history.reading import ChannelHistory
+    from shoal.history.channel_history import ChannelHistory
 
 REACH_S_MAX: Final = 3.0
 """How long records may take to reach the first live messages. Then their publishers are asked for what is between."""
@@ -36,8 +36,8 @@ _log: Final = get_log(__name__)
 async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: Filter | None) -> Iterator[Item]:
     """The history of a subscription that is in force, up to where its live messages begin. From now on the
     subscription hands over what comes after it."""
-    from shoal.history.reading import ChannelHistory
-    from shoal.history.servers import Login
+    from shoal.history.channel_history import ChannelHistory
+    from shoal.history.server_reader import Login
     from shoal.history.table import matching, to_items
 
     loop = asyncio.get_running_loop()

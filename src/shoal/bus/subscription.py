@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from itertools import islice
-from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -107,6 +106,11 @@ class Subscription:
     ) -> None:
         await self.aclose()
 
+    @property
+    def core(self) -> CoreSubscription | None:
+        """The router's side of it, once it is in force. Not for applications."""
+        return self._core
+
     # Reading
 
     def __aiter__(self) -> Self:
@@ -200,9 +204,10 @@ class Subscription:
 
     async def _pause(self) -> None:
         """Lets other tasks run now and then: taking what is there never suspends, so they could starve."""
-        if monotonic() > self._burst_until:
+        clock = self._bus.clock
+        if clock() > self._burst_until:
             await asyncio.sleep(0)
-            self._burst_until = monotonic() + BURST_S_MAX
+            self._burst_until = clock() + BURST_S_MAX
 
     async def _wait(self) -> None:
         if self._bus_closed:
@@ -217,7 +222,7 @@ class Subscription:
             await self._waiter
         finally:
             self._waiter = None
-        self._burst_until = monotonic() + BURST_S_MAX
+        self._burst_until = self._bus.clock() + BURST_S_MAX
 
     def _not_open(self) -> SubscribeError:
         return SubscribeError(

@@ -22,23 +22,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import secrets
 import signal
 import threading
-from collections.abc import Callable, Coroutine
-from random import Random
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from shoal.channels.agent_connection import AgentConnection
 from shoal.channels.forward_links import ForwardLinks
-from shoal.channels.observing import ObservingLink
 from shoal.channels.peers import PEER_PATTERN, Peers
 from shoal.channels.report_writer import write_reports
+from shoal.channels.rules import ALL_RULES, Rules
 from shoal.channels.tenure import Tenure
 from shoal.coordination.interface import Change, Coordinator, Versioned
 from shoal.coordination.link import parse_address
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ConnectError, CoordinatorError, CoordinatorUnavailableError, PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.logs import get_log
@@ -47,10 +45,12 @@ from shoal.plan.book import PlanBook
 from shoal.plan.moving import Report
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Verifier
+from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.backoff import Backoff
 from shoal.wire.control import Word
 
 if TYPE_CHECKING:
+    from shoal.channels.agent_core import AgentCore
     from shoal.channels.agent_metrics import AgentMetrics
     from shoal.channels.serving import Serving
 
@@ -78,16 +78,17 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Agent:
-    """The agent of one server, from start to SIGTERM."""
+    """The agent of one server: the shell around its core. `run_agent` is the process around it."""
 
-    def __init__(self, options: AgentOptions) -> None:
+    def __init__(self, options: AgentOptions, runtime: Runtime = PRODUCTION, rules: Rules = ALL_RULES) -> None:
         self._address = options.address
         self._options = options
         self._limits = options.limits
+        self._runtime = runtime
+        self._rules = rules
         self._login = parse_address(options.url, None, None)
-        self._instance = secrets.randbits(64)
-        self._random = Random()
-        self._loop = asyncio.get_running_loop()
+        self._random = runtime.random
+        self._instance = self._random.getrandbits(64)
         self._serving: Serving | None = None
         self._forward_links: ForwardLinks | None = None
         self._metrics: AgentMetrics | None = None
@@ -99,24 +100,26 @@ class Agent:
             self._limits,
             self._word_heard,
             self._random,
+            dial=runtime.dial,
         )
-        self._key: asyncio.Future[bytes] = self._loop.create_future()
         self._plan: dict[str, bytes] = {}
         self._plan_moved = False
         self._granted_at: float | None = None
         self._opened_at: float | None = None
 
-    async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT, then leaves in good order."""
-        ended = asyncio.Event()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(signum, ended.set)
-        await _first_of(self._work(), ended.wait())
-        _log.info("ends", server=self._address.id)
+    @property
+    def core(self) -> AgentCore | None:
+        """The core, once the agent has read the plan and reached its server."""
+        return self._serving.core if self._serving is not None else None
 
-    async def _work(self) -> None:
-        loaded = _in_thread(_load)
+    async def work(self, load: Callable[[], Awaitable[None]]) -> None:
+        """Serves until it is cancelled, then leaves in good order. `load` loads the modules that take long; what needs
+        them waits for it."""
+        self._loop = asyncio.get_running_loop()
+        self._key: asyncio.Future[bytes] = self._loop.create_future()
+        loaded = asyncio.ensure_future(load())
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(loaded.cancel)
             if self._options.metrics_port:
                 self._start_metrics(stack)
             coordinator = await self._reach_coordinator()
@@ -152,7 +155,7 @@ class Agent:
         complained = False
         while True:
             try:
-                return await RedisCoordinator.connect(self._options.url, timeout_s=self._limits.server_lease_s / 3)
+                return await self._runtime.coordinator(self._options.url, self._limits.server_lease_s / 3)
             except CoordinatorUnavailableError as error:
                 if not complained:
                     _log.warning("waits for the coordinator", why=str(error))
@@ -171,6 +174,8 @@ class Agent:
 
     def _plan_changed(self, change: Change) -> None:
         value = change.now.value if change.now is not None else None
+        if value is None and not self._rules.deletions:
+            return
         if change.key == keys.PUBLIC_KEY and value is not None:
             self._key_found(value)
         elif self._serving is not None:
@@ -272,39 +277,40 @@ class Agent:
         """Keeps a connection to the server and hands it to the core."""
         backoff = self._backoff()
         while True:
-            link, run_id = await self._open(backoff)
+            connection, run_id = await self._open(backoff)
             self._opened_at = self._loop.time()
             tenure.hurry()
             try:
                 if self._serving is None:
                     await loaded
                     self._serving = self._make_serving(await self._key)
-                if not link.ended.is_set():
+                if not connection.ended.is_set():
                     self._loop.call_soon(tenure.hurry)
-                    await self._serving.serve(link, run_id)
+                    await self._serving.serve(connection, run_id)
                     backoff.reset()
             finally:
                 self._opened_at = None
-                link.abort()
-            _log.warning("lost the server", server=self._address.id, why=str(link.error))
+                connection.abort()
+            _log.warning("lost the server", server=self._address.id, why=str(connection.error))
             await asyncio.sleep(backoff.next_delay_s())
 
-    async def _open(self, backoff: Backoff) -> tuple[ObservingLink, str]:
+    async def _open(self, backoff: Backoff) -> tuple[AgentConnection, str]:
         """A connection and the server's run id. Before the first core, a reason that lasts ends the
         process."""
         address = self._address
         complained = False
         while True:
-            link = ObservingLink(
+            connection = AgentConnection(
                 address.host,
                 address.port,
                 username=self._login.username,
                 password=self._login.password,
                 name=f"shoal-agent-{address.id}",
                 connect_timeout_s=self._limits.connect_timeout_s,
+                dial=self._runtime.dial,
             )
             try:
-                return link, (await link.open()).run_id
+                return connection, await connection.open()
             except (ConnectError, ProtocolError) as error:
                 if type(error) is not ConnectError and self._serving is None:
                     raise
@@ -321,8 +327,8 @@ class Agent:
         from shoal.channels.serving import Serving
         from shoal.channels.tables import TableLimits
 
-        scanner = Scanner(self._limits.command_reply_bytes_max, TableLimits(hash_seed=secrets.randbits(64)))
-        core = AgentCore(self._address.id, self._instance, scanner, PlanBook(Verifier(key)), self._limits)
+        scanner = Scanner(self._limits.command_reply_bytes_max, TableLimits(hash_seed=self._random.getrandbits(64)))
+        core = AgentCore(self._address.id, self._instance, scanner, PlanBook(Verifier(key)), self._limits, self._rules)
         if self._granted_at is not None:
             core.lease.granted(self._granted_at)
         monitor = Monitor(
@@ -335,9 +341,9 @@ class Agent:
             self._metrics.watch(core, monitor, self._loop.time)
         login = self._login
         self._forward_links = ForwardLinks(
-            self._address.id, login.username, login.password, self._limits, core, self._random
+            self._address.id, login.username, login.password, self._limits, core, self._random, dial=self._runtime.dial
         )
-        serving = Serving(core, monitor, self._limits, self._forward_links.flush)
+        serving = Serving(core, monitor, self._limits, self._forward_links.flush, self._runtime.wall)
         for name, value in self._plan.items():
             self._plan_to_core(serving, name, value)
         self._plan.clear()
@@ -352,19 +358,24 @@ class Agent:
 
 
 def run_agent(options: AgentOptions) -> None:
-    """Runs an agent on uvloop until it is asked to end."""
+    """Runs an agent on uvloop until SIGTERM or SIGINT."""
     import uvloop
 
     async def main() -> None:
-        await Agent(options).run()
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, ended.set)
+        await _first_of(Agent(options).work(_load_in_thread), ended.wait())
+        _log.info("ends", server=options.address.id)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
 
 
 def _load() -> None:
-    """What takes long: the compiled loops and Arrow. It stays for ever, so no later collection looks at it: that took
-    100 ms, in which the agent helped nobody."""
+    """Loads the compiled loops and Arrow. They stay for ever, so no later garbage collection looks at them: that took
+    100 ms, in which the agent served no client."""
     from shoal.channels import analyzer, serving  # noqa: F401
 
     analyzer.warm_up()
@@ -372,8 +383,8 @@ def _load() -> None:
     gc.freeze()
 
 
-def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
-    """Runs a function in a thread that does not keep the process from ending."""
+async def _load_in_thread() -> None:
+    """Does so in a thread that does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -388,14 +399,14 @@ def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
     def work() -> None:
         failure: BaseException | None = None
         try:
-            function()
+            _load()
         except BaseException as error:
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, failure)
 
     threading.Thread(target=work, name="load", daemon=True).start()
-    return done
+    await done
 
 
 async def _first_of(*works: Coroutine[Any, Any, object]) -> None:

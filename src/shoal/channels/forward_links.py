@@ -21,7 +21,8 @@ from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.wire.backoff import Backoff
-from shoal.wire.resp import RespLink
+from shoal.wire.connection import Connection
+from shoal.wire.dial import Dial, tcp
 
 REPLY_BYTES_MAX: Final = 1 << 20
 
@@ -78,7 +79,15 @@ class ForwardLinks:
     """Keeps the connections and sends what the core wants to publish elsewhere."""
 
     def __init__(
-        self, own: str, username: str | None, password: str | None, limits: Limits, core: ForwardingCore, random: Random
+        self,
+        own: str,
+        username: str | None,
+        password: str | None,
+        limits: Limits,
+        core: ForwardingCore,
+        random: Random,
+        *,
+        dial: Dial = tcp,
     ) -> None:
         self._own = own
         self._username = username
@@ -86,9 +95,10 @@ class ForwardLinks:
         self._limits = limits
         self._core = core
         self._random = random
+        self._dial = dial
         self._loop = asyncio.get_running_loop()
         self._tasks = ServerTasks(self._keep, "forwards to")
-        self._links: dict[str, tuple[RespLink, _Replies]] = {}
+        self._connections: dict[str, tuple[Connection, _Replies]] = {}
 
     def follow(self, ring: Ring) -> None:
         """Connects to the servers of this ring, and to no others."""
@@ -101,9 +111,9 @@ class ForwardLinks:
     def flush(self) -> None:
         """Sends what the core wants to publish on other servers."""
         for server, commands in self._core.take_forwards().items():
-            link, replies = self._links[server]
+            connection, replies = self._connections[server]
             with contextlib.suppress(ConnectError):  # it is gone, which its task will tell
-                link.send(commands)
+                connection.send(commands)
                 replies.awaited += len(commands)
 
     async def _keep(self, address: ServerAddress) -> None:
@@ -115,29 +125,30 @@ class ForwardLinks:
         )
         while True:
             replies = _Replies(address.id, lambda count: self._confirmed(address.id, count))
-            link = RespLink(
+            connection = Connection(
                 address.host,
                 address.port,
                 username=self._username,
                 password=self._password,
                 name=f"shoal-forward-{self._own}",
                 receiver=replies,
+                dial=self._dial,
                 connect_timeout_s=limits.connect_timeout_s,
                 frame_bytes_max=REPLY_BYTES_MAX,
             )
             try:
-                await link.open()
+                await connection.open()
                 backoff.reset()
-                await self._use(address.id, link, replies)
+                await self._use(address.id, connection, replies)
             except (ConnectError, ProtocolError) as error:
                 _log.debug("cannot forward to a server", server=address.id, why=str(error))
             finally:
-                link.abort()
+                connection.abort()
             await asyncio.sleep(backoff.next_delay_s())
 
-    async def _use(self, server: str, link: RespLink, replies: _Replies) -> None:
+    async def _use(self, server: str, connection: Connection, replies: _Replies) -> None:
         """Returns when the connection is gone, or when the server owes replies and is silent."""
-        self._links[server] = link, replies
+        self._connections[server] = connection, replies
         self._core.forward_opened(server, self._loop.time())
         self.flush()
         try:
@@ -145,15 +156,16 @@ class ForwardLinks:
                 replies.news.clear()
                 owed = replies.awaited > 0
                 try:
-                    await asyncio.wait_for(replies.news.wait(), self._limits.connect_timeout_s)
+                    async with asyncio.timeout(self._limits.connect_timeout_s):
+                        await replies.news.wait()
                 except TimeoutError:
                     if owed:
                         return
         finally:
-            del self._links[server]
+            del self._connections[server]
             self._core.forward_lost(server, self._loop.time())
 
     def _confirmed(self, server: str, count: int) -> None:
-        if server in self._links:
+        if server in self._connections:
             self._core.forward_confirmed(server, count, self._loop.time())
             self.flush()

@@ -22,8 +22,9 @@ from shoal.logs import get_log
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.wire import control
 from shoal.wire.backoff import Backoff
+from shoal.wire.connection import Connection
+from shoal.wire.dial import Dial, tcp
 from shoal.wire.envelope import WORD_CHANNEL
-from shoal.wire.resp import RespLink
 
 PEER_PATTERN: Final = WORD_CHANNEL[:-1] + b"[" + WORD_CHANNEL[-1:] + b"]"
 WORD_BYTES_MAX: Final = 1 << 20
@@ -74,6 +75,8 @@ class Peers:
         limits: Limits,
         heard: Callable[[control.Word], None],
         random: Random,
+        *,
+        dial: Dial = tcp,
     ) -> None:
         self._own = own
         self._username = username
@@ -81,6 +84,7 @@ class Peers:
         self._limits = limits
         self._heard = heard
         self._random = random
+        self._dial = dial
         self._tasks = ServerTasks(self._listen, "words of")
 
     def follow(self, ring: Ring) -> None:
@@ -100,25 +104,26 @@ class Peers:
         )
         while True:
             ear = _Ear(address.id, self._heard)
-            link = RespLink(
+            connection = Connection(
                 address.host,
                 address.port,
                 username=self._username,
                 password=self._password,
                 name=f"shoal-peer-{self._own}",
                 receiver=ear,
+                dial=self._dial,
                 connect_timeout_s=limits.connect_timeout_s,
                 frame_bytes_max=WORD_BYTES_MAX,
             )
             try:
-                await link.open()
+                await connection.open()
                 backoff.reset()
-                link.send([(b"PSUBSCRIBE", PEER_PATTERN)])
+                connection.send([(b"PSUBSCRIBE", PEER_PATTERN)])
                 await self._until_lost(ear)
             except (ConnectError, ProtocolError) as error:
                 _log.debug("cannot hear a server", server=address.id, why=str(error))
             finally:
-                link.abort()
+                connection.abort()
             await asyncio.sleep(backoff.next_delay_s())
 
     async def _until_lost(self, ear: _Ear) -> None:
@@ -126,4 +131,5 @@ class Peers:
         with contextlib.suppress(TimeoutError):
             while not ear.ended:
                 ear.news.clear()
-                await asyncio.wait_for(ear.news.wait(), SILENT_WORDS_MAX * self._limits.word_interval_s)
+                async with asyncio.timeout(SILENT_WORDS_MAX * self._limits.word_interval_s):
+                    await ear.news.wait()

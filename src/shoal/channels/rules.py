@@ -64,6 +64,14 @@ class Rules(msgspec.Struct, frozen=True):
     """A proposal is applied once, also if nothing but the number of servers tells that it was."""
     settle: bool = True
     """It is remembered when plans were made and channels placed, so that a policy leaves them alone for a while."""
+    deletions: bool = True
+    """An agent forgets what is deleted from the plan: a channel whose mark is gone is not recorded any more."""
+    fresh_load: bool = True
+    """A balancer that begins to lead forgets the load that it measured when it led before."""
+    guest: bool = True
+    """A server that the balancer adds is marked as a guest before it joins, so that no channel moves with the ring."""
+    state_first: bool = True
+    """The balancer's state names a plan before the first of its moves is asked for."""
 
 
 ALL_RULES = Rules()

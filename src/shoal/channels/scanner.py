@@ -102,6 +102,9 @@ class Scanner:
         self._buffer = np.zeros(FIRST_BUFFER_BYTES + PADDING_BYTES, np.uint8)
         self._view = self._buffer.data
         self._first_second: int | None = None
+        self._end = 0
+        self._used_up = True
+        """Whether everything that was fed has been scanned: then there is no need to call the kernel."""
         self._fault: str | None = None
 
     def feed(self, data: bytes, second: int) -> None:
@@ -116,7 +119,8 @@ class Scanner:
         self._make_room(at, rest, len(data))
         self._view[rest : rest + len(data)] = data
         cursor["at"] = 0
-        cursor["end"] = rest + len(data)
+        cursor["end"] = self._end = rest + len(data)
+        self._used_up = False
         cursor["walk_at"] -= at
 
     def _make_room(self, at: int, rest: int, more: int) -> None:
@@ -138,6 +142,8 @@ class Scanner:
         """
         if self._fault is not None:
             raise ProtocolError(self._fault)
+        if self._used_up:
+            return None
         while True:
             status = scan_kernel.scan_frames(self._buffer, self._cursors, self._tables)
             if status == scan_kernel.USED_UP:
@@ -166,11 +172,13 @@ class Scanner:
         if value is _NOTHING or reader.has_data():
             raise self._broken("a frame does not end where its lengths say")
         cursor["at"] = frame_end
+        self._used_up = frame_end == self._end
         return Frame(value, isinstance(value, hiredis.PushNotification))
 
     def _take_watched(self) -> Frame:
         _, _, frame_end, name_at, name_end, payload_at, *_ = self._cursors.item()
         self._cursors["at"] = frame_end
+        self._used_up = frame_end == self._end
         name, payload = bytes(self._view[name_at:name_end]), bytes(self._view[payload_at : frame_end - 2])
         return Frame(hiredis.PushNotification([b"pmessage", b"*", name, payload]), True)
 
@@ -181,6 +189,7 @@ class Scanner:
     def reset(self) -> None:
         """Forgets the bytes of a connection that is gone. The tables stay."""
         self._fault = None
+        self._end, self._used_up = 0, True
         for name in ("at", "end", "walk_at", "walk_left"):
             self._cursors[name] = 0
 

@@ -22,10 +22,10 @@ class ServerTasks:
 
     def follow(self, servers: Iterable[ServerAddress]) -> None:
         """Works for these servers from now on, and for no others."""
-        wanted = {*servers}
-        for server in self._tasks.keys() - wanted:
+        wanted = dict.fromkeys(servers)
+        for server in [server for server in self._tasks if server not in wanted]:
             self._tasks.pop(server).cancel()
-        for server in wanted - self._tasks.keys():
+        for server in [server for server in wanted if server not in self._tasks]:
             self._tasks[server] = asyncio.create_task(self._work(server), name=f"{self._name} {server.id}")
 
     async def close(self) -> None:

@@ -100,7 +100,8 @@ class Tenure:
             else:
                 self._verdicts.answered()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._interval_s)
+                async with asyncio.timeout(self._interval_s):
+                    await self._wake.wait()
 
     async def leave(self) -> None:
         """Gives up lease and membership, so that nobody has to wait for their end."""

@@ -80,7 +80,7 @@ def _add_channels(parser: argparse._ArgumentGroup) -> None:
 
 
 def _add_plan(parser: argparse._ArgumentGroup) -> None:
-    defaults = plan.Options()
+    defaults = plan.PlanOptions()
     parser.add_argument(
         "--channels",
         type=positive_int,
@@ -119,10 +119,10 @@ def _measure_channels(args: argparse.Namespace) -> Facts:
 
 
 def _measure_plan(args: argparse.Namespace) -> Facts:
-    options = plan.Options(
+    options = plan.PlanOptions(
         channels=args.channels,
         servers=args.servers,
-        rounds=args.rounds or plan.Options().rounds,
+        rounds=args.rounds or plan.PlanOptions().rounds,
         seed=args.seed,
     )
     return plan.measure(options, note)

@@ -46,8 +46,8 @@ def measure_match(args: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
     from shoal.bench import match, match_churn
 
-    defaults = match.Options()
-    options = match.Options(
+    defaults = match.MatchOptions()
+    options = match.MatchOptions(
         workload=args.workload,
         subscriptions=args.subscriptions or SUBSCRIPTIONS["match"],
         rounds=args.rounds or defaults.rounds,
@@ -60,10 +60,11 @@ def measure_match(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_quotes(args: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
-    from shoal.bench import quotes
+    from shoal.bench import match_quotes
 
     subscriptions = args.subscriptions or SUBSCRIPTIONS["quotes"]
-    return quotes.measure(quotes.Options(subscriptions=subscriptions, quotes=args.quotes, seed=args.seed), note)
+    options = match_quotes.QuotesOptions(subscriptions=subscriptions, quotes=args.quotes, seed=args.seed)
+    return match_quotes.measure(options, note)
 
 
 _COLUMNS: Final = {

@@ -39,13 +39,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
     from shoal.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
 
-    defaults = pipeline.Options()
-    options = pipeline.Options(
+    defaults = pipeline.PipelineOptions()
+    options = pipeline.PipelineOptions(
         parts=tuple(args.only or PARTS),
         rounds=args.rounds or defaults.rounds,
-        load=pipeline_load.Options(live_s=args.live_seconds or defaults.load.live_s),
-        archive=pipeline_archive.Options(messages=args.messages or defaults.archive.messages),
-        match=pipeline_match.Options(
+        load=pipeline_load.LoadOptions(live_s=args.live_seconds or defaults.load.live_s),
+        archive=pipeline_archive.ArchiveOptions(messages=args.messages or defaults.archive.messages),
+        match=pipeline_match.BulkMatchOptions(
             events=args.events or defaults.match.events, filters=args.filters or defaults.match.filters
         ),
     )

@@ -133,8 +133,8 @@ def _balancer_flags(args: argparse.Namespace, servers: int) -> list[str]:
 def _checked_windows(args: argparse.Namespace) -> str:
     """Who folds load windows, if that can be."""
     if args.windows == "spark":
-        from shoal.pipeline.java import find_java
         from shoal.pipeline.session import import_spark
+        from shoal.pipeline.spark.java import find_java
 
         if not args.balancers:
             raise ConfigError("--windows is spark, and nobody balances", do="give --balancers 1 or more")

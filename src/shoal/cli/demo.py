@@ -18,8 +18,8 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.balance.window_source import Way
+    from shoal.demo.frames import DemoFrame
     from shoal.demo.run import Summary
-    from shoal.demo.sampling import Frame
 
 SECONDS: Final = 60.0
 PLAYERS: Final = 200
@@ -67,12 +67,12 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if nothing was lost, doubled or reordered."""
     _check(args)
-    from shoal.demo.run import Options, run_demo
+    from shoal.demo.run import DemoOptions, run_demo
     from shoal.demo.view import summary_table
 
     if args.setting_sources["log_level"] == "default":  # the events tell what warnings would
         logs.configure(level="error", format=args.settings.log_format)
-    options = Options(
+    options = DemoOptions(
         seconds=args.seconds,
         players=args.players,
         servers=args.servers,
@@ -96,8 +96,8 @@ def _windows(args: argparse.Namespace) -> Way:
     """Who folds load windows. Spark that was asked for must be there; else it is used if it is."""
     from shoal.balance.window_source import Way
     from shoal.errors import PipelineError
-    from shoal.pipeline.java import find_java
     from shoal.pipeline.session import import_spark
+    from shoal.pipeline.spark.java import find_java
 
     if args.windows == "in-process" or (args.windows is None and args.seconds < SPARK_SECONDS_MIN):
         return Way.IN_PROCESS
@@ -154,13 +154,13 @@ def facts(summary: Summary) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _headless() -> Iterator[Callable[[Frame], None]]:
+def _headless() -> Iterator[Callable[[DemoFrame], None]]:
     """Events as they come and a line a second, on standard error."""
     from shoal.demo.view import event_line, line
 
     told = seconds = 0
 
-    def show(frame: Frame) -> None:
+    def show(frame: DemoFrame) -> None:
         nonlocal told, seconds
         for event in frame.events[told:]:
             note(event_line(event))
@@ -173,7 +173,7 @@ def _headless() -> Iterator[Callable[[Frame], None]]:
 
 
 @contextlib.contextmanager
-def _live(args: argparse.Namespace) -> Iterator[Callable[[Frame], None]]:
+def _live(args: argparse.Namespace) -> Iterator[Callable[[DemoFrame], None]]:
     """The live view; it begins with the first frame and what it showed last stays."""
     import time
 
@@ -185,7 +185,7 @@ def _live(args: argparse.Namespace) -> Iterator[Callable[[Frame], None]]:
     with contextlib.ExitStack() as stack:
         live: Live | None = None
 
-        def show(frame: Frame) -> None:
+        def show(frame: DemoFrame) -> None:
             nonlocal live, shown_at
             if live is None:
                 live = Live(console=console(args), auto_refresh=False, vertical_overflow="crop")

@@ -11,15 +11,15 @@ from pathlib import Path
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, console, note, result
 from shoal.errors import ConfigError
-from shoal.experiments import SEEDS, Options, experiments, modes
-from shoal.experiments.result import Result
+from shoal.experiments import MODES, SEEDS, ExperimentOptions, experiments
+from shoal.experiments.result import ExperimentResult
 
 OUT = Path("experiments-out")
 
 
 def register(subparsers: Subparsers) -> None:
     """Add the command."""
-    names = sorted({name for mode in modes() for name in experiments(mode)})
+    names = sorted({name for mode in MODES for name in experiments(mode)})
     parser = add_command(
         subparsers,
         "experiment",
@@ -32,9 +32,9 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument(
         "--mode",
-        choices=modes(),
+        choices=MODES,
         help="sim: in the flow simulator, at the paper's scale; real: with real servers, scaled to this machine "
-        f"(default: {modes()[0]}, if it runs there)",
+        f"(default: {MODES[0]}, if it runs there)",
     )
     parser.add_argument(
         "--seeds", type=positive_int, default=SEEDS, metavar="N", help="how many seeds (default %(default)s)"
@@ -53,12 +53,12 @@ def register(subparsers: Subparsers) -> None:
 
 def run_experiment(args: argparse.Namespace) -> int:
     """Run it, write its files, and show what came out."""
-    mode = args.mode or next(mode for mode in modes() if args.name in experiments(mode))
+    mode = args.mode or next(mode for mode in MODES if args.name in experiments(mode))
     table = experiments(mode)
     if args.name not in table:
         raise ConfigError(f"{args.name} does not run in mode {mode}", do=f"choose of {', '.join(table)}")
-    found = table[args.name](Options(seeds=args.seeds, latencies=args.latencies, note=note))
-    out: Path = args.out or OUT / (args.name if mode == modes()[0] else f"{args.name}-{mode}")
+    found = table[args.name](ExperimentOptions(seeds=args.seeds, latencies=args.latencies, note=note))
+    out: Path = args.out or OUT / (args.name if mode == MODES[0] else f"{args.name}-{mode}")
     for path in _write(found, out):
         note(f"wrote {path}")
     if not args.json:
@@ -70,7 +70,7 @@ def run_experiment(args: argparse.Namespace) -> int:
     return 0 if found.holds else 1
 
 
-def _write(found: Result, out: Path) -> list[Path]:
+def _write(found: ExperimentResult, out: Path) -> list[Path]:
     import json
 
     from shoal.experiments.figures import draw
@@ -81,7 +81,7 @@ def _write(found: Result, out: Path) -> list[Path]:
     return [*paths, path]
 
 
-def _show(args: argparse.Namespace, found: Result) -> None:
+def _show(args: argparse.Namespace, found: ExperimentResult) -> None:
     from rich.table import Table
 
     screen = console(args)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.bus.plan_source import PlanSource
-    from shoal.history.reading import ChannelHistory
+    from shoal.history.channel_history import ChannelHistory
 
 LAG_S: Final = 0.2
 """How long agents may take to write down what they hear: records are read once more after it."""
@@ -107,8 +107,8 @@ def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> tup
     """The history of a channel of the cluster that a command means, and which channels are recorded there."""
     from shoal.bus.plan_source import PlanSource
     from shoal.cli.channels import cluster_url
-    from shoal.history.reading import ChannelHistory
-    from shoal.history.servers import Login
+    from shoal.history.channel_history import ChannelHistory
+    from shoal.history.server_reader import Login
     from shoal.plan.signing import Verifier
 
     source = PlanSource(cluster_url(args.url, args.settings), args.settings.limits.connect_timeout_s)

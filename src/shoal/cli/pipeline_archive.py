@@ -19,10 +19,10 @@ from shoal.errors import ConfigError, ShoalError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.history.records import Position
-    from shoal.history.servers import Login
-    from shoal.pipeline.archive.job import ArchiveJob, Progress, Runner
-    from shoal.pipeline.archive.planning import Record
+    from shoal.history.record_reader import RecordPosition
+    from shoal.history.server_reader import Login
+    from shoal.pipeline.archive.batch_plan import RecordKey
+    from shoal.pipeline.archive.job import ArchiveJob, BatchResult, Runner
     from shoal.plan.ring import ServerAddress
 
 INTERVAL_S: Final = 10.0
@@ -97,7 +97,7 @@ class _Done:
         self.batches = self.rows = self.files = self.compacted = 0
         self.seconds = 0.0
 
-    def count(self, progress: Progress) -> None:
+    def count(self, progress: BatchResult) -> None:
         """A batch was done."""
         self.batches += 1
         self.rows += progress.rows
@@ -106,7 +106,7 @@ class _Done:
 
 
 def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Namespace, done: _Done) -> None:
-    from shoal.pipeline.archive.telling import tell_archived
+    from shoal.pipeline.archive.archived_mark import mark_archived
 
     ended, refusing = threading.Event(), set[str]()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +115,7 @@ def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Nam
         _archive(job, runner, cluster, ended, done, once=args.once)
         for server, why in job.unreachable.items():
             note(f"server {server} cannot be asked; what it recorded is archived when it can: {why}")
-        tell_archived(cluster.servers(), cluster.login, job.manifest, refusing)
+        mark_archived(cluster.servers(), cluster.login, job.manifest, refusing)
         done.compacted += job.compact(runner, 2) if args.compact else job.compact(runner)
         if args.once:
             return
@@ -127,7 +127,7 @@ def _archive(
 ) -> None:
     """Batch after batch until nothing is left, or with `once` nothing of what there was at the beginning, so that a
     busy channel cannot keep it for ever. A batch that could read nothing is tried again later."""
-    goal: Mapping[Record, Position] | None = None
+    goal: Mapping[RecordKey, RecordPosition] | None = None
     while not ended.is_set() and (progress := job.batch(cluster.servers(), runner)) is not None:
         done.count(progress)
         total = progress.entries + progress.behind
@@ -157,7 +157,7 @@ class _Cluster:
     @property
     def login(self) -> Login:
         """Who the job is at the servers."""
-        from shoal.history.servers import Login
+        from shoal.history.server_reader import Login
 
         return Login(self._source.address.username, self._source.address.password)
 

@@ -50,13 +50,13 @@ def run_forecast(args: argparse.Namespace) -> int:
 
     from shoal.cli.pipeline_what_if import generate
     from shoal.pipeline import forecast
-    from shoal.pipeline.folders import make_folder
-    from shoal.pipeline.kept_windows import read_manifest, read_windows
+    from shoal.pipeline.job_folders import make_folder
+    from shoal.pipeline.kept_windows import read_windows, read_windows_manifest
 
     if args.out is not None:
         make_folder(args.out)
     generate(args)
-    day_s = read_manifest(args.windows).day_s
+    day_s = read_windows_manifest(args.windows).day_s
     loads = forecast.loads_of(read_windows(args.windows))
     table = forecast.forecasts(loads, day_s)
     tests = forecast.backtest(loads, day_s)

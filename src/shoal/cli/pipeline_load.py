@@ -1,6 +1,6 @@
 """`shoal pipeline load`: load windows on Spark, of what is there now, or as it comes.
 
-Owns the command's flags and words. What is done is in `shoal.pipeline.load` and `shoal.pipeline.feeding`.
+Owns the command's flags and words. What is done is in `shoal.pipeline.load_job` and `shoal.pipeline.load_service`.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _source(args: argparse.Namespace, starting: str) -> dict[str, str]:
 
 
 def _run_once(args: argparse.Namespace) -> int:
-    from shoal.pipeline.folders import locked
-    from shoal.pipeline.load import LoadJob, run_once
+    from shoal.pipeline.job_folders import locked
+    from shoal.pipeline.load_job import LoadJob, run_once
     from shoal.pipeline.session import running
 
     options = session_options(args, "shoal load")
@@ -126,7 +126,7 @@ def _text(facts: dict[str, Any]) -> str:
 
 
 def _follow(args: argparse.Namespace) -> int:
-    from shoal.pipeline.feeding import follow
+    from shoal.pipeline.load_service import follow
 
     options = session_options(args, "shoal load")
     directory = Path(args.checkpoint) if args.checkpoint else args.settings.state_path / "pipeline" / "load"

@@ -17,7 +17,7 @@ from shoal.cli.pipeline import add_spark_flags, session_options
 
 if TYPE_CHECKING:
     from shoal.pipeline.filter_sets import FilterSet
-    from shoal.pipeline.matching_job import Outcome
+    from shoal.pipeline.matching_job import MatchResult
 
 
 def add(jobs: Subparsers) -> None:
@@ -58,8 +58,8 @@ def run_match(args: argparse.Namespace) -> int:
     if args.in_process:
         found = matching_job.match_in_process(filters, args.archive, args.output, args.out)
     else:
-        from shoal.pipeline.progress import shown
         from shoal.pipeline.session import running
+        from shoal.pipeline.spark.progress import shown
 
         options = session_options(args, "shoal match")
         note("starting Spark")
@@ -82,7 +82,7 @@ def filter_set(args: argparse.Namespace) -> FilterSet:
     return made
 
 
-def _text(found: Outcome) -> str:
+def _text(found: MatchResult) -> str:
     lines = [
         f"{found.matches} matches of {found.matching_filters} of {found.filters} filters in {found.events} events, "
         f"{found.seconds:.1f} s",

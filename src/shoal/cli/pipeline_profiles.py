@@ -52,18 +52,20 @@ def run_profiles(args: argparse.Namespace) -> int:
     from shoal.errors import ConfigError
     from shoal.pipeline import profiles_job
     from shoal.pipeline.filter_sets import read_filters
-    from shoal.pipeline.folders import make_folder
+    from shoal.pipeline.job_folders import make_folder
 
     if args.sample < 1 or not 0 <= args.overlap_min <= 1:
         raise ConfigError("--sample or --overlap-min cannot be", do="give a number above 0, and one from 0 to 1")
-    options = profiles_job.Options(samples=args.sample, seed=args.seed, rate=args.rate, overlap_min=args.overlap_min)
+    options = profiles_job.ProfileOptions(
+        samples=args.sample, seed=args.seed, rate=args.rate, overlap_min=args.overlap_min
+    )
     make_folder(args.out)
     filters, ids = filter_set(args), read_filters(args.filters)
     if args.in_process:
         found = profiles_job.run(filters, ids, args.archive, options, args.out)
     else:
-        from shoal.pipeline.progress import shown
         from shoal.pipeline.session import running
+        from shoal.pipeline.spark.progress import shown
 
         spark_options = session_options(args, "shoal profiles")
         note("starting Spark")

@@ -68,7 +68,7 @@ def run_what_if(args: argparse.Namespace) -> int:
     import pyarrow.parquet as pq
 
     from shoal.pipeline import what_if, what_if_job
-    from shoal.pipeline.folders import make_folder
+    from shoal.pipeline.job_folders import make_folder
 
     cases = what_if.read_grid(None if args.grid == "default" else Path(args.grid))
     generate(args)
@@ -106,11 +106,11 @@ def generate(args: argparse.Namespace) -> None:
     if (args.windows / MANIFEST).exists():
         note(f"{args.windows} has windows already; none are made")
         return
-    from shoal.pipeline import made_windows
+    from shoal.pipeline import generated_windows
 
     days, seed = int(match[1]), int(match[2])
-    with WindowKeeper(args.windows, day_s=made_windows.DAY_S, source=f"made, {days} days, seed {seed}") as keeper:
-        for window in made_windows.make_windows(days, seed):
+    with WindowKeeper(args.windows, day_s=generated_windows.DAY_S, source=f"made, {days} days, seed {seed}") as keeper:
+        for window in generated_windows.make_windows(days, seed):
             keeper.add(window)
     note(f"made {days} days of load in {args.windows}")
 
@@ -229,10 +229,10 @@ def _drawing(days: Days, found: Finding) -> Drawing:
     ]
     traffic = days.traffic[found.held_back_day]
     cases = {"defaults": what_if.Case(), "chosen": found.chosen}
-    series = {name: what_if.replay(traffic, case, days.site) for name, case in cases.items()}
+    series = {name: what_if.replay(traffic, case, days.pool) for name, case in cases.items()}
     if found.with_forecast is not None:
         expected = days.forecast(found.held_back_day)
-        series["chosen, with a forecast"] = what_if.replay(traffic, found.chosen, days.site, expected)
+        series["chosen, with a forecast"] = what_if.replay(traffic, found.chosen, days.pool, expected)
     for title, column, label in (
         ("the day held back: busiest server", "ratio_max", "load ratio"),
         ("the day held back: servers", "servers", "servers"),

@@ -107,7 +107,7 @@ def _acts(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
     """Whether the agent of a server records a pattern; None if the server cannot be asked."""
     import hiredis
 
-    from shoal.wire.ask import ask
+    from shoal.wire.blocking import ask
     from shoal.wire.recorded import MARKS_KEY, read_marks
 
     try:

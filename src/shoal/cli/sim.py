@@ -29,6 +29,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("protocol", choices=["channels", "moves", "recording", "balancer"], help="which protocol")
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds (default 100)")
     parser.add_argument("--from-seed", type=int, default=0, metavar="K", help="the first seed (default 0)")
+    parser.add_argument("--workers", type=int, metavar="N", help="how many processes (default: one for each core)")
     parser.add_argument(
         "--break", dest="broken", metavar="NAME", help="take one rule out of the protocol; `list` lists them"
     )
@@ -47,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.broken is not None and args.broken not in breaks:
         note(f"shoal sim: there is no break {args.broken!r}; there are: {', '.join(breaks)}")
         return 2
-    if args.seeds < 1:
-        note("shoal sim: --seeds must be at least 1")
+    if args.seeds < 1 or (args.workers is not None and args.workers < 1):
+        note("shoal sim: --seeds and --workers must be at least 1")
         return 2
     outcome = _run_with_progress(args)
     facts = outcome.facts()
@@ -77,7 +78,13 @@ def _run_with_progress(args: argparse.Namespace) -> Any:
             bar.update(task, completed=done, description=f"{messages:,} messages, {failing} failing seeds")
 
         return run_campaign(
-            args.protocol, args.seeds, args.from_seed, args.broken, progress, stop_at_first=bool(args.broken)
+            args.protocol,
+            args.seeds,
+            args.from_seed,
+            args.broken,
+            progress,
+            stop_at_first=bool(args.broken),
+            workers=args.workers,
         )
 
 

@@ -18,7 +18,7 @@ from shoal.errors import ConfigError
 if TYPE_CHECKING:
     from shoal.soak.balanced import BalancedOptions
     from shoal.soak.outcome import BaseOutcome, Options
-    from shoal.soak.rounds import Progress, Tell
+    from shoal.soak.rounds import RoundProgress, Tell
 
 SERVERS_MAX = 64
 SUBSCRIBERS = 200
@@ -206,7 +206,7 @@ def _run_with_progress(work: Callable[[Tell], BaseOutcome], seconds: float) -> B
         task = bar.add_task("soak", total=seconds)
         before = {"done": 0.0, "last": 0.0}
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: RoundProgress) -> None:
             if progress.load_s < before["last"]:  # the next round begins
                 before["done"] += before["last"]
             before["last"] = progress.load_s

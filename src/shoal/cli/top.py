@@ -244,7 +244,7 @@ def _loads(source: Source, channels_max: int) -> tuple[list[ServerLoad], list[Ch
 def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record | None, str | None]:
     """When the last record was written, and the record; or what is in the way."""
     from shoal.channels.telemetry import DATA_FIELD, decode
-    from shoal.wire.ask import ask
+    from shoal.wire.blocking import ask
     from shoal.wire.envelope import TELEMETRY_KEY
 
     try:

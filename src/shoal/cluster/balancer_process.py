@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 from pathlib import Path
 
@@ -28,10 +27,10 @@ from shoal.cluster.telemetry_reader import TelemetryReader
 from shoal.cluster.timing import DEFAULT_TIMING, Timing
 from shoal.cluster.window_reader import WindowReader
 from shoal.coordination.link import parse_address
-from shoal.coordination.redis import RedisCoordinator
 from shoal.limits import Limits
 from shoal.metrics import MetricsPage
 from shoal.plan.signing import Signer
+from shoal.runtime import PRODUCTION
 
 
 class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +58,8 @@ async def balance(setup: BalancerSetup) -> None:
     limits, options = setup.limits, setup.options
     signer = Signer(setup.key)
     changed = asyncio.Event()
-    async with await RedisCoordinator.connect(setup.url, timeout_s=limits.server_lease_s / 2) as coordinator:
-        holder = f"balancer-{os.getpid()}-{secrets.token_hex(4)}"
+    async with await PRODUCTION.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
+        holder = f"balancer-{os.getpid()}-{PRODUCTION.random.getrandbits(32):08x}"
         leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder)
         store = BalancingStore(coordinator, signer.public, changed)
         spark = None

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -32,15 +31,15 @@ from shoal.balance.effects import (
     WriteMove,
 )
 from shoal.balance.fold import fold
-from shoal.balance.fold_state import FoldState
+from shoal.balance.fold_state import FoldCounters, FoldState
 from shoal.balance.options import BalancerOptions
-from shoal.balance.recording import proposal_of
+from shoal.balance.recording import DecisionRecord, Outcome, proposal_of
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.warming import warm_up
 from shoal.balance.window import LoadWindow
 from shoal.balance.window_source import Standing, Way, WindowSource
+from shoal.channels.rules import ALL_RULES, Rules
 from shoal.cluster import balancing_metrics as metrics
-from shoal.cluster.audit_log import AuditLog
 from shoal.cluster.balancing_store import BalancingStore
 from shoal.cluster.expecting import ForecastFile
 from shoal.cluster.moving import Leading
@@ -52,12 +51,23 @@ from shoal.coordination.interface import Lease
 from shoal.errors import ShoalError
 from shoal.logs import get_log
 from shoal.plan.keys import Mark
+from shoal.runtime import PRODUCTION
 
 _GATHER_S: Final = 0.02
 """How long news may gather before a look."""
 _RETRY_S: Final = 1.0
 """Pause after trouble, before everything is read anew."""
 _log: Final = get_log(__name__)
+
+
+class Audit(Protocol):
+    """Puts decisions on record; the calls may block."""
+
+    def write_decision(self, record: DecisionRecord, *, quiet: bool) -> object:
+        """Puts a decision on record; `quiet` if it changes nothing."""
+
+    def write_outcome(self, outcome: Outcome) -> object:
+        """Puts on record what became of one."""
 
 
 class Balancing:
@@ -70,7 +80,7 @@ class Balancing:
         store: BalancingStore,
         reader: TelemetryReader,
         provider: Provider,
-        audit: AuditLog,
+        audit: Audit,
         leading: Callable[[], Leading | None],
         settings: BalanceSettings,
         options: BalancerOptions,
@@ -78,6 +88,8 @@ class Balancing:
         poll_s: float,
         spark: WindowReader | None = None,
         records: RecordWatch | None = None,
+        rules: Rules = ALL_RULES,
+        wall: Callable[[], float] = PRODUCTION.wall,
     ) -> None:
         self._store = store
         self._reader = reader
@@ -90,15 +102,22 @@ class Balancing:
         self._poll_s = poll_s
         self._spark = spark
         self._records = records
-        self._windows = WindowSource(time.time(), wanted=spark is not None)
+        self._rules = rules
+        self._wall = wall
+        self._windows = WindowSource(wall(), wanted=spark is not None)
         self._standing: Standing | None = None
-        self._expected = ForecastFile(options.forecast)
+        self._expected = ForecastFile(options.forecast, wall)
         self._core: Balancer | None = None
         self._token = 0
         self._fold = FoldState()
         self._news: list[Callable[[Balancer], None]] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._trouble = ""
+
+    @property
+    def fold_counters(self) -> FoldCounters:
+        """What became of the telemetry that was read in this time in the lead."""
+        return self._fold.counters
 
     async def run(self) -> None:
         """Balances until it is cancelled; trouble is reported and waited out."""
@@ -125,6 +144,7 @@ class Balancing:
         if leading is None:
             self._core = None
             self._reader.follow(())
+            self._reader.take()  # read and not folded: it would be old load in the next lead
             if self._records is not None:
                 self._records.follow(())
             return
@@ -146,10 +166,11 @@ class Balancing:
         lease = leading.lease
         if self._core is None or lease.token != self._token:
             state, moved_at = await self._store.load()
-            await self._store.sweep(lease)
-            self._core = Balancer(self._settings, self._options, state, moved_at)
-            self._fold = FoldState()
-            self._windows = WindowSource(time.time(), wanted=self._spark is not None)
+            await self._store.sweep(leading.fence)
+            self._core = Balancer(self._settings, self._options, state, moved_at, self._rules)
+            if self._rules.fresh_load:
+                self._fold = FoldState()
+            self._windows = WindowSource(self._wall(), wanted=self._spark is not None)
             self._standing = None
             self._token = lease.token
             _log.info("balances", policy=self._options.policy, auto=self._options.auto, moved_before=len(moved_at))
@@ -168,10 +189,10 @@ class Balancing:
             self._store.proposals,
             self._holding(leading),
         )
-        effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, time.time())
+        effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, self._wall())
         metrics.MOVES_WAITING.set(core.waiting)
-        await self._say_which_windows(lease)
-        await self._carry_out(effects, lease, core)
+        await self._say_which_windows(leading.fence)
+        await self._carry_out(effects, leading.fence, core)
 
     def _holding(self, leading: Leading) -> frozenset[str]:
         """The drained servers that hold records which nobody has archived."""
@@ -191,12 +212,12 @@ class Balancing:
         core.expect(self._expected.look())
         return core.observe(windows, view, now_s)
 
-    async def _say_which_windows(self, lease: Lease) -> None:
+    async def _say_which_windows(self, fence: Lease | None) -> None:
         """Writes down and reports where load windows come from, when that has changed."""
         standing, before = self._windows.standing, self._standing
         if standing == before:
             return
-        await self._store.put_windows(standing, lease)
+        await self._store.put_windows(standing, fence)
         self._standing = standing
         metrics.FROM_SPARK.set(standing.way is Way.SPARK)
         if standing.way is Way.SPARK:
@@ -212,18 +233,19 @@ class Balancing:
 
     # -- doing -----------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, effects: list[Effect], lease: Lease, core: Balancer) -> None:
+    async def _carry_out(self, effects: list[Effect], fence: Lease | None, core: Balancer) -> None:
         """Puts decisions on record, then does them, then says what came of them. The state is written first, so that
         the next leader knows what it may find, and that a deposed one gets no further."""
         for effect in effects:
             if isinstance(effect, RecordDecision):
                 await self._record(effect)
         calls = [effect for effect in effects if isinstance(effect, (AddServers, RemoveServer))]
-        if calls or any(isinstance(effect, PutState) for effect in effects):
-            await self._store.put_state(PutState(core.state), lease)
+        state = PutState(core.state) if calls or any(isinstance(effect, PutState) for effect in effects) else None
+        if state is not None and self._rules.state_first:
+            await self._store.put_state(state, fence)
         moves = [effect for effect in effects if isinstance(effect, (WriteMove, HurryMove))]
         if moves:
-            await self._store.write_moves(moves, lease)
+            await self._store.write_moves(moves, fence)
             hurried = sum(isinstance(move, HurryMove) for move in moves)
             metrics.MOVES.inc(len(moves) - hurried)
             metrics.MOVES_HURRIED.inc(hurried)
@@ -232,7 +254,7 @@ class Balancing:
                 case RecordOutcome():
                     await self._record(effect)
                 case PutMark():
-                    await self._store.put_mark(effect, lease)
+                    await self._store.put_mark(effect, fence)
                     _log.info(
                         "a server stands otherwise in the pool",
                         server=effect.server,
@@ -240,14 +262,16 @@ class Balancing:
                         why=effect.why,
                     )
                 case ProposalReady():
-                    await self._store.put_proposal(effect, lease)
+                    await self._store.put_proposal(effect, fence)
                 case Reply():
-                    await self._store.reply(effect, lease)
+                    await self._store.reply(effect, fence)
                     if effect.answer.error:
                         metrics.REFUSALS.inc()
                         _log.warning("what was asked for was refused", why=effect.answer.error)
+        if state is not None and not self._rules.state_first:
+            await self._store.put_state(state, fence)
         for call in calls:
-            self._start(self._add(call.count, lease) if isinstance(call, AddServers) else self._remove(call, lease))
+            self._start(self._add(call.count, fence) if isinstance(call, AddServers) else self._remove(call))
 
     async def _record(self, effect: RecordDecision | RecordOutcome) -> None:
         """Writes to the audit log; what cannot be written is reported, and decided all the same."""
@@ -293,22 +317,22 @@ class Balancing:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _add(self, count: int, lease: Lease) -> None:
+    async def _add(self, count: int, fence: Lease | None) -> None:
         try:
             servers = await self._provider.add(count)
             for server in servers:
-                if self._store.marks.get(server) is not Mark.GUEST:
-                    await self._store.put_mark(PutMark(server, Mark.GUEST, "it is added"), lease)
+                if self._rules.guest and self._store.marks.get(server) is not Mark.GUEST:
+                    await self._store.put_mark(PutMark(server, Mark.GUEST, "it is added"), fence)
         except (ShoalError, OSError) as error:
             metrics.REFUSALS.inc()
             _log.warning("no server was added", wanted=count, why=str(error))
-            self._tell(lambda core: core.refused(time.time()))
+            self._tell(lambda core: core.refused(self._wall()))
             return
         metrics.SERVERS_ADDED.inc(len(servers))
         _log.info("servers are added", servers=",".join(servers))
-        self._tell(lambda core: core.added(servers, time.time()))
+        self._tell(lambda core: core.added(servers, self._wall()))
 
-    async def _remove(self, remove: RemoveServer, lease: Lease) -> None:
+    async def _remove(self, remove: RemoveServer) -> None:
         try:
             await self._provider.remove(remove.server)
             self._tell(lambda core: core.removed(remove.server))

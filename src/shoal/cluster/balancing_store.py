@@ -97,11 +97,11 @@ class BalancingStore:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    async def put_windows(self, standing: Standing, lease: Lease) -> None:
+    async def put_windows(self, standing: Standing, fence: Lease | None) -> None:
         """Says where load windows come from."""
-        await self._coordinator.put(records.WINDOWS_KEY, records.encode(standing), fence=lease)
+        await self._coordinator.put(records.WINDOWS_KEY, records.encode(standing), fence=fence)
 
-    async def write_moves(self, moves: Sequence[WriteMove | HurryMove], lease: Lease) -> None:
+    async def write_moves(self, moves: Sequence[WriteMove | HurryMove], fence: Lease | None) -> None:
         """Asks for moves, and says why if they are new. Where somebody else asks for another move of the channel,
         theirs stands."""
         requests = [
@@ -114,51 +114,51 @@ class BalancingStore:
             for move in moves
             if isinstance(move, WriteMove)
         ]
-        for outcome in await self._coordinator.write_all([*requests, *whys], fence=lease):
+        for outcome in await self._coordinator.write_all([*requests, *whys], fence=fence):
             if isinstance(outcome, CoordinatorError) and not isinstance(outcome, ConflictError):
                 raise outcome
 
-    async def put_mark(self, put: PutMark, lease: Lease) -> None:
+    async def put_mark(self, put: PutMark, fence: Lease | None) -> None:
         """Says how a server stands in the pool from now on."""
         key = keys.pool_key(put.server)
         if put.mark is None:
-            await self._coordinator.delete(key, fence=lease)
+            await self._coordinator.delete(key, fence=fence)
             self._marks.take(key, None)
         else:
             value = put.mark.value.encode()
-            version = await self._coordinator.put(key, value, fence=lease)
+            version = await self._coordinator.put(key, value, fence=fence)
             self._marks.take(key, Versioned(value, version))
 
-    async def put_state(self, put: PutState, lease: Lease) -> None:
+    async def put_state(self, put: PutState, fence: Lease | None) -> None:
         """Keeps what the next balancer must know."""
-        await self._coordinator.put(records.STATE_KEY, records.encode(put.state), fence=lease)
+        await self._coordinator.put(records.STATE_KEY, records.encode(put.state), fence=fence)
 
-    async def put_proposal(self, ready: ProposalReady, lease: Lease) -> None:
+    async def put_proposal(self, ready: ProposalReady, fence: Lease | None) -> None:
         """Keeps a proposal to be applied, and forgets the oldest beyond the limit."""
         key = records.proposal_key(ready.digest)
-        version = await self._coordinator.put(key, ready.data, fence=lease)
+        version = await self._coordinator.put(key, ready.data, fence=fence)
         self._proposals.take(key, Versioned(ready.data, version))
         by_age = sorted(self._proposals.values.items(), key=lambda item: item[1].version)
         for digest, _ in by_age[: -records.PROPOSALS_MAX]:
-            await self._coordinator.delete(records.proposal_key(digest), fence=lease)
+            await self._coordinator.delete(records.proposal_key(digest), fence=fence)
             self._proposals.take(records.proposal_key(digest), None)
 
-    async def reply(self, reply: Reply, lease: Lease) -> None:
+    async def reply(self, reply: Reply, fence: Lease | None) -> None:
         """Answers an ask, which ends it."""
         try:
-            await self._coordinator.put(records.answer_key(reply.id), records.encode(reply.answer), fence=lease)
+            await self._coordinator.put(records.answer_key(reply.id), records.encode(reply.answer), fence=fence)
         except CoordinatorError as error:
             too_large = records.encode(Answer(f"the answer cannot be kept: {error}", reply.answer.digest))
-            await self._coordinator.put(records.answer_key(reply.id), too_large, fence=lease)
-        await self._coordinator.delete(records.ask_key(reply.id), fence=lease)
+            await self._coordinator.put(records.answer_key(reply.id), too_large, fence=fence)
+        await self._coordinator.delete(records.ask_key(reply.id), fence=fence)
         self._asks.take(records.ask_key(reply.id), None)
 
-    async def sweep(self, lease: Lease) -> None:
+    async def sweep(self, fence: Lease | None) -> None:
         """Drops old answers that nobody has read."""
         answers = await self._coordinator.list(records.ANSWERS_PREFIX)
         by_age: Iterable[str] = sorted(answers, key=lambda key: answers[key].version)
         for key in list(by_age)[:-ANSWERS_MAX]:
-            await self._coordinator.delete(key, fence=lease)
+            await self._coordinator.delete(key, fence=fence)
 
     def _read_entry(self, key: str, stored: Versioned) -> tuple[bytes, Entry] | None:
         channel = keys.entry_channel(key)

@@ -21,7 +21,7 @@ from shoal.cluster.process import is_running
 from shoal.cluster.servers import OLDEST, find_programs, free_port
 from shoal.cluster.state import StateDir
 from shoal.errors import ClusterError, NoJavaError, PortInUseError
-from shoal.pipeline.java import find_java
+from shoal.pipeline.spark.java import find_java
 
 PYTHON_MIN: Final = (3, 11)
 OPEN_FILES_MIN: Final = 4096

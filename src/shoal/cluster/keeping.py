@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import Final
 
 import msgspec
 
 from shoal.balance.window_source import Standing
+from shoal.channels.rules import ALL_RULES, Rules
 from shoal.cluster.moving import Leading
 from shoal.cluster.timing import Timing
 from shoal.coordination.interface import Coordinator, Lease
@@ -49,12 +49,22 @@ class KeeperView(msgspec.Struct, frozen=True):
 class Keeping:
     """Runs a keeper against a coordinator. `holder` names this life of this process."""
 
-    def __init__(self, coordinator: Coordinator, signer: Signer, keeper: Keeper, timing: Timing, holder: str) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        signer: Signer,
+        keeper: Keeper,
+        timing: Timing,
+        holder: str,
+        rules: Rules = ALL_RULES,
+    ) -> None:
         self._coordinator = coordinator
         self._public = signer.public
         self._keeper = keeper
         self._timing = timing
         self._holder = holder
+        self._rules = rules
+        self._clock = asyncio.get_running_loop().time
         self._lease: Lease | None = None
         self._view = KeeperView(False, False, (), None, None)
 
@@ -68,7 +78,11 @@ class Keeping:
         """By which right others in this process may write the plan; None while another process leads."""
         if self._lease is None or not self._view.leader:
             return None
-        return Leading(self._lease, self._keeper.ring)
+        return Leading(self._lease, self._keeper.ring, self._fence)
+
+    @property
+    def _fence(self) -> Lease | None:
+        return self._lease if self._rules.fence else None
 
     async def run(self) -> None:
         """Keeps the ring until it is cancelled; trouble with the coordinator is reported and waited out."""
@@ -97,11 +111,11 @@ class Keeping:
             self._lose(STANDBY)
             return False
         snapshot = await self._snapshot()
-        put = self._keeper.observe(snapshot, time.monotonic())
+        put = self._keeper.observe(snapshot, self._clock())
         conflict = False
         if put is not None:
             try:
-                await self._coordinator.put(RING_KEY, put.data, put.expect, fence=self._lease)
+                await self._coordinator.put(RING_KEY, put.data, put.expect, fence=self._fence)
             except ConflictError:
                 conflict = True
             else:
@@ -140,7 +154,7 @@ class Keeping:
 
     def _lose(self, trouble: str) -> None:
         """No contact, or not ours to decide: the core starts its waits anew when it is."""
-        self._keeper.observe(Snapshot(contact=False), time.monotonic())
+        self._keeper.observe(Snapshot(contact=False), self._clock())
         if self._view.trouble != trouble:
             report = _log.info if trouble == STANDBY else _log.warning
             report("the ring is not kept", why=trouble)

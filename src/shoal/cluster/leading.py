@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+from shoal.channels.rules import ALL_RULES, Rules
 from shoal.cluster.keeping import KeeperView, Keeping
 from shoal.cluster.moving import Leading, Moving
 from shoal.cluster.timing import Timing
@@ -32,11 +33,15 @@ class Leader:
         timing: Timing,
         expected: Iterable[str],
         holder: str,
+        rules: Rules = ALL_RULES,
     ) -> None:
         keeper = Keeper(signer, limits, expected, timing.first_ring_wait_s)
-        self._keeping = Keeping(coordinator, signer, keeper, timing, holder)
+        self._keeping = Keeping(coordinator, signer, keeper, timing, holder, rules)
         self._moving = Moving(
-            coordinator, lambda: Mover(signer, limits), lambda: self._keeping.leading, timing.keeper_poll_s
+            coordinator,
+            lambda: Mover(signer, limits, rules),
+            lambda: self._keeping.leading,
+            timing.keeper_poll_s,
         )
 
     @property

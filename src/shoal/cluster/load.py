@@ -14,7 +14,7 @@ import msgspec
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.state import ClusterState, Endpoint
 from shoal.errors import ShoalError
-from shoal.wire.ask import ask
+from shoal.wire.blocking import ask
 
 Look: TypeAlias = tuple[float, dict[str, str]]
 """When, and what INFO said."""

@@ -7,7 +7,6 @@ write is fenced by it. Decides nothing: `shoal.plan.mover` does.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -38,10 +37,11 @@ _log: Final = get_log(__name__)
 
 
 class Leading(msgspec.Struct, frozen=True):
-    """The right to write the plan, and the ring to go by."""
+    """The right to write the plan, and the ring to go by. Every write is fenced by `fence`, which is the lease."""
 
     lease: Lease
     ring: Ring | None
+    fence: Lease | None
 
 
 class Moving:
@@ -59,6 +59,7 @@ class Moving:
         self._make_mover = make_mover
         self._leading = leading
         self._poll_s = poll_s
+        self._clock = asyncio.get_running_loop().time
         self._mover: Mover | None = None
         self._token = 0
         self._trouble: str | None = None
@@ -101,8 +102,8 @@ class Moving:
         if self._mover is None or leading.lease.token != self._token:
             self._mover, self._token = self._make_mover(), leading.lease.token
         view = MoverView(leading.ring, self._entries.values, self._requests.values, self._reports.values)
-        writes = self._mover.observe(view, time.monotonic())
-        trouble = await self._write(writes, leading.lease) if writes else None
+        writes = self._mover.observe(view, self._clock())
+        trouble = await self._write(writes, leading.fence) if writes else None
         self._complain(trouble)
         if trouble is not None:
             return self._poll_s
@@ -111,10 +112,10 @@ class Moving:
         wake_s = self._mover.next_check_s
         return self._poll_s if wake_s is None else min(self._poll_s, wake_s)
 
-    async def _write(self, writes: list[Write], lease: Lease) -> str | None:
+    async def _write(self, writes: list[Write], fence: Lease | None) -> str | None:
         """Writes where nobody was faster; else what they wrote is decided about at the next look. Returns why some of
         it cannot be written, if so: the rest goes on."""
-        outcomes = await self._coordinator.write_all([_key_write(write) for write in writes], fence=lease)
+        outcomes = await self._coordinator.write_all([_key_write(write) for write in writes], fence=fence)
         refused: list[tuple[Write, CoordinatorError]] = []
         for write, outcome in zip(writes, outcomes, strict=True):
             if isinstance(outcome, CoordinatorError):

@@ -13,11 +13,13 @@ from typing import Final
 import hiredis
 
 from shoal.channels.server_tasks import ServerTasks
-from shoal.cluster.asking import Asking
+from shoal.cluster.reader_connection import reader_connection
 from shoal.errors import ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
+from shoal.wire.connection import Connection
+from shoal.wire.dial import Dial, tcp
 from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY, record_key
 
 ASK_S: Final = 2.0
@@ -29,10 +31,11 @@ _log: Final = get_log(__name__)
 class RecordWatch:
     """Knows which of the servers that it follows hold records that are not archived."""
 
-    def __init__(self, username: str | None, password: str | None, limits: Limits) -> None:
+    def __init__(self, username: str | None, password: str | None, limits: Limits, dial: Dial = tcp) -> None:
         self._username = username
         self._password = password
         self._limits = limits
+        self._dial = dial
         self._tasks = ServerTasks(self._watch, "records of")
         self._followed: frozenset[ServerAddress] = frozenset()
         self._free: set[str] = set()
@@ -55,10 +58,12 @@ class RecordWatch:
     async def _watch(self, server: ServerAddress) -> None:
         told = 0
         while True:
-            asking = Asking(server, self._username, self._password, self._limits)
+            connection = reader_connection(
+                server.host, server.port, self._username, self._password, self._limits, self._dial
+            )
             try:
-                await asking.open()
-                left = await _unarchived(asking)
+                await connection.open()
+                left = await _unarchived(connection)
                 (self._free.discard if left else self._free.add)(server.id)
                 if left and not told:
                     _log.warning(
@@ -69,15 +74,16 @@ class RecordWatch:
                 self._free.discard(server.id)
                 _log.debug("a drained server does not say whether it holds records", server=server.id, why=str(error))
             finally:
-                asking.close()
+                connection.abort()
             await asyncio.sleep(ASK_S)
 
 
-async def _unarchived(asking: Asking) -> int:
+async def _unarchived(connection: Connection) -> int:
     """How many records of a server have entries from after what was archived."""
-    until_ms = int(await asking.ask((b"GET", ARCHIVED_KEY)) or 0)
+    until, channels = await connection.ask((b"GET", ARCHIVED_KEY), (b"SMEMBERS", INDEX_KEY))
+    until_ms = int(until or 0)
     left = 0
-    for channel in await asking.ask((b"SMEMBERS", INDEX_KEY)):
-        newest = await asking.ask((b"XREVRANGE", record_key(channel), b"+", b"-", b"COUNT", b"1"))
+    for channel in channels:
+        (newest,) = await connection.ask((b"XREVRANGE", record_key(channel), b"+", b"-", b"COUNT", b"1"))
         left += bool(newest) and int(bytes(newest[0][0]).partition(b"-")[0]) >= until_ms
     return left

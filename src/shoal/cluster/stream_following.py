@@ -13,31 +13,32 @@ from typing import Any, Final, Never
 
 import hiredis
 
-from shoal.cluster.asking import Asking
 from shoal.errors import ProtocolError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.wire.backoff import Backoff
+from shoal.wire.connection import Connection
 
 POLL_S: Final = 0.2
 """How often a stream is asked for news; agents write once a second."""
 
 _log: Final = get_log(__name__)
 
-Newest = Callable[[Asking], Awaitable[bytes]]
+Newest = Callable[[Connection], Awaitable[bytes]]
 """Where a stream ends now."""
 
-Read = Callable[[Asking, bytes], Awaitable[bytes]]
+Read = Callable[[Connection, bytes], Awaitable[bytes]]
 """Reads what is behind a position; how far it came."""
 
 
 async def follow_stream(
-    connect: Callable[[], Asking],
+    connect: Callable[[], Connection],
     limits: Limits,
     newest: Newest,
     read: Read,
     *,
     what: str,
+    random: Random,
     lost: Callable[[], None] = lambda: None,
 ) -> Never:
     """Reads until it is cancelled; trouble with `what` is reported once, and waited out. `lost` is called whenever the
@@ -45,17 +46,17 @@ async def follow_stream(
     backoff = Backoff(
         reconnect_delay_s_min=limits.reconnect_delay_s_min,
         reconnect_delay_s_max=limits.reconnect_delay_s_max,
-        random=Random(),
+        random=random,
     )
     position = b""
     trouble = ""
     while True:
-        asking = connect()
+        connection = connect()
         try:
-            await asking.open()
-            position = position or await newest(asking)
+            await connection.open()
+            position = position or await newest(connection)
             while True:
-                position = await read(asking, position)
+                position = await read(connection, position)
                 trouble = ""
                 backoff.reset()
                 await asyncio.sleep(POLL_S)
@@ -65,7 +66,7 @@ async def follow_stream(
                 _log.warning(f"{what} cannot be read", why=trouble)
         finally:
             lost()
-            asking.close()
+            connection.abort()
         await asyncio.sleep(backoff.next_delay_s())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
@@ -19,11 +18,13 @@ import pyarrow as pa
 from shoal.balance.reports import BATCH_SCHEMA, entries_to_batch
 from shoal.channels.server_tasks import ServerTasks
 from shoal.channels.telemetry import DATA_FIELD, ID_FIELD
-from shoal.cluster.asking import Asking
+from shoal.cluster.reader_connection import reader_connection
 from shoal.cluster.stream_following import follow_stream, stream_entries
 from shoal.errors import ProtocolError
 from shoal.limits import Limits
 from shoal.plan.ring import ServerAddress
+from shoal.runtime import PRODUCTION, Runtime
+from shoal.wire.connection import Connection
 from shoal.wire.envelope import TELEMETRY_KEY
 
 READ_RECORDS: Final = 16
@@ -36,11 +37,19 @@ BUFFER_BYTES_MAX: Final = 256 * 1024 * 1024
 class TelemetryReader:
     """Follows the streams of some servers, from when it first meets each. `news` is set when something was read."""
 
-    def __init__(self, username: str | None, password: str | None, limits: Limits, news: asyncio.Event) -> None:
+    def __init__(
+        self,
+        username: str | None,
+        password: str | None,
+        limits: Limits,
+        news: asyncio.Event,
+        runtime: Runtime = PRODUCTION,
+    ) -> None:
         self._username = username
         self._password = password
         self._limits = limits
         self._news = news
+        self._runtime = runtime
         self._tasks = ServerTasks(self._read, "telemetry")
         self._batches: deque[pa.RecordBatch] = deque()
         self._bytes = 0
@@ -64,22 +73,25 @@ class TelemetryReader:
 
     async def _read(self, server: ServerAddress) -> None:
         await follow_stream(
-            lambda: Asking(server, self._username, self._password, self._limits),
+            lambda: reader_connection(
+                server.host, server.port, self._username, self._password, self._limits, self._runtime.dial
+            ),
             self._limits,
             _newest,
             self._read_once,
             what=f"the telemetry of {server.id}",
+            random=self._runtime.random,
         )
 
-    async def _read_once(self, asking: Asking, position: bytes) -> bytes:
+    async def _read_once(self, connection: Connection, position: bytes) -> bytes:
         """Reads what is new; returns how far it came."""
         command = (b"XREAD", b"COUNT", b"%d" % READ_RECORDS, b"STREAMS", TELEMETRY_KEY, position)
-        reply = await asking.ask(command)
+        (reply,) = await connection.ask(command)
         found = _entries(reply)
         if not found:
             return position
         entries = [(fields.get(ID_FIELD, b""), fields.get(DATA_FIELD, b"")) for _, fields in found]
-        batch = entries_to_batch(entries, time.time())
+        batch = entries_to_batch(entries, self._runtime.wall())
         self._batches.append(batch)
         self._bytes += batch.nbytes
         while self._bytes > BUFFER_BYTES_MAX and len(self._batches) > 1:
@@ -89,10 +101,10 @@ class TelemetryReader:
         return found[-1][0]
 
 
-async def _newest(asking: Asking) -> bytes:
+async def _newest(connection: Connection) -> bytes:
     """The end of a stream as it is now; its beginning if there is none yet."""
     with contextlib.suppress(hiredis.ReplyError):
-        reply = await asking.ask((b"XINFO", b"STREAM", TELEMETRY_KEY))
+        (reply,) = await connection.ask((b"XINFO", b"STREAM", TELEMETRY_KEY))
         return bytes(reply[b"last-generated-id"])
     return b"0-0"
 

@@ -12,13 +12,14 @@ from typing import Final
 
 from shoal.balance.window import LoadWindow
 from shoal.balance.window_feed import ALIVE_KEY, FEED_KEY, read_command, read_window
-from shoal.cluster.asking import Asking
+from shoal.cluster.reader_connection import reader_connection
 from shoal.cluster.stream_following import follow_stream, stream_entries
 from shoal.coordination.link import Address
 from shoal.errors import ProtocolError
 from shoal.limits import Limits
 from shoal.logs import get_log
-from shoal.plan.ring import ServerAddress
+from shoal.runtime import PRODUCTION, Runtime
+from shoal.wire.connection import Connection
 
 READ_WINDOWS: Final = 4
 """Windows in one answer. What is more comes with the next."""
@@ -32,10 +33,17 @@ _log: Final = get_log(__name__)
 class WindowReader:
     """Follows the feed from its end. `news` is set when something was read."""
 
-    def __init__(self, address: Address, limits: Limits, news: asyncio.Event) -> None:
+    def __init__(
+        self,
+        address: Address,
+        limits: Limits,
+        news: asyncio.Event,
+        runtime: Runtime = PRODUCTION,
+    ) -> None:
         self._address = address
         self._limits = limits
         self._news = news
+        self._runtime = runtime
         self._windows: deque[LoadWindow] = deque(maxlen=KEPT_MAX)
         self.alive: bool | None = None
         """Whether the job says that it lives; None while nobody can be asked."""
@@ -49,13 +57,15 @@ class WindowReader:
     async def run(self) -> None:
         """Reads until it is cancelled; trouble is reported and waited out."""
         where = self._address
-        server = ServerAddress("coordinator", where.host, where.port)
         await follow_stream(
-            lambda: Asking(server, where.username, where.password, self._limits),
+            lambda: reader_connection(
+                where.host, where.port, where.username, where.password, self._limits, self._runtime.dial
+            ),
             self._limits,
             _newest,
             self._read_once,
             what="the feed of load windows from Spark",
+            random=self._runtime.random,
             lost=self._lost,
         )
 
@@ -63,10 +73,11 @@ class WindowReader:
         """Nobody can be asked now."""
         self.alive = None
 
-    async def _read_once(self, asking: Asking, position: bytes) -> bytes:
+    async def _read_once(self, connection: Connection, position: bytes) -> bytes:
         """Reads what is new; returns how far it came."""
-        self.alive = await asking.ask((b"GET", ALIVE_KEY)) is not None
-        for id, fields in stream_entries(await asking.ask(read_command(position, READ_WINDOWS))):
+        alive, found = await connection.ask((b"GET", ALIVE_KEY), read_command(position, READ_WINDOWS))
+        self.alive = alive is not None
+        for id, fields in stream_entries(found):
             position = id
             try:
                 self._windows.append(read_window(fields))
@@ -76,7 +87,8 @@ class WindowReader:
         return position
 
 
-async def _newest(asking: Asking) -> bytes:
+async def _newest(connection: Connection) -> bytes:
     """The end of the feed as it is now; its beginning if there is none yet."""
-    found = stream_entries(await asking.ask((b"XREVRANGE", FEED_KEY, b"+", b"-", b"COUNT", b"1")))
+    (reply,) = await connection.ask((b"XREVRANGE", FEED_KEY, b"+", b"-", b"COUNT", b"1"))
+    found = stream_entries(reply)
     return found[0][0] if found else b"0-0"

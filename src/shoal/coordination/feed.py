@@ -13,13 +13,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from redis import exceptions as redis_errors
-from redis.asyncio import Connection
-
 from shoal.coordination.layout import CHANNEL, decode_paths
-from shoal.coordination.link import Link
-from shoal.errors import CoordinatorError, ShoalError
+from shoal.coordination.link import FAILURES, Link
+from shoal.errors import ConnectError, CoordinatorError, ShoalError
 from shoal.logs import get_log
+from shoal.wire.connection import Connection
 
 _log: Final = get_log(__name__)
 
@@ -87,6 +85,7 @@ class Feed:
         self._link = link
         self._listeners: set[Listener] = set()
         self._task: asyncio.Task[None] | None = None
+        self._heard = False
         self._closed = False
 
     def is_closed(self) -> bool:
@@ -120,42 +119,48 @@ class Feed:
         """Subscribe again and again; only what trying again does not mend ends this."""
         backoff = self._link.backoff()
         while True:
-            connection = self._link.new_connection()
+            connection = self._link.new_connection(self._pushed)
             try:
+                await connection.open()
                 await self._subscribe(connection)
                 backoff.reset()
-                await self._pass_on(connection)
-            except (redis_errors.RedisError, OSError) as error:
+                await self._until_lost(connection)
+            except FAILURES as error:
                 failure = self._link.translate("listen for changes", error)
                 if failure is not None:
                     self._fail(failure)
                     return
                 _log.info("notifications broke off", coordinator=str(self._link.address), reason=str(error))
             finally:
-                await connection.disconnect(nowait=True)
+                connection.abort()
             await asyncio.sleep(backoff.next_delay_s())
 
     async def _subscribe(self, connection: Connection) -> None:
         """Be subscribed first, then look at everything: what changes in between is notified."""
-        async with asyncio.timeout(self._link.wait_s):
-            await connection.send_command("SUBSCRIBE", CHANNEL)
-            await connection.read_response()
+        await connection.ask(("SUBSCRIBE", CHANNEL))
         for listener in self._listeners:
             listener.note_everything()
 
-    async def _pass_on(self, connection: Connection) -> None:
-        tested = False
+    async def _until_lost(self, connection: Connection) -> None:
+        """Tests a silent connection; raises when it is gone."""
         while True:
-            answer: Any = await connection.read_response(timeout=QUIET_S)
-            if answer is None and tested:
-                raise redis_errors.ConnectionError(f"no word and no answer for {2 * QUIET_S:g} s")
-            tested = answer is None
-            if tested:
-                await connection.send_command("PING")
-            elif answer[0] == b"message":
-                paths = decode_paths(answer[2])
-                for listener in self._listeners:
-                    listener.note(paths)
+            self._heard = False
+            try:
+                async with asyncio.timeout(QUIET_S):
+                    await connection.ended.wait()
+            except TimeoutError:
+                if not self._heard:
+                    await connection.ask(("PING",), timeout_s=QUIET_S)
+            else:
+                raise connection.error or ConnectError("the connection was closed")
+
+    def _pushed(self, push: list[Any]) -> None:
+        """A notification: listeners look at its paths."""
+        self._heard = True
+        if len(push) == 3 and push[0] == b"message":
+            paths = decode_paths(push[2])
+            for listener in self._listeners:
+                listener.note(paths)
 
     def _fail(self, failure: ShoalError) -> None:
         for listener in self._listeners:

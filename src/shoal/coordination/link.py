@@ -1,10 +1,9 @@
 """Connections to the one Redis that keeps the coordinator's state: requests, transactions, retries, errors.
 
 Owns a bounded set of connections, the rule how long an operation is tried, and the translation of Redis's
-errors into Shoal's. It never touches the meaning of a key. It works on redis-py's connections without its
-client: a transaction here is two pipelined round trips (watch and read, then MULTI ... EXEC), and a
-connection that saw any failure is thrown away, so no half-done state is ever reused. No scripting is needed,
-so no user needs that right.
+errors into Shoal's. It never touches the meaning of a key. A transaction is two pipelined round trips (watch and
+read, then MULTI ... EXEC), and a connection that saw any failure is thrown away, so no half-done state is ever
+reused. No scripting is needed, so no user needs that right.
 """
 
 from __future__ import annotations
@@ -12,37 +11,47 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from random import Random
-from typing import Any, Final, TypeAlias, TypeVar
+from random import Random, SystemRandom
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from redis import exceptions as redis_errors
-from redis.asyncio import Connection
+import hiredis
 
 from shoal.errors import (
     AuthenticationError,
     ConfigError,
+    ConnectError,
     CoordinatorError,
     CoordinatorUnavailableError,
+    ProtocolError,
     ServerTooOldError,
     ShoalError,
 )
 from shoal.wire.backoff import Backoff
+from shoal.wire.commands import Request
+from shoal.wire.connection import Connection
+from shoal.wire.dial import Dial, tcp
 
 CONNECTIONS_MAX: Final = 4
 """Connections for requests of one coordinator client; one more request waits for a free one."""
 
-SERVER_VERSION_MIN: Final = (6, 2)
-"""First version whose transactions notice that a watched key expired, and whose users are limited by channel.
-"""
+REPLY_BYTES_MAX: Final = 1 << 29
+"""The largest answer that is taken: a listing of all keys is one."""
 
 RETRY_DELAY_S_MIN: Final = 0.02
 RETRY_DELAY_S_MAX: Final = 0.5
 ATTEMPTS_PER_TIMEOUT: Final = 3
 """A silent connection is given up after this part of `timeout_s`, so that there is time for another."""
 
+CLIENT_NAME: Final = "shoal-coordinator-client"
+
+FAILURES: Final = (ConnectError, ProtocolError, hiredis.ReplyError, OSError)
+"""What a connection raises. `Link.translate` says what it means."""
+
+_TOO_MANY_CLIENTS: Final = "ERR max number of clients reached"
+
 T = TypeVar("T")
-Command: TypeAlias = tuple[str | bytes | int, ...]
+Command = Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +91,13 @@ class Collision(Exception):  # noqa: N818 - not an error: the transaction is sim
 class Session:
     """One connection, lent out for one attempt."""
 
-    def __init__(self, connection: Connection, wait_s: float) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.watching = False
-        self._wait_s = wait_s
 
     async def ask(self, *commands: Command) -> list[Any]:
         """Send commands together and return their answers; the first error among them is raised."""
-        connection = self.connection
-        answers: list[Any] = []
-        failure: redis_errors.ResponseError | None = None
-        async with asyncio.timeout(self._wait_s):
-            await connection.send_packed_command(connection.pack_commands(commands))
-            for _ in commands:
-                try:
-                    answers.append(await connection.read_response())
-                except redis_errors.ResponseError as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure
-        return answers
+        return await self.connection.ask(*commands)
 
     async def watch(self, keys: list[str], *reads: Command) -> list[Any]:
         """Watch keys and read, in one round trip; what `commit` then does happens only if no key changed."""
@@ -110,15 +106,13 @@ class Session:
 
     async def commit(self, *commands: Command) -> list[Any]:
         """Carry commands out as one; Collision when a watched key changed or expired since `watch`."""
-        if self.watching and not self.connection.is_connected:
-            raise redis_errors.ConnectionError("the connection that watched is gone, a new one would not")
         answers = await self.ask(("MULTI",), *commands, ("EXEC",))
         self.watching = False
         results: list[Any] | None = answers[-1]
         if results is None:
             raise Collision
         for result in results:
-            if isinstance(result, redis_errors.ResponseError):
+            if isinstance(result, hiredis.ReplyError):
                 raise result
         return results
 
@@ -130,14 +124,15 @@ class Link:
     CoordinatorUnavailableError.
     """
 
-    def __init__(self, address: Address, timeout_s: float) -> None:
+    def __init__(self, address: Address, timeout_s: float, *, random: Random | None = None, dial: Dial = tcp) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self.wait_s = timeout_s / ATTEMPTS_PER_TIMEOUT
         """How long one connection may take to answer."""
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
-        self._random = Random()
+        self._random = random or SystemRandom()
+        self._dial = dial
         self._closed = False
 
     async def run(self, what: str, attempt: Callable[[Session], Awaitable[T]]) -> T:
@@ -155,13 +150,13 @@ class Link:
             except Collision:
                 reason = "others kept changing the same keys"
                 delay_s = 0.0
-            except (redis_errors.RedisError, OSError) as error:
+            except FAILURES as error:
                 failure = self.translate(what, error)
                 if failure is not None:
                     raise failure from error
                 reason = str(error) or reason
                 delay_s = backoff.next_delay_s()
-                await self._drop_idle()
+                self._drop_idle()
             if loop.time() + delay_s >= give_up:
                 raise CoordinatorUnavailableError(
                     f"cannot {what} at {self.address} within {self.timeout_s:g} s ({reason})",
@@ -171,40 +166,52 @@ class Link:
 
     async def _attempt(self, attempt: Callable[[Session], Awaitable[T]]) -> T:
         async with self._slots:
-            session = Session(self._idle.pop() if self._idle else self.new_connection(), self.wait_s)
+            session = Session(self._take_idle() or self.new_connection())
             try:
+                if not session.connection.usable:
+                    await session.connection.open()
                 result = await attempt(session)
                 if session.watching:
                     await session.ask(("UNWATCH",))
-            except (Collision, ShoalError):
-                await self._give_back(session)
+            except (Collision, CoordinatorError):
+                self._give_back(session)
                 raise
             except BaseException:
-                await session.connection.disconnect(nowait=True)
+                session.connection.abort()
                 raise
-            await self._give_back(session)
+            self._give_back(session)
             return result
 
-    async def _give_back(self, session: Session) -> None:
+    def _take_idle(self) -> Connection | None:
+        """A connection that has not ended meanwhile."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    def _give_back(self, session: Session) -> None:
         """Keep a connection that is clean; one that still watches keys is replaced."""
         if self._closed or session.watching:
-            await session.connection.disconnect(nowait=True)
+            session.connection.abort()
         else:
             self._idle.append(session.connection)
 
-    def new_connection(self) -> Connection:
-        """A connection that connects and logs in with its first command."""
-        settings: dict[str, Any] = {
-            "host": self.address.host,
-            "port": self.address.port,
-            "username": self.address.username,
-            "password": self.address.password,
-            "socket_timeout": None,  # redis-py's own waits in a way that can swallow a cancellation
-            "socket_connect_timeout": self.wait_s,
-            "socket_keepalive": True,
-            "protocol": 2,
-        }
-        return Connection(**settings)
+    def new_connection(self, pushed: Callable[[list[Any]], None] | None = None) -> Connection:
+        """A connection that is not open yet; it gives up after `wait_s` without an answer."""
+        address = self.address
+        return Connection(
+            address.host,
+            address.port,
+            username=address.username,
+            password=address.password,
+            name=CLIENT_NAME,
+            pushed=pushed,
+            dial=self._dial,
+            connect_timeout_s=self.wait_s,
+            answer_timeout_s=self.wait_s,
+            frame_bytes_max=REPLY_BYTES_MAX,
+        )
 
     def backoff(self) -> Backoff:
         """Fresh delays between attempts."""
@@ -215,70 +222,57 @@ class Link:
         )
 
     def translate(self, what: str, error: Exception) -> ShoalError | None:
-        """What an error of Redis means to the caller; None when trying again may help."""
-        who = f"user {self.address.username or 'default'!r}"
-        if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
-            return AuthenticationError(
-                f"the coordinator at {self.address} refused {who} ({error})",
-                do="check user name and password",
-            )
-        if isinstance(error, redis_errors.NoPermissionError):
+        """What an error of a connection means to the caller; None when trying again may help."""
+        if isinstance(error, ServerTooOldError):
+            return ServerTooOldError(f"the coordinator at {error.what}", do=error.do)
+        if isinstance(error, ProtocolError):
             return CoordinatorError(
-                f"cannot {what}: {who} has no right to it ({error})", do="use a user whose role may do this"
-            )
-        if isinstance(error, redis_errors.ResponseError):
-            return self._translate_response(what, error)
-        if isinstance(error, redis_errors.InvalidResponse):
-            return CoordinatorError(
-                f"cannot {what}: what answers at {self.address} is no Redis ({error})",
+                f"cannot {what}: what answers at {self.address} is no Redis ({error.what})",
                 do="check host and port",
             )
-        return None
+        refusal = error if isinstance(error, hiredis.ReplyError) else error.__cause__
+        return self._translate_refusal(what, str(refusal)) if isinstance(refusal, hiredis.ReplyError) else None
 
-    def _translate_response(self, what: str, error: redis_errors.ResponseError) -> ShoalError:
-        text = str(error)
-        if isinstance(error, redis_errors.ReadOnlyError) or text.startswith("MISCONF") or "maxmemory" in text:
+    def _translate_refusal(self, what: str, text: str) -> ShoalError | None:
+        code = text.partition(" ")[0]
+        who = f"user {self.address.username or 'default'!r}"
+        if code == "LOADING" or text == _TOO_MANY_CLIENTS:
+            return None
+        if code in ("WRONGPASS", "NOAUTH"):
+            return AuthenticationError(
+                f"the coordinator at {self.address} refused {who} ({text})",
+                do="check user name and password",
+            )
+        if code == "NOPERM":
+            return CoordinatorError(
+                f"cannot {what}: {who} has no right to it ({text})", do="use a user whose role may do this"
+            )
+        if code in ("READONLY", "MISCONF") or "maxmemory" in text:
             return CoordinatorUnavailableError(
                 f"cannot {what}: the coordinator at {self.address} takes no writes ({text})",
                 do="mend its disk or memory; its log says more",
             )
-        if text.startswith("WRONGTYPE"):
+        if code == "WRONGTYPE":
             return CoordinatorError(
                 f"cannot {what}: the stored value is not Shoal's ({text})",
                 do="delete the key or write it anew",
             )
         return CoordinatorError(f"cannot {what}: the coordinator at {self.address} answered: {text}")
 
-    async def check_version(self) -> None:
-        """Raise ServerTooOldError unless the server has what transactions and users here rely on."""
-        needed = ".".join(map(str, SERVER_VERSION_MIN))
-        advice = f"run Redis {needed} or newer, or any Valkey"
+    async def greet(self) -> None:
+        """Connect and log in once; raises what stands against it, such as ServerTooOldError."""
 
-        async def hello(session: Session) -> list[Any]:
-            try:
-                answer: list[Any] = (await session.ask(("HELLO",)))[0]
-            except redis_errors.ResponseError as error:
-                if "unknown command" not in str(error):
-                    raise
-                raise ServerTooOldError(
-                    f"the coordinator at {self.address} is older than Redis 6 (it does not know HELLO)",
-                    do=advice,
-                ) from error
-            return answer
+        async def nothing(session: Session) -> None:
+            """A session has an open connection, to a server that is new enough."""
 
-        answer = await self.run("greet the coordinator", hello)
-        facts = dict(zip(answer[::2], answer[1::2], strict=False))
-        version = bytes(facts.get(b"version", b"0")).decode(errors="replace")
-        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-        if numbers < SERVER_VERSION_MIN:
-            raise ServerTooOldError(f"the coordinator at {self.address} is Redis {version}", do=advice)
+        await self.run("greet the coordinator", nothing)
 
     async def close(self) -> None:
         """Close idle connections; those in use close when their attempt ends."""
         self._closed = True
-        await self._drop_idle()
+        self._drop_idle()
 
-    async def _drop_idle(self) -> None:
+    def _drop_idle(self) -> None:
         """After one connection failed the others have most likely failed too."""
         while self._idle:
-            await self._idle.pop().disconnect(nowait=True)
+            self._idle.pop().abort()

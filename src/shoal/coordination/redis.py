@@ -13,8 +13,8 @@ read back after a restart; a clock on that server that does not jump by more tha
 from __future__ import annotations
 
 import builtins
-import secrets
 from collections.abc import AsyncGenerator, Sequence
+from random import Random, SystemRandom
 from typing import Final, Self
 
 from shoal.coordination import names
@@ -37,6 +37,7 @@ from shoal.coordination.rendezvous import RedisBarrier
 from shoal.coordination.writing import Writer
 from shoal.errors import ConfigError, CoordinatorError, CoordinatorUnavailableError
 from shoal.logs import get_log
+from shoal.wire.dial import Dial, tcp
 
 _log: Final = get_log(__name__)
 
@@ -69,9 +70,10 @@ class RedisMembership(Membership):
 class RedisCoordinator(Coordinator):
     """The contract of `Coordinator` on one Redis server; made by `connect`."""
 
-    def __init__(self, link: Link, poll_s: float) -> None:
+    def __init__(self, link: Link, poll_s: float, random: Random) -> None:
         self._link = link
         self._poll_s = poll_s
+        self._random = random
         self._feed = Feed(link)
         self._keys = Keys(link, self._feed, poll_s)
         self._writer = Writer(link)
@@ -86,22 +88,25 @@ class RedisCoordinator(Coordinator):
         password: str | None = None,
         timeout_s: float = 5.0,
         poll_s: float = POLL_S,
+        random: Random | None = None,
+        dial: Dial = tcp,
     ) -> Self:
         """Connect to `host:port`, `shoal://host:port` or `redis://user:password@host:port`.
 
         `timeout_s` bounds this call and each operation later, reconnects included; `poll_s` is how often a
         watch that hears nothing checks that it missed nothing. Raises CoordinatorUnavailableError,
-        AuthenticationError or ServerTooOldError, each with what to do.
+        AuthenticationError or ServerTooOldError, each with what to do. `random` and `dial` are for simulations.
         """
         if not 0 < timeout_s <= 3600 or not 0 < poll_s <= 3600:
             raise ConfigError(f"timeout_s is {timeout_s} and poll_s is {poll_s}", do="choose above 0, at most 3600")
-        link = Link(parse_address(address, username, password), timeout_s)
+        random = random or SystemRandom()
+        link = Link(parse_address(address, username, password), timeout_s, random=random, dial=dial)
         try:
-            await link.check_version()
+            await link.greet()
         except BaseException:
             await link.close()
             raise
-        return cls(link, poll_s)
+        return cls(link, poll_s, random)
 
     async def get(self, key: str) -> Versioned | None:
         """See `Coordinator.get`."""
@@ -162,7 +167,7 @@ class RedisCoordinator(Coordinator):
         names.check_name("member", member)
         names.check_size("member's data", data, names.MEMBER_DATA_BYTES_MAX)
         names.check_ttl(ttl_s)
-        life = secrets.token_hex(8)  # two joins under one name are two holders
+        life = f"{self._random.getrandbits(64):016x}"  # two joins under one name are two holders
         token = await self._grants.take(f"{MEMBER}{group}/{member}", life, data, ttl_s, takeover=True)
         assert token is not None, "a takeover is never refused"
         return RedisMembership(self._grants, group, member, token, ttl_s)

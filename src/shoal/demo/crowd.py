@@ -1,165 +1,153 @@
-"""A process full of players: `python -m shoal.demo.crowd`, started and told what to do by the demo.
+"""A process with many players: `python -m shoal.demo.crowd`, a load process (`shoal.lab.load`).
 
-Owns its players and their one event loop. It ends when its standard input does, so no demo leaves one behind.
+Owns its players and the map that they walk on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
-from random import Random
 from typing import Final
 
-from shoal import logs
 from shoal.bus import Bus, connect
-from shoal.demo.audit import Publications, Receipt
-from shoal.demo.game import Walker, World
-from shoal.demo.player import Notes, Player
-from shoal.demo.talk import Account, Accounts, Answer, Begin, Gather, Grow, Rest, Rested, Tick, frame, read_order
+from shoal.demo.crowd_orders import (
+    ORDERS,
+    Accounts,
+    CrowdOrder,
+    CrowdStatus,
+    Gather,
+    Grow,
+    OpenCrowd,
+    SendAccounts,
+    Stopped,
+)
+from shoal.demo.delivery_audit import Publications, Receipt
+from shoal.demo.game_map import GameMap
+from shoal.demo.player import Player, PlayerCounts
+from shoal.lab.load import Parent, Ready, Stop, run_worker
 
-TICK_S: Final = 0.2
-GROW_S: Final = 0.01
-"""Pause between two players that join, so that a growing crowd does not come as a shock."""
+STATUS_S: Final = 0.2
+JOIN_S: Final = 0.01
+"""Pause between two players that join or leave, so that a change of the crowd is not one burst."""
 
 
 class Crowd:
-    """The players of one process."""
+    """The players of one process. `first_bus` has found the cluster; each player opens a bus beside it."""
 
-    def __init__(self, begin: Begin, door: Bus, out: asyncio.WriteTransport) -> None:
-        self._begin = begin
-        self._world = World(begin.tiles)
-        self._door = door
-        self._out = out
-        self._notes = Notes()
+    def __init__(self, opened: OpenCrowd, first_bus: Bus, parent: Parent[CrowdOrder]) -> None:
+        self._opened = opened
+        self._map = GameMap(
+            opened.tiles, self._share(opened.players_max), (opened.seed, opened.crowd), time.monotonic()
+        )
+        self._first_bus = first_bus
+        self._parent = parent
+        self._counts = PlayerCounts()
         self._players: list[Player] = []
-        self._gone: list[Player] = []
+        self._left: list[Player] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._wanted = 0
-        self._in_town = 0
-        self._more = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def grow(self, players: int) -> None:
-        """Wants so many players in all crowds, more or fewer than there are; every crowd takes its turn."""
-        self._wanted = self._share(players)
-        self._more.set()
+        """Sets how many players all crowds together should have; each crowd takes its share."""
+        self._wanted = self._share(min(players, self._opened.players_max))
+        self._changed.set()
 
     def gather(self, players: int) -> None:
-        """Wants so many players of all crowds in the town."""
-        self._in_town = self._share(players)
-        for place, player in enumerate(self._players):
-            player.call(place < self._in_town)
+        """Sets how many players of all crowds should be in the town."""
+        self._map.gather(self._share(players))
 
     def _share(self, players: int) -> int:
-        """How many of all these are players of this crowd."""
-        return len(range(self._begin.crowd, players, self._begin.crowds))
+        """How many of so many players belong to this crowd."""
+        return len(range(self._opened.crowd, players, self._opened.crowds))
 
-    async def join(self) -> None:
-        """Lets players join, or the newest leave, one after the other, until there are as many as are wanted."""
+    async def keep_size(self) -> None:
+        """Lets players join, or the newest leave, one by one, until there are as many as wanted. Runs forever."""
         while True:
-            await self._more.wait()
-            self._more.clear()
+            await self._changed.wait()
+            self._changed.clear()
             while len(self._players) != self._wanted:
                 if len(self._players) < self._wanted:
                     await self._add()
                 else:
-                    self._let_go()
-                await asyncio.sleep(GROW_S)
+                    self._remove()
+                await asyncio.sleep(JOIN_S)
 
-    def _let_go(self) -> None:
-        """The newest player leaves; what it published and received is still accounted for."""
+    async def _add(self) -> None:
+        id = self._opened.crowd + (len(self._players) + len(self._left)) * self._opened.crowds
+        bus = await self._first_bus.sibling().open()
+        player = Player(id, bus, self._map, len(self._players), self._counts, self._opened.update_bytes)
+        self._players.append(player)
+        player.start()
+
+    def _remove(self) -> None:
+        """The newest player leaves; the audit still covers what it published and received."""
         player = self._players.pop()
-        self._gone.append(player)
+        self._left.append(player)
         task = asyncio.create_task(player.leave())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _add(self) -> None:
-        id = self._begin.crowd + (len(self._players) + len(self._gone)) * self._begin.crowds
-        bus = await self._door.sibling().open()
-        walker = Walker(self._world, Random(f"{self._begin.seed} {id}"), time.monotonic())
-        player = Player(id, bus, walker, self._notes, self._begin.update_bytes)
-        player.call(len(self._players) < self._in_town)
-        self._players.append(player)
-        player.start()
-
-    async def tick(self) -> None:
-        """Says how the crowd is, again and again."""
+    async def report(self) -> None:
+        """Reports the status of the crowd at intervals. Runs forever."""
         while True:
-            self.say(self._now())
-            await asyncio.sleep(TICK_S)
+            self._parent.tell(self._status())
+            await asyncio.sleep(STATUS_S)
 
-    def _now(self) -> Tick:
+    def _status(self) -> CrowdStatus:
         waiting = [at for player in self._players if (at := player.oldest_waiting_at) is not None]
-        notes = self._notes
-        tick = Tick(
+        counts = self._counts
+        status = CrowdStatus(
             players=len(self._players),
-            tally=notes.tally,
-            responses_ms=notes.responses_ms.copy(),
+            tally=counts.tally,
+            responses_ms=counts.responses_ms,
             back_until=min(waiting, default=time.monotonic()),
-            gap_reasons=notes.gap_reasons,
-            troubles=notes.troubles,
+            gap_reasons=counts.gap_reasons,
+            troubles=counts.troubles,
         )
-        notes.responses_ms.clear()
-        return tick
+        counts.responses_ms = []
+        return status
 
-    async def rest(self) -> None:
+    async def stop(self) -> None:
         """All players stop publishing."""
         self._wanted = len(self._players)
         await asyncio.gather(*(player.stop() for player in self._players), *self._leaving)
-        self.say(Rested())
+        self._parent.tell(Stopped())
 
-    def account(self) -> None:
-        """Says everything that was published and received, and first what a tick would say."""
-        self.say(self._now())
+    def send_accounts(self) -> None:
+        """Reports everything that was published and received, after a last status."""
+        self._parent.tell(self._status())
         publications: Publications = {}
         receipts: list[Receipt] = []
-        for player in (*self._players, *self._gone):
+        for player in (*self._players, *self._left):
             receipts += player.receipts
             for channel, times in player.published.items():
                 publications.setdefault(channel, {})[player.id] = times
-        self.say(Accounts(publications, receipts, self._notes.tally))
-
-    def say(self, answer: Answer) -> None:
-        """Answers the demo."""
-        self._out.write(frame(answer))
+        self._parent.tell(Accounts(publications, receipts, self._counts.tally))
 
 
-async def run() -> None:
-    """Does what the demo asks for until it asks no more. Leaves without goodbye: the cluster ends, too."""
-    loop = asyncio.get_running_loop()
-    orders = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    out, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, sys.stdout)
-    begin = await read_order(orders)
-    if not isinstance(begin, Begin):
+async def work(parent: Parent[CrowdOrder]) -> None:
+    """Follows orders until there are no more. Nobody leaves the game then: the cluster ends, too."""
+    opened = await parent.order()
+    if not isinstance(opened, OpenCrowd):
         return
-    door = await connect(begin.url, limits=begin.limits).open()
-    crowd = Crowd(begin, door, out)
+    crowd = Crowd(opened, await connect(opened.url, limits=opened.limits).open(), parent)
+    parent.tell(Ready())
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(crowd.join())
-        tasks.create_task(crowd.tick())
-        while (order := await read_order(orders)) is not None:
-            if isinstance(order, Grow):
-                crowd.grow(order.players)
-            elif isinstance(order, Gather):
-                crowd.gather(order.players)
-            elif isinstance(order, Rest):
-                tasks.create_task(crowd.rest())
-            elif isinstance(order, Account):
-                crowd.account()
-        os._exit(0)
-
-
-def main() -> None:
-    """The process."""
-    import uvloop
-
-    logs.configure(level="error", format="text")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+        endless = [tasks.create_task(crowd.keep_size()), tasks.create_task(crowd.report())]
+        while (order := await parent.order()) is not None:
+            match order:
+                case Grow(players):
+                    crowd.grow(players)
+                case Gather(players):
+                    crowd.gather(players)
+                case Stop():
+                    tasks.create_task(crowd.stop())
+                case SendAccounts():
+                    crowd.send_accounts()
+        for task in endless:
+            task.cancel()
 
 
 if __name__ == "__main__":
-    main()
+    run_worker(ORDERS, work)

@@ -1,192 +1,106 @@
-"""The crowd processes as the demo sees them: started, told to grow, asked, and certainly ended.
+"""All crowd processes, seen from the demo: it starts them, sets their number of players, audits them and ends them.
 
-Owns their pipes and what they said last. Counts nothing itself: players do, in `audit`.
+Owns the processes and their last reports. It counts nothing itself: the players do, in `delivery_audit`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Final, Self, TypeVar
+from typing import Final
 
 import msgspec
 
-from shoal.cluster.process import log_tail
-from shoal.demo.audit import Publications, Receipt, Tally, audit
-from shoal.demo.talk import Account, Accounts, Begin, Gather, Grow, Order, Rest, Rested, Tick, frame, read_answer
-from shoal.errors import ClusterError
+from shoal.demo.crowd_orders import REPORTS, Accounts, CrowdStatus, Gather, Grow, OpenCrowd, SendAccounts, Stopped
+from shoal.demo.delivery_audit import Publications, Receipt, Tally, audit
+from shoal.lab.load import LoadProcess, Ready, Stop
+from shoal.limits import Limits
 
 CROWDS: Final = 2
-"""Processes of players: as many as the smallest machine that we think of has cores."""
-
+"""Processes with players: as many as the smallest machine that we support has cores."""
 ANSWER_S_MAX: Final = 40.0
-"""How long a crowd may take to answer; its players drain meanwhile, which has a limit of its own."""
-
-T = TypeVar("T")
-
-_END_S_MAX: Final = 2.0
-_PIPE_BYTES: Final = 1 << 20
+"""How long a crowd may take to answer. Its players may drain their buses meanwhile, which has a limit of its own."""
 
 
 class _Crowd:
-    """One process and its last words."""
+    """One process and its last report."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: LoadProcess) -> None:
         self.process = process
-        self.tick = Tick(0, Tally(), [], time.monotonic(), {}, [])
-        self.ready = asyncio.Event()
-        self.rested = asyncio.Event()
-        self.accounts: asyncio.Queue[Accounts] = asyncio.Queue()
+        self.status = CrowdStatus(0, Tally(), [], time.monotonic(), {}, [])
+        self.responses_ms: list[float] = []
+        process.on(CrowdStatus, self._take)
 
-    def tell(self, order: Order) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(frame(order))
-
-    async def end(self) -> None:
-        """It ends with its input; if it does not, it is killed."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            await asyncio.wait_for(self.process.wait(), _END_S_MAX)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.process.wait()
+    def _take(self, status: CrowdStatus) -> None:
+        self.status = status
+        self.responses_ms += status.responses_ms
 
 
 class Crowds:
-    """All crowd processes together. An async context manager; leaving it ends them. `prefix` stands in front of their
-    command."""
+    """All crowds together."""
 
-    def __init__(self, log: Path, prefix: Sequence[str] = ()) -> None:
-        self._log = log
-        self._prefix = prefix
-        self._crowds: list[_Crowd] = []
-        self._listeners: list[asyncio.Task[None]] = []
-        self._responses_ms: list[float] = []
+    def __init__(self, crowds: Sequence[_Crowd]) -> None:
+        self._crowds = crowds
         self._wanted = 0
         self._gathered = 0
-        self._ended = asyncio.Event()
-
-    async def __aenter__(self) -> Self:
-        try:
-            for _ in range(CROWDS):
-                await self._start()
-        except BaseException:
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._end()
-
-    async def _start(self) -> None:
-        with _append_to(self._log) as log:
-            process = await asyncio.create_subprocess_exec(
-                *(*self._prefix, sys.executable, "-m", "shoal.demo.crowd"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                limit=_PIPE_BYTES,
-                start_new_session=True,  # Ctrl-C is for the demo, which then asks for the accounts
-            )
-        crowd = _Crowd(process)
-        self._crowds.append(crowd)
-        self._listeners.append(asyncio.create_task(self._listen(crowd)))
-
-    async def _end(self) -> None:
-        for listener in self._listeners:
-            listener.cancel()
-        await asyncio.gather(*self._listeners, return_exceptions=True)
-        await asyncio.gather(*(crowd.end() for crowd in self._crowds))
-
-    async def _listen(self, crowd: _Crowd) -> None:
-        assert crowd.process.stdout is not None
-        while (answer := await read_answer(crowd.process.stdout)) is not None:
-            if isinstance(answer, Tick):
-                crowd.tick = answer
-                crowd.ready.set()
-                self._responses_ms += answer.responses_ms
-            elif isinstance(answer, Rested):
-                crowd.rested.set()
-            else:
-                crowd.accounts.put_nowait(answer)
-        self._ended.set()
 
     # -- orders ----------------------------------------------------------------------------------------------
 
-    async def begin(self, begin: list[Begin]) -> None:
-        """The first word to each; returns when they have found the cluster."""
-        for crowd, word in zip(self._crowds, begin, strict=True):
-            crowd.tell(word)
+    async def open(
+        self, url: str, limits: Limits, *, tiles: int, players_max: int, seed: int, update_bytes: int
+    ) -> None:
+        """Connects all crowds to a cluster. There are no players yet."""
+        for number, crowd in enumerate(self._crowds):
+            crowd.process.send(
+                OpenCrowd(url, limits, tiles, players_max, number, len(self._crowds), seed, update_bytes)
+            )
         for crowd in self._crowds:
-            await self._answer(crowd.ready.wait())
+            await crowd.process.answer(Ready, ANSWER_S_MAX)
 
     def grow(self, players: int) -> None:
-        """So many players should play now."""
+        """Sets how many players there should be."""
         if players != self._wanted:
             self._wanted = players
             for crowd in self._crowds:
-                crowd.tell(Grow(players))
+                crowd.process.send(Grow(players))
 
     def gather(self, players: int) -> None:
-        """So many players should be in the town now."""
+        """Sets how many players should be in the town."""
         if players != self._gathered:
             self._gathered = players
             for crowd in self._crowds:
-                crowd.tell(Gather(players))
+                crowd.process.send(Gather(players))
 
-    async def rest(self) -> None:
-        """Everybody stops publishing; returns when servers have everything."""
+    async def stop(self) -> None:
+        """Stops all players; returns when servers have everything that they published."""
         for crowd in self._crowds:
-            crowd.tell(Rest())
+            crowd.process.send(Stop())
         for crowd in self._crowds:
-            await self._answer(crowd.rested.wait())
+            await crowd.process.answer(Stopped, ANSWER_S_MAX)
 
     async def audit(self) -> int:
-        """How many deliveries are missing now, by all accounts."""
+        """How many deliveries are missing now."""
         publications: Publications = {}
         receipts: list[Receipt] = []
         for crowd in self._crowds:
-            crowd.tell(Account())
+            crowd.process.send(SendAccounts())
         for crowd in self._crowds:
-            accounts: Accounts = await self._answer(crowd.accounts.get())
-            crowd.tick = msgspec.structs.replace(crowd.tick, tally=accounts.tally)
+            accounts = await crowd.process.answer(Accounts, ANSWER_S_MAX)
+            crowd.status = msgspec.structs.replace(crowd.status, tally=accounts.tally)
             receipts += accounts.receipts
             for channel, players in accounts.publications.items():
                 publications.setdefault(channel, {}).update(players)
         return audit(publications, receipts)
 
     def check(self) -> None:
-        """ClusterError if a crowd has ended by itself."""
-        if self._ended.is_set():
-            raise ClusterError(
-                "a process of players ended by itself", do=f"see the end of its log\n{log_tail(self._log)}"
-            )
+        """LoadError if a crowd has failed."""
+        for crowd in self._crowds:
+            crowd.process.check()
 
-    async def _answer(self, answer: Coroutine[Any, Any, T]) -> T:
-        """Waits for an answer, but not for one that cannot come any more."""
-        asked = asyncio.create_task(answer)
-        ended = asyncio.create_task(self._ended.wait())
-        try:
-            done, _ = await asyncio.wait({asked, ended}, timeout=ANSWER_S_MAX, return_when=asyncio.FIRST_COMPLETED)
-            if asked in done:
-                return asked.result()
-            self.check()
-            raise ClusterError(f"a process of players did not answer within {ANSWER_S_MAX:g} s")
-        finally:
-            asked.cancel()
-            ended.cancel()
-
-    # -- what they say ---------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------
 
     @property
     def pids(self) -> list[int]:
@@ -195,40 +109,53 @@ class Crowds:
 
     @property
     def players(self) -> int:
-        """How many play."""
-        return sum(crowd.tick.players for crowd in self._crowds)
+        """How many players there are."""
+        return sum(crowd.status.players for crowd in self._crowds)
 
     @property
     def tally(self) -> Tally:
-        """What all have counted so far."""
+        """What all players have counted so far."""
         total = Tally()
         for crowd in self._crowds:
-            total.add(crowd.tick.tally)
+            total.add(crowd.status.tally)
         return total
 
     @property
     def back_until(self) -> float:
         """Every update published before this moment has come back."""
-        return min(crowd.tick.back_until for crowd in self._crowds)
+        return min(crowd.status.back_until for crowd in self._crowds)
 
     @property
     def troubles(self) -> list[str]:
-        """What went wrong for players."""
-        return [trouble for crowd in self._crowds for trouble in crowd.tick.troubles]
+        """Unexpected errors of players."""
+        return [trouble for crowd in self._crowds for trouble in crowd.status.troubles]
 
     @property
     def gap_reasons(self) -> Counter[str]:
-        """Reason of reported gaps to how many there were."""
+        """Number of reported gaps by reason."""
         total: Counter[str] = Counter()
         for crowd in self._crowds:
-            total.update(crowd.tick.gap_reasons)
+            total.update(crowd.status.gap_reasons)
         return total
 
     def take_responses_ms(self) -> list[float]:
         """The response times since the last call."""
-        taken, self._responses_ms = self._responses_ms, []
+        taken: list[float] = []
+        for crowd in self._crowds:
+            taken += crowd.responses_ms
+            crowd.responses_ms = []
         return taken
 
 
-def _append_to(log: Path) -> BinaryIO:
-    return open(log, "ab")
+@contextlib.asynccontextmanager
+async def start_crowds(log: Path, prefix: Sequence[str] = ()) -> AsyncIterator[Crowds]:
+    """Starts the crowd processes, and ends them when the block is left. `prefix` is put before their command."""
+    async with contextlib.AsyncExitStack() as stack:
+        processes = [
+            LoadProcess(f"players, process {number}", "shoal.demo.crowd", REPORTS, prefix=prefix, log=log)
+            for number in range(CROWDS)
+        ]
+        crowds = [_Crowd(process) for process in processes]
+        for process in processes:
+            await stack.enter_async_context(process)
+        yield Crowds(crowds)

@@ -1,7 +1,7 @@
 """The demo from its start to its summary.
 
-Owns the order of things: cluster, crowds, the fault, the end, and the account. Where channels live and how many servers
-there are is decided by a balancer of the cluster. What is shown, and where, is the caller's: it is handed frames.
+Owns the order of things: cluster, crowds, the kill, the end, and the audit. The cluster's balancer decides where
+channels live and how many servers there are. The caller is given frames, and decides what to show.
 """
 
 from __future__ import annotations
@@ -20,41 +20,40 @@ from shoal.balance.window_source import Standing, Way
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.server_meter import ServerMeter, ServerSecond
 from shoal.config import environment_of
-from shoal.demo.audit import Tally
-from shoal.demo.chronicle import AuditFollower, Chronicle
-from shoal.demo.crowds import CROWDS, Crowds
-from shoal.demo.game import tiles_for
-from shoal.demo.sampling import Frame, Row, Sampler, percentile, rows
-from shoal.demo.script import Event, Script
-from shoal.demo.story import OPTIONS, SETTINGS, Story
-from shoal.demo.talk import Begin
+from shoal.demo.balancer_events import AuditLogReader, BalancerEvents
+from shoal.demo.crowds import Crowds, start_crowds
+from shoal.demo.delivery_audit import Tally
+from shoal.demo.frames import DemoFrame, Sampler, ServerRow, percentile, server_rows
+from shoal.demo.game_map import tiles_for
+from shoal.demo.server_events import DemoEvent, ServerEvents
+from shoal.demo.timeline import OPTIONS, SETTINGS, Timeline
 from shoal.limits import Limits
 
 STEP_S: Final = 0.1
 SAMPLE_S: Final = 1.0
 FOLLOW_S: Final = 0.3
-"""How often agents' reports and the balancer's decisions are looked at."""
+"""How often agents' reports and the balancer's decisions are read."""
 
 SETTLE_S_MAX: Final = 20.0
-"""How long after the last update everything may take to arrive; longer than the longest wait for a hole."""
+"""How long deliveries may take after the last update; longer than the longest wait for missing messages."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for."""
 
     seconds: float
     players: int
     servers: int
-    """At the start, and the fewest that there may be."""
+    """At the start, and at least."""
     servers_max: int
     limits: Limits
     seed: int = 1
     windows: Way = Way.IN_PROCESS
-    """Who folds load windows."""
+    """Where load windows are folded."""
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """The outcome of a demo."""
 
     players: int
     tally: Tally
@@ -75,11 +74,11 @@ class Summary(msgspec.Struct, frozen=True):
     cpu_share_mean: float
     cpu_share_max: float
     interrupted: bool
-    events: list[Event]
+    events: list[DemoEvent]
     gap_reasons: dict[str, int]
     troubles: list[str]
     windows: Way = Way.IN_PROCESS
-    """Where load windows came from at the end."""
+    """Where load windows were folded at the end."""
     windows_why: str = ""
     spark_at_s: float | None = None
     """When load windows first came from Spark; None if they never did."""
@@ -91,44 +90,47 @@ class Summary(msgspec.Struct, frozen=True):
         return not (tally.lost or tally.duplicated or tally.reordered or self.troubles)
 
 
-Show = Callable[[Frame], None]
+Show = Callable[[DemoFrame], None]
 
 
-async def run_demo(options: Options, show: Show, say: Callable[[str], None]) -> Summary:
-    """Runs the demo. `show` gets a frame ten times a second, `say` what goes on before the first one."""
+async def run_demo(options: DemoOptions, show: Show, say: Callable[[str], None]) -> Summary:
+    """Runs the demo. `show` gets a frame ten times a second, `say` gets progress texts before the first frame."""
     stop = asyncio.Event()
     with _interrupts(stop):
         spark = " and a Spark job for load windows" if options.windows is Way.SPARK else ""
         say(f"starting a cluster of {options.servers} servers with their agents, and a balancer{spark} ...")
-        story = Story(options.seconds, options.players)
+        timeline = Timeline(options.seconds, options.players)
         async with (
             LocalCluster(
                 options.servers,
                 limits=options.limits,
                 balancers=1,
                 servers_max=options.servers_max,
-                max_out_bytes_per_s=story.capacity_bytes_per_s,
+                max_out_bytes_per_s=timeline.capacity_bytes_per_s,
                 balancer_environment=environment_of(balance=SETTINGS, balancer=OPTIONS),
                 windows=options.windows,
             ) as cluster,
-            Crowds(cluster.directory.log("players")) as crowds,
+            start_crowds(cluster.directory.log("players")) as crowds,
         ):
-            say("starting the processes of the players ...")
-            tiles, seed = tiles_for(options.players), options.seed
-            limits = options.limits
-            await crowds.begin(
-                [Begin(cluster.url, limits, tiles, crowd, CROWDS, seed, story.update_bytes) for crowd in range(CROWDS)]
+            say("starting the players ...")
+            await crowds.open(
+                cluster.url,
+                options.limits,
+                tiles=tiles_for(options.players),
+                players_max=options.players,
+                seed=options.seed,
+                update_bytes=timeline.update_bytes,
             )
-            return await Demo(options, story, cluster, crowds, show, stop).run()
+            return await Demo(options, timeline, cluster, crowds, show, stop).run()
 
 
 class Demo:
-    """A demo with everything that it needs running."""
+    """A demo whose cluster and crowds are running."""
 
     def __init__(
         self,
-        options: Options,
-        story: Story,
+        options: DemoOptions,
+        timeline: Timeline,
         cluster: LocalCluster,
         crowds: Crowds,
         show: Show,
@@ -139,28 +141,29 @@ class Demo:
         self._crowds = crowds
         self._show = show
         self._stop = stop
-        self._story = story
+        self._timeline = timeline
         self._start = self._sample_at = time.monotonic()
-        self._script = Script([server.id for server in cluster.servers], self._start + story.kill_at_s, self._start)
-        self._chronicle = Chronicle(self._script.tell)
-        self._audit = AuditFollower(cluster.directory.audit)
+        servers = [server.id for server in cluster.servers]
+        self._servers = ServerEvents(servers, self._start + timeline.kill_at_s, self._start)
+        self._balancer = BalancerEvents(self._servers.add)
+        self._audit_log = AuditLogReader(cluster.directory.audit)
         self._sampler = Sampler(self._start)
         self._loads: dict[str, ServerSecond] = {}
         self._players_max = 0
-        self._phase = story.phase(0.0)
+        self._phase = timeline.phase(0.0)
         self._standing: Standing | None = None
         self._spark_at_s: float | None = None
 
     async def run(self) -> Summary:
-        """Plays for the time that was asked for, or until somebody interrupts; then counts."""
-        self._script.tell(self._start, "plan", f"{len(self._cluster.servers)} servers run; players come")
-        async with _background(self._measure()), _background(self._follow()):
+        """Plays for the time that was asked for, or until an interrupt; then audits the deliveries."""
+        self._servers.add(self._start, "plan", f"{len(self._cluster.servers)} servers run; players join")
+        async with _background(self._read_loads()), _background(self._read_decisions()):
             while not self._stop.is_set() and time.monotonic() < self._start + self._options.seconds:
                 elapsed_s = time.monotonic() - self._start
-                self._phase = self._story.phase(elapsed_s)
-                self._crowds.grow(self._story.crowd(elapsed_s))
-                self._crowds.gather(self._story.gathered(elapsed_s))
-                for server in self._script.due(time.monotonic()):
+                self._phase = self._timeline.phase(elapsed_s)
+                self._crowds.grow(self._timeline.crowd(elapsed_s))
+                self._crowds.gather(self._timeline.gathered(elapsed_s))
+                for server in self._servers.due(time.monotonic()):
                     await self._cluster.kill(server)
                 await self._step()
             played_s = time.monotonic() - self._start
@@ -168,14 +171,14 @@ class Demo:
         return self._summary(played_s, lost)
 
     async def _settle(self) -> int:
-        """Lets players stop and everything arrive; returns how many deliveries are missing in the end."""
+        """Stops the players and waits for their last updates; returns how many deliveries are missing."""
         self._phase = "the last updates arrive"
         deadline = time.monotonic() + SETTLE_S_MAX
-        self._script.finish()
-        resting = asyncio.create_task(self._crowds.rest())
-        while not resting.done():
+        self._servers.finish()
+        stopping = asyncio.create_task(self._crowds.stop())
+        while not stopping.done():
             await self._step()
-        await resting
+        await stopping
         lost = await self._crowds.audit()
         while lost and time.monotonic() < deadline:
             await self._step()
@@ -184,10 +187,10 @@ class Demo:
         return lost
 
     async def _step(self) -> None:
-        """A tenth of a second: look, show, wait."""
+        """Looks at everything, shows a frame, and waits for a tenth of a second."""
         self._crowds.check()
         now = time.monotonic()
-        self._script.look(self._cluster.status(), self._crowds.back_until, now)
+        self._servers.look(self._cluster.status(), self._crowds.back_until, now)
         self._look_at_windows(now)
         self._players_max = max(self._players_max, self._crowds.players)
         if now >= self._sample_at:
@@ -201,19 +204,19 @@ class Demo:
         await asyncio.sleep(STEP_S)
 
     def _look_at_windows(self, now: float) -> None:
-        """Tells when the balancer takes its load windows from somewhere else."""
+        """Adds an event when load windows are folded elsewhere."""
         standing, before = self._cluster.status().windows, self._standing
         if standing is None or standing == before:
             return
         self._standing = standing
         if standing.way is Way.SPARK:
             self._spark_at_s = self._spark_at_s or now - self._start
-            self._script.tell(now, "good", f"load windows come from Spark now: {standing.why}")
+            self._servers.add(now, "good", f"load windows come from Spark now: {standing.why}")
         elif before is not None and before.way is Way.SPARK:
-            self._script.tell(now, "bad", f"load windows are folded in process again: {standing.why}")
+            self._servers.add(now, "bad", f"load windows are folded in process again: {standing.why}")
 
-    def _frame(self, now: float) -> Frame:
-        return Frame(
+    def _frame(self, now: float) -> DemoFrame:
+        return DemoFrame(
             phase=self._phase,
             elapsed_s=now - self._start,
             seconds=self._options.seconds,
@@ -223,31 +226,31 @@ class Demo:
             tally=self._crowds.tally,
             waiting_s=max(0.0, now - self._crowds.back_until),
             ring_version=self._cluster.status().ring_version,
-            moves_ended=self._chronicle.moves_ended,
-            moves_under_way=self._chronicle.moves_under_way,
-            proposals=self._chronicle.proposals,
-            replicated=len(self._chronicle.replicated),
-            servers_added=self._script.servers_added,
-            servers_removed=self._script.servers_removed,
+            moves_ended=self._balancer.moves_ended,
+            moves_under_way=self._balancer.moves_under_way,
+            proposals=self._balancer.proposals,
+            replicated=len(self._balancer.replicated),
+            servers_added=self._servers.servers_added,
+            servers_removed=self._servers.servers_removed,
             servers=self._rows(),
-            events=self._script.events,
+            events=self._servers.events,
         )
 
-    def _rows(self) -> list[Row]:
-        return rows(self._cluster.status(), self._loads, self._chronicle.draining, time.time())
+    def _rows(self) -> list[ServerRow]:
+        return server_rows(self._cluster.status(), self._loads, self._balancer.draining, time.time())
 
-    async def _measure(self) -> None:
-        """Reads what agents report of the servers."""
+    async def _read_loads(self) -> None:
+        """Reads the agents' reports about their servers. Runs forever."""
         async with ServerMeter(self._cluster) as meter:
             while True:
                 meter.follow()
                 self._loads |= {second.server: second for second in meter.take()}
                 await asyncio.sleep(FOLLOW_S)
 
-    async def _follow(self) -> None:
-        """Reads what the balancer decides."""
+    async def _read_decisions(self) -> None:
+        """Reads the balancer's decisions. Runs forever."""
         while True:
-            self._chronicle.take(await asyncio.to_thread(self._audit.news), time.monotonic())
+            self._balancer.take(await asyncio.to_thread(self._audit_log.read_new), time.monotonic())
             await asyncio.sleep(FOLLOW_S)
 
     def _summary(self, played_s: float, lost: int) -> Summary:
@@ -259,14 +262,14 @@ class Demo:
         return Summary(
             players=self._players_max,
             tally=tally,
-            server_kills=self._script.kills,
-            moves_asked=self._chronicle.moves_asked,
-            moves_ended=self._chronicle.moves_ended,
-            proposals=self._chronicle.proposals,
-            replicated=len(self._chronicle.replicated),
-            servers_added=self._script.servers_added,
-            servers_removed=self._script.servers_removed,
-            servers_most=max(self._script.servers_max, servers),
+            server_kills=self._servers.kills,
+            moves_asked=self._balancer.moves_asked,
+            moves_ended=self._balancer.moves_ended,
+            proposals=self._balancer.proposals,
+            replicated=len(self._balancer.replicated),
+            servers_added=self._servers.servers_added,
+            servers_removed=self._servers.servers_removed,
+            servers_most=max(self._servers.servers_max, servers),
             p50_ms=percentile(responses_ms, 0.50),
             p99_ms=percentile(responses_ms, 0.99),
             seconds=round(played_s, 1),
@@ -275,7 +278,7 @@ class Demo:
             cpu_share_mean=sampler.cpu_share_mean,
             cpu_share_max=sampler.cpu_share_max,
             interrupted=self._stop.is_set(),
-            events=self._script.events,
+            events=self._servers.events,
             gap_reasons=dict(self._crowds.gap_reasons.most_common()),
             troubles=self._crowds.troubles,
             windows=self._standing.way if self._standing else Way.IN_PROCESS,
@@ -286,7 +289,7 @@ class Demo:
 
 @contextlib.contextmanager
 def _interrupts(stop: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks for the end, the next one insists."""
+    """The first Ctrl-C or SIGTERM ends the demo in order, the second one at once."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -308,7 +311,7 @@ def _interrupts(stop: asyncio.Event) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Work that goes on meanwhile; its failure is not worth the demo."""
+    """Runs work in the background; the demo continues if it fails."""
     task = asyncio.create_task(work)
     try:
         yield

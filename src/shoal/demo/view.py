@@ -1,7 +1,7 @@
-"""How the demo looks: the live view, the line a second of a headless run, and the summary.
+"""How the demo looks: the live view, the line per second of a headless run, and the summary.
 
-Owns layout, colours and words; made for 100 columns and 30 lines, and readable with less. Reads frames;
-decides nothing.
+Owns layout, colours and texts; made for 100 columns and 30 lines, and readable with less. Reads frames; decides
+nothing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shoal.demo.audit import Tally
+from shoal.demo.delivery_audit import Tally
+from shoal.demo.frames import DemoFrame, DemoSecond, ServerRow
 from shoal.demo.run import Summary
-from shoal.demo.sampling import Frame, Row, Second
-from shoal.demo.script import Event, Kind
-from shoal.demo.story import SETTINGS
+from shoal.demo.server_events import DemoEvent, EventKind
+from shoal.demo.timeline import SETTINGS
 
 Figure: TypeAlias = tuple[str, str, Sequence[float | None], str]
 """A figure: its name, its value now, its history and a colour."""
 
 SPARKS: Final = "▁▂▃▄▅▆▇█"
-MARKS: Final[dict[Kind, tuple[str, str]]] = {
+MARKS: Final[dict[EventKind, tuple[str, str]]] = {
     "plan": ("·", "cyan"),
     "move": ("→", "dim"),
     "bad": ("✗", "bold red"),
@@ -35,29 +35,29 @@ MARKS: Final[dict[Kind, tuple[str, str]]] = {
 }
 EVENTS_MIN: Final = 3
 WIDE: Final = 100
-"""Columns from which there is room for everything."""
+"""A terminal with so many columns has room for everything."""
 TROUBLES_MAX: Final = 5
 
 BAR: Final = 16
 """Columns of a load bar."""
 FULL_RATIO: Final = SETTINGS.high_ratio
-"""Load ratio from which a bar is red: the server is overloaded."""
+"""Bars above this load ratio are red: the server is overloaded."""
 BUSY_RATIO: Final = SETTINGS.safe_ratio
-"""Load ratio from which it is yellow."""
+"""Bars above this load ratio are yellow."""
 
 _PANELS_LINES: Final = 12
-"""Lines of everything but figures, servers and events."""
+"""Lines of everything except figures, servers and events."""
 _FIGURES_MIN: Final = 3
 
 
 class LiveView:
-    """The frame that is shown now. It is laid out anew for the size that the terminal has."""
+    """The frame that is shown now, laid out for the size of the terminal."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: DemoFrame) -> None:
         self.frame = frame
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Everything, with as many events as there is room for."""
+        """The whole frame, with as many events as there is room for."""
         frame = self.frame
         room = console.height - _PANELS_LINES - len(frame.servers)
         figures = _figures(frame)[: max(_FIGURES_MIN, room - EVENTS_MIN)]
@@ -71,8 +71,8 @@ class LiveView:
 
 
 def sparkline(values: Sequence[float | None], width: int, wide: int = 1) -> str:
-    """Values as a row of bars, newest last, each `wide` characters wide. When there are too many for the
-    width, the largest of neighbours stands for them, so that no peak is lost."""
+    """Values as a row of bars, newest last, each `wide` characters wide. If there are more values than columns, each
+    column shows the largest of several values, so that no peak is lost."""
     if len(values) * wide > width:
         edges = [len(values) * number // width for number in range(width + 1)]
         groups = [values[low:high] for low, high in pairwise(edges)]
@@ -85,7 +85,7 @@ def sparkline(values: Sequence[float | None], width: int, wide: int = 1) -> str:
     )
 
 
-def _head(frame: Frame) -> RenderableType:
+def _head(frame: DemoFrame) -> RenderableType:
     head = Table.grid(expand=True)
     head.add_column(no_wrap=True)
     head.add_column(justify="right", no_wrap=True)
@@ -101,10 +101,10 @@ def _head(frame: Frame) -> RenderableType:
     return head
 
 
-def _figures(frame: Frame) -> list[Figure]:
-    """Figures with their history, the most telling first."""
+def _figures(frame: DemoFrame) -> list[Figure]:
+    """Figures with their history, the most important first."""
     seconds = frame.history
-    now = seconds[-1] if seconds else Second(0, 0.0, 0.0, None, None, 0.0, None, None)
+    now = seconds[-1] if seconds else DemoSecond(0, 0.0, 0.0, None, None, 0.0, None, None)
     return [
         ("players", f"{now.players:,}", [second.players for second in seconds], "cyan"),
         ("load busiest", _percent(now.load_max), [second.load_max for second in seconds], "yellow"),
@@ -116,7 +116,7 @@ def _figures(frame: Frame) -> list[Figure]:
     ]
 
 
-def _crowd(frame: Frame, figures: Sequence[Figure], width: int) -> Panel:
+def _crowd(frame: DemoFrame, figures: Sequence[Figure], width: int) -> Panel:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=14, no_wrap=True)
     grid.add_column(width=10, justify="right", no_wrap=True, style="bold")
@@ -129,8 +129,8 @@ def _crowd(frame: Frame, figures: Sequence[Figure], width: int) -> Panel:
     return _panel(grid, title)
 
 
-def _promise(frame: Frame) -> Panel:
-    """What must stay zero, as the players count it, and what need not."""
+def _promise(frame: DemoFrame) -> Panel:
+    """The players' counts: those that must stay zero first."""
     tally = frame.tally
     line = Text(no_wrap=True, overflow="ellipsis")
     for name, value in (
@@ -144,8 +144,8 @@ def _promise(frame: Frame) -> Panel:
     return _panel(line, counted, "red" if _broken(tally) else "green")
 
 
-def _servers(frame: Frame, width: int) -> Panel:
-    """The servers; a narrow terminal does without some columns."""
+def _servers(frame: DemoFrame, width: int) -> Panel:
+    """The servers; a narrow terminal shows fewer columns."""
     table = Table(box=None, expand=True, header_style="dim", padding=(0, 1))
     for heading in ("server", "state", "lease", "ring", "load"):
         table.add_column(heading, no_wrap=True)
@@ -161,7 +161,7 @@ def _servers(frame: Frame, width: int) -> Panel:
     return _panel(table, f"{len(frame.servers)} servers, {changed}; load average {mean}, busiest {most}")
 
 
-def _server(row: Row) -> Iterable[RenderableType]:
+def _server(row: ServerRow) -> Iterable[RenderableType]:
     colour = "green" if row.state == "running" else "bold red"
     load = row.load
     return (
@@ -179,13 +179,13 @@ def _server(row: Row) -> Iterable[RenderableType]:
 
 
 def load_bar(ratio: float) -> Text:
-    """A load ratio as a bar; what is above the server's capacity does not fit on it."""
+    """A load ratio as a bar; a ratio above 1 fills it."""
     filled = round(BAR * min(max(ratio, 0.0), 1.0))
     colour = "red" if ratio > FULL_RATIO else "yellow" if ratio > BUSY_RATIO else "green"
     return Text.assemble(("█" * filled, colour), ("░" * (BAR - filled), "bright_black"))
 
 
-def _events(frame: Frame, lines: int) -> Panel:
+def _events(frame: DemoFrame, lines: int) -> Panel:
     events = frame.events
     text = Text(no_wrap=True, overflow="ellipsis")
     for number, event in enumerate(events[-lines:]):
@@ -210,8 +210,8 @@ def _panel(content: RenderableType, title: str, colour: str = "bright_black", li
     )
 
 
-def line(frame: Frame) -> str:
-    """The last second in one line, for those who have no terminal or want none."""
+def line(frame: DemoFrame) -> str:
+    """The last second in one line of plain text."""
     second = frame.history[-1]
     tally = frame.tally
     leases = ",".join(row.id for row in frame.servers if row.lease and row.state == "running")
@@ -225,54 +225,54 @@ def line(frame: Frame) -> str:
     )
 
 
-def event_line(event: Event) -> str:
+def event_line(event: DemoEvent) -> str:
     """An event in one line."""
     return f"{event.at_s:5.1f} s  * {event.text}"
 
 
 def summary_table(summary: Summary) -> RenderableType:
-    """What came of it, for people."""
+    """The summary as a table."""
     tally = summary.tally
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True, style="bold")
     table.add_column(style="dim")
-    outage = "killed, noticed, mended" if summary.server_kills else "none was killed"
+    kills = "killed, noticed, restarted" if summary.server_kills else "no server was killed"
     table.add_row("seconds", f"{summary.seconds:g}", "interrupted" if summary.interrupted else "")
-    table.add_row("players", f"{summary.players:,}", "each with a bus of its own")
+    table.add_row("players", f"{summary.players:,}", "each with its own bus")
     table.add_row("servers", f"{summary.servers}", f"at the end, {summary.servers_most} at most")
     table.add_row("servers added", f"{summary.servers_added}", "by the balancer, as the load grew")
     table.add_row("servers removed", f"{summary.servers_removed}", "drained first")
-    table.add_row("server kills", f"{summary.server_kills}", outage)
+    table.add_row("server kills", f"{summary.server_kills}", kills)
     table.add_row("plans", f"{summary.proposals}", "by the balancer, with shorter waits than by default")
-    table.add_row("moves", f"{summary.moves_ended}", f"of {summary.moves_asked} channel moves asked for")
-    table.add_row("replicated", f"{summary.replicated}", "channels that were given several servers")
-    table.add_row("load windows", str(summary.windows), _windows_words(summary))
+    table.add_row("moves", f"{summary.moves_ended}", f"of {summary.moves_asked} channel moves that were planned")
+    table.add_row("replicated", f"{summary.replicated}", "channels that were placed on several servers")
+    table.add_row("load windows", str(summary.windows), _windows_text(summary))
     table.add_row("messages", f"{tally.messages:,}")
     table.add_row("deliveries", f"{tally.deliveries:,}")
-    table.add_row("response p50", _ms(summary.p50_ms), "from an update to its return")
-    table.add_row("response p99", _ms(summary.p99_ms), "servers' deaths included")
+    table.add_row("response p50", _ms(summary.p50_ms), "from a player's update to its delivery to that player")
+    table.add_row("response p99", _ms(summary.p99_ms), "including the time after the kill")
     for name, value, meaning in (
-        ("lost", tally.lost, "published after a player had subscribed, and never delivered"),
+        ("lost", tally.lost, "published after a player had subscribed, never delivered"),
         ("duplicated", tally.duplicated, "delivered twice to one subscription"),
-        ("reordered", tally.reordered, "delivered after a later one of the same player"),
+        ("reordered", tally.reordered, "delivered after a later update of the same player"),
     ):
         table.add_row(name, Text(f"{value}", "bold red" if value else "bold green"), meaning)
-    table.add_row("gaps reported", f"{tally.gaps_reported}", "what could not be healed, and was said")
+    table.add_row("gaps reported", f"{tally.gaps_reported}", "losses that Shoal reported to the players")
     cpu = f"{100 * summary.cpu_share_mean:.0f} %"
     table.add_row("processors", cpu, f"on average; {100 * summary.cpu_share_max:.0f} % in the busiest second")
     notes = [Text(f"gaps: {count} x {reason}", "yellow") for reason, count in summary.gap_reasons.items()]
     notes += [Text(trouble, "red") for trouble in summary.troubles[:TROUBLES_MAX]]
     verdict = (
-        Text("nothing was lost, doubled or reordered", "bold green")
+        Text("nothing was lost, duplicated or reordered", "bold green")
         if summary.holds
         else Text("the promise was broken", "bold red")
     )
     return Group(table, *notes, verdict)
 
 
-def _windows_words(summary: Summary) -> str:
-    """Where load windows came from, and since when."""
+def _windows_text(summary: Summary) -> str:
+    """Where load windows were folded, and since when."""
     if summary.spark_at_s is None:
         return summary.windows_why
     handed = f"handed over to Spark after {summary.spark_at_s:g} s"
@@ -284,7 +284,7 @@ def _broken(tally: Tally) -> bool:
 
 
 def _log(value_ms: float | None) -> float | None:
-    """A height for a time that may be one millisecond or some seconds."""
+    """The height of a bar for a time between a millisecond and several seconds."""
     return None if value_ms is None else math.log1p(value_ms)
 
 

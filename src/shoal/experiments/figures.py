@@ -1,6 +1,6 @@
-"""Figures: drawings as SVG and PNG files.
+"""Drawings as SVG and PNG files.
 
-Owns how they look. Needs matplotlib, which a plain installation does not have: it is imported when something is drawn.
+Owns how they look. Needs matplotlib, which a plain installation does not have, and imports it only to draw.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PNG_DPI: Final = 120
 COLOURS: Final = ("#0b6e8f", "#d1495b", "#edae49", "#66a182", "#5d5179", "#8d99ae")
 MARK_SYMBOLS: Final = ("D", "o", "s", "^", "v")
 MARKED_POINTS_MAX: Final = 40
-"""Curves of so few points show each of them."""
+"""Curves with no more points than this show each point."""
 
 
 def draw(drawings: list[Drawing], out: Path) -> list[Path]:

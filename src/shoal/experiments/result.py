@@ -1,7 +1,6 @@
-"""The result of an experiment: figures of speech are for the paragraph, everything else is data.
+"""The result of an experiment: JSON, tables, drawings, and the paragraph that compares it with the paper.
 
-Owns the records that every experiment fills in, in any mode: what JSON shows, the table, the drawings and the paragraph
-that compares with the paper. Nothing here draws or prints.
+Owns the records that every experiment fills in, in any mode. Draws and prints nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ class Line:
     x: list[float]
     y: list[float]
     steps: bool = False
-    """Drawn as steps: for counts."""
+    """Drawn as steps; for counts."""
     right: bool = False
-    """On the axis at the right."""
+    """On the right axis."""
     dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes. `marks` are moments (label and x) that get a diamond each at the bottom."""
+    """One pair of axes. `marks` are labels with moments, each drawn as a symbol at the bottom."""
 
     title: str
     x_label: str
@@ -37,12 +36,12 @@ class Panel:
     right_label: str = ""
     y_max: float | None = None
     level: float | None = None
-    """A horizontal line: a limit."""
+    """Where to draw a horizontal line: a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A file with panels below each other."""
+    """One file, with its panels from top to bottom."""
 
     name: str
     panels: list[Panel]
@@ -50,7 +49,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows for people."""
+    """A table for the terminal."""
 
     title: str
     headings: tuple[str, ...]
@@ -58,8 +57,8 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What came out. `claims` says of each thing that must hold whether it does."""
+class ExperimentResult:
+    """The result. `claims` are the statements that must hold, and whether each does."""
 
     name: str
     paper: str
@@ -73,11 +72,11 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Whether everything that must hold does."""
+        """Whether all claims hold."""
         return all(self.claims.values())
 
     def facts(self) -> dict[str, Any]:
-        """What `--json` prints; a number that is not finite is null there."""
+        """What `--json` prints. Numbers that are not finite become null."""
         facts = {
             "name": self.name,
             "paper": self.paper,

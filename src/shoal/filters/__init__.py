@@ -1,7 +1,7 @@
 """Filters: the language of content-based subscriptions, exact reasoning about them, and the matching index.
 
-Owns what a filter and an event are. No I/O but the index's snapshots: nothing else here touches a socket, a file or a
-clock. The index is in `shoal.filters.index`, which imports numpy and numba; the rest needs neither.
+Owns what a filter and an event are. Never touches a socket, a file or a clock, except for the index's snapshots. The
+index is in `shoal.filters.index`, which imports numpy and numba; the rest needs neither.
 
     from shoal.filters import parse
     from shoal.filters.index import Index

@@ -1,14 +1,14 @@
 """Advertisements: what a publisher will publish, and which subscriptions that concerns.
 
-Owns the overlap of subscriptions with advertisements, and the table that keeps it while both come and go. Never touches
-links: the overlay floods advertisements, sends a subscription back along the ways of those that it overlaps with, and
-takes it back where the last one is gone.
+Owns the overlap of subscriptions with advertisements, and the table that maintains it while both come and go. Never
+touches links: the overlay floods advertisements, sends a subscription back along the paths of those that it overlaps
+with, and withdraws it when the last of them is gone.
 
 An advertisement is one conjunction. Its events carry exactly the attributes that it names, except those that it says
-are absent, and each is as its constraint says; `is number` (the papers' `[high,isPresent,0]`) promises no more than the
-kind. So a subscription that asks for an attribute which is not advertised does not overlap, and one that asks for its
-absence may. A publisher whose events come in several forms, or have an attribute now and then, makes an advertisement
-for each form. `Advertisement.allows` says whether an event keeps the promise; one that does not may miss subscribers.
+are absent, and each satisfies its constraint; `is number` (the papers' `[high,isPresent,0]`) promises only the kind. So
+a subscription that requires an attribute which is not advertised does not overlap, and one that requires its absence
+may. A publisher whose events have several forms, or an attribute only sometimes, makes an advertisement for each form.
+`Advertisement.allows` says whether an event keeps the promise; an event that does not may miss subscribers.
 
 Overlap is sound: False is certain, and for all operators but some on strings (see `strings`) True is too.
 """
@@ -29,23 +29,23 @@ from shoal.filters.values import Event
 
 Item = TypeVar("Item", bound=Hashable)
 _Access: TypeAlias = tuple[str, Constraint]
-"""An attribute that must be there, and what it must be."""
+"""An attribute that must exist, and its constraint."""
 
 
 class Advertisement(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
-    """A promise of what events will look like."""
+    """A promise about the form of events."""
 
     conjunction: Conjunction
 
     def allows(self, event: Event) -> bool:
-        """Whether an event is as promised: it has all that is advertised, and nothing else."""
+        """Whether an event keeps the promise: it has everything that is advertised, and nothing else."""
         advertised = dict(self.conjunction.constraints)
         return self.conjunction.matches(event) and all(
             attribute in advertised or event.get(attribute) is None for attribute in event
         )
 
     def overlaps(self, filter_: Filter) -> bool:
-        """Whether some event that is as promised may match a filter: False is certain."""
+        """Whether some event that keeps the promise may match a filter. False is certain."""
         advertised = dict(self.conjunction.constraints)
         return any(
             all(
@@ -60,7 +60,7 @@ _UNADVERTISED: Final = Absent()
 
 
 def advertisement_of(filter_: Filter) -> Advertisement:
-    """The advertisement that a filter of one conjunction spells. FilterError if it has alternatives."""
+    """The advertisement that a filter of one conjunction describes. FilterError if it has alternatives."""
     if len(check_filter(filter_).conjunctions) > 1:
         raise FilterError("an advertisement has no `or`", do="make an advertisement for each alternative")
     return Advertisement(filter_.conjunctions[0])
@@ -69,31 +69,31 @@ def advertisement_of(filter_: Filter) -> Advertisement:
 class AdvertisementTable:
     """Advertisements and subscriptions by their ids, and which of them overlap.
 
-    Identical filters are compared once. An advertisement is compared only with subscriptions that ask for an attribute
-    and a value which it can have, and the reverse. An id that is there already, or is not there, is a mistake of the
-    caller and raises ProtocolError.
+    Identical filters are compared once. An advertisement is compared only with subscriptions that require an attribute
+    and a value which it can have, and vice versa. Adding an id twice, or removing one that is not there, is a mistake
+    of the caller and raises ProtocolError.
     """
 
     def __init__(self) -> None:
         self._advertised: dict[Hashable, _Advertised] = {}
         self._by_attribute: _ByAttribute[Hashable] = _ByAttribute()
-        """Advertisements by all attributes that they promise."""
+        """Advertisements by every attribute that they promise."""
         self._filter_of: dict[Hashable, Filter] = {}
         self._subscribed: dict[Filter, _Subscribed] = {}
         self._by_access: _ByAttribute[Filter] = _ByAttribute()
-        """Filters by one attribute that each of their conjunctions asks for."""
+        """Filters by one attribute that each of their conjunctions requires."""
         self._anywhere: set[Filter] = set()
-        """Filters with a conjunction that asks for no attribute."""
+        """Filters with a conjunction that requires no attribute."""
 
     def advertise(self, advertisement_id: Hashable, advertisement: Advertisement) -> tuple[Hashable, ...]:
-        """Add an advertisement. Hands back the subscriptions that overlap with it, which are to be sent its way."""
+        """Adds an advertisement. Returns the subscriptions that overlap with it, which are to be sent its way."""
         if not isinstance(advertisement, Advertisement):
             raise FilterError(
                 f"an advertisement is needed, not something of type {type(advertisement).__name__}",
-                do="make one of a filter with `advertisement_of`",
+                do="make one from a filter with `advertisement_of`",
             )
         if advertisement_id in self._advertised:
-            raise ProtocolError(f"advertisement {advertisement_id!r} is there already", broken_by="us")
+            raise ProtocolError(f"advertisement {advertisement_id!r} exists already", broken_by="us")
         promised = _possible(advertisement.conjunction)
         candidates = self._anywhere.union(*(self._by_access.compatible(*each) for each in promised))
         overlapping = {filter_ for filter_ in candidates if advertisement.overlaps(filter_)}
@@ -105,10 +105,10 @@ class AdvertisementTable:
         return self._subscribers(overlapping)
 
     def unadvertise(self, advertisement_id: Hashable) -> tuple[Hashable, ...]:
-        """Take an advertisement back. Hands back the subscriptions that lose their last one with it."""
+        """Removes an advertisement. Returns the subscriptions that lose their last one with it."""
         known = self._advertised.pop(advertisement_id, None)
         if known is None:
-            raise ProtocolError(f"advertisement {advertisement_id!r} is not there", broken_by="us")
+            raise ProtocolError(f"there is no advertisement {advertisement_id!r}", broken_by="us")
         for attribute, constraint in _possible(known.advertisement.conjunction):
             self._by_attribute.remove(attribute, constraint, advertisement_id)
         for filter_ in known.filters:
@@ -116,10 +116,10 @@ class AdvertisementTable:
         return self._subscribers(each for each in known.filters if not self._subscribed[each].advertisements)
 
     def subscribe(self, subscription_id: Hashable, filter_: Filter) -> Set[Hashable]:
-        """Add a subscription. Hands back the advertisements that it overlaps with, whose ways it is to be sent."""
+        """Adds a subscription. Returns the advertisements that it overlaps with, along whose paths it is to be sent."""
         check_filter(filter_)
         if subscription_id in self._filter_of:
-            raise ProtocolError(f"subscription {subscription_id!r} is there already", broken_by="us")
+            raise ProtocolError(f"subscription {subscription_id!r} exists already", broken_by="us")
         known = self._subscribed.get(filter_)
         if known is None:
             known = self._subscribed[filter_] = _Subscribed(self.overlapping(filter_), self._accesses(filter_))
@@ -134,10 +134,10 @@ class AdvertisementTable:
         return frozenset(known.advertisements)
 
     def unsubscribe(self, subscription_id: Hashable) -> None:
-        """Take a subscription back."""
+        """Removes a subscription."""
         filter_ = self._filter_of.pop(subscription_id, None)
         if filter_ is None:
-            raise ProtocolError(f"subscription {subscription_id!r} is not there", broken_by="us")
+            raise ProtocolError(f"there is no subscription {subscription_id!r}", broken_by="us")
         known = self._subscribed[filter_]
         known.subscribers.remove(subscription_id)
         if known.subscribers:
@@ -150,7 +150,7 @@ class AdvertisementTable:
             self._advertised[advertisement_id].filters.remove(filter_)
 
     def overlapping(self, filter_: Filter) -> set[Hashable]:
-        """The advertisements that a filter overlaps with, whether somebody subscribed to it or not."""
+        """The advertisements that a filter overlaps with, whether or not it is subscribed to."""
         found: set[Hashable] = set()
         for conjunction in check_filter(filter_).conjunctions:
             access = self._by_attribute.rarest(conjunction)
@@ -158,7 +158,7 @@ class AdvertisementTable:
         return {each for each in found if self._advertised[each].advertisement.overlaps(filter_)}
 
     def _accesses(self, filter_: Filter) -> list[_Access]:
-        """Where a filter is to be found: for each conjunction an attribute that it asks for, the rarest one."""
+        """How a filter is found: for each conjunction the rarest attribute that it requires."""
         found = map(self._by_access.rarest, filter_.conjunctions)
         return list({(each[0], _value(each[1])): each for each in found if each is not None}.values())
 
@@ -177,7 +177,7 @@ class _Advertised:
 
 
 class _Subscribed:
-    """A filter in the table: who subscribed to it, what it overlaps with, and where it is to be found."""
+    """A filter in the table: its subscribers, the advertisements that it overlaps with, and how it is found."""
 
     __slots__ = ("accesses", "advertisements", "subscribers")
 
@@ -195,11 +195,11 @@ class _ByAttribute(Generic[Item]):
         """None stands for all constraints that leave more than one value possible."""
 
     def add(self, attribute: str, constraint: Constraint, item: Item) -> None:
-        """Take an item in."""
+        """Adds an item."""
         self._values.setdefault(attribute, {}).setdefault(_value(constraint), set()).add(item)
 
     def remove(self, attribute: str, constraint: Constraint, item: Item) -> None:
-        """Let an item go that is there."""
+        """Removes an item that is there."""
         values, value = self._values[attribute], _value(constraint)
         values[value].remove(item)
         if not values[value]:
@@ -208,11 +208,11 @@ class _ByAttribute(Generic[Item]):
             del self._values[attribute]
 
     def compatible(self, attribute: str, constraint: Constraint) -> set[Item]:
-        """The items that have an attribute, but not with another value than the only one that is possible."""
+        """The items that have an attribute, without those whose only possible value is another one."""
         return set().union(*self._sets(attribute, constraint))
 
     def rarest(self, conjunction: Conjunction) -> _Access | None:
-        """The attribute of a conjunction for which the fewest items are compatible; None if it asks for none."""
+        """The attribute of a conjunction with the fewest compatible items; None if it requires no attribute."""
         return min(_needed(conjunction), key=lambda access: sum(map(len, self._sets(*access))), default=None)
 
     def _sets(self, attribute: str, constraint: Constraint) -> Iterable[set[Item]]:
@@ -221,12 +221,12 @@ class _ByAttribute(Generic[Item]):
 
 
 def _needed(conjunction: Conjunction) -> list[_Access]:
-    """The attributes that must be there, and what they must be."""
+    """The attributes that must exist, and their constraints."""
     return [item for item in conjunction.constraints if not item[1].accepts(None)]
 
 
 def _possible(conjunction: Conjunction) -> list[_Access]:
-    """The attributes that may be there, and what they must be then."""
+    """The attributes that may exist, and their constraints."""
     return [item for item in conjunction.constraints if not isinstance(item[1], Absent)]
 
 

@@ -1,11 +1,11 @@
 """CloudEvents subscription filters (Subscriptions API, section "Filters") as another way to make a `Filter`.
 
-Owns: the dialects exact, prefix, suffix, all, any and not, as the objects that JSON gives. Never touches JSON text or
-the rest of a subscription object.
+Owns the dialects exact, prefix, suffix, all, any and not, as objects parsed from JSON. Never touches JSON text, or the
+rest of a subscription object.
 
-The specification knows true and false only: `not` is the inverse of what it holds, so it matches events without the
-attribute too. Its values are strings, so an attribute that is not a string is not equal to any of them, and `not`
-matches it as well. `is not` says both at once: `not` of exact type 'x' is `type is not 'x'`, one predicate.
+The specification has only true and false: `not` is the inverse of its argument, so it also matches events without the
+attribute. Its values are strings, so an attribute that is not a string equals none of them, and `not` matches it too.
+`is not` means both: `not` of exact type 'x' is `type is not 'x'`, one predicate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SQL: Final = ("sql", "cesql")
 
 
 def from_cloudevents(expression: object, limits: Limits = DEFAULT_LIMITS) -> Filter:
-    """The filter of one filter expression, or of a list of them all of which must be true (`filters`).
+    """The filter of one filter expression, or of a list of expressions that must all be true (`filters`).
 
     Raises FilterError for what the specification does not allow, and for the optional SQL dialect.
     """
@@ -36,7 +36,7 @@ def from_cloudevents(expression: object, limits: Limits = DEFAULT_LIMITS) -> Fil
 
 
 class _Reader:
-    """Reads filter expressions and pushes their two-valued `not` inwards on the way."""
+    """Reads filter expressions, and pushes their two-valued `not` down on the way."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -45,7 +45,7 @@ class _Reader:
         """The expression, or its inverse, with predicates at its leaves."""
         if depth > self._limits.filter_depth_max:
             raise FilterTooLargeError(
-                f"more than {self._limits.filter_depth_max} filter expressions inside one another (filter_depth_max)"
+                f"more than {self._limits.filter_depth_max} nested filter expressions (filter_depth_max)"
             )
         dialect, body = _opened(expression)
         if operator := _LEAVES.get(dialect):
@@ -69,10 +69,10 @@ class _Reader:
 
 
 def _opened(expression: object) -> tuple[str, object]:
-    """The dialect of a filter expression and what it holds."""
+    """The dialect of a filter expression, and its argument."""
     if not isinstance(expression, Mapping) or len(expression) != 1:
         raise FilterError(
-            f"a filter expression is an object with one dialect in it, not {_shape(expression)}",
+            f"a filter expression is an object with one dialect, not {_shape(expression)}",
             do="write for example {'exact': {'type': 'com.example.created'}}",
         )
     [(dialect, body)] = expression.items()
@@ -87,7 +87,7 @@ def _opened(expression: object) -> tuple[str, object]:
 
 
 def _shape(found: object) -> str:
-    """What an error message calls something of the wrong shape."""
+    """How an error message describes an object of the wrong shape."""
     if isinstance(found, Mapping):
         return f"an object of {len(found)} members"
     return "an empty string" if found == "" else f"a {type(found).__name__}"

@@ -1,10 +1,10 @@
-"""Conjunctions: predicates that must all be true of an event, as one constraint for each attribute.
+"""Conjunctions: predicates that must all be true of an event, as one constraint per attribute.
 
-Owns how constraints on several attributes go together. Never touches what a constraint accepts, nor disjunctions.
+Owns how constraints on several attributes combine. Never touches what a constraint accepts, or disjunctions.
 
-Attributes are independent and no constraint accepts everything, so one conjunction covers another exactly if it
-constrains no other attributes and each of its constraints covers the one of the other: complete wherever constraints
-are.
+Attributes are independent, and no constraint accepts everything. So one conjunction covers another exactly if it
+constrains no other attributes, and each of its constraints covers that of the other. This is complete wherever
+constraints are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.filters.values import Event
 
 
 class Conjunction(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_hash=True):
-    """Constraints, one for each attribute, in the order of the names. The empty one matches every event.
+    """Constraints, one per attribute, in the order of the names. The empty conjunction matches every event.
 
     `conjunction_of` makes one from predicates.
     """
@@ -28,14 +28,14 @@ class Conjunction(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_
     constraints: tuple[tuple[str, Constraint], ...] = ()
 
     def matches(self, event: Event) -> bool:
-        """Whether every constraint accepts what the event has there."""
-        for attribute, constraint in self.constraints:  # noqa: SIM110  # all() costs twice as much
+        """Whether every constraint accepts the event's value."""
+        for attribute, constraint in self.constraints:  # noqa: SIM110  # all() takes twice as long
             if not constraint.accepts(event.get(attribute)):
                 return False
         return True
 
     def constraint(self, attribute: str) -> Constraint | None:
-        """What is said of an attribute; None if nothing is."""
+        """The constraint on an attribute; None if there is none."""
         for name, constraint in self.constraints:
             if name == attribute:
                 return constraint
@@ -55,7 +55,7 @@ class Conjunction(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_
         return True
 
     def intersects(self, other: Conjunction) -> bool:
-        """Whether some event may be matched by both: False is certain."""
+        """Whether some event may be matched by both. False is certain."""
         theirs = dict(other.constraints)
         return all(
             constraint.intersects(theirs[attribute])
@@ -75,12 +75,12 @@ class Conjunction(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_
         return Conjunction(tuple(sorted(both.items(), key=_name)))
 
     def order(self) -> tuple[Any, ...]:
-        """A key that puts any conjunctions in one order, the same for equal ones."""
+        """A sort key. Equal conjunctions have equal keys."""
         return tuple((attribute, order_of(constraint)) for attribute, constraint in self.constraints)
 
 
 def conjunction_of(predicates: Iterable[Predicate]) -> Conjunction | None:
-    """The conjunction of predicates, in whatever order and however redundant; None if it is certainly empty."""
+    """The conjunction of predicates, in any order and with any redundancy; None if it is certainly empty."""
     by_attribute: dict[str, list[Predicate]] = {}
     for predicate in predicates:
         by_attribute.setdefault(predicate.attribute, []).append(predicate)

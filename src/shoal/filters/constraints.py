@@ -1,18 +1,18 @@
-"""Constraints: all that a conjunction says of one attribute, in canonical form.
+"""Constraints: everything that a conjunction says about one attribute, in canonical form.
 
-Owns the union of the shapes of a constraint, and how predicates become one. Never touches other attributes: what
-`class` is says nothing of `volume`.
+Owns the union of the types of constraints, and how predicates become one. Never touches other attributes: attributes
+are independent.
 
-    Absent      the attribute is not there
-    Present     it is there, with a value of any kind
+    Absent      the attribute is missing
+    Exists      the attribute has a value of any kind
     Numbers     a closed interval of numbers without some points
-    Strings     an interval of strings, and their prefix, suffix and substrings, wanted and unwanted
+    Strings     an interval of strings, with required and excluded prefixes, suffixes and substrings
     OneOf       one of the listed values, which are of one kind; booleans are always this
-    Unlike      anything, absence perhaps included, but strings that are or do what is listed
+    Unlike      anything, perhaps absence too, except strings that meet a listed condition
 
-Two constraints that accept the same values are equal. `covers` and `intersects` are sound always: True of `covers`,
-False of `intersects` and None of `meet` are certain. They are complete for all constraints but some on strings that the
-module `strings` lists.
+Two constraints that accept the same values are equal. `covers` and `intersects` are always sound: True from `covers`,
+False from `intersects` and None from `meet` are certain. They are complete for all constraints except some on strings,
+which the module `strings` lists.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ import msgspec
 from shoal.errors import FilterError
 from shoal.filters.predicates import Operator, Predicate
 from shoal.filters.ranges import BOOLEANS, Numbers, OneOf, numbers_of, one_of
-from shoal.filters.string_bounds import NUL, prefix_end
-from shoal.filters.strings import Strings, strings_of, strings_without
-from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number, Value, kind_of, pred, succ
+from shoal.filters.strings import NUL, Strings, prefix_end, strings_of, strings_without
+from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Number, Value, ValueKind, kind_of, pred, succ
 
 
 class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
-    """The attribute is not there."""
+    """The attribute is missing."""
 
     def accepts(self, value: Value | None) -> bool:
         """Whether the value is None, which stands for absence."""
         return value is None
 
     def covers(self, other: Constraint) -> bool:
-        """Whether `other` asks for absence too."""
+        """Whether `other` requires absence too."""
         return isinstance(other, Absent)
 
     def intersects(self, other: Constraint) -> bool:
@@ -46,7 +45,7 @@ class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
         return other.accepts(None)
 
     def meet(self, other: Constraint) -> Constraint | None:
-        """Absence, or None if `other` wants a value."""
+        """Absence, or None if `other` requires a value."""
         return self if other.accepts(None) else None
 
     def predicates(self, attribute: str) -> tuple[Predicate, ...]:
@@ -54,15 +53,15 @@ class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
         return (Predicate(attribute, Operator.ABSENT),)
 
 
-class Present(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
-    """The attribute is there; its value may be anything."""
+class Exists(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
+    """The attribute has a value, of any kind."""
 
     def accepts(self, value: Value | None) -> bool:
         """Whether there is a value."""
         return value is not None
 
     def covers(self, other: Constraint) -> bool:
-        """Whether `other` wants a value."""
+        """Whether `other` requires a value."""
         return not other.accepts(None)
 
     def intersects(self, other: Constraint) -> bool:
@@ -70,7 +69,7 @@ class Present(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
         return not isinstance(other, Absent)
 
     def meet(self, other: Constraint) -> Constraint | None:
-        """What the other constraint says of values; None if it asks for absence."""
+        """What the other constraint says about values; None if it requires absence."""
         if isinstance(other, Unlike):
             return Unlike(False, other.strings)
         return None if isinstance(other, Absent) else other
@@ -81,9 +80,9 @@ class Present(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 
 
 class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
-    """Every value that is no string, the strings of `strings`, and absence if `may_be_absent`.
+    """Every value that is not a string, the strings of `strings`, and absence if `may_be_absent`.
 
-    Canonical: `strings` says by its lists alone what they are not, and at least one list is not empty.
+    Canonical: `strings` consists of excluded texts, prefixes, suffixes and substrings only, at least one.
     `strings_without` makes it.
     """
 
@@ -91,7 +90,7 @@ class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
     strings: Strings
 
     def accepts(self, value: Value | None) -> bool:
-        """Whether a value, or None for absence, is not what is listed."""
+        """Whether a value, or None for absence, meets none of the listed conditions."""
         if isinstance(value, str):
             return self.strings.accepts(value)
         return value is not None or self.may_be_absent
@@ -101,7 +100,7 @@ class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
         match other:
             case Absent():
                 return self.may_be_absent
-            case Present():
+            case Exists():
                 return False
             case Unlike(may_be_absent, strings):
                 return self.may_be_absent >= may_be_absent and self.strings.covers(strings)
@@ -113,7 +112,7 @@ class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
                 return all(map(self.accepts, values))
 
     def intersects(self, other: Constraint) -> bool:
-        """Whether some value, or absence, may be accepted by both: False is certain."""
+        """Whether both may accept some value or absence. False is certain."""
         return self.meet(other) is not None
 
     def meet(self, other: Constraint) -> Constraint | None:
@@ -125,7 +124,7 @@ class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
                 return other
             case Strings():
                 return self.strings.meet(other)
-            case Absent() | Present() | OneOf():
+            case Absent() | Exists() | OneOf():
                 return other.meet(self)
 
     def predicates(self, attribute: str) -> tuple[Predicate, ...]:
@@ -150,20 +149,20 @@ def _without_both(one: Strings, other: Strings) -> Strings:
     )
 
 
-Constraint: TypeAlias = Absent | Present | Numbers | Strings | OneOf | Unlike
+Constraint: TypeAlias = Absent | Exists | Numbers | Strings | OneOf | Unlike
 
 KIND_CONSTRAINTS: Final[Mapping[str, Constraint]] = {
-    Kind.NUMBER.word: Numbers(),
-    Kind.STRING.word: Strings(),
-    Kind.BOOLEAN.word: BOOLEANS,
+    ValueKind.NUMBER.word: Numbers(),
+    ValueKind.STRING.word: Strings(),
+    ValueKind.BOOLEAN.word: BOOLEANS,
 }
-"""What `is` says, by the word behind it."""
+"""What `is` accepts, by the word after it."""
 
 
 def constraint_of(predicates: Iterable[Predicate]) -> Constraint | None:
-    """What predicates on one attribute say together; None if nothing can satisfy them all.
+    """What predicates on one attribute mean together; None if no value satisfies them all.
 
-    No predicates at all is no constraint, and a mistake of the caller.
+    At least one predicate is needed; FilterError otherwise.
     """
     met: Constraint | None = None
     for predicate in predicates:
@@ -177,11 +176,11 @@ def constraint_of(predicates: Iterable[Predicate]) -> Constraint | None:
 
 
 def order_of(constraint: Constraint) -> tuple[Any, ...]:
-    """A key that puts any constraints in one order, the same for equal ones."""
+    """A sort key for constraints of all types. Equal constraints have equal keys."""
     match constraint:
         case Absent():
             return (0,)
-        case Present():
+        case Exists():
             return (1,)
         case OneOf(values, kind):
             return (2, kind, values)
@@ -194,10 +193,10 @@ def order_of(constraint: Constraint) -> tuple[Any, ...]:
 
 
 def _single(predicate: Predicate) -> Constraint | None:
-    """What one predicate says."""
+    """The constraint of one predicate."""
     operator, value = predicate.operator, predicate.value
     if operator is Operator.EXISTS:
-        return Present()
+        return Exists()
     if operator is Operator.ABSENT:
         return Absent()
     if isinstance(value, tuple):
@@ -216,7 +215,7 @@ def _single(predicate: Predicate) -> Constraint | None:
 
 
 def _listed(operator: Operator, values: tuple[Value, ...]) -> Constraint | None:
-    """What `in` and `not in` say of values of one kind."""
+    """The constraint of `in` or `not in` with values of one kind."""
     if len(set(map(kind_of, values))) > 1:
         raise FilterError(
             f"'{operator}' lists values of several kinds in one conjunction", do="make one conjunction for each kind"

@@ -1,19 +1,19 @@
 """Event batches: many events as the columns of one Arrow record batch, and back.
 
-Owns: the columnar form of events. Never touches filters. Arrow is imported by the first call, not with the module.
+Owns the columnar form of events. Never touches filters. Arrow is imported by the first call, not with the module.
 
-Every attribute that any event of the batch has is a column of its name, in the order in which they first appear; a null
-is an absent attribute. Where all values of a column are of one kind it has a plain type:
+Every attribute that any event of the batch has is a column of its name, in order of first appearance; a null is an
+absent attribute. Where all values of a column are of one kind it has a plain type:
 
     string      string
     bool        boolean
     int64       number, all of them integers; uint64 if they reach past 2**63
     double      number, where every integer among them is exact as a float64
 
-Where kinds mix, or integers past 2**53 stand beside fractions, the column is a struct with one nullable field for each
-type that occurs (`string`, `bool`, `int64`, `uint64`, `double`), at most one of which is set: plain columns and structs
-are what Parquet, Spark and DataFrame libraries read, and they read no unions. No number loses digits either way.
-`from_arrow` also reads other widths of integers and floats, large strings and dictionary-coded strings.
+Where kinds mix, or integers past 2**53 occur with fractions, the column is a struct with one nullable field for each
+type that occurs (`string`, `bool`, `int64`, `uint64`, `double`), at most one of which is set. Parquet, Spark and
+DataFrame libraries read plain columns and structs, but not unions. No number loses digits either way. `from_arrow` also
+reads other widths of integers and floats, large strings and dictionary-encoded strings.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ def to_arrow(events: Iterable[Mapping[str, Value | None]], limits: Limits = DEFA
         rows += 1
     arrays = {name: _array(column + [None] * (rows - len(column))) for name, column in columns.items()}
     fields = [pyarrow.field(name, array.type) for name, array in arrays.items()]
-    if not arrays:  # a record batch without columns keeps its rows only if it is made from structs
+    if not arrays:  # a record batch without columns keeps its row count only if it is made from structs
         return pyarrow.RecordBatch.from_struct_array(pyarrow.array([{}] * rows, pyarrow.struct([])))
     return pyarrow.RecordBatch.from_arrays(list(arrays.values()), schema=pyarrow.schema(fields))
 
 
 def is_arrow(found: object) -> bool:
-    """Whether something is a record batch or a table of Arrow, which nobody can have who has not imported it."""
+    """Whether an object is an Arrow record batch or table. It cannot be one if Arrow was never imported."""
     arrow = sys.modules.get("pyarrow")
     return arrow is not None and isinstance(found, arrow.RecordBatch | arrow.Table)
 
 
 def from_arrow(batch: pyarrow.RecordBatch | pyarrow.Table, limits: Limits = DEFAULT_LIMITS) -> list[dict[str, Value]]:
-    """The events of a record batch or a table, checked, one for each row."""
+    """The events of a record batch or table, checked, one for each row."""
     if not is_arrow(batch):
-        raise EventError(f"a record batch or a table of Arrow is needed, not something of type {type(batch).__name__}")
+        raise EventError(f"an Arrow record batch or table is needed, not something of type {type(batch).__name__}")
     events: list[dict[str, Value | None]] = [{} for _ in range(batch.num_rows)]
     for field, column in zip(batch.schema, batch.columns, strict=True):
         values = _values(field, column)
@@ -70,19 +70,19 @@ def from_arrow(batch: pyarrow.RecordBatch | pyarrow.Table, limits: Limits = DEFA
             if value is None:
                 continue
             if field.name in event:
-                raise EventError(f"the batch has two columns of the name {field.name!r}")
+                raise EventError(f"two columns of the batch are named {field.name!r}")
             event[field.name] = value
     return [_row(row, event, limits) for row, event in enumerate(events)]
 
 
 def _values(field: pyarrow.Field, column: pyarrow.Array | pyarrow.ChunkedArray) -> list[Any]:
-    """The values of a column, None where there is none."""
+    """The values of a column, None for nulls."""
     import pyarrow
 
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError as error:
-        raise EventError(f"the column {field.name!r} holds a string that is not UTF-8 ({error})") from error
+        raise EventError(f"the column {field.name!r} contains a string that is not UTF-8 ({error})") from error
     return [_only_member(field.name, value) for value in values] if pyarrow.types.is_struct(field.type) else values
 
 
@@ -97,12 +97,12 @@ def _only_member(name: str, members: Mapping[str, Any] | None) -> Any:
     """The one value in a struct that has a field for each type."""
     present = [member for member in (members or {}).values() if member is not None]
     if len(present) > 1:
-        raise EventError(f"attribute {name!r} has {len(present)} values in one row of the batch, not one")
+        raise EventError(f"attribute {name!r} has {len(present)} values in one row of the batch instead of one")
     return present[0] if present else None
 
 
 def _array(column: _Column) -> pyarrow.Array:
-    """The column as the plain type that holds all of it, or as a struct of those that do."""
+    """The column as the plain type that holds all values, or as a struct of several types."""
     import pyarrow
 
     types = {_type_name(value) for value in column if value is not None}

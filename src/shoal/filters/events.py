@@ -1,8 +1,8 @@
-"""Events: attribute maps, checked once where they come in, and their form on the wire.
+"""Events: maps of attributes, checked once where they come in, and their form on the wire.
 
-Owns: which mappings are events, their canonical form, the papers' spelling of an event, and the MessagePack form of one
-(a plain map of names and values, as the envelope carries it). `event_batches` has the columns for many. Never touches
-filters.
+Owns which mappings are events, their canonical form, the papers' spelling of an event, and its MessagePack form (a
+plain map of names to values, as the envelope carries it). `event_batches` has the columns for many events. Never
+touches filters.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _decoder: Final = msgspec.msgpack.Decoder(dict[str, str | int | float | bool | N
 
 
 def check_event(attributes: Mapping[str, Value | None], limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
-    """The event that a mapping means: canonical values, and no attribute whose value is None.
+    """A mapping as an event: canonical values, and no attribute whose value is None.
 
-    Raises EventError for names and values that no event can have, and over `attributes_max` and
-    `attributes_bytes_max`.
+    Raises EventError for invalid names and values, and above `attributes_max` and `attributes_bytes_max`.
     """
     event = _checked(attributes, limits)
     _encoded(event, limits)
@@ -40,7 +39,7 @@ def encode_event(attributes: Mapping[str, Value | None], limits: Limits = DEFAUL
 
 
 def decode_event(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
-    """The event in some MessagePack, checked as if it had been handed in."""
+    """The event in some MessagePack, checked like `check_event`."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise EventError(f"bytes are needed to decode an event, not something of type {type(data).__name__}")
     if len(data) > limits.attributes_bytes_max:
@@ -55,18 +54,18 @@ def decode_event(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Valu
 def parse_event(text: str, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
     """The event in the papers' spelling: `[class,'STOCK'],[volume,10]`. Empty text is the event without attributes.
 
-    Raises EventError with the position of what is wrong.
+    Raises EventError with the position of the mistake.
     """
     event: dict[str, Value] = {}
     try:
         reader = Reader(text, limits)
         while not reader.at_end():
             if event:
-                reader.take(",")
+                reader.expect(",")
             position = reader.position
             name, value = reader.pair()
             if name in event:
-                raise FilterError(f"the attribute {name!r} stands here twice", text=text, position=position)
+                raise FilterError(f"attribute {name!r} is given twice", text=text, position=position)
             event[name] = value
     except FilterError as error:
         raise EventError(str(error)) from error
@@ -74,8 +73,8 @@ def parse_event(text: str, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
 
 
 def plain_event(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
-    """The event that a mapping means, of whatever size. Raises EventError for names and values that no event can have,
-    and for what is no mapping."""
+    """A mapping as an event of any size. Raises EventError for invalid names and values, and for anything but a
+    mapping."""
     return _checked(attributes, _NO_LIMITS)
 
 
@@ -95,7 +94,7 @@ def _checked(attributes: Mapping[str, Value | None], limits: Limits) -> dict[str
         event[str.__str__(name)] = canonical(value)
     if len(event) > limits.attributes_max:
         raise EventError(
-            f"an event has at most attributes_max={limits.attributes_max} attributes, this has {len(event)}"
+            f"an event has at most attributes_max={limits.attributes_max} attributes, this one has {len(event)}"
         )
     return event
 

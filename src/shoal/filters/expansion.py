@@ -1,12 +1,13 @@
-"""Expansion: `and`, `or` and `not` over predicates turned into a bounded number of conjunctions.
+"""Expansion: turns `and`, `or` and `not` over predicates into a bounded number of conjunctions.
 
-Owns: the expression tree, the three-valued negation, and the limits on what a tree may become. Never touches text; the
-language and the CloudEvents reader both hand their trees here.
+Owns the expression tree, three-valued negation, and the limits on what a tree may become. Never touches text: the
+language and the CloudEvents reader pass their trees here.
 
-`not` is pushed inwards to the predicates (De Morgan), where it finds an operator that is true where the other one is
-false and unknown where the other one is. What is left has only `and` and `or` and is distributed, conjunction by
-conjunction. Alternatives that nothing can satisfy and repeated ones go at once, and the limits are checked at every
-step, so a tree that would explode is refused before it does. The work is limited as well (`filter_work_max`).
+`not` is pushed down to the predicates (De Morgan), where it becomes an operator that is true where the original is
+false, and unknown where the original is unknown. The rest has only `and` and `or`, and is distributed conjunction by
+conjunction. Alternatives that nothing can satisfy, and duplicates, are dropped at once, and the limits are checked at
+every step, so that a tree that would explode is rejected before it does. The work is limited as well
+(`filter_work_max`).
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ import msgspec
 from shoal.errors import EmptyFilterError, FilterTooLargeError
 from shoal.filters.conjunctions import Conjunction, conjunction_of
 from shoal.filters.filter import Filter, filter_of
+from shoal.filters.formatter import predicate_text, predicates_of
 from shoal.filters.predicates import LISTING, NEGATIONS, Operand, Operator, Predicate, none_of
-from shoal.filters.printing import predicate_text, predicates_of
-from shoal.filters.values import KINDS, Kind, Value, kind_of
+from shoal.filters.values import KINDS, Value, ValueKind, kind_of
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """One predicate, and where in the text it stands, if it was text."""
+    """One predicate, and its position if it came from text."""
 
     predicate: Predicate
     position: int | None = None
 
 
 class All(msgspec.Struct, frozen=True):
-    """`and`: every part is true. Without parts it is `true`. The position, as below, is that of the first operator."""
+    """`and`: every part is true. Without parts it is `true`. The position, here and below, is that of the first
+    operator."""
 
     parts: tuple[Expression, ...]
     position: int | None = None
@@ -48,7 +50,7 @@ class Any(msgspec.Struct, frozen=True):
 
 
 class Not(msgspec.Struct, frozen=True):
-    """`not`: the part is false. It is not enough that the part is unknown."""
+    """`not`: the part is false. Unknown is not enough."""
 
     part: Expression
 
@@ -59,20 +61,21 @@ _Alternatives: TypeAlias = dict[Conjunction, tuple[Leaf, ...]]
 """Conjunctions, each with the predicates that it was made from."""
 
 _SMALLER: Final = "use fewer alternatives inside 'and', 'in' instead of 'or', or several subscriptions"
-"""What to do about a filter that is too large."""
+"""Advice for a filter that is too large."""
 
 _SPELLED: Final = 16
-"""What is written may be printed in so many times its bytes: `1e19` has twenty digits, a character four bytes."""
+"""The printed text may have this many times the bytes of the original: `1e19` has twenty digits, a character four
+bytes."""
 
 _SLACK: Final = 2
-"""A step may hold this many times what the limits allow, before what others cover is dropped."""
+"""A step may hold this many times what the limits allow, before covered alternatives are dropped."""
 
 _CHEAP: Final = 4096
-"""What others cover is dropped at every step that this much work is enough for."""
+"""Covered alternatives are dropped at every step that costs at most this much work."""
 
 
 def expand(expression: Expression, limits: Limits = DEFAULT_LIMITS, text: str | None = None) -> Filter:
-    """The filter that an expression means; `text`, if it came from one, is for the error messages."""
+    """The filter that an expression means. `text`, if it came from one, is for error messages."""
     budget = _Budget(limits, text)
     expansion = _Expansion(budget)
     alternatives = expansion.alternatives(expression, negated=False)
@@ -89,8 +92,8 @@ def expand(expression: Expression, limits: Limits = DEFAULT_LIMITS, text: str | 
 
 
 def _check_spelling(filter_: Filter, limits: Limits, text: str | None) -> None:
-    """Refuse a filter whose printed text the limits would not let anybody read. A short text needs no look: what is
-    printed is at most `_SPELLED` times as long for each conjunction."""
+    """Rejects a filter whose printed text would exceed the limits for reading it. Short texts need no check: each
+    conjunction prints at most `_SPELLED` times as long."""
     shortest = min(limits.filter_string_bytes_max, limits.filter_text_bytes_max, limits.filter_in_values_max)
     if text is not None and _SPELLED * len(text) * len(filter_.conjunctions) <= shortest:
         return
@@ -116,7 +119,7 @@ def _bytes(text: str) -> int:
 
 
 def _point_at(error: FilterTooLargeError, expression: Expression) -> None:
-    """Say where the expression stands that became too large, if nothing inside it is to blame."""
+    """Sets the position of the expression that became too large, unless something inside it is to blame."""
     while isinstance(expression, Not):
         expression = expression.part
     if error.position is None:
@@ -124,14 +127,14 @@ def _point_at(error: FilterTooLargeError, expression: Expression) -> None:
 
 
 def _as_literal(expression: Expression, *, negated: bool) -> list[tuple[Leaf, ...]]:
-    """`_literal` of an expression that is a predicate under any number of `not`; nothing of every other one."""
+    """`_literal` of an expression that is a predicate under any number of `not`; empty for any other expression."""
     while isinstance(expression, Not):
         expression, negated = expression.part, not negated
     return _literal(expression, negated=negated) if isinstance(expression, Leaf) else []
 
 
 def _literal(leaf: Leaf, *, negated: bool) -> list[tuple[Leaf, ...]]:
-    """A predicate or its negation: alternatives, each a conjunction of predicates that one constraint can hold."""
+    """A predicate or its negation: alternatives, each a conjunction of predicates that one constraint can express."""
     name, operator, value = leaf.predicate.attribute, leaf.predicate.operator, leaf.predicate.value
     values: Iterable[Operand] = (value,)
     if operator is Operator.IS and negated:
@@ -144,7 +147,7 @@ def _literal(leaf: Leaf, *, negated: bool) -> list[tuple[Leaf, ...]]:
 
 
 def _by_kind(members: Sequence[Value]) -> Iterable[tuple[Value, ...]]:
-    for kind in Kind:
+    for kind in ValueKind:
         if of_kind := tuple(member for member in members if kind_of(member) is kind):
             yield of_kind
 
@@ -159,13 +162,13 @@ class _Budget:
         self._work_max = self._work_left = limits.filter_work_max
 
     def spend(self, work: int) -> None:
-        """Pay for work that is about to be done, in values that will be looked at."""
+        """Accounts for work before it is done, in values to look at."""
         self._work_left -= work
         if self._work_left < 0:
             raise self._exceeded(self._work_max, "steps to expand", "filter_work_max")
 
     def check(self, *, conjunctions: int = 0, predicates: int = 0) -> None:
-        """Refuse more of either than a filter may have."""
+        """Rejects more of either than a filter may have."""
         if conjunctions > self.conjunctions_max:
             raise self._exceeded(self.conjunctions_max, "conjunctions", "filter_conjunctions_max")
         if predicates > self.predicates_max:
@@ -180,7 +183,7 @@ class _Budget:
 
 
 class _Step:
-    """The alternatives that one `or` or `and` has found so far, refused if they grow far over the limits."""
+    """The alternatives that one `or` or `and` has found so far. Growing far beyond the limits is an error."""
 
     def __init__(self, budget: _Budget) -> None:
         self._budget = budget
@@ -188,7 +191,7 @@ class _Step:
         self._predicates = 0
 
     def add(self, conjunction: Conjunction, leaves: tuple[Leaf, ...]) -> None:
-        """Take one more, unless it is there already."""
+        """Adds an alternative, unless it is there already."""
         if conjunction in self._found:
             return
         self._found[conjunction] = leaves
@@ -197,7 +200,7 @@ class _Step:
         self._budget.check(predicates=len(leaves))
 
     def result(self) -> _Alternatives:
-        """All of them, without what others cover where that is cheap to see or needed to keep the limits."""
+        """All alternatives. Covered ones are dropped where that is cheap, or needed to stay within the limits."""
         found, budget = self._found, self._budget
         work = len(found) * _work_of(found)
         if work <= _CHEAP or len(found) > budget.conjunctions_max or self._predicates > budget.predicates_max:
@@ -208,9 +211,10 @@ class _Step:
 
 
 def _work_of(alternatives: _Alternatives) -> int:
-    """About how many values are looked at to hold all of these against one other conjunction.
+    """Approximate number of values to look at when comparing all of these with one other conjunction.
 
-    The values of a list are looked at one by one, but each of several predicates on an attribute with all the others.
+    The values of a list are looked at one by one, but each of several predicates on an attribute together with all the
+    others.
     """
     work = len(alternatives)
     for conjunction in alternatives:
@@ -222,16 +226,16 @@ def _work_of(alternatives: _Alternatives) -> int:
 
 
 class _Expansion:
-    """One run: what it may cost, and the first contradiction that it met."""
+    """One run: its budget, and the first contradiction that it met."""
 
     def __init__(self, budget: _Budget) -> None:
         self._budget = budget
         self._contradiction: tuple[Leaf, ...] = ()
         self._never: int | None = None
-        """Where the first `true` stands that is negated."""
+        """Position of the first negated `true`."""
 
     def alternatives(self, expression: Expression, *, negated: bool) -> _Alternatives:
-        """The conjunctions of which an expression, or its negation, is the disjunction; it may be none."""
+        """The conjunctions whose disjunction is the expression, or its negation. There may be none."""
         try:
             return self._alternatives(expression, negated=negated)
         except FilterTooLargeError as error:
@@ -254,7 +258,7 @@ class _Expansion:
                 return self._union(self.alternatives(part, negated=negated) for part in parts)
 
     def empty(self) -> EmptyFilterError:
-        """The error for a filter that has no alternative left, with the predicates that are to blame."""
+        """The error for a filter without alternatives, with the predicates that are to blame."""
         core = _core(self._contradiction)
         said = [f"`{predicate_text(_to_blame(leaf, core))}`" for leaf in core]
         match said:
@@ -278,7 +282,7 @@ class _Expansion:
         return step.result()
 
     def _product(self, parts: Iterable[Expression], *, negated: bool) -> _Alternatives:
-        """What satisfies all parts: those that are plain conjunctions of predicates in one go, then the others."""
+        """What satisfies all parts: plain conjunctions of predicates in one go, then the others."""
         plain: list[Leaf] = []
         others: list[Expression] = []
         for part in parts:
@@ -316,7 +320,7 @@ class _Expansion:
 
 
 def _to_blame(leaf: Leaf, core: Sequence[Leaf]) -> Predicate:
-    """Of a `not in` among predicates that contradict each other, the values that the others would accept."""
+    """Of a `not in` among contradicting predicates, the values that the others would accept."""
     name, operator, values = leaf.predicate.attribute, leaf.predicate.operator, leaf.predicate.value
     others = conjunction_of(other.predicate for other in core if other is not leaf)
     constraint = others and others.constraint(name)
@@ -327,10 +331,10 @@ def _to_blame(leaf: Leaf, core: Sequence[Leaf]) -> Predicate:
 
 
 def _core(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """Of predicates that contradict each other, a few that do and none of which can be spared, in their order.
+    """A minimal contradicting subset of contradicting predicates, in their order.
 
-    The first predicate with which those before it cannot be is one of them; then again, with those found so far in
-    front.
+    The first predicate that contradicts those before it belongs to the subset; the search repeats with the predicates
+    found so far in front.
     """
     core: list[Leaf] = []
     for _ in leaves:

@@ -1,10 +1,11 @@
 """The index of families: which of them can hold conjunctions that cover a given one, or that it covers.
 
-Owns the way from a conjunction to families. Never touches the inside of a family, nor the order of filters.
+Owns the way from a conjunction to families. Never touches the inside of a family, or the order of filters.
 
-What covers a conjunction has some of its attributes: families stand in a tree, one attribute a level, in the order of
-names, and the tree is walked along the conjunction. What is covered has all of its attributes: each attribute, and each
-single value of one, has the set of families that have it, and the sets are intersected, the smallest first.
+A conjunction that covers another has some of its attributes. Families are in a tree with one attribute per level, in
+the order of names, and the tree is walked along the conjunction. A covered conjunction has all attributes of the
+covering one. Each attribute, and each single value of one, has the set of families that have it, and the sets are
+intersected, the smallest first.
 """
 
 from __future__ import annotations
@@ -14,22 +15,38 @@ from typing import Final, Generic, TypeAlias
 
 from shoal.filters.conjunctions import Conjunction
 from shoal.filters.constraints import Constraint
-from shoal.filters.families import Family, ListFamily, Member, ScanFamily
-from shoal.filters.number_families import ABOVE, BELOW, BETWEEN, NUMBER, Bounds, ThresholdFamily, number_shape
+from shoal.filters.families import (
+    ABOVE,
+    BELOW,
+    BETWEEN,
+    CONTAINS,
+    NUMBER,
+    PREFIX,
+    SUFFIX,
+    AffixFamily,
+    Bounds,
+    ContainsFamily,
+    Family,
+    ListFamily,
+    Member,
+    ScanFamily,
+    ThresholdFamily,
+    number_shape,
+    text_shape,
+)
 from shoal.filters.ranges import Numbers, OneOf
 from shoal.filters.strings import Strings
-from shoal.filters.text_families import CONTAINS, PREFIX, SUFFIX, AffixFamily, ContainsFamily, text_shape
 
-Token: TypeAlias = OneOf | str
-"""What a constraint has in common with those of its family: the single value that is asked for, or its shape."""
-Key: TypeAlias = tuple[tuple[str, Token], ...]
+FamilyToken: TypeAlias = OneOf | str
+"""What a constraint has in common with those of its family: the single value that is required, or its shape."""
+FamilyKey: TypeAlias = tuple[tuple[str, FamilyToken], ...]
 """The attributes of a family in order, each with its token."""
 
 _LIST: Final = "list"
 _OTHER: Final = "other"
 
 
-def token_of(constraint: Constraint) -> Token:
+def token_of(constraint: Constraint) -> FamilyToken:
     """The token of a constraint."""
     if isinstance(constraint, OneOf):
         return constraint if len(constraint.values) == 1 else _LIST
@@ -41,7 +58,7 @@ def token_of(constraint: Constraint) -> Token:
     return shape or _OTHER
 
 
-def family_for(key: Key) -> Family[Member]:
+def family_for(key: FamilyKey) -> Family[Member]:
     """An empty family for conjunctions with these attributes and tokens."""
     shapes = [(attribute, token) for attribute, token in key if isinstance(token, str)]
     if all(shape in (ABOVE, BELOW, BETWEEN, NUMBER) for _, shape in shapes):
@@ -60,20 +77,20 @@ def family_for(key: Key) -> Family[Member]:
 class FamilyIndex(Generic[Member]):
     """Conjunctions, each with a member, in families.
 
-    `is_scanned` is for members that depend on more than the conjunction: then all that cover, or are covered, are
-    found, and not only the nearest.
+    `is_scanned` is for members that depend on more than the conjunction: all members that cover, or are covered, are
+    found then, not only the nearest.
     """
 
     def __init__(self, *, is_scanned: bool = False) -> None:
         self._is_scanned = is_scanned
         self._bounds: Bounds[Member] = Bounds()
         self._root: _Branch[Member] = _Branch()
-        self._entries: dict[Key, _Entry[Member]] = {}
-        self._with: dict[str | tuple[str, Token], set[_Entry[Member]]] = {}
+        self._entries: dict[FamilyKey, _Entry[Member]] = {}
+        self._with: dict[str | tuple[str, FamilyToken], set[_Entry[Member]]] = {}
         """The families that have an attribute, or a single value of one."""
 
     def add(self, conjunction: Conjunction, member: Member) -> None:
-        """Take one in that is not there."""
+        """Adds a conjunction that is not there."""
         key = _key(conjunction)
         entry = self._entries.get(key)
         if entry is None:
@@ -86,7 +103,7 @@ class FamilyIndex(Generic[Member]):
             self._bounds.add(conjunction, member)
 
     def remove(self, conjunction: Conjunction) -> None:
-        """Let one go that is there."""
+        """Removes a conjunction that is there."""
         key = _key(conjunction)
         entry = self._entries[key]
         entry.family.remove(conjunction)
@@ -101,17 +118,17 @@ class FamilyIndex(Generic[Member]):
                     del self._with[name]
 
     def covering(self, conjunction: Conjunction) -> Iterator[Member]:
-        """Members that cover a conjunction; at least those of them that cover no other one of them."""
+        """Members that cover a conjunction; at least those that cover no other such member."""
         for family in self._above(conjunction):
             yield from family.covering(conjunction)
 
     def perhaps_covering(self, conjunction: Conjunction) -> Iterator[Member]:
-        """All members that cover a conjunction, and more."""
+        """All members that cover a conjunction, and others."""
         for family in self._above(conjunction):
             yield from family.members()
 
     def covered(self, conjunction: Conjunction) -> Iterator[Member]:
-        """Members that a conjunction covers; at least those of them that no other one of them covers."""
+        """Members that a conjunction covers; at least those that no other such member covers."""
         own = self._entries.get(_key(conjunction))
         if own is not None and isinstance(own.family, ThresholdFamily):
             following = own.family.next_on_line(conjunction)
@@ -125,7 +142,7 @@ class FamilyIndex(Generic[Member]):
             yield from family.covered(conjunction)
 
     def _above(self, conjunction: Conjunction) -> Iterator[Family[Member]]:
-        """The families that can hold what covers a conjunction."""
+        """The families that can hold conjunctions that cover a given one."""
         steps = [(attribute, token_of(constraint)) for attribute, constraint in conjunction.constraints]
         waiting = [(self._root, 0)]
         while waiting:
@@ -144,7 +161,7 @@ class FamilyIndex(Generic[Member]):
                         waiting.append((same, place + 1))
 
     def _below(self, conjunction: Conjunction) -> Iterator[Family[Member]]:
-        """The families that can hold what a conjunction covers."""
+        """The families that can hold conjunctions that a given one covers."""
         sets = self._sets_below(conjunction)
         smallest = min(sets, key=len)
         for entry in smallest.intersection(*(each for each in sets if each is not smallest)):
@@ -152,26 +169,26 @@ class FamilyIndex(Generic[Member]):
                 yield entry.family
 
     def _count_below(self, conjunction: Conjunction) -> int:
-        """About how many families `_below` looks at."""
+        """Approximate number of families that `_below` looks at."""
         return min(map(len, self._sets_below(conjunction)))
 
     def _sets_below(self, conjunction: Conjunction) -> list[set[_Entry[Member]]]:
-        """Sets of families; what a conjunction covers is in all of them."""
+        """Sets of families. What a conjunction covers is in all of them."""
         if not conjunction.constraints:
             return [set(self._entries.values())]
         tokens = ((attribute, token_of(constraint)) for attribute, constraint in conjunction.constraints)
         return [self._with.get(item[0] if isinstance(item[1], str) else item, set()) for item in tokens]
 
-    def _path(self, key: Key) -> list[_Branch[Member]]:
-        """The branches that lead to a family; those that are missing are made."""
+    def _path(self, key: FamilyKey) -> list[_Branch[Member]]:
+        """The branches that lead to a family. Missing ones are created."""
         path = [self._root]
         for attribute, token in key:
             branches = path[-1].further.setdefault(attribute, _Further()).of(token)
             path.append(branches.setdefault(token, _Branch()))
         return path
 
-    def _prune(self, key: Key) -> None:
-        """Cut the branches that led only to a family that is gone."""
+    def _prune(self, key: FamilyKey) -> None:
+        """Removes the branches that led only to a removed family."""
         path = self._path(key)
         path[-1].entry = None
         for (attribute, token), branch, leaf in reversed(list(zip(key, path, path[1:], strict=False))):
@@ -184,30 +201,30 @@ class FamilyIndex(Generic[Member]):
 
 
 class _Entry(Generic[Member]):
-    """A family and what it is the family of."""
+    """A family and its key."""
 
     __slots__ = ("family", "key", "values")
 
-    def __init__(self, key: Key, family: Family[Member]) -> None:
+    def __init__(self, key: FamilyKey, family: Family[Member]) -> None:
         self.key = key
         self.family = family
         self.values = {attribute: token for attribute, token in key if isinstance(token, OneOf)}
 
-    def names(self) -> Iterator[str | tuple[str, Token]]:
-        """Under which names the family is found from above."""
+    def names(self) -> Iterator[str | tuple[str, FamilyToken]]:
+        """The names under which the family is found from above."""
         for attribute, token in self.key:
             yield attribute
             if isinstance(token, OneOf):
                 yield attribute, token
 
     def may_be_covered(self, attribute: str, constraint: Constraint) -> bool:
-        """Whether a constraint accepts the single value that all members ask for, if they do."""
+        """Whether a constraint accepts the single value that all members require, if they do."""
         value = self.values.get(attribute)
         return value is None or constraint.covers(value)
 
 
 class _Branch(Generic[Member]):
-    """A place in the tree: the family that ends here, and what goes on, by attribute."""
+    """A node of the tree: the family that ends here, and the next levels by attribute."""
 
     __slots__ = ("entry", "further")
 
@@ -222,13 +239,13 @@ class _Further(Generic[Member]):
     __slots__ = ("by_shape", "by_value")
 
     def __init__(self) -> None:
-        self.by_value: dict[Token, _Branch[Member]] = {}
-        self.by_shape: dict[Token, _Branch[Member]] = {}
+        self.by_value: dict[FamilyToken, _Branch[Member]] = {}
+        self.by_shape: dict[FamilyToken, _Branch[Member]] = {}
 
-    def of(self, token: Token) -> dict[Token, _Branch[Member]]:
-        """Where a token belongs."""
+    def of(self, token: FamilyToken) -> dict[FamilyToken, _Branch[Member]]:
+        """The branches of a token's type."""
         return self.by_shape if isinstance(token, str) else self.by_value
 
 
-def _key(conjunction: Conjunction) -> Key:
+def _key(conjunction: Conjunction) -> FamilyKey:
     return tuple((attribute, token_of(constraint)) for attribute, constraint in conjunction.constraints)

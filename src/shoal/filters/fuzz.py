@@ -1,8 +1,8 @@
-"""Fuzzing of the language: texts that nobody would write, and what must be true of every one of them.
+"""Fuzzing of the language: generated texts, and what must be true of every one of them.
 
-Owns: how the texts are made, from a seed, and the three promises that are checked. No text makes the parser raise
-anything but FilterError (EventError for events); what it accepts reads the same after printing; and an error in a text
-points into it. Never touches a clock: the caller says when to stop.
+Owns how the texts are made from a seed, and the three promises that are checked. No text makes the parser raise
+anything but FilterError (EventError for events); an accepted text parses to the same filter after printing; an error
+points into its text. Never touches a clock: the caller says when to stop.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FAILURES_MAX: Final = 20
 
 
 class FuzzReport(msgspec.Struct):
-    """What a run saw. It was good if there are no failures."""
+    """What a run saw. It succeeded if there are no failures."""
 
     seed: int
     texts: int = 0
@@ -68,7 +68,7 @@ class FuzzReport(msgspec.Struct):
 
 
 def fuzz(seed: int, go_on: Callable[[], bool]) -> FuzzReport:
-    """Try texts of a seed for as long as `go_on()` says so. The same seed gives the same texts."""
+    """Tries texts while `go_on()` returns True. The same seed gives the same texts."""
     report = FuzzReport(seed)
     for text in texts(seed):
         if len(report.failures) >= _FAILURES_MAX or not go_on():
@@ -77,13 +77,13 @@ def fuzz(seed: int, go_on: Callable[[], bool]) -> FuzzReport:
         try:
             _try_filter(text, report)
             _try_event(text, report)
-        except Exception as error:  # whatever it is, it is what we look for
+        except Exception as error:  # any other exception is a failure
             report.failures.append(f"{text!r}: {type(error).__name__}: {error}")
     return report
 
 
 def texts(seed: int) -> Iterator[str]:
-    """Endless texts: pieces of the language in any order, and good filters with a few edits."""
+    """Endless texts: pieces of the language in random order, and valid filters with a few edits."""
     chance = random.Random(seed)
     while True:
         if chance.random() < 0.5:

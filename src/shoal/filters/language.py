@@ -1,6 +1,6 @@
-"""The language: text in, `Filter` out, in two spellings with one meaning.
+"""The language: parses text in two spellings into a `Filter`.
 
-Owns: the grammar and what an error says was expected. Never touches what predicates mean together.
+Owns the grammar, and what an error says was expected. Never touches what predicates mean together.
 
     filter      := or-part | brackets
     or-part     := and-part ("or" and-part)*
@@ -14,12 +14,12 @@ Owns: the grammar and what an error says was expected. Never touches what predic
     comparison  := "=" | "!=" | "<" | "<=" | ">" | ">="
     value       := string | number | "true" | "false"
     brackets    := bracket ("," bracket)*
-    bracket     := "[" name "," condition "]"       a comma stands between the operator and its value
+    bracket     := "[" name "," condition "]"       with a comma between the operator and its value
 
-Read as well: `==` and `eq` for =, `<>` and `neq` for !=, `str-prefix`, `str-suffix`, `str-postfix`, `str-contains`, and
-for strings only `str-eq`, `str-neq`, `str-lt`, `str-le`, `str-gt`, `str-ge`. Keywords may be written in capitals. The
-words `and`, `or`, `not`, `true` and `false` are names only in double quotes; the other keywords are keywords only where
-one can stand. `isPresent` with a value means that the attribute has a value of that kind.
+Also read: `==` and `eq` for =, `<>` and `neq` for !=, `str-prefix`, `str-suffix`, `str-postfix`, `str-contains`, and
+for strings only `str-eq`, `str-neq`, `str-lt`, `str-le`, `str-gt`, `str-ge`. Keywords are case-insensitive. `and`,
+`or`, `not`, `true` and `false` are names only in double quotes; the other keywords are keywords only where one can
+occur. `isPresent` with a value means that the attribute has a value of that kind.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from typing import Final
 from shoal.errors import FilterError, FilterTooLargeError
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
 from shoal.filters.filter import Filter
-from shoal.filters.lexer import Token
 from shoal.filters.predicates import BARE, UNLIKE, Operand, Operator, predicate
-from shoal.filters.reader import Reader
+from shoal.filters.reader import Reader, Token
 from shoal.filters.values import KINDS, Value, kind_of
 from shoal.limits import DEFAULT_LIMITS, Limits
 
@@ -45,7 +44,7 @@ _ON_STRINGS: Final[Mapping[str, Operator]] = {
     "str-gt": Operator.GT,
     "str-ge": Operator.GE,
 }
-"""The papers' comparisons that take strings and nothing else."""
+"""The papers' comparisons that take only strings."""
 _OPERATORS: Final[Mapping[str, Operator]] = {
     **{operator.value: operator for operator in Operator if " " not in operator},
     "==": Operator.EQ,
@@ -60,12 +59,12 @@ _OPERATORS: Final[Mapping[str, Operator]] = {
     _IS_PRESENT: Operator.EXISTS,
 }
 _NEGATED_BY_A_WORD: Final = (Operator.IN, Operator.PREFIX, Operator.SUFFIX, Operator.CONTAINS)
-"""Operators with which `not` can stand between the name and the operator."""
+"""Operators that can have `not` between the name and the operator."""
 _AN_OPERATOR: Final = "an operator (= != < <= > >= prefix suffix contains exists absent in is)"
 
 
 def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> Filter:
-    """The filter that a text means, in either spelling. Whatever is wrong with the text raises FilterError."""
+    """The filter that a text means, in either spelling. FilterError if the text is invalid."""
     parser = Parser(text, limits)
     in_brackets = parser.next_is("[")
     expression = parser.brackets() if in_brackets else parser.alternatives()
@@ -75,46 +74,46 @@ def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> Filter:
 
 
 class Parser(Reader):
-    """One pass over the tokens of a text, by recursive descent; `filter_depth_max` bounds the recursion."""
+    """A recursive-descent parser. `filter_depth_max` limits the recursion."""
 
     def __init__(self, text: str, limits: Limits) -> None:
         super().__init__(text, limits)
         self._depth = 0
 
     def alternatives(self) -> Expression:
-        """Read expressions with `or` between them."""
+        """Reads expressions separated by `or`."""
         parts = [self._conjunction()]
         position = self.position
-        while self.took("or"):
+        while self.accept("or"):
             parts.append(self._conjunction())
         return parts[0] if len(parts) == 1 else Any(tuple(parts), position)
 
     def brackets(self) -> Expression:
-        """Read predicates in brackets with commas between them: the papers' spelling."""
+        """Reads predicates in brackets, separated by commas: the papers' spelling."""
         position = self.position
         parts = [self._bracket()]
-        while self.took(","):
+        while self.accept(","):
             parts.append(self._bracket())
         return All(tuple(parts), position)
 
     def _conjunction(self) -> Expression:
         parts = [self._negation()]
         position = self.position
-        while self.took("and"):
+        while self.accept("and"):
             parts.append(self._negation())
         return parts[0] if len(parts) == 1 else All(tuple(parts), position)
 
     def _negation(self) -> Expression:
         start = self.token
-        if self.took("not"):
+        if self.accept("not"):
             self._enter(start)
             part: Expression = Not(self._negation())
-        elif self.took("("):
+        elif self.accept("("):
             self._enter(start)
             part = self.alternatives()
-            if not self.took(")"):
+            if not self.accept(")"):
                 raise self.unexpected("')'", "'and'", "'or'")
-        elif self.took("true"):
+        elif self.accept("true"):
             return All((), start.position)
         else:
             return self._predicate()
@@ -125,23 +124,23 @@ class Parser(Reader):
         self._depth += 1
         if self._depth > self.limits.filter_depth_max:
             raise FilterTooLargeError(
-                f"more than {self.limits.filter_depth_max} parentheses and 'not' inside one another (filter_depth_max)",
+                f"more than {self.limits.filter_depth_max} nested parentheses and 'not' (filter_depth_max)",
                 text=self.text,
                 position=opening.position,
             )
 
     def _bracket(self) -> Expression:
-        self.take("[")
+        self.expect("[")
         condition = self._predicate(",")
-        self.take("]")
+        self.expect("]")
         return condition
 
     def _predicate(self, separator: str = "") -> Expression:
-        """Read a name and a condition; the separator, if any, stands before the operator and before the value."""
+        """Reads a name and a condition. The separator, if any, comes before the operator and before the value."""
         start = self.position
         name = self.name()
         self._separated(separator)
-        negated = self.took("not")
+        negated = self.accept("not")
         sign = self.token
         operator = self._operator(negated=negated)
         operator, operand, position = self._operand(operator, sign, separator)
@@ -158,10 +157,10 @@ class Parser(Reader):
         if operator is None:
             raise self.unexpected(_AN_OPERATOR)
         self.skip()
-        return self._unlike() if operator is Operator.IS and self.took("not") else operator
+        return self._unlike() if operator is Operator.IS and self.accept("not") else operator
 
     def _unlike(self) -> Operator:
-        """Read what stands behind `is not`, up to its string."""
+        """Reads the operator after `is not`."""
         if self.next_is("in") or self.token.keyword in KINDS:
             raise self.unexpected("a string", "'prefix'", "'suffix'", "'contains'", do="put 'not' before the name")
         operator = UNLIKE.get(_OPERATORS.get(self.token.keyword, Operator.EQ), Operator.IS_NOT)
@@ -170,7 +169,8 @@ class Parser(Reader):
         return operator
 
     def _operand(self, operator: Operator, sign: Token, separator: str) -> tuple[Operator, Operand, int]:
-        """Read what stands behind an operator: the operator that both mean together, its value, and where that is."""
+        """Reads what follows an operator. Returns the operator that both mean together, its value, and the position of
+        the value."""
         if sign.keyword == _IS_PRESENT:
             if not (self.next_is(separator) if separator else self.at_value()):
                 return operator, None, sign.position
@@ -180,7 +180,7 @@ class Parser(Reader):
         position = self.position
         if sign.keyword in _ON_STRINGS:
             return operator, self._string(sign), position
-        if operator in (Operator.EQ, Operator.EXISTS) and self.took("*"):
+        if operator in (Operator.EQ, Operator.EXISTS) and self.accept("*"):
             return Operator.EXISTS, None, position
         if operator is Operator.EXISTS:
             return Operator.IS, kind_of(self.value()).word, position
@@ -202,11 +202,11 @@ class Parser(Reader):
         return value
 
     def _list(self) -> tuple[Value, ...]:
-        self.take("(")
+        self.expect("(")
         members = [self.value()]
-        while self.took(","):
+        while self.accept(","):
             members.append(self.value())
-        if not self.took(")"):
+        if not self.accept(")"):
             raise self.unexpected("','", "')'")
         return tuple(members)
 
@@ -219,4 +219,4 @@ class Parser(Reader):
 
     def _separated(self, separator: str) -> None:
         if separator:
-            self.take(separator)
+            self.expect(separator)

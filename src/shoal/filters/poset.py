@@ -1,17 +1,17 @@
-"""The poset: unique filters in the order of covering, and who subscribed to each.
+"""The poset: unique filters in the order of covering, with their subscribers.
 
-Owns the graph of covering (each filter below the nearest ones that cover it, the transitive reduction) and the covering
-set, which are the filters that nothing covers: all that a broker has to forward (the papers' CSS, section 2.1). Never
-touches links or messages; it says what is to be forwarded and what no longer, and the broker does it.
+Owns the covering graph (each filter below the nearest ones that cover it, the transitive reduction) and the covering
+set, the filters that no other filter covers: all that a broker has to forward (the papers' CSS, section 2.1). Never
+touches links or messages; it says what to forward and what no longer, and the broker does it.
 
     insert    a new root is to be forwarded; the roots that it covers need not be any more
     remove    of a root: the filters that only it had covered become roots, and are to be forwarded first
 
-Covering is `Filter.covers_by_parts`, which is a partial order. The nearest filters are looked for in families
+Covering is `Filter.covers_by_parts`, which is a partial order. The nearest filters are looked up in families
 (`family_index`), not among all: with the papers' stock subscriptions an insert looks at a few filters, however many
-there are. It is linear in the size of a family where that is a `ScanFamily`, or has two or more bounds at once.
+there are. It is linear in the size of a family if that is a `ScanFamily`, or has two or more bounds at once.
 
-The poset takes as many filters as it is given; who admits subscriptions limits them. It is not for several threads.
+The poset does not limit the number of filters: limits belong where subscriptions are admitted. It is not thread-safe.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Insertion(NamedTuple):
     """What an insert changed."""
 
     is_new: bool
-    """Whether nobody had subscribed to the filter before."""
+    """Whether the filter had no subscribers before."""
     is_root: bool
-    """Whether the filter is in the covering set. Forward it if it is new, too."""
+    """Whether the filter is in the covering set. Forward it if it is also new."""
     covered: tuple[Filter, ...]
     """Filters that left the covering set, because the new one covers them."""
 
@@ -40,15 +40,15 @@ class Removal(NamedTuple):
     """What a remove changed."""
 
     is_gone: bool
-    """Whether nobody subscribes to the filter any more."""
+    """Whether the filter has no subscribers left."""
     was_root: bool
     """Whether the filter was in the covering set before."""
     exposed: tuple[Filter, ...]
-    """Filters that came into the covering set, because only the one that is gone had covered them."""
+    """Filters that entered the covering set, because only the removed one had covered them."""
 
 
 class _Node:
-    """A filter in the graph. Two nodes are never equal: they are compared by identity."""
+    """A filter in the graph. Nodes are compared by identity."""
 
     __slots__ = ("children", "filter", "parents", "subscribers")
 
@@ -68,11 +68,12 @@ class Poset:
         self._single: FamilyIndex[_Node] = FamilyIndex()
         """Filters of one conjunction."""
         self._several: FamilyIndex[set[_Node]] = FamilyIndex(is_scanned=True)
-        """Conjunctions of the other filters, each with those that have it."""
+        """Conjunctions of the other filters, each with the nodes that have it."""
         self._sharing: dict[Conjunction, set[_Node]] = {}
 
     def insert(self, filter_: Filter, subscriber: Hashable) -> Insertion:
-        """Add a subscriber to a filter. It does nothing if it is there already. FilterError if the filter is none."""
+        """Adds a subscriber to a filter. Does nothing if it has subscribed already. FilterError if the argument is not
+        a filter."""
         node = self._nodes.get(check_filter(filter_))
         if node is not None:
             node.subscribers.add(subscriber)
@@ -99,7 +100,8 @@ class Poset:
         return Insertion(is_new=True, is_root=True, covered=covered)
 
     def remove(self, filter_: Filter, subscriber: Hashable) -> Removal:
-        """Take a subscriber from a filter. If it had not subscribed, that is a mistake of the caller: ProtocolError."""
+        """Removes a subscriber from a filter. ProtocolError if it had not subscribed, which is a mistake of the
+        caller."""
         node = self._nodes.get(check_filter(filter_))
         if node is None or subscriber not in node.subscribers:
             raise ProtocolError(f"{subscriber!r} did not subscribe to `{filter_}`", broken_by="us")
@@ -131,15 +133,15 @@ class Poset:
         return self._roots.keys()
 
     def parents(self, filter_: Filter) -> tuple[Filter, ...]:
-        """The nearest filters that cover one that is here. FilterError if it is not."""
+        """The nearest filters that cover a filter of the poset. FilterError if it is not in the poset."""
         return tuple(parent.filter for parent in self._node(filter_).parents)
 
     def children(self, filter_: Filter) -> tuple[Filter, ...]:
-        """The nearest filters that one that is here covers. FilterError if it is not."""
+        """The nearest filters that a filter of the poset covers. FilterError if it is not in the poset."""
         return tuple(child.filter for child in self._node(filter_).children)
 
     def subscribers(self, filter_: Filter) -> Set[Hashable]:
-        """Who subscribed to a filter; nobody, if it is not here."""
+        """The subscribers of a filter; empty if it is not in the poset."""
         node = self._nodes.get(filter_)
         return frozenset() if node is None else node.subscribers
 
@@ -159,7 +161,7 @@ class Poset:
         return node
 
     def _covering(self, filter_: Filter) -> set[_Node]:
-        """Nodes that cover a filter, with all the nearest ones."""
+        """Nodes that cover a filter, including all the nearest ones."""
         first, *others = filter_.conjunctions
         found: set[_Node] = set()
         found.update(self._single.perhaps_covering(first) if others else self._single.covering(first))
@@ -167,7 +169,7 @@ class Poset:
         return {node for node in found if node.filter.covers_by_parts(filter_)} if others else found
 
     def _covered(self, filter_: Filter) -> set[_Node]:
-        """Nodes that a filter covers, with all the nearest ones."""
+        """Nodes that a filter covers, including all the nearest ones."""
         found: set[_Node] = set()
         several: set[_Node] = set()
         for conjunction in filter_.conjunctions:
@@ -201,7 +203,7 @@ class Poset:
 
 
 def _nearest_above(covering: set[_Node], filter_: Filter) -> set[_Node]:
-    """Those of the nodes above a filter that have no child above it, nor another such node below them."""
+    """The nodes above a filter that have no child above it, and no other such node below them."""
     found = [node for node in covering if node.children.isdisjoint(covering)]
     nearest = set()
     for node in found:
@@ -215,7 +217,7 @@ def _nearest_above(covering: set[_Node], filter_: Filter) -> set[_Node]:
 
 
 def _nearest_below(covered: set[_Node], filter_: Filter) -> set[_Node]:
-    """Those of the nodes below a filter that have no parent below it: a node between them would have brought one."""
+    """The nodes below a filter that have no parent below it."""
     return {
         node
         for node in covered

@@ -1,20 +1,19 @@
-"""Predicates: one condition on one attribute, as somebody wrote it.
+"""Predicates: one condition on one attribute, as written.
 
-Owns: the operators, which values they take, and the record `Predicate`. Never touches text, nor what predicates mean
-together (constraints do).
+Owns the operators, the values that they take, and the record `Predicate`. Never touches text, or what predicates mean
+together (see `constraints`).
 
-    =  !=                       any value                   unknown on a value of another kind
-    <  <=  >  >=                a number or a string        unknown on a value of another kind
-    prefix  suffix  contains    a string                    unknown on a value that is not a string
+    =  !=                       any value                   unknown for a value of another kind
+    <  <=  >  >=                a number or a string        unknown for a value of another kind
+    prefix  suffix  contains    a string                    unknown for a value that is not a string
     not prefix, not suffix, not contains                    their negations: a string too, or unknown
-    in  not in                  values of one or more kinds     unknown on a value of a kind that is not listed
-    is                          "number", "string" or "boolean": of this kind; false on another, unknown if absent
+    in  not in                  values of one or more kinds     unknown for a value of a kind that is not listed
+    is                          "number", "string" or "boolean": of this kind; false for another, unknown if absent
     exists  absent              no value; never unknown
     is not, is not prefix, is not suffix, is not contains
-                                a string; false on a string that is or does so, true on all else; never unknown
+                                a string; false for a string that is or does so, true for all else; never unknown
 
-Every other predicate is unknown on an absent attribute. Unknown never matches, and neither does its
-negation.
+Every other predicate is unknown for an absent attribute. Unknown never matches, and neither does its negation.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Operand: TypeAlias = Value | tuple[Value, ...] | None
 
 
 class Operator(StrEnum):
-    """What a predicate asks of its attribute; the text is the canonical spelling."""
+    """The operator of a predicate; its text is the canonical spelling."""
 
     EQ = "="
     NE = "!="
@@ -64,7 +63,7 @@ UNLIKE: Final[Mapping[Operator, Operator]] = {
     Operator.SUFFIX: Operator.IS_NOT_SUFFIX,
     Operator.CONTAINS: Operator.IS_NOT_CONTAINS,
 }
-"""The operator that is true of whatever this one is not true of: other strings, other kinds of values, absence."""
+"""The operator that is true wherever this one is not true: for other strings, other kinds of values, and absence."""
 
 NEGATIONS: Final[Mapping[Operator, Operator]] = {
     one: other
@@ -80,8 +79,8 @@ NEGATIONS: Final[Mapping[Operator, Operator]] = {
     )
     for one, other in ((a, b), (b, a))
 } | {unlike: one for one, unlike in UNLIKE.items()}
-"""The operator that is true where this one is false; it is unknown where this one is, if this one can be. `is` has no
-single one."""
+"""The operator that is true where this one is false. If this one can be unknown, the other is unknown in the same
+cases. `is` has no such operator."""
 
 ORDERED: Final = frozenset({Operator.LT, Operator.LE, Operator.GT, Operator.GE})
 TEXTUAL: Final = frozenset(
@@ -101,7 +100,7 @@ LISTING: Final = frozenset({Operator.IN, Operator.NOT_IN})
 
 
 class Predicate(msgspec.Struct, frozen=True):
-    """One condition. `predicate()` makes one and checks it; this record holds what it is given.
+    """One condition. `predicate()` makes one and checks it; this record does not check.
 
     The value is None for `exists` and `absent`, a tuple for `in` and `not in`, the word of a kind for `is`.
     """
@@ -112,7 +111,7 @@ class Predicate(msgspec.Struct, frozen=True):
 
 
 def predicate(attribute: str, operator: Operator, value: Operand = None, limits: Limits = DEFAULT_LIMITS) -> Predicate:
-    """The predicate with canonical values, or a FilterError that says why there is none like it."""
+    """A checked predicate with canonical values. FilterError says why there is no such predicate."""
     if problem := problem_of_name(attribute, limits):
         raise FilterError(problem)
     if operator in BARE:
@@ -129,15 +128,17 @@ def predicate(attribute: str, operator: Operator, value: Operand = None, limits:
     if operator in TEXTUAL and not isinstance(checked, str):
         raise FilterError(f"'{operator}' takes a string, not {_spelled(checked)}", do="put the text in single quotes")
     if operator in _NEVER_EMPTY and not checked:
-        advice = f"no string at all: write {attribute} absent or {attribute} is number or {attribute} is boolean"
-        raise FilterError(f"every string is like that: '{operator}' takes a text that is not empty", do=advice)
+        advice = f"to exclude all strings, write {attribute} absent or {attribute} is number or {attribute} is boolean"
+        raise FilterError(
+            f"'{operator}' takes a text that is not empty, because every string has the empty one", do=advice
+        )
     if operator in ORDERED and isinstance(checked, bool):
-        raise FilterError(f"booleans have no order, so '{operator}' takes none", do="use '=' or '!='")
+        raise FilterError(f"'{operator}' takes no boolean, because booleans have no order", do="use '=' or '!='")
     return Predicate(attribute, operator, checked)
 
 
 def none_of(attribute: str, values: tuple[Value, ...]) -> tuple[Predicate, ...]:
-    """What says that a value is none of some of its kind; nothing if there are none."""
+    """The predicates that exclude some values of one kind; none if there are no values."""
     if len(values) > 1:
         return (Predicate(attribute, Operator.NOT_IN, values),)
     return tuple(Predicate(attribute, Operator.NE, value) for value in values)

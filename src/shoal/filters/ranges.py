@@ -1,12 +1,12 @@
 """Constraints on numbers, and finite sets of values: `Numbers` and `OneOf`.
 
-Owns the canonical form of both: they are in one module because a finite set of numbers can be written as either. Never
-touches strings that are not listed one by one, nor text.
+Owns the canonical form of both. They are in one module because a finite set of numbers can be either. Never touches
+strings that are not listed one by one, or text.
 
 Numbers are points on the line of `shoal.filters.values`, where each has a next one. So every set that `=`, `!=`, `<`,
-`in` and their kin can make is a closed interval without some of its points, or a finite set, and two such sets are
+`in` and the others can describe is a closed interval without some of its points, or a finite set. Two such sets are
 compared exactly: `covers`, `intersects` and `meet` are complete here. A finite set of numbers is a `Numbers` if fewer
-points are missing between its ends than are in it (in practice: neighbours on the line), and a `OneOf` if not.
+points are missing between its ends than are in it (in practice: neighbours on the line), otherwise a `OneOf`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import force_setattr
 
+from shoal.filters.formatter import value_text
 from shoal.filters.predicates import Operator, Predicate, none_of
-from shoal.filters.printing import value_text
-from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Kind, Number, Value, kind_in, kind_of, pred, succ
+from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Number, Value, ValueKind, kind_in, kind_of, pred, succ
 
 if TYPE_CHECKING:
     from shoal.filters.constraints import Constraint
 
 _FAR: Final = 4
-"""Ends this many times the size of a set apart, in steps of the coarsest spacing between them, leave more points out
-than are in: 2 is the exact figure, the rest is for rounding."""
+"""If the ends of a set are further apart than this many times its size, in steps of the widest spacing between them,
+more points are missing than present. The exact figure is 2; the rest allows for rounding."""
 
 
 class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
     """The numbers from `low` to `high`, both included, without those in `excluded`.
 
-    Canonical: both ends are in the set, there are at least two numbers, `excluded` is sorted and lies inside.
+    Canonical: both ends are in the set, there are at least two numbers, and `excluded` is sorted and lies inside.
     `numbers_of` makes one.
     """
 
@@ -47,7 +47,7 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
         if value is None:
             return False
         kind = type(value)
-        if kind is not int and kind is not float and (kind is str or kind_in(value) is not Kind.NUMBER):
+        if kind is not int and kind is not float and (kind is str or kind_in(value) is not ValueKind.NUMBER):
             return False
         return self.low <= value <= self.high and not is_listed(value, self.excluded)  # type: ignore[operator]
 
@@ -62,7 +62,7 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
         return isinstance(other, OneOf) and all(map(self.accepts, other.values))
 
     def intersects(self, other: Constraint) -> bool:
-        """Whether some value is accepted by both."""
+        """Whether both accept some value."""
         if isinstance(other, OneOf):
             return any(map(self.accepts, other.values))
         return self.meet(other) is not None
@@ -81,7 +81,7 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
         if self.high != NUMBER_MAX:
             found.append(_bound(attribute, self.high, Operator.LE, Operator.LT, succ))
         found.extend(none_of(attribute, self.excluded))
-        return tuple(found) or (Predicate(attribute, Operator.IS, Kind.NUMBER.word),)
+        return tuple(found) or (Predicate(attribute, Operator.IS, ValueKind.NUMBER.word),)
 
     def first(self, count: int) -> Iterator[Number]:
         """The smallest numbers of the set, at most `count` of them."""
@@ -94,14 +94,14 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
 
 
 class OneOf(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
-    """The values that are listed: sorted, of one kind, at least one. One value is what `=` says.
+    """Listed values: sorted, of one kind, at least one. `=` makes a list of one value.
 
-    `kind` is found from the values. It is a field because True == 1 in Python, and the two sets are not equal.
+    `kind` is derived from the values. It is a field because True == 1 in Python, and the two sets are not equal.
     `one_of` makes one.
     """
 
     values: tuple[Value, ...]
-    kind: Kind = Kind.NUMBER
+    kind: ValueKind = ValueKind.NUMBER
 
     def __post_init__(self) -> None:
         kind = kind_of(self.values[0])
@@ -123,7 +123,7 @@ class OneOf(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
         return isinstance(other, OneOf) and all(map(self.accepts, other.values))
 
     def intersects(self, other: Constraint) -> bool:
-        """Whether some value is accepted by both."""
+        """Whether both accept some value."""
         return any(map(other.accepts, self.values))
 
     def meet(self, other: Constraint) -> Constraint | None:
@@ -134,17 +134,17 @@ class OneOf(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
         """The shortest spelling."""
         if len(self.values) == 1:
             return (Predicate(attribute, Operator.EQ, self.values[0]),)
-        if self.kind is Kind.BOOLEAN:
-            return (Predicate(attribute, Operator.IS, Kind.BOOLEAN.word),)
+        if self.kind is ValueKind.BOOLEAN:
+            return (Predicate(attribute, Operator.IS, ValueKind.BOOLEAN.word),)
         return (Predicate(attribute, Operator.IN, self.values),)
 
 
 BOOLEANS: Final = OneOf((False, True))
-"""What `is boolean` says."""
+"""What `is boolean` accepts."""
 
 
 def is_listed(value: Value, values: tuple[Value, ...]) -> bool:
-    """Whether a value is among others of its kind, which are in order."""
+    """Whether a value is in a sorted tuple of values of its kind."""
     place = bisect_left(values, value)
     return place < len(values) and values[place] == value
 
@@ -161,7 +161,7 @@ def numbers_of(low: Number, high: Number, excluded: Iterable[Number] = ()) -> Nu
         low = above
     while high in holes:
         below = pred(high)
-        assert below is not None  # `low` is no hole and stops this before the line ends
+        assert below is not None  # `low` is not a hole, so the loop ends there
         high = below
     if low == high:
         return OneOf((low,))
@@ -171,17 +171,17 @@ def numbers_of(low: Number, high: Number, excluded: Iterable[Number] = ()) -> Nu
 
 
 def one_of(values: Iterable[Value]) -> OneOf | Numbers | None:
-    """The canonical set of listed values, which are of one kind; None if there are none."""
+    """The canonical set of some values of one kind; None if there are none."""
     found = sorted(set(values))
     if not found:
         return None
-    if len(found) > 1 and kind_of(found[0]) is Kind.NUMBER:
-        return _listed_numbers(found)  # type: ignore[arg-type]  # they are numbers: the first one is
+    if len(found) > 1 and kind_of(found[0]) is ValueKind.NUMBER:
+        return _listed_numbers(found)  # type: ignore[arg-type]  # all are numbers if the first one is
     return OneOf(tuple(found))
 
 
 def _listed_numbers(values: list[Number]) -> OneOf | Numbers:
-    """The canonical form of at least two numbers in order."""
+    """The canonical form of at least two sorted numbers."""
     low, high = values[0], values[-1]
     spacing = math.ulp(float(max(abs(low), abs(high))))
     if high - low <= _FAR * len(values) * spacing:
@@ -192,8 +192,8 @@ def _listed_numbers(values: list[Number]) -> OneOf | Numbers:
 
 
 def _missing(values: list[Number]) -> list[Number]:
-    """The numbers between the first and the last of the list that are not in it; enough of them to see that they are
-    not fewer than those that are."""
+    """The numbers between the first and the last of a list that are not in it, but no more of them than the list
+    has."""
     present = set(values)
     missing: list[Number] = []
     number = succ(values[0])
@@ -207,7 +207,7 @@ def _missing(values: list[Number]) -> list[Number]:
 def _bound(
     attribute: str, end: Number, closed: Operator, strict: Operator, outside: Callable[[Number], Number | None]
 ) -> Predicate:
-    """The shorter one of `>= end` and `> the number before end`, or of their mirror images."""
+    """The shorter of `>= end` and `>` with the number before it; the same for upper bounds."""
     neighbour = outside(end)
     if neighbour is not None and len(value_text(neighbour)) < len(value_text(end)):
         return Predicate(attribute, strict, neighbour)

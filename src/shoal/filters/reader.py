@@ -1,25 +1,177 @@
-"""The reader: a walk over the tokens of a text, and the parts that filters and events have in common.
+"""The reader: text of a filter or an event as tokens, and the parts that both have in common.
 
-Owns: names and values as they stand in text, and the shape of an error: what was found, where, what was expected. Never
-touches conditions or what they mean.
+Owns how names, strings, numbers and signs are spelled in both spellings of the language, and the form of a syntax
+error: what was found, where, and what was expected. Never touches conditions, or what they mean.
+
+    name      letters, digits and _, no digit first; a single . or - may join two such parts (`a.b`, `str-prefix`)
+    "name"    any other name; a doubled "" is one quote, everything else is literal
+    'text'    a string; a doubled '' is one quote, everything else is literal
+              curly single quotes, as papers print them, work as well: the string ends at a closing one
+    number    as in Python: 10, -2.5, +1e-3, 300_000; with a point or an exponent it is a float64
+    signs     = == != <> < <= > >= ( ) [ ] , *
+
+Blanks and line ends separate tokens and have no other meaning.
 """
 
 from __future__ import annotations
 
+import re
+from enum import Enum, auto
 from typing import Final
 
-from shoal.errors import FilterError
-from shoal.filters.lexer import Form, Token, tokens_of
-from shoal.filters.printing import RESERVED
-from shoal.filters.values import Value, problem_of_name
+import msgspec
+
+from shoal.errors import FilterError, FilterTooLargeError
+from shoal.filters.formatter import PLAIN_NAME, RESERVED
+from shoal.filters.values import Value, canonical_number, problem_of, problem_of_name
 from shoal.limits import Limits
+
+_DIGITS: Final = r"[0-9](?:_?[0-9])*"
+_TOKEN: Final = re.compile(
+    rf"""
+      (?P<blank>   [ \t\r\n\f\v\u00a0]+ )
+    | (?P<word>    {PLAIN_NAME} )
+    | (?P<number>  [+-]? (?: {_DIGITS} (?: \. (?: {_DIGITS} )? )? | \.{_DIGITS} ) (?: [eE][+-]?{_DIGITS} )? )
+    | (?P<string>  '[^']*(?:''[^']*)*' | [\u2018\u2019][^\u2019]*(?:\u2019\u2019[^\u2019]*)*\u2019 )
+    | (?P<quoted>  "[^"]*(?:""[^"]*)*" )
+    | (?P<sign>    == | != | <> | <= | >= | [=<>()\[\],*] )
+    """,
+    re.VERBOSE,
+)
+_OPEN_QUOTES: Final = {"'": "'", '"': '"', "\u2018": "\u2019", "\u2019": "\u2019"}
+_INTEGER_DIGITS_MAX: Final = 20
+"""Digits of the largest 64-bit integer. Python refuses to parse integers of thousands of digits."""
+
+
+class TokenKind(Enum):
+    """The kind of a token."""
+
+    WORD = auto()
+    QUOTED = auto()
+    STRING = auto()
+    NUMBER = auto()
+    SIGN = auto()
+    END = auto()
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A piece of text: `text` as written, and for strings, numbers and quoted names the value that it means."""
+
+    kind: TokenKind
+    text: str
+    position: int
+    value: Value = ""
+
+    @property
+    def keyword(self) -> str:
+        """The word in lower case, or the sign; empty for everything else."""
+        if self.kind is TokenKind.WORD:
+            return self.text.lower()
+        return self.text if self.kind is TokenKind.SIGN else ""
+
+    @property
+    def shown(self) -> str:
+        """The token in an error message."""
+        if self.kind is TokenKind.END:
+            return "the end"
+        text = self.text if len(self.text) <= _SHOWN_CHARACTERS else f"{self.text[:_SHOWN_CHARACTERS]}..."
+        return text if self.kind in (TokenKind.STRING, TokenKind.QUOTED) else f"'{text}'"
+
+
+_SHOWN_CHARACTERS: Final = 40
+
+
+def tokens_of(text: str, limits: Limits) -> list[Token]:
+    """The tokens of a text. The last one is its end."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise FilterError("a lone surrogate, which UTF-8 cannot encode", text=text, position=error.start) from error
+    if size > limits.filter_text_bytes_max:
+        raise FilterTooLargeError(
+            f"the text is {size} bytes long, more than filter_text_bytes_max={limits.filter_text_bytes_max}"
+        )
+    tokens: list[Token] = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise _stray(text, position)
+        if match.lastgroup != "blank":
+            tokens.append(_token(text, match))
+        position = match.end()
+    tokens.append(Token(TokenKind.END, "", len(text)))
+    return tokens
+
+
+def _token(text: str, match: re.Match[str]) -> Token:
+    piece, position = match.group(), match.start()
+    match match.lastgroup:
+        case "word":
+            return Token(TokenKind.WORD, piece, position)
+        case "sign":
+            return Token(TokenKind.SIGN, piece, position)
+        case "number":
+            return Token(TokenKind.NUMBER, piece, position, _number(text, match))
+        case "quoted":
+            return Token(TokenKind.QUOTED, piece, position, piece[1:-1].replace('""', '"'))
+        case _:
+            return Token(TokenKind.STRING, piece, position, piece[1:-1].replace(piece[-1] * 2, piece[-1]))
+
+
+def _number(text: str, match: re.Match[str]) -> int | float:
+    piece, position = match.group(), match.start()
+    following = text[match.end() : match.end() + 1]
+    if following.isalnum() or following in ("_", "."):
+        raise FilterError(
+            f"'{piece}' is followed by '{following}', which is not part of a number",
+            do="put a space after the number, or quotes around a string",
+            text=text,
+            position=match.end(),
+            expected=("a number",),
+        )
+    digits = piece.lstrip("+-").replace("_", "")
+    if digits.isdecimal() and len(digits.lstrip("0")) <= _INTEGER_DIGITS_MAX:
+        number: int | float = int(piece)
+    else:
+        number = float(piece)
+    if digits.isdecimal() and (isinstance(number, float) or problem_of(number)):
+        raise FilterError(
+            "this integer does not fit in 64 bits",
+            do="write it with an exponent to get the nearest float64",
+            text=text,
+            position=position,
+        )
+    if problem_of(number):
+        raise FilterError("this number is beyond the range of float64", text=text, position=position)
+    return canonical_number(number)
+
+
+def _stray(text: str, position: int) -> FilterError:
+    found = text[position]
+    if close := _OPEN_QUOTES.get(found):
+        return FilterError(
+            f"the quote that opens here is never closed; expected {close}",
+            do=f"close it with {close}; a quote inside is doubled",
+            text=text,
+            position=position,
+            expected=(close,),
+        )
+    return FilterError(
+        f"found {found!r}, expected a name, a value or an operator",
+        do="put names with such characters in double quotes, strings in single quotes",
+        text=text,
+        position=position,
+        expected=("a name", "a value", "an operator"),
+    )
+
 
 _A_NAME: Final = "the name of an attribute"
 _A_VALUE: Final = "a value ('text', a number, true or false)"
 
 
 class Reader:
-    """One pass over a text: the next token, and how to get past it. Everything wrong raises FilterError."""
+    """One pass over the tokens of a text. Every mistake in the text raises FilterError."""
 
     def __init__(self, text: str, limits: Limits) -> None:
         if not isinstance(text, str):
@@ -40,33 +192,33 @@ class Reader:
         return self.token.position
 
     def at_end(self) -> bool:
-        """Whether all of the text was read."""
-        return self.token.form is Form.END
+        """Whether the whole text was read."""
+        return self.token.kind is TokenKind.END
 
     def next_is(self, keyword: str) -> bool:
-        """Whether the next token is a word, in small letters or capitals, or a sign."""
+        """Whether the next token is a word, in any case, or a sign."""
         return self.token.keyword == keyword
 
     def skip(self) -> None:
-        """Go past the next token."""
+        """Moves past the next token."""
         self._at += 1
 
-    def took(self, keyword: str) -> bool:
-        """Go past the next token if it is this word or sign, and say whether it was."""
+    def accept(self, keyword: str) -> bool:
+        """Moves past the next token if it is this word or sign. Returns whether it was."""
         if not self.next_is(keyword):
             return False
         self.skip()
         return True
 
-    def take(self, sign: str) -> None:
-        """Read a sign that must stand here."""
-        if not self.took(sign):
+    def expect(self, sign: str) -> None:
+        """Reads a sign that is required here."""
+        if not self.accept(sign):
             raise self.unexpected(f"'{sign}'")
 
     def value(self) -> Value:
-        """Read a value."""
+        """Reads a value."""
         token = self.token
-        if token.form in (Form.STRING, Form.NUMBER):
+        if token.kind in (TokenKind.STRING, TokenKind.NUMBER):
             value = token.value
         elif token.keyword in ("true", "false"):
             value = token.keyword == "true"
@@ -76,15 +228,15 @@ class Reader:
         return value
 
     def at_value(self) -> bool:
-        """Whether the next token is a value, or the star that stands for any."""
-        return self.token.form in (Form.STRING, Form.NUMBER) or self.token.keyword in ("true", "false", "*")
+        """Whether the next token is a value, or the star that stands for any value."""
+        return self.token.kind in (TokenKind.STRING, TokenKind.NUMBER) or self.token.keyword in ("true", "false", "*")
 
     def name(self) -> str:
-        """Read the name of an attribute."""
+        """Reads the name of an attribute."""
         token = self.token
-        if token.form is Form.QUOTED:
+        if token.kind is TokenKind.QUOTED:
             name = str(token.value)
-        elif token.form is Form.WORD and token.keyword not in RESERVED:
+        elif token.kind is TokenKind.WORD and token.keyword not in RESERVED:
             name = token.text
         else:
             raise self.unexpected(_A_NAME, do=_advice_on_name(token))
@@ -94,16 +246,16 @@ class Reader:
         return name
 
     def pair(self) -> tuple[str, Value]:
-        """Read `[name,value]`, of which the papers make events."""
-        self.take("[")
+        """Reads `[name,value]`, the papers' spelling of an attribute of an event."""
+        self.expect("[")
         name = self.name()
-        self.take(",")
+        self.expect(",")
         value = self.value()
-        self.take("]")
+        self.expect("]")
         return name, value
 
     def unexpected(self, *expected: str, do: str | None = None) -> FilterError:
-        """The error for a token that cannot stand here."""
+        """The error for a token that is not allowed here."""
         either = expected[0] if len(expected) == 1 else f"{', '.join(expected[:-1])} or {expected[-1]}"
         return FilterError(
             f"found {self.token.shown}, expected {either}",
@@ -115,20 +267,20 @@ class Reader:
 
 
 def _advice_on_name(token: Token) -> str | None:
-    if token.form is Form.END:
+    if token.kind is TokenKind.END:
         return "write true for a filter that every event matches" if token.position == 0 else None
     if token.keyword in RESERVED:
         return f'put an attribute of that name in double quotes, "{token.text}"'
-    if token.form in (Form.STRING, Form.NUMBER):
-        return "the name stands first, in double quotes if it is not a plain word"
+    if token.kind in (TokenKind.STRING, TokenKind.NUMBER):
+        return "the name comes first, in double quotes if it is not a plain word"
     if token.keyword == "[":
-        return "brackets are the papers' spelling; write the whole filter in one spelling"
+        return "brackets belong to the papers' spelling; use one spelling for the whole filter"
     return None
 
 
 def _advice_on_value(token: Token) -> str | None:
-    if token.form is Form.WORD:
+    if token.kind is TokenKind.WORD:
         return f"put strings in single quotes, '{token.text}'"
-    if token.form is Form.QUOTED:
+    if token.kind is TokenKind.QUOTED:
         return "double quotes are for names; put strings in single quotes"
     return None

@@ -1,52 +1,119 @@
 """Constraints on strings: `Strings`.
 
-Owns the canonical form of everything that a conjunction says of a string. Never touches other kinds of values.
+Owns the canonical form of everything that a conjunction says about a string, and the arithmetic of intervals of
+strings. Never touches other kinds of values.
 
-A bound, a prefix and the negation of a prefix are intervals and are folded into one interval with holes. What the
-interval does not say stays beside it: one suffix, substrings, and the negations of both. A set that is not finite has
-room in the middle of its strings for anything, so the parts cannot imply each other except as substrings of each other,
-and reasoning about them one by one is complete. Where it is not:
+Intervals are half-open, [low, high) in code point order; a `high` of None is no bound. The next string after `s` is `s`
+followed by a NUL, so an interval is finite only if `high` is `low` followed by NULs. Every other interval contains all
+strings that begin with some `q`. A prefix is an interval too, from itself to `prefix_end`.
 
-- `meet` may miss that nothing is left, and so `intersects` may say True, for two or more `not contains` or for
-  `not contains` with bounds that are not those of a prefix (`s >= 'ab' and s < 'ad' and not s contains 'abb' and not
-  s contains 'abc'` is empty).
-- `covers` may miss, and two constraints with one meaning may differ, where strings near a bound are refused by
-  `not contains`, or where a bound ends in NULs and a suffix or a substring refuses them.
+Bounds, prefixes and negated prefixes are intervals and are folded into one interval with holes. What the interval does
+not express stays beside it: one suffix, substrings, and the negations of both. An infinite set has room for anything in
+the middle of its strings, so the parts cannot imply each other except as substrings of each other, and reasoning about
+them one by one is complete. The exceptions:
 
-Every answer is sound all the same, and `covers` is a partial order: transitive, and two constraints that cover each
-other are equal. The poset of filters stands on that.
+- `meet` may not see that nothing is left, and so `intersects` may return True, for two or more `not contains`, or for
+  `not contains` with bounds that are not those of a prefix (`s >= 'ab' and s < 'ad' and not s contains 'abb' and not s
+  contains 'abc'` is empty).
+- `covers` may return False, and two constraints with one meaning may differ, where `not contains` rejects strings near
+  a bound, or where a bound ends in NULs and a suffix or a substring rejects it.
+
+Every answer is sound nevertheless, and `covers` is a partial order: transitive, and two constraints that cover each
+other are equal. The poset of filters depends on that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from shoal.filters.predicates import Operator, Predicate, none_of
 from shoal.filters.ranges import Numbers, OneOf, is_listed, one_of
-from shoal.filters.string_bounds import (
-    NUL,
-    common_prefix,
-    is_below,
-    lower_of,
-    nuls_behind,
-    points,
-    prefix_end,
-    reaches,
-)
-from shoal.filters.values import Kind, Value
+from shoal.filters.values import Value, ValueKind
 
 if TYPE_CHECKING:
     from shoal.filters.constraints import Constraint
 
 
-class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
-    """The strings in [low, high) that begin with `prefix`, end with `suffix`, contain all of `contains`, and are or do
-    nothing of what the other fields list.
+NUL: Final = "\0"
+_LAST: Final = "\U0010ffff"
+_BEFORE_SURROGATES: Final = "\ud7ff"
+_BEHIND_SURROGATES: Final = "\ue000"
 
-    Canonical: infinite; a prefix stands alone, without bounds; all lists are sorted; no part follows from the others.
+
+def prefix_end(prefix: str) -> str | None:
+    """The first string after all those that begin with `prefix`; None if there is none."""
+    stem = prefix.rstrip(_LAST)
+    return stem[:-1] + _next(stem[-1]) if stem else None
+
+
+def is_below(text: str, high: str | None) -> bool:
+    """Whether a string is below an upper bound."""
+    return high is None or text < high
+
+
+def reaches(high: str | None, other: str | None) -> bool:
+    """Whether an upper bound is at least as high as another one."""
+    return high is None or (other is not None and other <= high)
+
+
+def lower_of(high: str | None, other: str | None) -> str | None:
+    """The stricter of two upper bounds."""
+    return other if reaches(high, other) else high
+
+
+def points(low: str, high: str | None) -> list[str] | None:
+    """The strings of a finite interval; None if the interval is infinite."""
+    if not is_below(low, high):
+        return []
+    steps = nuls_behind(low, high) if high is not None else None
+    return None if steps is None else [low + NUL * step for step in range(steps)]
+
+
+def nuls_behind(text: str, longer: str) -> int | None:
+    """The number of NULs to append to `text` to get `longer`; None if that is not how they differ."""
+    steps = len(longer) - len(text)
+    return steps if steps >= 0 and longer == text + NUL * steps else None
+
+
+def common_prefix(low: str, high: str | None) -> str:
+    """What all strings of an interval begin with."""
+    if high is None:
+        return _last_run(low)
+    place = len(shared_start(low, high))
+    if place == len(low):
+        return low
+    if place + 1 == len(high) and _next(low[place]) == high[place]:
+        return low[: place + 1] + _last_run(low[place + 1 :])
+    return low[:place]
+
+
+def shared_start(one: str, other: str) -> str:
+    """The longest common prefix of two strings."""
+    for place, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine != theirs:
+            return one[:place]
+    return min(one, other, key=len)
+
+
+def _last_run(text: str) -> str:
+    """The run of the last code point at the start of a string. Nothing sorts after it, so greater strings begin with it
+    too."""
+    return text[: len(text) - len(text.lstrip(_LAST))]
+
+
+def _next(character: str) -> str:
+    """The code point after one that is not the last. Surrogates are skipped."""
+    return _BEHIND_SURROGATES if character == _BEFORE_SURROGATES else chr(ord(character) + 1)
+
+
+class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
+    """The strings in [low, high) that begin with `prefix`, end with `suffix`, contain all of `contains`, and meet none
+    of the negated conditions in the other fields.
+
+    Canonical: infinite; a prefix has no bounds beside it; all lists are sorted; no part follows from the others.
     `strings_of` makes one.
     """
 
@@ -62,12 +129,12 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
 
     @property
     def bounds(self) -> tuple[str, str | None]:
-        """The interval that all strings are in, the one of the prefix included."""
+        """The interval that contains all the strings, that of the prefix included."""
         return (self.prefix, prefix_end(self.prefix)) if self.prefix else (self.low, self.high)
 
     @property
     def is_interval(self) -> bool:
-        """Whether the interval without `excluded` is all that there is to say."""
+        """Whether the interval without `excluded` is the whole condition."""
         return not (self.suffix or self.contains or self.not_prefix or self.not_suffix or self.not_contains)
 
     def accepts(self, value: Value | None) -> bool:
@@ -89,7 +156,7 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
         return isinstance(other, Strings) and _covers(self, other)
 
     def intersects(self, other: Constraint) -> bool:
-        """Whether some value may be accepted by both: False is certain."""
+        """Whether both may accept some value. False is certain."""
         if isinstance(other, OneOf):
             return any(map(self.accepts, other.values))
         return self.meet(other) is not None
@@ -139,7 +206,7 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
             *none_of(attribute, self.excluded),
             *(Predicate(attribute, operator, text) for operator, text in never),
         )
-        return spelled or (Predicate(attribute, Operator.IS, Kind.STRING.word),)
+        return spelled or (Predicate(attribute, Operator.IS, ValueKind.STRING.word),)
 
 
 def strings_of(
@@ -153,7 +220,7 @@ def strings_of(
     not_suffix: Iterable[str] = (),
     not_contains: Iterable[str] = (),
 ) -> Constraint | None:
-    """The canonical set of the strings of which all of this is true; None if it is certainly empty."""
+    """The canonical set of the strings that meet all these conditions; None if it is certainly empty."""
     never_inside = _minimal(not_contains, _contains)
     never_first = _minimal(not_prefix, str.startswith, unless=never_inside)
     never_last = tuple(
@@ -200,10 +267,10 @@ def strings_without(
     not_suffix: Iterable[str] = (),
     not_contains: Iterable[str] = (),
 ) -> Strings:
-    """The strings that are and do nothing of what is listed, said by these lists alone: nothing becomes a bound.
+    """The strings that meet none of the listed conditions, expressed by these lists alone: nothing becomes a bound.
 
-    None of the texts but those in `excluded` is empty. So there are infinitely many such strings: those of letters that
-    stand in no list.
+    No text outside `excluded` is empty. So there are infinitely many such strings: for example those made of letters
+    that occur in no list.
     """
     never_inside = _minimal(not_contains, _contains)
     rest = Strings(
@@ -215,7 +282,7 @@ def strings_without(
 
 
 def _fits(text: str, pattern: Strings) -> bool:
-    """Whether a string has the suffix and the substrings, and none of those that it must not have."""
+    """Whether a string has the suffix and the substrings, and none of the negated ones."""
     return (
         text.endswith(pattern.suffix)
         and not (pattern.not_suffix and text.endswith(pattern.not_suffix))
@@ -225,10 +292,10 @@ def _fits(text: str, pattern: Strings) -> bool:
 
 
 def _narrowed(low: str, high: str | None, pattern: Strings) -> tuple[str, str | None] | None:
-    """The canonical bounds of an interval of which `pattern` is true as well; None if nothing is left.
+    """The canonical bounds of an interval under the conditions of `pattern`; None if nothing is left.
 
-    A hole at one end becomes the end. Which end stands for strings that the suffix or a substring refuses is a matter
-    of taste: an upper one excludes them; a lower one includes them, unless all the others go on with a NUL.
+    A hole at an end moves that end. Which end represents strings that the suffix or a substring rejects is a
+    convention: an upper end excludes them; a lower end includes them, unless all the others continue with a NUL.
     """
     while is_below(low, high):
         before = low, high
@@ -303,7 +370,7 @@ def _contains(text: str, part: str) -> bool:
 
 
 def _minimal(texts: Iterable[str], has: Callable[[str, str], bool], unless: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The texts that have no other one of them, nor one of `unless` anywhere inside, in order."""
+    """The texts that do not have another one of them, or one of `unless` anywhere inside, sorted."""
     found: list[str] = []
     for text in sorted(set(texts), key=len):
         if not any(has(text, other) for other in found) and not any(part in text for part in unless):
@@ -312,7 +379,7 @@ def _minimal(texts: Iterable[str], has: Callable[[str, str], bool], unless: tupl
 
 
 def _maximal(texts: Iterable[str]) -> tuple[str, ...]:
-    """The texts that are not part of another one of them, in order."""
+    """The texts that are not part of another one of them, sorted."""
     found: list[str] = []
     for text in sorted(set(texts), key=len, reverse=True):
         if not any(text in other for other in found):

@@ -1,7 +1,7 @@
-"""Values: what an attribute can hold, and the two lines on which values are ordered.
+"""Values: what an attribute can be, and how values are ordered.
 
-Owns: the three kinds, which Python objects are values, their canonical form, and the neighbours of a number. Never
-touches attributes, predicates or text.
+Owns the three kinds of values, which Python objects are values, their canonical form, and the neighbours of a number.
+Never touches attributes, predicates or text.
 
 Numbers are on one line: all 64-bit integers (signed and unsigned) and all finite float64, compared exactly, as Python
 does. So every number has a next and a previous one, and a strict bound is a closed bound at its neighbour. Strings are
@@ -28,11 +28,11 @@ INTEGER_MAX: Final = 2**64 - 1
 NUMBER_MIN: Final = -sys.float_info.max
 NUMBER_MAX: Final = sys.float_info.max
 EXACT_MAX: Final = 2**53
-"""Up to this magnitude every integer is a float64; an integral float within it is kept as int."""
+"""Up to this magnitude every integer is a float64. An integral float within it is stored as an int."""
 
 
-class Kind(IntEnum):
-    """The kind of a value. Values of two kinds are never equal and never in order."""
+class ValueKind(IntEnum):
+    """The kind of a value. Values of different kinds are never equal and have no order."""
 
     NUMBER = 0
     STRING = 1
@@ -40,25 +40,30 @@ class Kind(IntEnum):
 
     @property
     def word(self) -> str:
-        """How the language spells it after `is`."""
+        """The word for it after `is` in the language."""
         return self.name.lower()
 
 
-KINDS: Final[Mapping[str, Kind]] = {kind.word: kind for kind in Kind}
+KINDS: Final[Mapping[str, ValueKind]] = {kind.word: kind for kind in ValueKind}
 
 
-_PLAIN: Final[Mapping[type, Kind]] = {str: Kind.STRING, int: Kind.NUMBER, float: Kind.NUMBER, bool: Kind.BOOLEAN}
+_PLAIN: Final[Mapping[type, ValueKind]] = {
+    str: ValueKind.STRING,
+    int: ValueKind.NUMBER,
+    float: ValueKind.NUMBER,
+    bool: ValueKind.BOOLEAN,
+}
 
 
-def kind_of(value: Value) -> Kind:
+def kind_of(value: Value) -> ValueKind:
     """The kind of a value."""
     if isinstance(value, str):
-        return Kind.STRING
-    return Kind.BOOLEAN if isinstance(value, bool) else Kind.NUMBER
+        return ValueKind.STRING
+    return ValueKind.BOOLEAN if isinstance(value, bool) else ValueKind.NUMBER
 
 
-def kind_in(value: object) -> Kind | None:
-    """The kind of what stands in an event, where anything may: None if it is no value."""
+def kind_in(value: object) -> ValueKind | None:
+    """The kind of any object found in an event; None if it is not a value."""
     kind = _PLAIN.get(type(value))
     if kind is not None:
         return kind
@@ -67,7 +72,7 @@ def kind_in(value: object) -> Kind | None:
 
 
 def native(value: Any) -> Any:
-    """The int or float that a number of another library is, such as numpy's; everything else as it is."""
+    """A number of another library, such as numpy, as an int or float; any other object as it is."""
     if isinstance(value, str | int | float):
         return value
     if isinstance(value, numbers.Integral):
@@ -79,26 +84,26 @@ def native(value: Any) -> Any:
 
 
 def problem_of(value: object) -> str | None:
-    """Why an object is not a value, as the end of a sentence that begins with its name; None if it is one."""
+    """Why an object is not a value, as the end of a sentence that begins with its name; None if it is a value."""
     if isinstance(value, str):
-        return None if _is_utf8(value) else "holds half of a surrogate pair, which UTF-8 cannot carry"
+        return None if _is_utf8(value) else "contains a lone surrogate, which UTF-8 cannot encode"
     if isinstance(value, int):
         return None if INTEGER_MIN <= value <= INTEGER_MAX else "is an integer that does not fit in 64 bits"
     if isinstance(value, float):
-        return None if math.isfinite(value) else f"is {value}; NaN and infinities are refused"
+        return None if math.isfinite(value) else f"is {value}; NaN and infinity are not allowed"
     kind = type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
     return f"is of type {name}; a value is str, int, float or bool"
 
 
 def problem_of_name(name: object, limits: Limits = DEFAULT_LIMITS) -> str | None:
-    """Why an object is not the name of an attribute, as a sentence; None if it is one."""
+    """Why an object is not the name of an attribute, as a sentence; None if it is a name."""
     if not isinstance(name, str):
         return f"attribute names are strings, not {type(name).__name__}"
     if not name:
         return "an attribute name must not be empty"
     if not _is_utf8(name):
-        return f"the attribute name {name!r} holds half of a surrogate pair, which UTF-8 cannot carry"
+        return f"the attribute name {name!r} contains a lone surrogate, which UTF-8 cannot encode"
     if len(name.encode()) > limits.attribute_name_bytes_max:
         return (
             f"an attribute name is {len(name.encode())} bytes long, "
@@ -108,7 +113,8 @@ def problem_of_name(name: object, limits: Limits = DEFAULT_LIMITS) -> str | None
 
 
 def canonical(value: Value) -> Value:
-    """The one form of a value: plain types, no -0.0, and int for every integral float that int holds as well."""
+    """The canonical form of a value: plain types, no -0.0, and int for every integral float that an int represents
+    exactly."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, bool):
@@ -117,14 +123,14 @@ def canonical(value: Value) -> Value:
 
 
 def canonical_number(value: Number) -> Number:
-    """`canonical` for what is known to be a number."""
+    """`canonical` for a number."""
     if isinstance(value, int):
         return int(value)
     return int(value) if value.is_integer() and -EXACT_MAX <= value <= EXACT_MAX else float(value)
 
 
 def succ(number: Number) -> Number | None:
-    """The next number above; None above the largest."""
+    """The next larger number; None for the largest."""
     if number >= NUMBER_MAX:
         return None
     nearest = float(number)
@@ -138,7 +144,7 @@ def succ(number: Number) -> Number | None:
 
 
 def pred(number: Number) -> Number | None:
-    """The next number below; None below the smallest."""
+    """The next smaller number; None for the smallest."""
     if number <= NUMBER_MIN:
         return None
     nearest = float(number)

@@ -1,14 +1,15 @@
-"""What was recorded of channels: as tables, on servers, in an archive, and all of it together.
+"""Recorded channels: read from servers and from an archive, merged into the history of a channel.
 
-    table.py      entries of records as Arrow rows, and rows as messages
-    plain.py      the quick way for pages of plain messages
-    taking.py     rows in another order, however much they hold
-    joining.py    rows of several servers as one history: each message once, in order, gaps where something is missing
-    servers.py    a conversation with one server
-    records.py    the records of servers, read
-    manifest.py   what an archive holds
-    archive.py    rows of an archive, read
-    reading.py    the history of one channel: archive and records together
+    table.py            schema of recorded rows, and functions over them
+    row_selection.py    selects rows, also of columns above 2 GiB
+    entry_decoder.py    entries of a record to rows
+    server_reader.py    a blocking connection to one server
+    record_reader.py    reads the records of one server
+    merge.py            rows of several servers as one history: each message once, in order, with gaps
+    manifest.py         the list of what an archive holds
+    archive.py          reads rows of an archive
+    channel_history.py  the history of one channel, from archive and records
 
-Owns reading. Agents write records (`shoal.channels.record`), a job writes archives (`shoal.pipeline.archive`).
+A *record* is the Redis stream in which an agent keeps the messages of one channel on its server. This package only
+reads. Agents write records (`shoal.channels.record`); a Spark job writes archives (`shoal.pipeline.archive`).
 """

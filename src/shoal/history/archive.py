@@ -1,11 +1,12 @@
-"""Rows of an archive, read by its manifest.
+"""Reads rows of an archive, as listed in its manifest.
 
-Owns reading. Needs no Spark: files are read by Arrow. A job may replace files while somebody reads; those that were
-replaced stay for a while, and a reader that comes even later reads the manifest again.
+Owns reading only, with Arrow and without Spark. The archive job may replace files meanwhile. Replaced files stay for a
+while; if one is gone, the reader reads the manifest again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,14 +19,14 @@ from shoal.history.manifest import Manifest, check_new, read_manifest
 from shoal.history.table import SCHEMA, TIME, dedupe
 
 ATTEMPTS: Final = 3
-"""How often a manifest is read when its files vanish meanwhile."""
+"""How often the manifest is read when a listed file is gone."""
 
 
 def read_archive(
     archive: Path, channel: str | None, from_us: int | None = None, to_us: int | None = None
 ) -> tuple[Manifest, pa.Table]:
-    """The manifest, and the rows of a channel (None: all) published in a time, each message once. ArchiveError for
-    files without a manifest: what they hold would be missing without a word."""
+    """The manifest, and the rows of a channel (None: all channels) published from `from_us` up to `to_us` (exclusive),
+    each message once. ArchiveError for a directory with files and no manifest."""
     for attempt in range(ATTEMPTS):
         manifest = read_manifest(archive)
         if manifest is None:
@@ -40,23 +41,21 @@ def read_archive(
             if attempt + 1 < ATTEMPTS:
                 continue
             raise ArchiveError(
-                f"the archive lists {error.filename or error} but does not have it",
-                do="put the file back, or take its entry out of manifest.json and accept the loss",
+                f"the manifest lists {error.filename or error}, but the archive does not have it",
+                do="restore the file, or remove its entry from manifest.json and accept the loss",
             ) from error
         return manifest, dedupe(pa.concat_tables([SCHEMA.empty_table(), *tables]))
     raise AssertionError("the last attempt returns or raises")
 
 
 def read_file(path: Path, channel: str | None, from_us: int | None, to_us: int | None) -> pa.Table:
-    """The rows of one file; ArchiveError if it is damaged or of another version."""
-    try:
-        table = pq.read_table(path, use_threads=False, partitioning=None)
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise ArchiveError(f"{path} cannot be read: {error}", do="put back a copy of the file") from error
+    """The rows of one file; ArchiveError if it is damaged or of another version, FileNotFoundError if it is gone."""
+    table = read_columns(path)
     if not table.schema.equals(SCHEMA):
-        raise ArchiveError(f"{path} has other columns than this Shoal knows", do="read it with the Shoal that wrote it")
+        raise ArchiveError(
+            f"{path} does not have the columns that this version of Shoal reads",
+            do="read it with the version of Shoal that wrote it",
+        )
     kept = None
     if channel is not None:
         kept = pc.equal(table["channel"], channel)
@@ -65,3 +64,13 @@ def read_file(path: Path, channel: str | None, from_us: int | None, to_us: int |
             within = compare(table["published_at"], pa.scalar(bound, pa.int64()).cast(TIME))
             kept = within if kept is None else pc.and_(kept, within)
     return (table if kept is None else table.filter(kept)).replace_schema_metadata(SCHEMA.metadata)
+
+
+def read_columns(path: Path | str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Columns (None: all) of one file; ArchiveError if it is damaged, FileNotFoundError if it is gone."""
+    try:
+        return pq.read_table(path, columns=columns, use_threads=False, partitioning=None)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise ArchiveError(f"{path} cannot be read: {error}", do="restore a copy of the file") from error

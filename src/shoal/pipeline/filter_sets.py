@@ -1,15 +1,15 @@
-"""Filter sets: many filters in a text file, and the same as an index in a versioned file that workers map.
+"""Filter sets: many filters in a text file, compiled into an index file that workers map into memory.
 
-Owns the form of the text, the name of the file, and the cache by which a process opens each version once. Never touches
+Owns the text format, the name of the index file, and the cache that opens each version once per process. Never touches
 events.
 
-The text has one filter a line, in either spelling, with an id before it or not:
+The text has one filter on each line, in either syntax, optionally with an id before it:
 
     # stocks that I follow
     class = 'STOCK' and volume > 300000
     17: symbol = 'YHOO' and high > 40
 
-Empty lines and lines that begin with `#` are skipped. A filter without an id has the number of its line, from 1 on.
+Empty lines and lines that begin with `#` are skipped. The id of a filter without one is its line number, from 1.
 """
 
 from __future__ import annotations
@@ -27,36 +27,34 @@ import numpy.typing as npt
 
 from shoal.errors import FilterError, PipelineError
 from shoal.filters.filter import Filter
-from shoal.filters.index import Index, filter_table
-from shoal.filters.index.ids import ID_MAX
-from shoal.filters.index.snapshot import MAGIC
+from shoal.filters.index import ID_MAX, SNAPSHOT_MAGIC, Index, filter_table
 from shoal.filters.language import parse
 
 FILE_FORMAT: Final = b"1"
-"""Part of the version: another one when the file of a set has another form."""
+"""Part of the version; changes when the format of the file changes."""
 INDEXES_OPEN_MAX: Final = 4
-"""Indexes that a process keeps open; the one that was used longest ago is closed first."""
+"""Indexes that a process keeps open; the least recently used one is closed first."""
 _VERSION_CHARACTERS: Final = 16
 _LINE: Final = re.compile(r"(?:(\d+)\s*:\s*)?(.*)")
 
 
 class FilterSet(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of filters as workers get it: where its index is, which version, and what is known without opening it."""
+    """A filter set as workers get it: path and version of its index, and facts that do not need the index."""
 
     path: str
     version: str
     filters: int
     attributes: tuple[str, ...]
-    """The attributes that filters ask for: no others have to be read."""
+    """The attributes that the filters use. No others have to be read."""
 
 
 def read_filters(path: Path) -> dict[int, Filter]:
-    """The filters of a text file by id. PipelineError names the file and the line of what is wrong."""
+    """The filters of a text file by id. PipelineError names the file and the line of a mistake."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineError(
-            f"cannot read filters from {path}: {error}", do="name a text file, one filter a line"
+            f"cannot read filters from {path}: {error}", do="name a text file with one filter on each line"
         ) from None
     found: dict[int, Filter] = {}
     for number, line in enumerate(lines, 1):
@@ -72,21 +70,21 @@ def read_filters(path: Path) -> dict[int, Filter]:
             raise PipelineError(f"{path}, line {number}: {error}") from error
         if identity > ID_MAX or identity in found:
             raise PipelineError(
-                f"{path}, line {number}: the id {identity} is taken or above {ID_MAX}",
-                do="give each filter an id of its own (one without an id has the number of its line)",
+                f"{path}, line {number}: the id {identity} is already used or above {ID_MAX}",
+                do="give each filter its own id (the default id is the line number)",
             )
         found[identity] = parsed
     if not found:
-        raise PipelineError(f"there are no filters in {path}", do="write one filter a line")
+        raise PipelineError(f"there are no filters in {path}", do="write one filter on each line")
     return found
 
 
 def keep(ids: Sequence[int] | npt.NDArray[np.uint32], filters: Sequence[Filter], folder: Path) -> FilterSet:
-    """Makes the index of some filters and writes it to a folder, unless this version is there already. PipelineError if
+    """Builds the index of some filters and writes it to a folder, unless this version exists there. PipelineError if
     the folder cannot be used."""
     table = filter_table(filters)
     numbers = np.asarray(ids, np.uint32)
-    digest = hashlib.sha256(b"|".join((MAGIC, FILE_FORMAT, numbers.tobytes(), table.offsets.tobytes())))
+    digest = hashlib.sha256(b"|".join((SNAPSHOT_MAGIC, FILE_FORMAT, numbers.tobytes(), table.offsets.tobytes())))
     digest.update(table.data.tobytes())
     version = digest.hexdigest()[:_VERSION_CHARACTERS]
     path = folder / f"filters-{version}.index"
@@ -99,20 +97,21 @@ def keep(ids: Sequence[int] | npt.NDArray[np.uint32], filters: Sequence[Filter],
             index.save(path)
     except OSError as error:
         raise PipelineError(
-            f"cannot keep the index of the filters in {folder}: {error}", do="set XDG_CACHE_HOME to a folder of yours"
+            f"cannot write the index of the filters to {folder}: {error}",
+            do="set XDG_CACHE_HOME to a writable folder",
         ) from error
     return FilterSet(path=str(path), version=version, filters=len(numbers), attributes=attributes_of(filters))
 
 
 def attributes_of(filters: Iterable[Filter]) -> tuple[str, ...]:
-    """Every attribute that some filter asks for, in order."""
+    """All attributes that the filters use, sorted."""
     names = {name for each in filters for conjunction in each.conjunctions for name, _ in conjunction.constraints}
     return tuple(sorted(names))
 
 
 @lru_cache(maxsize=INDEXES_OPEN_MAX)
 def opened(path: str, version: str) -> Index:
-    """The index of a version, mapped from its file: once for each process, however many tasks it runs."""
+    """The index of a version, mapped from its file once per process, however many tasks the process runs."""
     if version not in Path(path).name:
-        raise PipelineError(f"{path} is not version {version} of its filters", do="make the set of filters again")
+        raise PipelineError(f"{path} is not version {version} of its filters", do="start the job again")
     return Index.open(path)

@@ -1,18 +1,19 @@
-"""Forecasts: from the load of past days to that of the next one, by group of servers, and how far off that is.
+"""Forecasts the load of the next day from past days, by group of servers, and measures the error of such forecasts.
 
-Owns the model and its backtest, as plain functions from tables to tables. Reads and writes nothing.
+Owns the model and its backtest, as functions from tables to tables. Reads and writes nothing.
 
-The model is a simple one. A day is cut into `SLOTS` slots. The season is the mean of the past days, slot by slot, the
-latest day counting most. The level is how much more or less than the season the last slots were; it fades, so that at
-the end of the forecast the season alone is left:
+The model is simple. A day has `SLOTS` slots. The season is the mean of the past days, slot by slot, weighted towards
+the latest day. The level is the ratio of the last slots to the season; its influence fades, so that at the end of the
+forecast only the season counts:
 
     forecast(t) = season(t) * (1 + (level - 1) * exp(-(t - now) / fade))
 
-Whether it is any good is measured, not believed: the backtest makes forecasts from moments of the past, each with
-nothing but what was known then, and compares both them and "the same as a day before" with what came.
+The backtest measures the model: it makes forecasts from past moments, each with only the data known then, and compares
+them, and "the same as a day before", with the actual load.
 
-A group of servers is all whose ids differ in the number at their end only: `eu-1` and `eu-2` are `eu`. A group that is
-too new for a forecast is expected to go on as it is, so that the rise of the others does not count for its load too.
+A group of servers is all servers whose ids differ only in the number at the end: `eu-1` and `eu-2` form the group `eu`.
+A group that is too new for a forecast is expected to keep its current load, so that the forecast rise of other groups
+is not applied to it.
 """
 
 from __future__ import annotations
@@ -33,51 +34,51 @@ from shoal.balance.window import LoadWindow
 from shoal.errors import PipelineError
 
 SLOTS: Final = 288
-"""Of a day: five minutes each, if the day is the world's. Fewer if windows are longer than a slot."""
+"""Slots of a day: five minutes each in a real day. Fewer if windows are longer than a slot."""
 LATEST_WEIGHT: Final = 0.5
-"""What the latest day counts in the season; each day before it counts the same part of the rest."""
+"""Weight of the latest day in the season; each earlier day gets the same share of the rest."""
 LEVEL_DAYS: Final = 1 / 48
-"""Part of a day that the level is seen from: half an hour."""
+"""Part of a day from which the level is measured: half an hour."""
 LEVEL_MAX: Final = 3.0
-"""How far off the season the level may be; what is beyond is not believed."""
+"""Limit of the level, and its inverse the lower limit."""
 FADE_DAYS: Final = 1 / 6
-"""Part of a day after which a third of the level is left: four hours."""
+"""Part of a day after which about a third of the level's influence is left: four hours."""
 DAYS_MIN: Final = 2
-"""Whole days that a forecast needs."""
+"""Full days that a forecast needs."""
 BACKTEST_ORIGINS: Final = 8
-"""Moments of each past day from which forecasts are made."""
+"""Moments of each past day from which the backtest makes forecasts."""
 BACKTEST_DAYS: Final = 1 / 4
-"""How far each of them looks, as part of a day."""
+"""Length of those forecasts, as part of a day."""
 
 LOAD_SCHEMA: Final = pa.schema([("group", pa.string()), ("at_s", pa.int64()), ("bytes_out", pa.float64())])
-"""What goes in: the load of each group in each window, by the window's end."""
+"""Input: the load of each group in each window, by the window's end."""
 
 FORECAST_SCHEMA: Final = pa.schema(
     [
         ("group", pa.string()),
         ("at_s", pa.float64()),  # the middle of a slot
         ("bytes_out", pa.float64()),  # a second
-        ("bytes_out_day_before", pa.float64()),  # what "the same as a day before" says; null for a new group
+        ("bytes_out_day_before", pa.float64()),  # the load a day before; null for a new group
     ]
 )
-"""What comes out: a day from the last slot of the history on."""
+"""Output: one day, starting after the last slot of the history."""
 
 _NUMBER: Final = re.compile(r"[-_.]?\d+$")
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
-    """How far off forecasts of the past were, for one group. Errors are sums of distances by the sum of loads."""
+    """The error of past forecasts for one group: the sum of absolute differences, divided by the sum of loads."""
 
     group: str
     forecasts: int
-    """How many points were compared."""
+    """Number of points compared."""
     error: float
     error_day_before: float
-    """Of "the same as a day before", at the same points."""
+    """The error of "the same as a day before", at the same points."""
 
     @property
     def better(self) -> bool:
-        """Whether the model is the better one of both."""
+        """Whether the model is better than "the same as a day before"."""
         return self.error < self.error_day_before
 
 
@@ -104,32 +105,32 @@ def loads_of(windows: Iterable[LoadWindow]) -> pa.Table:
 
 
 def forecasts(loads: pa.Table, day_s: int) -> pa.Table:
-    """The next day of every group. PipelineError if none of them is known for long enough."""
+    """The forecast of the next day for every group. PipelineError if all groups are too new."""
     pasts = _slotted(loads, day_s)
     if all(past.is_new for past in pasts):
         past = max(pasts, key=lambda each: each.days)
         raise PipelineError(
-            f"group {past.group!r} has {past.days:.1f} days of load, a forecast needs {DAYS_MIN}",
+            f"group {past.group!r} has {past.days:.1f} days of load; a forecast needs {DAYS_MIN}",
             do="record for longer",
         )
     return pa.concat_tables([_next_day(past, day_s) for past in pasts])
 
 
 def new_groups(loads: pa.Table, day_s: int) -> dict[str, float]:
-    """The groups that are too new for a forecast, and how many days are known of each."""
+    """The groups that are too new for a forecast, and the days of load that each has."""
     return {past.group: past.days for past in _slotted(loads, day_s) if past.is_new}
 
 
 def backtest(loads: pa.Table, day_s: int) -> list[Backtest]:
-    """What the forecasts of the past were worth, group by group."""
+    """The errors of past forecasts, group by group."""
     return [_backtest(past) for past in _slotted(loads, day_s)]
 
 
 def forecast_of(table: pa.Table, group: str | None = None) -> Forecast:
-    """The forecast for a policy, of one group or of all together.
+    """The forecast for a policy, for one group or for all together.
 
-    Groups are added up over the time that all of them are forecast for: where one is missing, the sum would fall or
-    rise by its load. Those of `gone_groups` do not count. PipelineError if the table is no forecast.
+    The sum covers only the time for which all groups have a forecast; elsewhere it would lack the load of one. Groups
+    in `gone_groups` are left out. PipelineError if the table is not a forecast.
     """
     parts = _by_group(table)
     if group is None:
@@ -146,20 +147,24 @@ def forecast_of(table: pa.Table, group: str | None = None) -> Forecast:
 
 
 def gone_groups(table: pa.Table) -> list[str]:
-    """The groups whose forecast ends before another one begins: they have sent nothing for a day."""
+    """The groups whose forecast ends before another one begins, because they sent nothing for a day."""
     return _gone(_by_group(table))
 
 
 def _by_group(table: pa.Table) -> dict[str, Forecast]:
-    """The forecast of each group by itself."""
+    """The forecast of each group."""
     if table["group"].null_count:
-        raise PipelineError("the table has rows of no group: it is no forecast", do="make it again")
+        raise PipelineError(
+            "the table has rows without a group, so it is not a forecast", do="run `shoal pipeline forecast` again"
+        )
     parts = {}
     for name in sorted(set(table["group"].to_pylist())):
         rows = table.filter(pc.equal(table["group"], name)).sort_by("at_s")
         part = Forecast(rows["at_s"].to_numpy(), rows["bytes_out"].to_numpy())
         if not (np.isfinite(part.at_s).all() and np.isfinite(part.bytes_out).all()):
-            raise PipelineError(f"the forecast of group {name!r} has no number at some time", do="make it again")
+            raise PipelineError(
+                f"the forecast of group {name!r} has no number at some time", do="run `shoal pipeline forecast` again"
+            )
         parts[name] = part
     return parts
 
@@ -175,24 +180,24 @@ class _Past:
 
     group: str
     slots: int
-    """Of a day."""
+    """Slots in a day."""
     first: int
     """The number of the first slot."""
     loads: Floats
 
     @property
     def days(self) -> float:
-        """How many are known."""
+        """Number of days of load."""
         return len(self.loads) / self.slots
 
     @property
     def is_new(self) -> bool:
-        """Whether it is too short for a forecast."""
+        """Whether there are too few days for a forecast."""
         return self.days < DAYS_MIN
 
 
 def _slotted(loads: pa.Table, day_s: int) -> list[_Past]:
-    """The past of every group. A slot of which nothing is known is like the one a day before, or the last known."""
+    """The past of every group. A slot without data gets the value of a day before, or else of the slot before."""
     found = []
     for group in sorted(set(loads["group"].to_pylist())):
         rows = loads.filter(pc.equal(loads["group"], group)).sort_by("at_s")
@@ -209,12 +214,12 @@ def _slotted(loads: pa.Table, day_s: int) -> list[_Past]:
             means[gap] = means[gap - slots] if gap >= slots else means[gap - 1]
         found.append(_Past(group, slots, first, means))
     if not found:
-        raise PipelineError("there is no load to make forecasts from", do="record load windows first")
+        raise PipelineError("there is no load to make a forecast from", do="record load windows first")
     return found
 
 
 def _next_day(past: _Past, day_s: int) -> pa.Table:
-    """The forecast of one group; of a new one, its last known load all day long."""
+    """The forecast of one group; for a new group, its latest load all day."""
     loads, slots = past.loads, past.slots
     at_s = (past.first + len(loads) + np.arange(slots) + 0.5) * day_s / slots
     names = pa.array([past.group] * slots)
@@ -227,12 +232,12 @@ def _next_day(past: _Past, day_s: int) -> pa.Table:
 
 
 def _recent(slots: int) -> int:
-    """The last slots, from which the level is seen."""
+    """Number of last slots from which the level is measured."""
     return max(1, round(slots * LEVEL_DAYS))
 
 
 def _ahead(loads: Floats, slots: int, count: int) -> Floats:
-    """The next slots, from all that is known."""
+    """The forecast of the next slots."""
     recent = _recent(slots)
     season = _season(loads, slots)
     before = _season(loads[:-recent], slots) if len(loads) - recent >= slots else season
@@ -245,7 +250,7 @@ def _ahead(loads: Floats, slots: int, count: int) -> Floats:
 
 
 def _season(loads: Floats, slots: int) -> Floats:
-    """The mean of the past days, slot by slot, beginning with the slot that comes next."""
+    """The weighted mean of the past days, slot by slot, starting with the next slot."""
     days = len(loads) // slots
     table = loads[len(loads) - days * slots :].reshape(days, slots)
     weights = LATEST_WEIGHT ** np.arange(days - 1, -1, -1)

@@ -1,13 +1,13 @@
-"""Kept windows: load windows in a folder, as they were closed, for everything that looks at the past.
+"""Load windows kept in a folder, for what-if and forecasts.
 
-Owns the form of the folder:
+Owns the format of the folder:
 
     manifest.json              {"version": 1, "day_s": 86400, "source": "..."}
     windows-<start_s>.shoal    one after the other: 8 bytes of length (little-endian), then `LoadWindow.to_bytes`
 
-A file is only ever added to, and a new one begins after `WINDOWS_PER_FILE` windows, so a writer that is killed loses
-nothing but the window it was writing: what is cut short at the end of a file is left out. `day_s` is how long a day is;
-generated load has shorter ones than the world.
+Files are only appended to, and a new one starts after `WINDOWS_PER_FILE` windows. So a writer that is killed loses at
+most the window that it was writing; an incomplete window at the end of a file is ignored. `day_s` is the length of a
+day, which is shorter in generated load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 from shoal.balance.window import LoadWindow
 from shoal.errors import PipelineError, ProtocolError
-from shoal.pipeline.folders import make_folder
+from shoal.pipeline.job_folders import make_folder
 
 MANIFEST: Final = "manifest.json"
 MANIFEST_VERSION: Final = 1
@@ -31,24 +31,24 @@ DAY_S: Final = 86_400
 WINDOWS_PER_FILE: Final = 1800
 """An hour of windows of two seconds."""
 WINDOW_BYTES_MAX: Final = 1 << 32
-"""A length above it was not written by a keeper."""
+"""A larger length means that the file is damaged."""
 _LENGTH_BYTES: Final = 8
 _NAME: Final = "windows-{:012d}.shoal"
 _PATTERN: Final = "windows-*.shoal"
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said about all windows of a folder."""
+class WindowsManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Properties of all windows in a folder."""
 
     version: int = MANIFEST_VERSION
     day_s: int = DAY_S
     source: str = "recorded"
-    """Where they are from, for people."""
+    """Where the windows are from, for people."""
 
 
 class WindowKeeper:
-    """Adds windows to a folder, which is made if it is not there. Windows that are not later than all that are kept are
-    left out: a job that was started again tells of some once more."""
+    """Adds windows to a folder, which it creates if needed. Windows that are not later than all kept ones are ignored:
+    a restarted job repeats some."""
 
     def __init__(self, folder: Path, *, day_s: int = DAY_S, source: str = "recorded") -> None:
         self._folder = folder
@@ -58,13 +58,13 @@ class WindowKeeper:
         make_folder(folder)
         path = folder / MANIFEST
         if path.exists():
-            self.manifest = read_manifest(folder)
+            self.manifest = read_windows_manifest(folder)
             if self.manifest.day_s != day_s:
                 raise PipelineError(
                     f"{folder} has days of {self.manifest.day_s} s, not of {day_s} s", do="name another folder"
                 )
         else:
-            self.manifest = Manifest(day_s=day_s, source=source)
+            self.manifest = WindowsManifest(day_s=day_s, source=source)
             unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
             unfinished.write_bytes(msgspec.json.encode(self.manifest) + b"\n")
             unfinished.replace(path)
@@ -76,7 +76,7 @@ class WindowKeeper:
         self.close()
 
     def add(self, window: LoadWindow) -> None:
-        """Keeps one window more."""
+        """Keeps one more window."""
         if self._until_s is not None and window.start_s < self._until_s:
             return
         self._until_s = window.end_s
@@ -89,36 +89,40 @@ class WindowKeeper:
         self._in_file += 1
 
     def take(self, batch: int, windows: list[LoadWindow]) -> None:
-        """Keeps the windows of a batch of a job."""
+        """Keeps the windows that a batch of a job closed."""
         for window in windows:
             self.add(window)
 
     def close(self) -> None:
-        """Ends the file that is open."""
+        """Closes the current file."""
         if self._file is not None:
             self._file.close()
         self._file, self._in_file = None, 0
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """What is said about a folder's windows. PipelineError if it has none, or of another version."""
+def read_windows_manifest(folder: Path) -> WindowsManifest:
+    """The manifest of a folder of windows. PipelineError if there is none, or one of another version."""
     path = folder / MANIFEST
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=WindowsManifest)
     except OSError:
         raise PipelineError(
-            f"there are no load windows in {folder}", do="keep some with shoal pipeline load --keep, or --generate"
+            f"there are no load windows in {folder}",
+            do="keep some with `shoal pipeline load --keep`, or use --generate",
         ) from None
     except (msgspec.DecodeError, msgspec.ValidationError, json.JSONDecodeError) as error:
         raise PipelineError(f"{path} cannot be read: {error}") from error
     if manifest.version != MANIFEST_VERSION or manifest.day_s <= 0:
-        raise PipelineError(f"{path} is of version {manifest.version}, this reader knows {MANIFEST_VERSION}")
+        raise PipelineError(
+            f"{path} has version {manifest.version}; this Shoal reads version {MANIFEST_VERSION}",
+            do="read it with the version of Shoal that wrote it",
+        )
     return manifest
 
 
 def read_windows(folder: Path) -> Iterator[LoadWindow]:
-    """The windows of a folder in order, each time once. PipelineError names the file that is damaged."""
-    read_manifest(folder)
+    """The windows of a folder in order, none twice. PipelineError names a damaged file."""
+    read_windows_manifest(folder)
     until_s: int | None = None
     for path in sorted(folder.glob(_PATTERN)):
         for window in _windows(path):

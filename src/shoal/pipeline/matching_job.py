@@ -1,7 +1,7 @@
-"""The job of bulk matching: reads an archive, matches it by `matching`, in process or on Spark, and tells the result.
+"""The job of bulk matching: reads an archive, matches it in process or on Spark, and returns the figures.
 
-Owns the way of the index to the workers, and that nothing is compiled there: the driver has matched a few events of the
-archive before, and compiled loops are on disk. Decides nothing about matches.
+Owns how the index reaches the workers, and the output files. The matching is in `matching`. Workers compile nothing:
+the driver matches a few events first, and they find the compiled loops on disk.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shoal.errors import PipelineError
-from shoal.pipeline import archives, matching
-from shoal.pipeline.archives import Archive, Task
+from shoal.pipeline import event_archive, matching
+from shoal.pipeline.event_archive import EventArchive
 from shoal.pipeline.filter_sets import FilterSet, opened
-from shoal.pipeline.folders import make_folder
+from shoal.pipeline.job_folders import make_folder
 from shoal.pipeline.matching import Output, Query
+from shoal.pipeline.spark.tasks import Task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WARM_EVENTS: Final = 64
-"""Events of the archive that the driver matches first."""
+"""Events that the driver matches first."""
 OUT_FILE: Final = "matches.parquet"
+TOP: Final = 10
+"""Number of filters listed in the result."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job found."""
+class MatchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a job."""
 
     output: str
     filters: int
@@ -43,20 +46,20 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     matches: int
     """Pairs of an event and a filter."""
     rows: int
-    """Of the output: filters or events that matched."""
+    """Rows of the output: filters or events that matched."""
     version: str
-    """Of the set of filters."""
+    """Version of the filter set."""
     seconds: float
-    """From the first row read to the last one written; neither Spark's start nor the making of the index."""
+    """From the first row read to the last one written, without the start of Spark and the building of the index."""
     out: str | None
-    """Where the output is, as Parquet."""
+    """Path of the output, as Parquet."""
     top: list[tuple[int, int]]
     """The filters that matched most events, and how many."""
 
 
-def match_in_process(filters: FilterSet, path: Path, output: Output, out: Path | None = None) -> Outcome:
-    """The job on one core of this process."""
-    archive = archives.open_archive(path)
+def match_in_process(filters: FilterSet, path: Path, output: Output, out: Path | None = None) -> MatchResult:
+    """Runs the job on one core of this process."""
+    archive = event_archive.open_archive(path)
     query = matching.query_of(archive.schema, output, filters.attributes)
     _warm(filters, archive, query)
     index = opened(filters.path, filters.version)
@@ -77,14 +80,14 @@ def match_in_process(filters: FilterSet, path: Path, output: Output, out: Path |
     finally:
         if writer is not None:
             writer.close()
-    return folded.outcome(filters, output, events.rows, began, where)
+    return folded.result(filters, output, events.rows, began, where)
 
 
 def match_on_spark(
     spark: SparkSession, filters: FilterSet, path: Path, output: Output, out: Path | None = None
-) -> Outcome:
-    """The job on a Spark session. The file of the index travels with it: workers share no disk with the driver."""
-    archive = archives.open_archive(path)
+) -> MatchResult:
+    """Runs the job on Spark. Spark sends the index file to the workers, which may be on other machines."""
+    archive = event_archive.open_archive(path)
     query = matching.query_of(archive.schema, output, filters.attributes)
     _warm(filters, archive, query)
     spark.sparkContext.addFile(filters.path)
@@ -97,7 +100,7 @@ def match_on_spark(
         return _of_counts(filters, table, events.value, began, _written(table, out, path))
     where = None if out is None else _new_file(out, path)
     if where is None:
-        found = found.cache()  # it is looked at twice, and events shall be counted once
+        found = found.cache()  # read twice below, but events must be counted once
     else:
         found.write.mode("overwrite").parquet(str(where))
         found = spark.read.parquet(str(where))
@@ -105,11 +108,11 @@ def match_on_spark(
     folded.add_summary(found)
     if where is None:
         found.unpersist()
-    return folded.outcome(filters, output, events.value, began, where)
+    return folded.result(filters, output, events.value, began, where)
 
 
 def _task(filters: FilterSet, query: Query, count: Callable[[int], None]) -> Task:
-    """What a worker runs."""
+    """The task that workers run."""
     name = Path(filters.path).name
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -122,7 +125,7 @@ def _task(filters: FilterSet, query: Query, count: Callable[[int], None]) -> Tas
 
 
 def _summed(found: DataFrame) -> pa.Table:
-    """The counts of all tasks, with one row for each filter: Spark adds them up, so that the driver gets no more."""
+    """The counts of all tasks, added up on Spark, so that the driver gets only one row for each filter."""
     from pyspark.sql import functions
 
     total: Any = functions.sum("matches").cast("bigint").alias("matches")
@@ -130,9 +133,8 @@ def _summed(found: DataFrame) -> pa.Table:
     return table.cast(matching.COUNTS_SCHEMA)
 
 
-def _warm(filters: FilterSet, archive: Archive, query: Query) -> None:
-    """Matches a few events of the archive: what is compiled is then on disk, and what is wrong is found before Spark
-    has run a task."""
+def _warm(filters: FilterSet, archive: EventArchive, query: Query) -> None:
+    """Matches a few events, so that the compiled loops are on disk and errors show before Spark runs a task."""
     for batch in archive.read(query.columns, place=query.place):
         for _ in matching.match_batches([batch.slice(0, WARM_EVENTS)], opened(filters.path, filters.version), query):
             pass
@@ -140,32 +142,32 @@ def _warm(filters: FilterSet, archive: Archive, query: Query) -> None:
 
 
 class _Counter:
-    """A sum."""
+    """A sum of rows."""
 
     def __init__(self) -> None:
         self.rows = 0
 
     def add(self, rows: int) -> None:
-        """Adds to it."""
+        """Adds rows."""
         self.rows += rows
 
 
 def _counted(batches: Iterable[pa.RecordBatch], count: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
-    """The same batches; their rows are counted."""
+    """Passes batches on and counts their rows."""
     for batch in batches:
         count(batch.num_rows)
         yield batch
 
 
 class _Folded:
-    """The figures of an output with a row for each event, from its batches."""
+    """The figures of an output with one row for each event, from its batches."""
 
     def __init__(self) -> None:
         self._rows = 0
         self._parts: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Takes a batch of the output in."""
+        """Adds a batch of the output."""
         self._rows += batch.num_rows
         counted = pc.value_counts(pc.list_flatten(batch.column(batch.num_columns - 1)))
         self._parts.append(
@@ -175,7 +177,7 @@ class _Folded:
         )
 
     def add_summary(self, found: DataFrame) -> None:
-        """The same of an output that Spark has."""
+        """Adds an output that is a Spark data frame."""
         from pyspark.sql import functions
 
         exploded = found.select(functions.explode(matching.FILTERS).alias("filter"))
@@ -183,19 +185,15 @@ class _Folded:
         self._parts += counts.cast(matching.COUNTS_SCHEMA).to_batches()
         self._rows += found.count()
 
-    def outcome(self, filters: FilterSet, output: Output, events: int, began: float, out: Path | None) -> Outcome:
+    def result(self, filters: FilterSet, output: Output, events: int, began: float, out: Path | None) -> MatchResult:
         """The figures."""
         found = _of_counts(filters, matching.sum_counts(self._parts), events, began, out)
         return msgspec.structs.replace(found, output=output, rows=self._rows)
 
 
-TOP: Final = 10
-"""Filters that are named in the outcome."""
-
-
-def _of_counts(filters: FilterSet, table: pa.Table, events: int, began: float, out: Path | None) -> Outcome:
+def _of_counts(filters: FilterSet, table: pa.Table, events: int, began: float, out: Path | None) -> MatchResult:
     top = table.sort_by([("matches", "descending"), ("filter", "ascending")]).slice(0, TOP)
-    return Outcome(
+    return MatchResult(
         output="counts",
         filters=filters.filters,
         matching_filters=table.num_rows,
@@ -218,23 +216,21 @@ def _written(table: pa.Table, out: Path | None, archive: Path) -> Path | None:
 
 
 def check_out(out: Path, archive: Path) -> Path:
-    """Where the output goes. PipelineError if something is there that no job has written: what is there is replaced."""
+    """The path of the output, whose current contents the job replaces. PipelineError if no job has written those."""
     where = out / OUT_FILE
     if where.exists() and (
         where.resolve().is_relative_to(archive.resolve()) or archive.resolve().is_relative_to(where.resolve())
     ):
-        raise PipelineError(f"{where} is of the archive itself", do="name another folder by --out")
-    if where.exists() and not archives.is_output(where):
-        raise PipelineError(
-            f"{where} is not what a job has written", do="move it away, or name another folder by --out"
-        )
+        raise PipelineError(f"{where} is part of the archive", do="name another folder with --out")
+    if where.exists() and not event_archive.is_output(where):
+        raise PipelineError(f"{where} was not written by a job", do="move it away, or name another folder with --out")
     make_folder(out)
     return where
 
 
 def _new_file(out: Path, archive: Path) -> Path:
-    """Where the output goes, with nothing there: a job on Spark writes a folder, one in process a file, and either may
-    come after the other. What is read is never removed."""
+    """The path of the output, with what was there removed. A job on Spark writes a folder, a job in process a file, and
+    either may follow the other."""
     where = check_out(out, archive)
     try:
         if where.is_dir() and not where.is_symlink():
@@ -242,5 +238,5 @@ def _new_file(out: Path, archive: Path) -> Path:
         else:
             where.unlink(missing_ok=True)
     except OSError as error:
-        raise PipelineError(f"cannot write to {out}: {error}", do="name another folder by --out") from error
+        raise PipelineError(f"cannot write to {out}: {error}", do="name another folder with --out") from error
     return where

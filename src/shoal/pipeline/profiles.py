@@ -1,17 +1,17 @@
-"""Profiles of filters by PRESS (PADRES paper, 4.1): bit vectors over sampled publications, loads, and overlaps.
+"""Profiles of filters after PRESS (PADRES paper, 4.1): bit vectors over sampled publications, loads, and overlaps.
 
 Owns the sample, the bits and the arithmetic, as functions from Arrow to Arrow or on packed bits. Reads no archive and
-starts no Spark: that is for `profiles_job`.
+starts no Spark; that is `profiles_job`.
 
-A sample is the `count` publications of an archive whose hashes (of what they are known by, and a seed) are lowest: the
-same ones however an archive is divided, and every part of an archive can be sampled by itself. A filter's bit vector
-has bit `i` set if it matches sample `i`; samples are in the order of their publication. Then, with `ir` publications a
-second in all and `N` samples:
+A sample consists of the `count` publications of an archive with the lowest hashes (of their keys and a seed). It is the
+same however the archive is split, and every part can be sampled by itself. Bit `i` of a filter's vector is set if the
+filter matches sample `i`; samples are ordered by publication time. With `ir` publications a second in total and `N`
+samples:
 
-    rate(filter)                 ir * bits set / N                         equation 6
+    rate(filter)                 ir * bits set / N                                 equation 6
     more_rate(filter, covered)   ir * bits set in (filter and not covered) / N     equations 6 and 7
 
-`covered` is the union (bitwise or) of the vectors of what a broker has already: of its covering subscriptions, say.
+`covered` is the union (bitwise or) of the vectors that a broker already has, for example of its covering subscriptions.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.filters.index import Index, WireTable
-from shoal.pipeline.matching import Query, events_of
+from shoal.filters.index import Index
+from shoal.pipeline.matching import Query, events_of, wire_table
 
 PROFILES_VERSION: Final = "1"
 BLOCK_SAMPLES: Final = 1024
-"""Samples that a task matches: a multiple of 64, so that the bits of blocks stand beside each other."""
+"""Samples that one task matches. A multiple of 64, so that blocks of bits can be concatenated as words."""
 BLOCK_FILTERS: Final = 1024
-"""Filters of each side of a block of overlaps."""
+"""Filters on each side of a block of overlaps."""
 PAYLOAD: Final = "payload"
 PUBLISHED_AT: Final = "published_at"
 
 SAMPLE_SCHEMA: Final = pa.schema(
     [
-        ("priority", pa.int64()),  # the hash; null in the one row of totals that each part has
-        ("event", pa.binary()),  # in its wire form, with the attributes that filters ask for
-        ("bytes", pa.int64()),  # of payload and attributes
-        ("published_us", pa.int64()),  # since 1970; null if the archive does not say
-        # In the row of totals only.
+        ("priority", pa.int64()),  # the hash; null in the row of totals, of which each part has one
+        ("event", pa.binary()),  # in the wire format, with the attributes that the filters use
+        ("bytes", pa.int64()),  # size of payload and attributes
+        ("published_us", pa.int64()),  # since 1970; null if unknown
+        # Only in the row of totals:
         ("publications", pa.int64()),
         ("first_us", pa.int64()),
         ("last_us", pa.int64()),
@@ -54,21 +54,21 @@ BITS_SCHEMA: Final = pa.schema([("filter", pa.int64()), ("block", pa.int32()), (
 PROFILE_SCHEMA: Final = pa.schema(
     [
         ("filter", pa.int64()),
-        ("matched", pa.int64()),  # samples, n_BS of the paper
-        ("share", pa.float64()),  # of the samples
-        ("rate", pa.float64()),  # publications a second, equation 6; null if nobody knows the rate of all
-        ("bytes_per_s", pa.float64()),  # what one subscriber takes; null as above
-        ("bits", pa.binary()),  # the vector: sample i is bit i % 8 (the lowest is 0) of byte i // 8
+        ("matched", pa.int64()),  # number of samples, n_BS in the paper
+        ("share", pa.float64()),  # share of the samples
+        ("rate", pa.float64()),  # publications a second, equation 6; null if the total rate is unknown
+        ("bytes_per_s", pa.float64()),  # traffic of one subscriber; null as above
+        ("bits", pa.binary()),  # the vector: sample i is bit i % 8 (0 is the lowest) of byte i // 8
     ]
 )
 OVERLAP_SCHEMA: Final = pa.schema(
     [
-        ("a", pa.int64()),  # filters, a below b
+        ("a", pa.int64()),  # filters, a < b
         ("b", pa.int64()),
         ("both", pa.int64()),  # samples that both match
         ("only_a", pa.int64()),  # equation 7: a and not b
         ("only_b", pa.int64()),
-        ("jaccard", pa.float64()),  # both, by those that one of them matches
+        ("jaccard", pa.float64()),  # both / samples that at least one of them matches
     ]
 )
 
@@ -78,18 +78,18 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sampled, in order of publication, and what it stands for."""
+    """The samples in order of publication, and totals of the archive."""
 
     rows: pa.Table
     """The columns `event`, `bytes` and `published_us` of `SAMPLE_SCHEMA`."""
     publications: int
-    """Of the whole archive."""
+    """Publications in the whole archive."""
     span_s: float | None
-    """From the first to the last of them; None if nobody knows."""
+    """Time from the first to the last of them; None if unknown."""
 
     @property
     def rate(self) -> float | None:
-        """Publications a second of the archive."""
+        """Publications a second in the archive."""
         return self.publications / self.span_s if self.span_s else None
 
 
@@ -97,14 +97,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sample_batches(batches: Iterable[pa.RecordBatch], query: Query, count: int, seed: int) -> Iterator[pa.RecordBatch]:
-    """The samples of a part of an archive: at most `count`, and a row of totals."""
+    """The samples of one part of an archive: at most `count` rows, and a row of totals."""
     kept = SAMPLE_SCHEMA.empty_table()
     publications, times = 0, [(2**63 - 1, -(2**63))]
     limit = np.uint64(2**64 - 1)
     for batch in batches:
         publications += batch.num_rows
         published = _published(batch)
-        if published is not None and published.null_count < len(published):  # a row need not have a time
+        if published is not None and published.null_count < len(published):  # rows may lack a time
             times.append((pc.min(published).as_py(), pc.max(published).as_py()))
         hashes = hashes_of(batch, query.keys, seed)
         chosen = np.flatnonzero(hashes <= limit)
@@ -121,7 +121,7 @@ def sample_batches(batches: Iterable[pa.RecordBatch], query: Query, count: int, 
 
 
 def merge_samples(parts: Iterable[pa.RecordBatch], count: int) -> Sample:
-    """The sample of a whole archive from those of its parts."""
+    """The sample of an archive from the samples of its parts."""
     table = pa.Table.from_batches(parts, SAMPLE_SCHEMA)
     totals = table.filter(pc.is_null(table["priority"]))
     rows = _lowest(table.filter(pc.is_valid(table["priority"])), count)
@@ -135,7 +135,7 @@ def merge_samples(parts: Iterable[pa.RecordBatch], count: int) -> Sample:
 
 
 def hashes_of(batch: pa.RecordBatch, keys: tuple[str, ...], seed: int) -> Hashes:
-    """A number for each row that is as good as random, and the same wherever the row is met."""
+    """A pseudo-random number for each row, which depends only on the row's key and the seed."""
     mixed = np.full(batch.num_rows, np.uint64(seed), np.uint64)
     for name in keys:
         mixed = _mixed(mixed ^ _numbers(batch.column(batch.schema.get_field_index(name))))
@@ -143,7 +143,7 @@ def hashes_of(batch: pa.RecordBatch, keys: tuple[str, ...], seed: int) -> Hashes
 
 
 def _numbers(column: pa.Array) -> Hashes:
-    """A column as numbers: texts by their bytes, all others as they are."""
+    """A column as numbers: hashes of strings and bytes, other values unchanged."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_binary(column.type):
         coded = column.dictionary_encode()
         words = [
@@ -169,7 +169,7 @@ def _mixed(value: Hashes) -> Hashes:
 
 
 def _signed(hashes: Hashes) -> npt.NDArray[np.int64]:
-    """The same order in the numbers that Spark has."""
+    """Maps unsigned numbers to signed ones, which Spark has, in the same order."""
     return (hashes ^ np.uint64(1 << 63)).view(np.int64)
 
 
@@ -200,7 +200,7 @@ def _sampled(batch: pa.RecordBatch, hashes: Hashes, query: Query) -> pa.Table:
 
 
 def _published(batch: pa.RecordBatch) -> pa.Array | None:
-    """When each row was published, in microseconds; None if the archive does not say."""
+    """When each row was published, in microseconds; None if the archive has no such column."""
     at = batch.schema.get_field_index(PUBLISHED_AT)
     if at < 0 or not pa.types.is_timestamp(batch.schema.field(at).type):
         return None
@@ -213,10 +213,7 @@ def _published(batch: pa.RecordBatch) -> pa.Array | None:
 
 def block_bits(events: pa.Array, block: int, index: Index) -> pa.RecordBatch:
     """The bits of one block of samples, for every filter that matches any of them."""
-    _, places, data = events.buffers()
-    offsets = np.frombuffer(places, np.int32)[events.offset : events.offset + len(events) + 1].astype(np.int64)
-    held = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    matches = index.match_many(WireTable(held, offsets))
+    matches = index.match_many(wire_table(events))
     numbers, rows = np.unique(matches.ids, return_inverse=True)
     samples = np.repeat(np.arange(len(events)), np.diff(matches.offsets))
     bits = np.zeros((len(numbers), BLOCK_SAMPLES // 8), np.uint8)
@@ -230,8 +227,8 @@ def block_bits(events: pa.Array, block: int, index: Index) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(numbers.astype(np.int64)), blocks, vectors], schema=BITS_SCHEMA)
 
 
-def put_together(parts: Iterable[pa.RecordBatch], filters: npt.NDArray[np.int64], samples: int) -> Bits:
-    """The vectors of all filters, which are given in order, from the bits of blocks."""
+def combine_blocks(parts: Iterable[pa.RecordBatch], filters: npt.NDArray[np.int64], samples: int) -> Bits:
+    """The vectors of all filters (`filters` is sorted), from the bits of blocks."""
     blocks = -(-samples // BLOCK_SAMPLES)
     bits = np.zeros((len(filters), blocks, BLOCK_SAMPLES // 8), np.uint8)
     for part in parts:
@@ -246,7 +243,7 @@ def put_together(parts: Iterable[pa.RecordBatch], filters: npt.NDArray[np.int64]
 
 
 def profile_table(filters: npt.NDArray[np.int64], bits: Bits, sample: Sample, rate: float | None) -> pa.Table:
-    """The table of profiles. `rate` is that of all publications."""
+    """The table of profiles. `rate` is that of all publications together."""
     count = sample.rows.num_rows
     matched = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
     weights = np.zeros(bits.shape[1] * 64)
@@ -271,12 +268,12 @@ def _unpacked(row: Bits) -> npt.NDArray[np.uint8]:
 
 
 def more(bits: Bits, covered: Bits) -> npt.NDArray[np.int64]:
-    """Equation 7: for each vector the samples in it that are not covered."""
+    """Equation 7: the number of samples in each vector that are not covered."""
     return np.asarray(np.bitwise_count(bits & ~covered).sum(axis=-1, dtype=np.int64))
 
 
 def more_rate(bits: Bits, covered: Bits, samples: int, rate: float) -> npt.NDArray[np.float64]:
-    """The publications a second that each filter would add to a broker that has what is covered already."""
+    """The publications a second that each filter would add to a broker that already receives what is covered."""
     return rate * more(bits, covered) / samples
 
 
@@ -284,7 +281,7 @@ def more_rate(bits: Bits, covered: Bits, samples: int, rate: float) -> npt.NDArr
 
 
 def overlap_block(filters: npt.NDArray[np.int64], bits: Bits, first: int, second: int, least: float) -> pa.RecordBatch:
-    """The pairs of one block of filters with another (or itself) whose Jaccard index is `least` or more."""
+    """The pairs between two blocks of filters (or within one) with a Jaccard index of `least` or more."""
     rows = np.arange(first * BLOCK_FILTERS, min((first + 1) * BLOCK_FILTERS, len(filters)))
     others = np.arange(second * BLOCK_FILTERS, min((second + 1) * BLOCK_FILTERS, len(filters)))
     counts = np.bitwise_count(bits[rows]).sum(axis=1, dtype=np.int64)

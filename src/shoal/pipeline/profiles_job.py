@@ -1,17 +1,16 @@
 """The job of profiles: samples an archive, matches the samples, and compares filters with each other, block by block.
 
-Owns the order of the steps, what travels to workers, and the limits. The arithmetic is in `profiles`. On Spark the
-archive is sampled, the samples matched and the filters compared by tasks; what is left for the driver is to put bits
-together.
+Owns the order of the steps, the data sent to workers, and the limits. The arithmetic is in `profiles`. On Spark, tasks
+sample, match and compare; the driver only combines bits.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -20,40 +19,40 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shoal.errors import PipelineError
-from shoal.pipeline import archives, matching, profiles
+from shoal.pipeline import event_archive, matching, profiles
 from shoal.pipeline.filter_sets import FilterSet, opened
-from shoal.pipeline.folders import make_folder
+from shoal.pipeline.job_folders import make_folder
 from shoal.pipeline.profiles import Bits, Sample
-from shoal.pipeline.sending import send
+from shoal.pipeline.spark.tasks import collect_numbers
+from shoal.pipeline.spark.worker_files import send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BITS_BYTES_MAX: Final = 2**30
-"""Of the vectors of all filters together, which the driver and each worker hold."""
+"""Size of all filters' vectors together. The driver and each worker hold them in memory."""
 PAIRS_MAX: Final = 20_000_000
-"""Overlaps that one job writes."""
+"""Most overlaps that one job writes."""
 SAMPLE_FILE: Final = "samples.parquet"
 PROFILE_FILE: Final = "profiles.parquet"
 OVERLAP_FILE: Final = "overlaps.parquet"
 
 Ids = npt.NDArray[np.int64]
-Step = Callable[[int], pa.RecordBatch]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be chosen."""
+class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the job."""
 
     samples: int = 2048
     seed: int = 1
     rate: float | None = None
-    """Publications a second of all; None: as the archive has it, if it tells times."""
+    """Publications a second in total; None: the rate of the archive, if it has times."""
     overlap_min: float = 0.1
     """Pairs with a lower Jaccard index are left out."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out."""
+class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of the job."""
 
     filters: int
     matching_filters: int
@@ -65,14 +64,19 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(
-    filters: FilterSet, ids: Iterable[int], path: Path, options: Options, out: Path, spark: SparkSession | None = None
-) -> Outcome:
-    """The whole job; without Spark on one core of this process. `ids` are those of the filters."""
+    filters: FilterSet,
+    ids: Iterable[int],
+    path: Path,
+    options: ProfileOptions,
+    out: Path,
+    spark: SparkSession | None = None,
+) -> ProfileResult:
+    """Runs the job; without `spark`, on one core of this process. `ids` are those of the filters."""
     numbers = np.array(sorted(ids), np.int64)
     if len(numbers) * options.samples // 8 > BITS_BYTES_MAX:
         raise PipelineError(
             f"{options.samples} samples of {len(numbers)} filters take more than {BITS_BYTES_MAX >> 20} MB",
-            do="take fewer samples",
+            do="take fewer samples (--sample)",
         )
     make_folder(out)
     sample = _sample(filters, path, options, spark)
@@ -84,7 +88,7 @@ def run(
     table = profiles.profile_table(numbers, bits, sample, rate)
     pq.write_table(table.replace_schema_metadata(_metadata(sample, options, rate)), out / PROFILE_FILE)
     pairs = _overlaps(numbers, bits, options, out, spark)
-    return Outcome(
+    return ProfileResult(
         filters=len(numbers),
         matching_filters=int((table["matched"].to_numpy() > 0).sum()),
         samples=sample.rows.num_rows,
@@ -95,8 +99,8 @@ def run(
     )
 
 
-def _sample(filters: FilterSet, path: Path, options: Options, spark: SparkSession | None) -> Sample:
-    archive = archives.open_archive(path)
+def _sample(filters: FilterSet, path: Path, options: ProfileOptions, spark: SparkSession | None) -> Sample:
+    archive = event_archive.open_archive(path)
     query = matching.query_of(archive.schema, "ids", filters.attributes)
     columns = [name for name in archive.schema.names if name in {*query.columns, profiles.PAYLOAD, "published_at"}]
     count, seed = options.samples, options.seed
@@ -111,34 +115,32 @@ def _sample(filters: FilterSet, path: Path, options: Options, spark: SparkSessio
 
 
 def _bits(filters: FilterSet, numbers: Ids, sample: Sample, out: Path, spark: SparkSession | None) -> Bits:
-    """The vectors of all filters: a task for each block of samples."""
+    """The vectors of all filters, with one task for each block of samples."""
     blocks = -(-sample.rows.num_rows // profiles.BLOCK_SAMPLES)
-    index = opened(filters.path, filters.version)  # also with Spark: what is compiled here is on disk for workers
-
-    def of_block(block: int, events: pa.Array, index: Any) -> pa.RecordBatch:
-        return profiles.block_bits(events, block, index)
+    index = opened(filters.path, filters.version)
 
     def here(block: int) -> pa.RecordBatch:
-        return of_block(block, _block(out / SAMPLE_FILE, block), index)
+        return profiles.block_bits(_block(out / SAMPLE_FILE, block), block, index)
 
     if spark is None:
-        return profiles.put_together(map(here, range(blocks)), numbers, sample.rows.num_rows)
-    here(0)
+        return profiles.combine_blocks(map(here, range(blocks)), numbers, sample.rows.num_rows)
+    here(0)  # compiles the matching loops, which workers then find on disk
     spark.sparkContext.addFile(filters.path)
     name, version = Path(filters.path).name, filters.version
     samples = send(spark, "samples", ".parquet", partial(shutil.copyfile, out / SAMPLE_FILE))
 
-    def there(block: int) -> pa.RecordBatch:
+    def in_worker(block: int) -> list[pa.RecordBatch]:
         from pyspark import SparkFiles
 
-        return of_block(block, _block(Path(SparkFiles.get(samples)), block), opened(SparkFiles.get(name), version))
+        events = _block(Path(SparkFiles.get(samples)), block)
+        return [profiles.block_bits(events, block, opened(SparkFiles.get(name), version))]
 
-    found = _each(spark, blocks, there, profiles.BITS_SCHEMA)
-    return profiles.put_together(found.combine_chunks().to_batches(), numbers, sample.rows.num_rows)
+    found = collect_numbers(spark, blocks, in_worker, profiles.BITS_SCHEMA)
+    return profiles.combine_blocks(found.combine_chunks().to_batches(), numbers, sample.rows.num_rows)
 
 
-def _overlaps(numbers: Ids, bits: Bits, options: Options, out: Path, spark: SparkSession | None) -> int:
-    """Writes the overlaps of all filters that match a sample: a task for each pair of blocks."""
+def _overlaps(numbers: Ids, bits: Bits, options: ProfileOptions, out: Path, spark: SparkSession | None) -> int:
+    """Writes the overlaps of all filters that match a sample, with one task for each pair of blocks."""
     active = np.flatnonzero(bits.any(axis=1))
     ids, vectors, least = numbers[active], bits[active], options.overlap_min
     blocks = -(-len(ids) // profiles.BLOCK_FILTERS)
@@ -152,13 +154,13 @@ def _overlaps(numbers: Ids, bits: Bits, options: Options, out: Path, spark: Spar
     else:
         sent = send(spark, "bits", ".npy", lambda path: np.save(path, vectors))
 
-        def there(place: int) -> pa.RecordBatch:
+        def in_worker(place: int) -> list[pa.RecordBatch]:
             from pyspark import SparkFiles
 
             mapped = np.load(SparkFiles.get(sent), mmap_mode="r")
-            return profiles.overlap_block(ids, mapped, *pairs[place], least)
+            return [profiles.overlap_block(ids, mapped, *pairs[place], least)]
 
-        parts = _each(spark, len(pairs), there, profiles.OVERLAP_SCHEMA).to_batches()
+        parts = collect_numbers(spark, len(pairs), in_worker, profiles.OVERLAP_SCHEMA).to_batches()
     count = 0
     with pq.ParquetWriter(out / OVERLAP_FILE, profiles.OVERLAP_SCHEMA) as writer:
         for part in parts:
@@ -169,29 +171,14 @@ def _overlaps(numbers: Ids, bits: Bits, options: Options, out: Path, spark: Spar
     return count
 
 
-def _each(spark: SparkSession, count: int, step: Step, schema: pa.Schema) -> pa.Table:
-    """What a step makes of each number below `count`, one a task."""
-
-    def run_all(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield step(number)
-
-    if not count:
-        return schema.empty_table()
-    frame = spark.range(0, count, 1, count).mapInArrow(run_all, archives.spark_schema(schema))
-    found: pa.Table = frame.toArrow().cast(schema)
-    return found
-
-
 def _block(path: Path, block: int) -> pa.Array:
     """The events of one block of samples."""
     with pq.ParquetFile(path) as file:
         return file.read_row_group(block, columns=["event"], use_threads=False)["event"].combine_chunks()
 
 
-def _metadata(sample: Sample, options: Options, rate: float | None) -> dict[str, str]:
-    """What a reader of the profiles must know beside them."""
+def _metadata(sample: Sample, options: ProfileOptions, rate: float | None) -> dict[str, str]:
+    """The metadata of the table of profiles."""
     return {
         "shoal.profiles.version": profiles.PROFILES_VERSION,
         "shoal.profiles.samples": str(sample.rows.num_rows),

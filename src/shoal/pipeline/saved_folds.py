@@ -1,8 +1,8 @@
 """The fold's state between micro-batches: one file for each batch, beside Spark's checkpoint.
 
-Owns the directory and what is said when it does not fit the checkpoint. A batch that Spark repeats after a failure
-begins with the state that it began with the first time, and so gives the same windows. Written to the side, then put in
-place: a file is whole, or not there.
+Owns the directory, and the errors when it does not fit the checkpoint. A batch that Spark repeats after a failure
+starts with the same state as before, and so gives the same windows. Files are written under another name and renamed,
+so none is incomplete.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shoal.balance.fold_state import FoldState
 from shoal.errors import CheckpointError, ProtocolError
 
 KEPT: Final = 5
-"""States that are kept. Spark repeats the last batch, never an older one."""
+"""Number of states kept. Spark only repeats the last batch."""
 
-_BEGIN_ANEW: Final = "begin anew with another directory (--checkpoint), or remove this one: what it held is read again"
+_START_OVER: Final = "start over with another directory (--checkpoint), or remove this one; its telemetry is read again"
 
 
 class SavedFolds:
@@ -28,14 +28,14 @@ class SavedFolds:
         self._cached: tuple[int, FoldState] | None = None
 
     def check(self, checkpoint: Path) -> None:
-        """CheckpointError if there are states, but Spark's checkpoint knows of no batch: it would begin anew, and what
-        was folded would be folded again. Spark writes a batch down before it is folded."""
+        """CheckpointError if there are states, but no batch in Spark's checkpoint. Spark would start over, and
+        telemetry would be folded twice. Spark writes a batch to its checkpoint before the batch is folded."""
         saved = self._batches()
         if saved and not any(path.name.isdecimal() for path in (checkpoint / "offsets").glob("*")):
             raise self._without_checkpoint(max(saved))
 
     def before(self, batch: int) -> FoldState:
-        """The state that a batch begins with; CheckpointError if it is not there."""
+        """The state that a batch starts with; CheckpointError if it is missing."""
         if self._cached is not None and self._cached[0] == batch - 1:
             return self._cached[1]
         saved = self._batches()
@@ -48,14 +48,14 @@ class SavedFolds:
             return FoldState.from_bytes(path.read_bytes())
         except FileNotFoundError:
             raise CheckpointError(
-                f"Spark goes on with batch {batch}, but the state of the fold before it ({path}) is missing",
-                do=_BEGIN_ANEW,
+                f"Spark continues with batch {batch}, but the state of the fold before it ({path}) is missing",
+                do=_START_OVER,
             ) from None
         except ProtocolError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.what}", do=_BEGIN_ANEW) from error
+            raise CheckpointError(f"{path} cannot be read: {error.what}", do=_START_OVER) from error
 
     def save(self, batch: int, state: FoldState) -> None:
-        """Keeps the state that a batch ends with."""
+        """Saves the state after a batch."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._path(batch)
         new = path.with_suffix(".new")
@@ -71,9 +71,9 @@ class SavedFolds:
 
     def _without_checkpoint(self, last: int) -> CheckpointError:
         return CheckpointError(
-            f"{self._directory} holds the fold of batch {last}, but Spark begins with batch 0: "
+            f"{self._directory} holds the fold of batch {last}, but Spark starts with batch 0: "
             "its checkpoint is missing",
-            do=_BEGIN_ANEW,
+            do=_START_OVER,
         )
 
     def _batches(self) -> list[int]:

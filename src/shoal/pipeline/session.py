@@ -1,8 +1,8 @@
-"""Spark sessions: light and quick on one machine, any cluster by the standard settings.
+"""Spark sessions: small and fast on one machine, on any cluster with Spark's standard settings.
 
-Owns how a session is started and ended, its settings, and what is said when it cannot be. A session on this machine
-has no web page unless asked, one small heap, the quickest compiler, and an archive of Spark's classes that the first
-session leaves in the user's cache. Settings that begin with `spark.` are handed to Spark as they are, and win.
+Owns the start and end of a session, its settings, and the checks before it starts. A session on this machine has no web
+page unless requested, one small heap, the fast compiler, and a cache of Spark's classes that the first session writes.
+Settings that begin with `spark.` are passed to Spark unchanged and override ours.
 
     with running(SessionOptions(master="local[2]", conf={"spark.sql.shuffle.partitions": "4"})) as spark:
         spark.read.format("shoal").load()
@@ -11,14 +11,12 @@ session leaves in the user's cache. Settings that begin with `spark.` are handed
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,55 +26,60 @@ import msgspec
 from shoal.errors import HeapTooSmallError, NoSparkError, PipelineError
 from shoal.folders import default_cache_dir
 from shoal.logs import get_log
-from shoal.pipeline import interrupts
-from shoal.pipeline.explaining import explained
-from shoal.pipeline.gateway import HURRY_TIMEOUT_S, Gateway
-from shoal.pipeline.java import Java, find_java
-from shoal.pipeline.masters import check_master
+from shoal.pipeline.spark import interrupts
+from shoal.pipeline.spark.class_cache import ClassCache
+from shoal.pipeline.spark.error_translation import explained
+from shoal.pipeline.spark.gateway import HURRY_TIMEOUT_S, Gateway
+from shoal.pipeline.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-LEFT_S_MAX: Final = 600.0
-"""How old an archive of classes that nobody has put in place may be. Older ones are removed."""
-
-ARCHIVES_MAX: Final = 2
-"""Archives of classes that are kept: one for each Java and Spark, the newest."""
 
 HEAP_MB_MIN: Final = 512
 """Spark refuses to start with less."""
 
 _CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-"""Writes checkpoints by renaming files; the default asks the file system for more, and takes longer."""
+"""Writes checkpoints by renaming files, which is faster than Spark's default."""
 
 _SOURCES: Final = str(Path(__file__).parents[2])
-"""Where `shoal` and `pyspark_shoal` are: workers must find them too."""
+"""The directory of `shoal` and `pyspark_shoal`, for the import path of workers."""
+
+_COUNT: Final = r"\s*[0-9]+\s*"
+_MASTERS: Final = (
+    "local",
+    rf"local\[(\s*\*\s*|{_COUNT})(,{_COUNT})?\]",  # threads, and how often a task may fail
+    rf"local-cluster\[{_COUNT},{_COUNT},{_COUNT}\]",
+    r"spark://\S+:\d+(,\S+:\d+)*",
+    "yarn",
+    r"k8s://\S+",
+)
+"""Forms of a Spark master."""
 
 _log: Final = get_log(__name__)
 
 
 class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session shall be."""
+    """Options of a session."""
 
     master: str = "local[2]"
     """`local[N]`: N threads of this machine; `local-cluster[W,C,MB]`: W processes; `spark://host:port`: a cluster."""
     heap_mb: int = 1024
-    """The heap of the driver, which on `local[N]` does all the work."""
+    """The driver's heap. On `local[N]` the driver does all the work."""
     ui: bool = False
-    """Whether Spark shows its web page."""
+    """Whether Spark serves its web page."""
     conf: dict[str, str] = {}
-    """Settings of Spark, as `spark.executor.memory`. They win over ours."""
+    """Spark settings such as `spark.executor.memory`. They override ours."""
     name: str = "shoal"
-    """What the job is called in Spark's own lists."""
+    """The job's name in Spark's own lists."""
     write_archive: bool = True
-    """Whether a session that finds no archive of classes writes one when it ends, which takes some seconds."""
+    """Whether a session without a class cache writes one when it ends, which takes some seconds."""
 
 
 DEFAULT_SESSION: Final = SessionOptions()
 
 
 def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
-    """The session of this process: a new one, or the one that runs. Whoever wants it ended uses `running`."""
+    """The session of this process: the running one, else a new one. `running` also ends it."""
     pyspark = import_spark()
     from pyspark.sql import SparkSession
 
@@ -90,8 +93,8 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
     if active is not None:
         return active
     java = find_java()
-    archive = Archive(java, f"{pyspark.__version__} {pyspark.__file__}")
-    settings = settings_of(options, archive.flags(options.write_archive))
+    cache = ClassCache(java, f"{pyspark.__version__} {pyspark.__file__}")
+    settings = settings_of(options, cache.flags(options.write_archive))
     installed = installed_spark(options)
     home = _home_of_workers(options, installed)
     gateway: Gateway | None = None
@@ -107,7 +110,7 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
             gateway.close(hurry=True)
         _remove(home)
         raise
-    gateway.when_closed(archive.close)
+    gateway.when_closed(cache.close)
     _homes.append(home)
     _running.append((gateway, spark))
     return spark
@@ -115,14 +118,14 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
 
 @contextlib.contextmanager
 def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]:
-    """A session that ends with the block, and its Java with it; one that runs already is used, and goes on. What goes
-    wrong there is said in our words."""
+    """A session that ends with the block, together with its Java process. A session that already runs is used and
+    stays. Spark's errors in the block are raised as Shoal's."""
     with interrupts.quiet_py4j():
         with explained(heap_mb=_heap_mb(options)):
             found = len(_running)
             spark = session(options)
         try:
-            # Before Java ends: it has the words of its own errors.
+            # Errors are translated before Java ends, because their texts are fetched from Java.
             with explained(heap_mb=_heap_mb(options)), interrupts.cancelling(spark.sparkContext):
                 yield spark
         except BaseException:
@@ -134,7 +137,7 @@ def running(options: SessionOptions = DEFAULT_SESSION) -> Iterator[SparkSession]
 
 
 def stop(spark: SparkSession, *, hurry: bool = False) -> None:
-    """Ends a session and the Java process behind it; in a hurry, whatever else it would still do."""
+    """Ends a session and its Java process. With `hurry`, it waits only briefly before it kills Java."""
     try:
         asking = threading.Thread(target=_ask_to_stop, args=(spark,), name="stop", daemon=True)
         asking.start()
@@ -147,12 +150,12 @@ def stop(spark: SparkSession, *, hurry: bool = False) -> None:
 
 
 def _ask_to_stop(spark: SparkSession) -> None:
-    with contextlib.suppress(Exception):  # a Java that is gone cannot be asked to end
+    with contextlib.suppress(Exception):  # Java may be gone already
         spark.stop()
 
 
 def warm_up() -> None:
-    """Makes the archive of classes for all later sessions of this user, by a session that does a bit of everything."""
+    """Creates the class cache for later sessions of this user, with a session that uses what jobs use."""
     with running(SessionOptions(name="shoal warm-up")) as spark, tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "in").mkdir()
         (Path(directory) / "in" / "one.txt").write_text("a line\n")
@@ -167,19 +170,19 @@ def _look_at(rows: DataFrame, batch: int) -> None:
 
 
 def import_spark() -> Any:
-    """PySpark; `NoSparkError` with what to do if it is not there."""
+    """The module `pyspark`; `NoSparkError` if it is not installed."""
     try:
         import pyspark
     except ImportError as error:
         raise NoSparkError(
             f"PySpark is not installed ({error})",
-            do="run ./shoal pipeline, which installs it, or pip install shoal[spark]",
+            do="run ./shoal pipeline, which installs it, or `pip install 'shoal[spark]'`",
         ) from error
     return pyspark
 
 
 def check_ready(options: SessionOptions) -> None:
-    """Whether a session can start, as far as that is known without starting one; raises what is wrong."""
+    """Raises an error if a session is known to be unable to start, without starting one."""
     import_spark()
     check_heap(options)
     check_master(options.conf.get("spark.master", options.master))
@@ -188,16 +191,25 @@ def check_ready(options: SessionOptions) -> None:
 
 
 def check_heap(options: SessionOptions) -> None:
-    """`HeapTooSmallError` if Spark would not start."""
+    """`HeapTooSmallError` if Spark would not start with this heap."""
     heap_mb = _heap_mb(options)
     if heap_mb < HEAP_MB_MIN:
         raise HeapTooSmallError(
-            f"a heap of {heap_mb} MB does not hold Spark", do=f"give it {HEAP_MB_MIN} MB or more (--heap-mb)"
+            f"a heap of {heap_mb} MB is too small for Spark", do=f"give it {HEAP_MB_MIN} MB or more (--heap-mb)"
+        )
+
+
+def check_master(master: str) -> None:
+    """PipelineError if Spark knows no such master. Spark itself would fail after seconds, with a page of traces."""
+    if not any(re.fullmatch(form, master) for form in _MASTERS):
+        raise PipelineError(
+            f"{master!r} is not a Spark master",
+            do="write it as local, local[N], local[*], local-cluster[W,C,MB], spark://host:port, yarn or k8s://...",
         )
 
 
 def settings_of(options: SessionOptions, java_flags: str = "") -> dict[str, str]:
-    """The settings of a session, in Spark's names."""
+    """The settings of a session, by Spark's names."""
     local = options.master.startswith("local")
     log_file = Path(__file__).with_name("log4j2.properties")
     flags = f"-Xss8m -Xlog:disable -Dlog4j2.configurationFile={log_file.as_uri()}"
@@ -230,64 +242,12 @@ def settings_of(options: SessionOptions, java_flags: str = "") -> dict[str, str]
     return settings
 
 
-def quoted(option: str) -> str:
-    """One option of Java for `spark.driver.extraJavaOptions`, which is divided at blanks."""
-    if not any(each.isspace() or each in "\"'\\" for each in option):
-        return option
-    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-class Archive:
-    """The archive of Spark's classes: read if it is there, else written by the first Java that ends in good order."""
-
-    def __init__(self, java: Java, spark: str) -> None:
-        key = hashlib.sha256("\n".join((java.path, java.text, spark)).encode()).hexdigest()[:16]
-        self._file = default_cache_dir() / "spark" / f"classes-{key}.jsa"
-        self._new = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-
-    def flags(self, write: bool) -> str:
-        """What Java must be told, as Spark's launcher reads it."""
-        if ":" in str(self._file):  # which divides two archives for Java
-            _log.info("no archive of classes is kept: sessions start more slowly", why=f"a colon in {self._file}")
-            return ""
-        if self._file.exists():
-            return quoted(f"-XX:SharedArchiveFile={self._file}")
-        if not write:
-            return ""
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-        except OSError as error:
-            _log.info("no archive of classes is kept: sessions start more slowly", why=str(error))
-            return ""
-        return quoted(f"-XX:ArchiveClassesAtExit={self._new}")
-
-    def close(self, orderly: bool) -> None:
-        """Puts the archive that a Java has just written where the next one finds it; removes one that was cut off."""
-        with contextlib.suppress(OSError):
-            if orderly and self._new.exists():
-                self._new.replace(self._file)
-                self._sweep()
-            elif not orderly:
-                self._new.unlink(missing_ok=True)
-
-    def _sweep(self) -> None:
-        """Removes what sessions have left that were killed, and archives beyond the newest ones."""
-        for left in self._file.parent.glob("classes-*.jsa.*"):
-            if time.time() - left.stat().st_mtime > LEFT_S_MAX:
-                left.unlink(missing_ok=True)
-        archives = sorted(self._file.parent.glob("classes-*.jsa"), key=lambda path: path.stat().st_mtime)
-        for old in archives[:-ARCHIVES_MAX]:
-            old.unlink(missing_ok=True)
-
-
 _running: Final[list[tuple[Gateway, SparkSession]]] = []
-"""The one that this process has started."""
+"""The session that this process started; empty or one."""
 
 
 def _made_active(spark: SparkSession) -> SparkSession:
-    """The session, as that of this thread too: Spark looks for data sources in the active one."""
+    """Makes a session the active one of this thread; Spark looks for data sources there."""
     from pyspark.sql import SparkSession
 
     assert spark._jvm is not None
@@ -296,7 +256,7 @@ def _made_active(spark: SparkSession) -> SparkSession:
 
 
 def _heap_mb(options: SessionOptions) -> int:
-    """The heap that Spark will be given, in MB; a setting of Spark's wins."""
+    """The heap that Spark will get, in MB. `spark.driver.memory` overrides the option."""
     text = options.conf.get("spark.driver.memory", f"{options.heap_mb}m").strip().lower()
     digits, unit = text.rstrip("bkmgt"), text[len(text.rstrip("bkmgt")) :].rstrip("b")
     factor = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2, "": 1.0}.get(unit)
@@ -311,14 +271,13 @@ def _python_path(environ: Mapping[str, str] = os.environ) -> str:
 
 
 _homes: Final[list[Path | None]] = []
-"""The Spark home that was made for it."""
+"""The temporary Spark home of that session."""
 
 
 def installed_spark(options: SessionOptions, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The Spark of `SPARK_HOME` if that fits our PySpark; None: PySpark's own.
+    """The Spark in `SPARK_HOME` if its version is that of PySpark; None: PySpark's own.
 
-    One that does not fit is left aside with a warning on this machine. For a cluster, whose Spark somebody has chosen,
-    it is an error.
+    On this machine an unsuitable `SPARK_HOME` is ignored with a warning. With the master of a cluster it is an error.
     """
     given = environ.get("SPARK_HOME")
     if given is None:
@@ -328,15 +287,13 @@ def installed_spark(options: SessionOptions, environ: Mapping[str, str] = os.env
     if not wrong:
         return Path(given)
     if options.master.startswith("local"):
-        _log.warning("SPARK_HOME is left aside", why=f"{given} {wrong}".strip())
+        _log.warning("SPARK_HOME is ignored", why=f"{given} {wrong}".strip())
         return None
-    raise PipelineError(
-        f"SPARK_HOME ({given}) {wrong}", do=f"unset it, or set it to {Path(pyspark.__file__).parent}, which fits"
-    )
+    raise PipelineError(f"SPARK_HOME ({given}) {wrong}", do=f"unset it, or set it to {Path(pyspark.__file__).parent}")
 
 
 def _wrong_with(home: Path, version: str) -> str:
-    """Why there is no Spark of a version in a directory; empty if there is one, or nobody can say."""
+    """Why a directory does not hold Spark of a version; empty if it does, or if its version cannot be read."""
     if not (home / "bin" / "spark-submit").is_file():
         return "has no bin/spark-submit"
     jars = (home / "jars").glob("spark-core_*.jar")
@@ -347,7 +304,7 @@ def _wrong_with(home: Path, version: str) -> str:
 
 
 def _home_of_workers(options: SessionOptions, installed: Path | None) -> Path | None:
-    """A Spark home of our own for `local-cluster`, whose workers write beside Spark: links to what is installed."""
+    """A temporary Spark home for `local-cluster`, whose workers write into it: links to the installed Spark."""
     if not options.master.startswith("local-cluster"):
         return None
     home = Path(tempfile.mkdtemp(prefix="shoal-spark-"))
@@ -364,8 +321,8 @@ def _remove(home: Path | None) -> None:
 
 @contextlib.contextmanager
 def _environment(options: SessionOptions, home: Path | None) -> Iterator[None]:
-    """What Spark reads from the environment, for as long as a session starts: workers run this Python and find us.
-    `home` is the Spark to be started; None: PySpark finds its own."""
+    """Sets Spark's environment variables while a session starts, so that workers run this Python and can import Shoal.
+    `home` is the Spark to start; None: PySpark's own."""
     python = options.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
     wanted = {"PYTHONPATH": _python_path(), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
     wanted["SPARK_LAUNCHER_OPTS"] = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"

@@ -1,17 +1,17 @@
-"""What if: a policy and its settings replayed over recorded load, and what that would have cost.
+"""What-if: replays a policy with its settings over recorded load, and computes what that would have cost.
 
-Owns the grid, one run, and the objective by which runs are compared. A run is a plain function from a recorded day and
-a case to a row of figures; `what_if_job` runs many of them, on Spark or in process.
+Owns the grid of cases, one run, and the objective by which runs are compared. A run is a function from a recorded day
+and a case to a row of figures; `what_if_job` runs many of them, on Spark or in process.
 
-The objective, in hours of one server (the unit of `server_hour_price`), for a day:
+The objective for a day, in hours of one server (the unit of `server_hour_price`):
 
     server hours
-    + OVERLOAD_HOUR_PRICE    for each hour in which some server was given more than it can carry
+    + OVERLOAD_HOUR_PRICE    for each hour in which a server was overloaded
     + UNDELIVERED_HOUR_PRICE for each hour in which messages were not delivered
-    + MOVE_PRICE             for each channel that was placed anew
+    + MOVE_PRICE             for each channel moved
 
-The prices are those that the `shoal` policy itself goes by at its defaults; they are the same for every case, whatever
-prices the case itself has among its settings. Response times are shown and not weighed: they rise with overload.
+The prices are the defaults of the policy `shoal`. They are the same for every case, whatever prices its own settings
+contain. Response times are shown but do not count: they rise with overload.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from shoal.sim.flow.workloads import Recorded
 UNDELIVERED_HOUR_PRICE: Final = 10 * OVERLOAD_HOUR_PRICE
 MOVE_PRICE: Final = DEFAULT_SETTINGS.move_price
 OVERLOAD_RATIO: Final = 1.0
-"""Load ratio, or share of the cores, above which a server is given more than it can carry."""
+"""Load ratio, or CPU utilisation, above which a server is overloaded."""
 LATENCY_MS: Final = 0.0
-"""Windows tell nothing of the network: response times are what servers add."""
+"""Network latency. Windows do not contain it, so response times are only the part of the servers."""
 SEED: Final = 1
-"""Of the replay: which of a replicated channel's servers has more of its clients."""
+"""Seed of the replay: decides how clients spread over the servers of a replicated channel."""
 
 DEFAULT_POLICY: Final = "shoal"
 
@@ -55,23 +55,23 @@ DEFAULT_GRID: Final[tuple[Mapping[str, Any], ...]] = (
     {"policy": "dynamoth", "high_ratio": [0.75, 0.80, 0.85], "grow_ratio": [0.5, 0.6, 0.7]},
     {"policy": ["consistent-hashing", "bounded-load", "slots"]},
 )
-"""The grid when nobody gives one: thresholds and foresight of our policy, thresholds of the paper's, and the others."""
+"""The default grid: thresholds and horizon of our policy, thresholds of the paper's policy, and the baselines."""
 
-_GRID_ADVICE: Final = "write [[grid]] and one setting a line below it"
+_GRID_ADVICE: Final = "write [[grid]], and below it one setting on each line"
 
 RUN_SCHEMA: Final = pa.schema(
     [
-        ("case", pa.int32()),  # its number in the grid; 0 is the defaults
+        ("case", pa.int32()),  # number in the grid; 0 is the defaults
         ("policy", pa.string()),
         ("settings", pa.string()),  # JSON: what differs from the defaults
         ("day", pa.int32()),
-        ("seconds", pa.int32()),  # that were replayed
+        ("seconds", pa.int32()),  # length of the replay
         ("overload_s", pa.int32()),
         ("undelivered_s", pa.int32()),
         ("server_hours", pa.float64()),
         ("servers_max", pa.int32()),
         ("moves", pa.int64()),
-        ("response_ms_mean", pa.float64()),  # what servers add; over the seconds that delivered everything
+        ("response_ms_mean", pa.float64()),  # part of the servers, over the seconds that delivered everything
         ("response_ms_p99", pa.float64()),
         ("cost", pa.float64()),  # the objective
     ]
@@ -79,28 +79,28 @@ RUN_SCHEMA: Final = pa.schema(
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy and its settings. `settings` has what differs from the defaults."""
+    """A policy and its settings. `settings` contains what differs from the defaults."""
 
     policy: str = DEFAULT_POLICY
     settings: dict[str, float | int] = {}
 
     def balance(self) -> BalanceSettings:
-        """All settings. ConfigError if they cannot be."""
+        """All settings. ConfigError if they are invalid."""
         made = self.unchecked()
         made.validate()
         return made
 
     def unchecked(self) -> BalanceSettings:
-        """All settings, of the right types but perhaps in contradiction to each other."""
+        """All settings, with the right types but perhaps inconsistent."""
         try:
             return msgspec.convert(self.settings, BalanceSettings)
         except msgspec.ValidationError as error:
             raise ConfigError(
-                f"the grid asks for {self.settings}: {error}", do="see [balance] in the settings"
+                f"the grid has invalid settings {self.settings}: {error}", do="see [balance] in the settings"
             ) from None
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class ServerPool(msgspec.Struct, frozen=True, kw_only=True):
     """The servers of a replay."""
 
     capacity_bytes_per_s: float
@@ -108,10 +108,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     servers_min: int = 1
     servers_max: int = 8
     start_s: int = 20
-    """From asking for a server to its joining: a process takes 5 s, a machine more."""
+    """Time from the request for a server until it joins: a process takes 5 s, a machine more."""
 
     def models(self) -> Models:
-        """What the simulator assumes."""
+        """The simulator's models of servers and pool."""
         first = min(max(self.servers_first, self.servers_min), self.servers_max)
         return Models(
             server=ServerModel(capacity_bytes_per_s=self.capacity_bytes_per_s),
@@ -122,9 +122,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_grid(path: Path | None) -> list[Case]:
-    """The cases of a grid: the defaults first, then every combination of each table that can be.
+    """The cases of a grid: the defaults first, then every valid combination of each table.
 
-    A file is TOML with tables `[[grid]]`: `policy` and settings of `[balance]`, each one value or a list of them.
+    A file is TOML with tables `[[grid]]`: `policy` and settings of `[balance]`, each a value or a list of values.
     """
     tables: Sequence[Mapping[str, Any]] = DEFAULT_GRID
     if path is not None:
@@ -135,7 +135,7 @@ def read_grid(path: Path | None) -> list[Case]:
         except KeyError:
             raise ConfigError(f"{path} has no grid", do=_GRID_ADVICE) from None
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise ConfigError(f"the grid of {path} is no list of tables", do=_GRID_ADVICE)
+            raise ConfigError(f"the grid of {path} is not a list of tables", do=_GRID_ADVICE)
     cases = [Case()]
     for table in tables:
         for case in _product(table):
@@ -145,17 +145,17 @@ def read_grid(path: Path | None) -> list[Case]:
 
 
 def _product(table: Mapping[str, Any]) -> Iterable[Case]:
-    """The combinations of a table; those whose settings contradict each other are left out."""
+    """The combinations of a table, without those whose thresholds are out of order."""
     values = {name: value if isinstance(value, list) else [value] for name, value in table.items()}
     for name in (name for name, several in values.items() if not several):
-        raise ConfigError(f"the grid has no values for {name!r}", do="give it some, or take the line out")
+        raise ConfigError(f"the grid has no values for {name!r}", do="give it some, or remove the line")
     policies = values.pop("policy", [DEFAULT_POLICY])
     for name in values:
         if name not in BalanceSettings.__struct_fields__:
-            raise ConfigError(f"the grid names {name!r}, which is no setting", do="see [balance] in the settings")
+            raise ConfigError(f"the grid names {name!r}, which is not a setting", do="see [balance] in the settings")
     for chosen, *numbers in itertools.product(policies, *values.values()):
         if chosen not in POLICIES:
-            raise ConfigError(f"the grid names the policy {chosen!r}", do=f"name one of {', '.join(POLICIES)}")
+            raise ConfigError(f"there is no policy {chosen!r}", do=f"name one of {', '.join(POLICIES)} in the grid")
         given = dict(zip(values, numbers, strict=True))
         changed = {name: value for name, value in given.items() if value != getattr(DEFAULT_SETTINGS, name)}
         case = Case(policy=chosen, settings=changed)
@@ -165,24 +165,24 @@ def _product(table: Mapping[str, Any]) -> Iterable[Case]:
 
 
 def _is_ordered(settings: BalanceSettings) -> bool:
-    """Whether the thresholds are in their order, which not every combination of a grid has."""
+    """Whether the thresholds are in order; not every combination of a grid is."""
     return settings.low_ratio < settings.safe_ratio < settings.high_ratio < settings.fail_ratio
 
 
-def replay(traffic: pa.Table, case: Case, site: Site, forecast: Forecast | None = None) -> Series:
-    """One run over a table of traffic, second by second. A forecast has the clock of the record."""
+def replay(traffic: pa.Table, case: Case, pool: ServerPool, forecast: Forecast | None = None) -> Series:
+    """Replays a table of traffic, second by second. A forecast uses the clock of the recording."""
     load = Recorded(traffic, LATENCY_MS)
     if forecast is not None:
         forecast = Forecast(forecast.at_s - traffic["start_s"][0].as_py(), forecast.bytes_out)
-    models = site.models()
+    models = pool.models()
     return FlowSimulator(load, policy(case.policy), case.balance(), models, seed=SEED, forecast=forecast).run()
 
 
 def run(
-    number: int, case: Case, day: int, traffic: pa.Table, site: Site, forecast: Forecast | None = None
+    number: int, case: Case, day: int, traffic: pa.Table, pool: ServerPool, forecast: Forecast | None = None
 ) -> pa.RecordBatch:
     """One run, as a row of figures."""
-    series = replay(traffic, case, site, forecast)
+    series = replay(traffic, case, pool, forecast)
     ratio, used = series.column("ratio_max"), series.column("utilisation_max")
     overload = (ratio > OVERLOAD_RATIO) | (used > OVERLOAD_RATIO)
     undelivered = series.column("undelivered") > 0
@@ -217,7 +217,7 @@ def cost(row: Mapping[str, Any]) -> float:
 
 
 def summary(runs: pa.Table) -> pa.Table:
-    """The cases with their figures over all days of some runs, the cheapest first; of equals the first of the grid."""
+    """The cases with their figures over all days, cheapest first; cases of equal cost in the order of the grid."""
     sums = ("seconds", "overload_s", "undelivered_s", "server_hours", "moves", "cost")
     wanted = [*((name, "sum") for name in sums), ("response_ms_mean", "mean"), ("response_ms_p99", "max")]
     grouped = runs.group_by(["case", "policy", "settings"]).aggregate(wanted)

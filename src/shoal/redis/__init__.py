@@ -1,4 +1,4 @@
-"""redis-py's asyncio pub/sub surface on a Shoal cluster: existing code moves by changing an import.
+"""redis-py's asyncio pub/sub API on a Shoal cluster. Existing code moves by changing an import.
 
     import shoal.redis as redis                       # was: import redis.asyncio as redis
 
@@ -7,13 +7,13 @@
         await pubsub.subscribe("news")
         async for message in pubsub.listen(): ...
 
-Owns the shapes that redis-py's users know, and nothing of the protocol. What cannot hold on many servers is
-in `docs/redis-surface.md`.
+Owns redis-py's classes, messages and errors, and nothing of Shoal's protocol. `docs/redis-surface.md` lists what
+differs on a cluster of many servers.
 
-    client.py    Redis: publish, pubsub(), and looking around
-    pubsub.py    PubSub: subscribe, get_message, listen, run
-    sources.py   what a PubSub reads from
-    shapes.py    encoding, errors, and the values that both speak in
+    client.py      Redis: publish, pubsub(), and queries
+    pubsub.py      PubSub: subscribe, get_message, listen, run
+    feeds.py       the subscriptions and connections behind a PubSub
+    conversion.py  converts values and errors between Shoal and redis-py
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from redis.exceptions import (
 )
 
 from shoal.redis.client import Redis, from_url
+from shoal.redis.conversion import MessagesLostError, Subscription
 from shoal.redis.pubsub import PubSub
-from shoal.redis.shapes import MessagesLostError, Subscription
 
 __all__ = [
     "AuthenticationError",

@@ -1,7 +1,7 @@
-"""`Redis`: redis-py's asyncio client as far as pub/sub goes, on a Shoal cluster.
+"""`Redis`: the pub/sub part of redis-py's asyncio client, on a Shoal cluster.
 
-Owns the constructor's keywords and what each of them means here. One bus publishes; each PubSub has its
-own.
+Owns the constructor's keywords and their meaning here. The client publishes through one bus; each PubSub has a bus of
+its own.
 """
 
 from __future__ import annotations
@@ -20,47 +20,45 @@ from shoal.bus import Bus, connect
 from shoal.channels.peers import PEER_PATTERN
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.placement import Mode
+from shoal.redis.conversion import Encodable, Encoder, Name, flatten, translated
 from shoal.redis.pubsub import PubSub
-from shoal.redis.shapes import Encodable, Encoder, Name, flatten, translated
 from shoal.wire.envelope import RESERVED_PREFIX
 
 PORT: Final = 7400
-"""The coordinator's port if only a host is named."""
+"""The coordinator's default port."""
 
 AGENT_PATTERNS: Final = frozenset({b"*", PEER_PATTERN})
-"""What agents listen to on every server of a cluster."""
+"""Patterns to which agents subscribe on every server of a cluster."""
 
-DONE_BY_THE_BUS: Final = frozenset(
-    (
-        *(
-            "socket_keepalive",
-            "socket_keepalive_options",
-            "socket_read_size",
-            "max_connections",
-        ),
-        *("single_connection_client", "auto_close_connection_pool", "health_check_interval", "parser_class"),
-        *(
-            "retry",
-            "retry_on_timeout",
-            "retry_on_error",
-            "lib_name",
-            "lib_version",
-            "driver_info",
-            "protocol",
-        ),
-        *("legacy_responses", "client_name"),
-    )
+IGNORED_KEYWORDS: Final = frozenset(
+    {
+        "auto_close_connection_pool",
+        "client_name",
+        "driver_info",
+        "health_check_interval",
+        "legacy_responses",
+        "lib_name",
+        "lib_version",
+        "max_connections",
+        "parser_class",
+        "protocol",
+        "retry",
+        "retry_on_error",
+        "retry_on_timeout",
+        "single_connection_client",
+        "socket_keepalive",
+        "socket_keepalive_options",
+        "socket_read_size",
+    }
 )
-"""Keywords of redis-py about connections that are accepted and not needed: the bus keeps its own in order.
-"""
+"""redis-py's keywords for connections. They are accepted and ignored: the bus manages its own connections."""
 
 
 class Redis:
-    """A client of a cluster with redis-py's names. Connects with the first call.
+    """A client of a cluster with redis-py's names. It connects with the first call.
 
-    Without `url` and `host` it is the local cluster. `host` and `port` are the coordinator's. Keywords that
-    only make sense for one Redis server (`ssl`, `unix_socket_path`, `db`, `connection_pool` ...) are
-    refused with a TypeError.
+    Without `url` and `host` it uses the local cluster. `host` and `port` are those of the coordinator. Keywords that
+    only make sense for one Redis server (`ssl`, `unix_socket_path`, `db`, `connection_pool` ...) raise a TypeError.
     """
 
     def __init__(
@@ -82,8 +80,8 @@ class Redis:
     ) -> None:
         if int(db) != 0:
             raise TypeError("db has no meaning on a Shoal cluster: channels have no database")
-        if unknown := sorted(set(ignored) - DONE_BY_THE_BUS):
-            raise TypeError(f"{', '.join(unknown)}: of no use on a Shoal cluster (see docs/redis-surface.md)")
+        if unknown := sorted(set(ignored) - IGNORED_KEYWORDS):
+            raise TypeError(f"{', '.join(unknown)}: not supported on a Shoal cluster (see docs/redis-surface.md)")
         self._url = url if url is not None else _url(host, port, username, password)
         self._encoder = Encoder(encoding, encoding_errors, decode_responses)
         self._limits = limits or DEFAULT_LIMITS
@@ -99,7 +97,7 @@ class Redis:
         """A client of the cluster at `shoal://user:password@host:port`."""
         return cls(url=url, **kwargs)
 
-    # Life
+    # Opening and closing
 
     async def initialize(self) -> Self:
         """Connects now instead of with the first call."""
@@ -128,7 +126,7 @@ class Redis:
                     await bus.aclose()
 
     async def close(self, close_connection_pool: bool | None = None) -> None:
-        """The old name of `aclose`."""
+        """Deprecated name of `aclose`."""
         warnings.warn("use aclose() instead of close()", DeprecationWarning, stacklevel=2)
         await self.aclose()
 
@@ -147,16 +145,16 @@ class Redis:
             return await bus.open()
 
     def get_encoder(self) -> Encoder:
-        """How values become bytes and back."""
+        """The encoder of this client."""
         return self._encoder
 
     # Publishing and subscribing
 
     async def publish(self, channel: Encodable, message: Encodable, **kwargs: Any) -> int:
-        """Publishes, and returns to how many subscriptions the channel's server passed the message on.
+        """Publishes, and returns the number of subscriptions to which the channel's server passed the message on.
 
-        It waits for the server's confirmation, as redis-py does. The agent beside the server is not
-        counted; while it is away, the number is one too small.
+        Waits for the server's confirmation, as redis-py does. The agent beside the server is not counted; while the
+        agent is down, the number is one too small.
         """
         name, payload = self._encoder.encode(channel), self._encoder.encode(message)
         bus = await self._open_bus()
@@ -170,10 +168,10 @@ class Redis:
         self._pubsubs.add(pubsub)
         return pubsub
 
-    # Looking around
+    # Queries
 
     async def ping(self, **kwargs: Any) -> bool:
-        """Whether every server of the cluster answers; an error says which does not."""
+        """Checks that every server of the cluster answers; the error names one that does not."""
         bus = await self._open_bus()
         with translated():
             await bus.ask_servers("PING")
@@ -186,7 +184,7 @@ class Redis:
         return [self._encoder.decode(name) for name in sorted(names) if not name.startswith(RESERVED_PREFIX)]
 
     async def pubsub_numsub(self, *args: Encodable, **kwargs: Any) -> list[tuple[Name, int]]:
-        """How many clients are subscribed to each channel, patterns not counted."""
+        """The number of clients that are subscribed to each channel, without patterns."""
         names = [self._encoder.encode(name) for name in flatten(args)]
         if not names:
             return []
@@ -200,9 +198,8 @@ class Redis:
         return found
 
     async def pubsub_numpat(self, **kwargs: Any) -> int:
-        """How many patterns have subscribers. Those of agents are not counted, also if a client has the
-        same.
-        """
+        """The number of patterns with subscribers. Patterns of agents are not counted, even if a client uses the same
+        one."""
         counts: list[int] = list((await self._ask_servers(b"NUMPAT")).values())
         return max(0, max(counts) - (len(AGENT_PATTERNS) if len(counts) > 1 else 1))
 
@@ -218,10 +215,10 @@ def from_url(url: str, **kwargs: Any) -> Redis:
 
 
 def _url(host: str | None, port: int | None, username: str | None, password: str | None) -> str | None:
-    """The cluster's address from its parts; None (the local cluster) if none of them is given."""
+    """The cluster's address from its parts; None (the local cluster) if none is given."""
     if host is None and port is None:
         if username is not None or password is not None:
-            raise TypeError("username and password need a host, or belong into the URL")
+            raise TypeError("username and password need a host; or put them into the URL")
         return None
     login = "" if password is None else f"{quote(username or 'client', safe='')}:{quote(password, safe='')}@"
     return f"shoal://{login}{host or '127.0.0.1'}:{port or PORT}"

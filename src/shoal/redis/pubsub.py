@@ -1,8 +1,8 @@
-"""`PubSub`: subscribe, get_message, listen and run, with redis-py's shapes.
+"""`PubSub`: subscribe, get_message, listen and run, as in redis-py.
 
-Owns the bookkeeping that redis-py's users see: `channels`, `patterns`, confirmations with counts, handlers.
-Each PubSub is a client of its own on the servers, as it is with redis-py. Gaps are never silent: they raise
-MessagesLostError, or come as messages of type "gap" to whoever asked for that.
+Owns the state that redis-py exposes: `channels`, `patterns`, confirmations with counts, handlers. Each PubSub is a
+separate client of the servers, as in redis-py. Gaps raise MessagesLostError or, with `gap_messages=True`, arrive as
+messages of type "gap".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redis import exceptions
 from shoal.bus import Bus
 from shoal.logs import get_log
 from shoal.message import Gap, Item
-from shoal.redis.shapes import (
+from shoal.redis.conversion import (
     Encodable,
     Encoder,
     Handler,
@@ -30,7 +30,7 @@ from shoal.redis.shapes import (
     parse_subscriptions,
     translated,
 )
-from shoal.redis.sources import Feed, PubSubConnection, Queue
+from shoal.redis.feeds import Feed, PubSubConnection, ReadQueue
 
 _log: Final = get_log(__name__)
 
@@ -38,11 +38,11 @@ _KINDS: Final = {False: ("subscribe", "unsubscribe"), True: ("psubscribe", "puns
 
 
 class PubSub:
-    """A subscriber. Made by `Redis.pubsub()`; connects with the first `subscribe`.
+    """A subscriber, made by `Redis.pubsub()`. It connects with the first `subscribe`.
 
-    `subscribe` returns when the subscription is in force (redis-py returns when the command is sent), so a
-    message that is published afterwards arrives. `unsubscribe` holds at once; as with redis-py, `channels`
-    changes when the confirmation is read.
+    `subscribe` returns when the subscription is in force (redis-py returns when the command is sent), so messages
+    published afterwards arrive. `unsubscribe` takes effect at once; as in redis-py, `channels` changes when the
+    confirmation is read.
     """
 
     PUBLISH_MESSAGE_TYPES = ("message", "pmessage")
@@ -73,10 +73,10 @@ class PubSub:
         self._make_bus = make_bus
         self._socket_timeout = socket_timeout
         self._feeds: dict[tuple[bool, bytes], Feed] = {}
-        self._queue = Queue()
+        self._queue = ReadQueue()
         self._lock = asyncio.Lock()
 
-    # Life
+    # Opening and closing
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,13 +87,11 @@ class PubSub:
         await self.aclose()
 
     async def connect(self) -> None:
-        """Makes sure that there is a connection; after `connection.disconnect()` everything is confirmed
-        anew.
-        """
+        """Connects if necessary. After `connection.disconnect()`, all subscriptions are confirmed again."""
         async with self._lock:
             if self.connection is None:
                 bus = await self._make_bus()
-                self._queue = Queue()
+                self._queue = ReadQueue()
                 self.connection = PubSubConnection(
                     bus, self._settled, self._hold_all, self._confirm_all, self._socket_timeout
                 )
@@ -114,7 +112,7 @@ class PubSub:
             feed.begin()
 
     async def aclose(self) -> None:
-        """Ends all subscriptions and closes; a task that reads is told so by a ConnectionError."""
+        """Ends all subscriptions and closes. A task that is reading gets a ConnectionError."""
         async with self._lock:
             connection, self.connection = self.connection, None
             self._feeds = {}
@@ -126,24 +124,24 @@ class PubSub:
                     await connection.bus.aclose()
 
     async def close(self) -> None:
-        """The old name of `aclose`."""
+        """Deprecated name of `aclose`."""
         warnings.warn("use aclose() instead of close()", DeprecationWarning, stacklevel=2)
         await self.aclose()
 
     async def reset(self) -> None:
-        """The old name of `aclose`."""
+        """Deprecated name of `aclose`."""
         warnings.warn("use aclose() instead of reset()", DeprecationWarning, stacklevel=2)
         await self.aclose()
 
     @property
     def subscribed(self) -> bool:
-        """Whether there are subscriptions whose end has not been read."""
+        """Whether there are subscriptions whose end was not read yet."""
         return bool(self.channels or self.patterns)
 
     # Subscribing
 
     async def subscribe(self, *args: Any, **kwargs: Handler) -> None:
-        """Subscribes to channels: names, lists of names, redis-py's `Subscription`s, or name=handler."""
+        """Subscribes to channels. Arguments are names, lists of names, redis-py's `Subscription`s, or name=handler."""
         subscribed = await self._subscribe(False, parse_subscriptions(args, kwargs))
         self.channels.update(subscribed)
         self.pending_unsubscribe_channels.difference_update(subscribed)
@@ -206,7 +204,7 @@ class PubSub:
         self._queue.put([self.encoder.decode(kind.encode()), self.encoder.decode(name), count])
 
     async def ping(self, message: Encodable | None = None) -> None:
-        """Asks every server for a sign of life; a message of type "pong" follows."""
+        """Pings every server; a message of type "pong" follows."""
         data = b"" if message is None else self.encoder.encode(message)
         await self.connect()
         if self.connection is not None:
@@ -217,9 +215,7 @@ class PubSub:
     # Reading
 
     async def parse_response(self, block: bool = True, timeout: float = 0.0) -> Response | None:  # noqa: ASYNC109
-        """The next thing that a server would have pushed; None if nothing comes within `timeout` and not
-        `block`.
-        """
+        """The next response, as a server would push it. None if none comes within `timeout`, unless `block`."""
         if self.connection is None:
             raise RuntimeError("pubsub connection not set: did you forget to call subscribe() or psubscribe()?")
         await self.connection.connect()
@@ -238,7 +234,7 @@ class PubSub:
         pattern = None if item.pattern is None else encoder.name(item.pattern)
         channel = encoder.name(item.channel)
         if isinstance(item, Gap):
-            _log.warning("messages are lost", channel=item.channel, count=item.count, reason=item.reason)
+            _log.warning("messages lost", channel=item.channel, count=item.count, reason=item.reason)
             if not self.gap_messages:
                 raise MessagesLostError(item)
             return [encoder.decode(b"gap"), pattern, channel, item]
@@ -249,7 +245,7 @@ class PubSub:
     async def handle_message(
         self, response: Response | None, ignore_subscribe_messages: bool = False
     ) -> dict[str, Any] | None:
-        """The message of a response; None if a handler has taken it or nobody wants it."""
+        """The message of a response; None if a handler was called with it, or if it is to be ignored."""
         if response is None:
             return None
         kind = response[0].decode() if isinstance(response[0], bytes) else response[0]
@@ -275,12 +271,12 @@ class PubSub:
         ignore_subscribe_messages: bool = False,
         timeout: float | None = 0.0,  # noqa: ASYNC109
     ) -> dict[str, Any] | None:
-        """The next message, or None if none comes within `timeout` seconds (None: waits without end)."""
+        """The next message; None if none comes within `timeout` seconds. With `timeout=None` it waits forever."""
         response = await self.parse_response(block=timeout is None, timeout=timeout or 0.0)
         return await self.handle_message(response, ignore_subscribe_messages)
 
     async def listen(self) -> AsyncIterator[dict[str, Any]]:
-        """Messages for as long as there are subscriptions."""
+        """Messages, as long as there are subscriptions."""
         while self.subscribed:
             message = await self.handle_message(await self.parse_response(block=True))
             if message is not None:
@@ -292,7 +288,7 @@ class PubSub:
         exception_handler: Callable[[BaseException, Self], Any] | None = None,
         poll_timeout: float = 1.0,
     ) -> None:
-        """Hands messages to their handlers until it is cancelled; every channel and pattern needs one."""
+        """Calls handlers with messages until it is cancelled. Every channel and pattern needs a handler."""
         for what, table in (("Channel", self.channels), ("Pattern", self.patterns)):
             for name, handler in table.items():
                 if handler is None:
@@ -311,14 +307,14 @@ class PubSub:
 
 
 def _parts(response: Response) -> tuple[Any, Any, Any]:
-    """Pattern, channel and data of a response, which has as many parts as its kind needs."""
+    """Pattern, channel and data of a response; None for parts that its type does not have."""
     pattern = response[1] if len(response) == 4 else None
     channel = response[-2] if len(response) > 2 else None
     return pattern, channel, response[-1]
 
 
 async def _open_all(feeds: list[Feed]) -> None:
-    """Subscribes all or none."""
+    """Subscribes to all, or to none if one fails."""
     results = await asyncio.gather(*(feed.open() for feed in feeds), return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     if failures:
@@ -328,7 +324,7 @@ async def _open_all(feeds: list[Feed]) -> None:
 
 
 async def _call(function: Callable[..., Any], *args: Any) -> None:
-    """Calls a function of the user that may be a coroutine function."""
+    """Calls a function of the application, which may be a coroutine function."""
     result = function(*args)
     if inspect.isawaitable(result):
         await result

@@ -1,39 +1,73 @@
 """An application of a scenario: it publishes in bursts, subscribes, reads at its own pace, and starts anew
 after a crash.
 
-Owns what an application does and writes into the history. What it is owed is for the checkers to say.
+Owns what an application does, through the `Bus` that every application uses, and writes it into the history. What it is
+owed is for the checkers to say.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
 
-from shoal.channels.subscription import Subscription
-from shoal.sim.client_actor import ClientActor
+from shoal.bus.client import Bus
+from shoal.bus.subscription import Subscription
+from shoal.channels.router import Router
+from shoal.channels.subscription import Subscription as CoreSubscription
+from shoal.errors import ShoalError, SubscribeTimeoutError
 from shoal.sim.history import Handed, PublisherRecord, SubscriberRecord, payload_of
 from shoal.sim.node import Node
+from shoal.sim.process import COORDINATOR_URL, Process
+from shoal.sim.resp import CommandReader
 
 if TYPE_CHECKING:
     from shoal.sim.scenario import Scenario
 
-EVERYTHING = 1 << 30
+SUBSCRIPTIONS_MAX: Final = 4
+TAKE_MAX: Final = 1 << 30
+OPEN_RETRY_S: Final = 0.3
+"""Pause before an application that found no cluster tries again."""
+
+
+class Sub:
+    """One subscription: what the application holds, and its record."""
+
+    def __init__(self, record: SubscriberRecord, messages: Subscription) -> None:
+        self.record = record
+        self.messages = messages
+
+    @property
+    def text(self) -> str:
+        """The channel or the pattern."""
+        return self.record.name
+
+    def has_ended(self) -> bool:
+        """Whether the application has given it up, or is gone."""
+        return self.record.ended_at is not None
+
+    @property
+    def core(self) -> CoreSubscription | None:
+        """The router's side, once it is in force."""
+        return self.messages.core
 
 
 class App:
-    """One application process: it publishes in bursts, subscribes, reads at its own pace, and starts anew
-    after a crash.
-    """
+    """One application process."""
 
     def __init__(self, run: Scenario, node: Node) -> None:
         self.run = run
         self.node = node
-        self.random = run.world.rng(f"app/{node.name}")
-        self.records: dict[Subscription, SubscriberRecord] = {}
-        self.subs: list[Subscription] = []
-        self.reading: set[Subscription] = set()
+        self.random: Random = run.world.rng(f"app/{node.name}")
+        self.subs: list[Sub] = []
         self.spoken: set[bytes] = set()
-        self.actor: ClientActor
+        self.started = False
+        self.bus: Bus
         self.record: PublisherRecord
+        self.process: Process
+        self._sequences: Counter[str] = Counter()
         node.on_crash = self._crashed
         node.on_restart = self.start
         self.start()
@@ -43,44 +77,61 @@ class App:
         """Whether this application reads slowly."""
         return self.run.shape.slow_readers and self.node.name.endswith(("1", "3"))
 
+    @property
+    def router(self) -> Router | None:
+        """The router of this life; None while the bus is not open."""
+        return self.bus.router if self.started else None
+
     def start(self) -> None:
         """A new process with a new identity."""
+        self.started = False
+        self.subs, self.spoken, self._sequences = [], set(), Counter()
         run = self.run
-        client = run.world.rng("identity").getrandbits(48) | 1
+        self.process = run.processes.new(self.node, tap=self)
+        self.bus = Bus(COORDINATOR_URL, limits=run.shape.limits, runtime=self.process.runtime, rules=run.rules)
+        client = self.bus.client_id
         self.record = run.history.publishers[client] = PublisherRecord(client)
-        self.records, self.subs, self.reading, self.spoken = {}, [], set(), set()
-        self.actor = ClientActor(
-            run.network, self.node, run.coordinator, client, run.verifier, run.shape.limits, run.rules,
-            on_publish=lambda server, channel, blob: run.history.sent(server, client, run.world.now),
-            on_ready=self._ready, on_confirmed=self._confirmed, named=run.named_clients,
-        )  # fmt: skip
-        self.node.after(self.random.uniform(0.0, 1.0), self._begin)
+        self.process.begin(self._main(self.bus))
+
+    async def _main(self, bus: Bus) -> None:
+        await asyncio.sleep(self.random.uniform(0.0, 1.0))
+        while True:
+            try:
+                await bus.open()
+                break
+            except ShoalError:
+                await asyncio.sleep(OPEN_RETRY_S)
+        self.started = True
+        self._begin()
+
+    def after(self, delay_s: float, fn: Callable[..., object], *args: Any) -> None:
+        """Does something later, if this process still lives then."""
+        self.process.after(delay_s, fn, *args)
 
     def _begin(self) -> None:
-        if not self.actor.started:
-            self.node.after(0.1, self._begin)
-            return
         for _ in range(self.random.randint(1, 2)):
             self._subscribe()
         for channel in self.run.quiet_channels:
             if self.random.random() < 0.5:
-                self.node.after(self.random.uniform(0.0, 20.0), self._quiet_burst, channel)
+                self.after(self.random.uniform(0.0, 20.0), self._quiet_burst, channel)
         self._live()
 
     def ring_changed(self) -> None:
         """Some hear of a new ring at once and subscribe by it, while others still publish by the old one."""
-        if self.node.running and self.actor.started and self.random.random() < 0.5:
+        if self.node.running and self.started and self.random.random() < 0.5:
             if self.random.random() < 0.5:
-                self.actor.fetch()
-                self.node.after(self.random.uniform(0.02, 0.2), self._subscribe)
+                self.after(0.0, self.bus.fetch_ring)
+                self.after(self.random.uniform(0.02, 0.2), self._subscribe)
             else:
                 channel = self.random.choice(self.run.channels)
                 for _ in range(4):
-                    self.node.after(self.random.uniform(0.0, 0.5), self._burst, channel, 1)
+                    self.after(self.random.uniform(0.0, 0.5), self._burst, channel, 1)
 
     def engaged(self) -> list[bytes]:
         """The channels that this process subscribes to or publishes on."""
-        return [sub.name for sub in self.subs if not sub.pattern] + sorted(self.spoken)
+        return [sub.text.encode() for sub in self.subs if not sub.record.pattern] + sorted(self.spoken)
+
+    # Publishing
 
     def _quiet_burst(self, channel: str) -> None:
         """The only time that this process publishes on the channel: nothing later can show that it got lost."""
@@ -102,89 +153,114 @@ class App:
             run.exercised["late joiner"] += 1
         elif self.subs:
             self._unsubscribe(random.choice(self.subs))
-        self.node.after(random.expovariate(1 / run.shape.burst_pause_s), self._live)
+        self.after(random.expovariate(1 / run.shape.burst_pause_s), self._live)
 
     def _burst(self, channel: str, count: int) -> None:
         self.run.exercised["burst"] += 1
         for _ in range(count):
             self._publish(channel)
             if self.random.random() < 0.2:
-                self.node.after(self.random.uniform(0.0, 0.3), self._publish, channel)
+                self.after(self.random.uniform(0.0, 0.3), self._publish, channel)
 
     def _publish(self, channel: str, size: int | None = None) -> None:
-        history, now = self.run.history, self.run.world.now
-        number = history.next_number
-        payload = payload_of(number, self.run.shape.payload_bytes if size is None else size)
         self.spoken.add(channel.encode())
-        history.publish(channel, self.record.client, 0, now)
-        _, sequence = self.actor.publish(channel.encode(), payload, number)
-        history.messages[number].sequence = sequence
+        self.process.loop.create_task(self._publish_confirmed(channel, size))
 
-    def _confirmed(self, token: object) -> None:
-        assert isinstance(token, int)
-        self.run.history.confirmed(token, self.run.world.now)
+    async def _publish_confirmed(self, channel: str, size: int | None) -> None:
+        """Publishes and waits for the confirmation. Counts sequence numbers as the bus does: from 1 on each channel."""
+        history, world = self.run.history, self.run.world
+        self._sequences[channel] += 1
+        number = history.publish(channel, self.record.client, self._sequences[channel], world.now)
+        payload = payload_of(number, self.run.shape.payload_bytes if size is None else size)
+        await self.bus.publish(channel, payload, confirm=True)
+        history.confirmed(number, world.now)
+
+    # Subscribing
 
     def _subscribe(self) -> None:
-        if len(self.subs) >= 4:
+        if len(self.subs) >= SUBSCRIPTIONS_MAX:
             return
         pattern = self.random.random() < 0.25
         name = self.run.pattern if pattern else self.random.choice(self.run.subscribable())
         self.run.exercised["pattern" if pattern else "channel"] += 1
         record = SubscriberRecord(name, pattern, self.record.client, self.run.world.now)
-        sub = self.actor.subscribe(name.encode(), pattern)
-        self.records[sub] = record
+        messages = self.bus.subscribe(pattern=name) if pattern else self.bus.subscribe(name)
+        sub = Sub(record, messages)
         self.subs.append(sub)
         self.run.history.subscribers.append(record)
-        self._ready(sub)
+        self.process.loop.create_task(self._read(sub))
 
-    def _unsubscribe(self, sub: Subscription) -> None:
-        self._read(sub, EVERYTHING)
+    def _unsubscribe(self, sub: Sub) -> None:
         self.subs.remove(sub)
-        self.records[sub].ended_at = self.run.world.now
-        self.actor.unsubscribe(sub)
+        self._drain(sub)
+        sub.record.ended_at = self.run.world.now
+        self.process.loop.create_task(sub.messages.aclose())
 
-    def _ready(self, sub: Subscription) -> None:
-        record = self.records.get(sub)
-        if record is None:
+    async def _read(self, sub: Sub) -> None:
+        """Reads until the subscription ends."""
+        record, messages, world = sub.record, sub.messages, self.run.world
+        try:
+            await messages.open()
+        except SubscribeTimeoutError:
+            self.run.exercised["subscribe timeout"] += 1
+            if not sub.has_ended():
+                record.ended_at = world.now
+                self.subs.remove(sub)
+                self._subscribe()
             return
-        if sub.in_force and record.in_force_at is None:
-            record.in_force_at = self.run.world.now
-        if not self.slow:
-            self._read(sub, EVERYTHING)
-        elif sub not in self.reading:
-            self.reading.add(sub)
-            self.node.after(self._reading_pause_s(), self._read_slowly, sub)
-
-    def _reading_pause_s(self) -> float:
-        return self.random.uniform(0.02, 0.4) if self.run.active else 0.01
-
-    def _read_slowly(self, sub: Subscription) -> None:
-        self._read(sub, self.random.randint(1, 6) if self.run.active else EVERYTHING)
-        if sub.inbox.items:
-            self.node.after(self._reading_pause_s(), self._read_slowly, sub)
-        else:
-            self.reading.discard(sub)
-
-    def _read(self, sub: Subscription, count: int) -> None:
-        record = self.records[sub]
-        if record.ended_at is not None:
+        if sub.has_ended():
+            await messages.aclose()
             return
-        while sub.inbox.items and count:
-            record.handed.append(Handed(self.run.world.now, sub.inbox.take()))
+        record.in_force_at = world.now
+        while items := await messages.take(1 if self.slow else TAKE_MAX):
+            if sub.has_ended():
+                return
+            record.handed += [Handed(world.now, item) for item in items]
+            if self.slow:
+                await self._read_slowly(sub)
+
+    async def _read_slowly(self, sub: Sub) -> None:
+        """Takes a few items at a time, with pauses, until there are none."""
+        while not sub.has_ended():
+            await asyncio.sleep(self.random.uniform(0.02, 0.4) if self.run.active else 0.01)
+            if not self._drain(sub, self.random.randint(1, 6) if self.run.active else TAKE_MAX):
+                return
+
+    def _drain(self, sub: Sub, count: int = TAKE_MAX) -> bool:
+        """Takes what is in the inbox, at most `count` items; says whether there may be more."""
+        if sub.record.in_force_at is None or sub.has_ended():
+            return False
+        while count and (item := sub.messages.get_nowait()) is not None:
+            sub.record.handed.append(Handed(self.run.world.now, item))
             count -= 1
-        if sub.overflowed and sub.inbox.roomy:
-            self.actor.consumed(sub)
+        return not count
+
+    # The end
 
     def _crashed(self) -> None:
         now = self.run.world.now
         self.record.ended_at, self.record.crashed = now, True
         for sub in self.subs:
-            self.records[sub].ended_at = now
-        self.run.count(self.actor)
+            sub.record.ended_at = now
+        self.run.count(self)
         self.run.died("client", self.node.name)
 
     def finish(self) -> None:
         """The end of the run: whatever still lies in an inbox is read."""
-        for sub in self.subs:
-            self._read(sub, EVERYTHING)
-        self.run.count(self.actor)
+        if self.node.up:
+            for sub in self.subs:
+                self.process.call(self._drain, sub)
+        self.run.count(self)
+
+    # What is seen of the connections (see `transport.Tap`)
+
+    def wrote(self, peer: str, data: bytes) -> None:
+        """Publishing on a server that is not in the ring any more breaks a promise."""
+        members = self.run.history.members
+        if members and peer not in members:
+            for command in CommandReader().read(data):
+                if command[0] == b"PUBLISH" and not command[1].startswith(b"__shoal:"):
+                    self.run.history.sent(peer, self.record.client, self.run.world.now)
+
+    def ended(self, peer: str) -> None:
+        """Not of interest."""

@@ -7,6 +7,7 @@ come to rest.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,29 +16,29 @@ from typing import Final, Self
 
 import msgspec
 
-from shoal.balance.effects import ProviderState
 from shoal.balance.options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
 from shoal.channels.rules import ALL_RULES, Rules
+from shoal.cluster.balancing import Balancing
+from shoal.cluster.balancing_store import BalancingStore
+from shoal.cluster.telemetry_reader import TelemetryReader
+from shoal.cluster.timing import DEFAULT_TIMING
 from shoal.plan.entry import Entry
-from shoal.plan.keys import KEEPER_LEASE
 from shoal.plan.ring import ServerAddress
-from shoal.sim.agent_actor import AgentActor
 from shoal.sim.balancer_asks import Asker
 from shoal.sim.balancer_checkers import BalancerCheck
 from shoal.sim.balancer_load import SHIFT_S, Load, LoadedApp
-from shoal.sim.balancer_watch import BalancerWatch
-from shoal.sim.balancing_actor import BalancingActor
+from shoal.sim.balancer_watch import AuditTap, BalancerWatch
 from shoal.sim.coordinator import CoordinatorOptions
-from shoal.sim.leader_actor import KeepingActor, Leading, LedMoverActor
 from shoal.sim.moves import MovesRun
 from shoal.sim.node import Node
 from shoal.sim.options import FaultOptions
-from shoal.sim.provider_actor import ProviderActor
+from shoal.sim.process import COORDINATOR_URL, Process, WallClock
+from shoal.sim.provider import SimProvider
 from shoal.sim.redis_node import RedisNode
 from shoal.sim.scenario import BEGIN_S, Outcome
 from shoal.sim.shape import Shape
-from shoal.sim.telemetry_actor import MonitorActor, ReaderActor, ReaderTemper, WallClock
+from shoal.sim.telemetry_faults import TelemetryFaults
 
 SERVERS_MAX: Final = 6
 SETTLE_WINDOWS: Final = {"shoal": 10, "dynamoth": 17}
@@ -56,8 +57,16 @@ STRIKE_S: Final = 0.8
 """Within this time after a plan has begun its leader may be struck."""
 STRUCK_S: Final = (2.5, 6.0)
 """For how long; longer than its lease."""
+DEPOSED: Final = 0.3
+"""How often such a leader cannot renew its lease, and nothing else happens to it: it leads again as soon as the next
+leader is struck, and has kept whatever it does not forget."""
 SKEWS_S: Final = (0.0, 0.0, 1.0, 3.0, -6.0)
 """How far clocks on the wall are off."""
+LEADER_SKEWS_S: Final = (0.0, 0.1, -0.3)
+"""The same for leaders."""
+ENDS_IN_ORDER: Final = 0.7
+"""How often the agent of a server that is removed has the time to leave in good order."""
+END_GRACE_S: Final = 0.5
 SPIKE_S: Final = (0.01, 0.1)
 """What a delay may be longer now and then; a message that is later still would count for another second."""
 WINDOW_BYTES_MIN: Final = 65_536
@@ -95,9 +104,7 @@ class Temper:
 class BalancerRun(MovesRun):
     """One seed of the scenario."""
 
-    named_clients = True
     ring_death = 0.1
-    mover_lease = KEEPER_LEASE
 
     temper: Temper
     settings: BalanceSettings
@@ -137,6 +144,7 @@ class BalancerRun(MovesRun):
         """A longer run with fewer applications, and settings in proportion to it."""
         rng = self.world.rng("balancer")
         self.temper = Temper.draw(rng)
+        self.agent_capacity_bytes_per_s = self.temper.capacity_bytes_per_s
         self.settings = BalanceSettings(
             window_s=2,
             lateness_s=1.0,
@@ -187,10 +195,6 @@ class BalancerRun(MovesRun):
 
     # Who is there
 
-    def peers_of(self, server: str) -> list[str] | None:
-        """Servers come and go."""
-        return None
-
     def make_app(self, node: Node) -> LoadedApp:
         """Applications publish at the rates of the load."""
         if not hasattr(self, "load"):
@@ -198,55 +202,54 @@ class BalancerRun(MovesRun):
             self.load = Load(self.world.rng("load"), self.channels, apps)
         return LoadedApp(self, node)
 
-    def agent_started(self, server: str, actor: AgentActor) -> None:
-        """Agents count what their servers carry, until applications are quiet: then nothing new is decided."""
-        wall = self._wall(actor.node, SKEWS_S)
-        MonitorActor(actor, wall, self.temper.capacity_bytes_per_s, lambda: self.active)
+    def agent_wall(self, node: Node) -> WallClock:
+        """Clocks on the wall are off, some by seconds."""
+        return self._wall(node, SKEWS_S)
 
     def _wall(self, node: Node, skews_s: tuple[float, ...]) -> WallClock:
         return WallClock(node, self.world.rng(f"wall/{node.name}").choice(skews_s))
 
-    def make_keepers(self) -> list[str]:
-        """The leaders keep the ring; they are named later, with the other nodes."""
+    def make_leaders(self) -> list[str]:
+        """Makes those who keep the ring, move channels and balance load."""
         self.addresses = {name: ServerAddress(name, name, 1) for name in self.names}
         self.first_names = frozenset(self.names)
-        temper = self.temper
-        limits = ProviderState(
-            self.options.servers_min, self.options.servers_max, new_capacity=temper.capacity_bytes_per_s
-        )
-        self.provider = ProviderActor(
-            self.network, self.coordinator, self, self.names, limits, temper.refuses, temper.fails
-        )
-        self.leaders = [f"leader{index}" for index in range(temper.leaders)]
+        self.telemetry = TelemetryFaults(self.world, lambda: self.shifting)
+        for server in self.servers:
+            self.telemetry.strike(server)
+        self.provider = SimProvider(self, self.names, self.options, self.temper.refuses, self.temper.fails)
+        self.leaders = [f"leader{index}" for index in range(self.temper.leaders)]
         for name in self.leaders:
-            self._leader(self.network.node(name))
-        return []
-
-    def _leader(self, node: Node) -> None:
-        wall = self._wall(node, (0.0, 0.1, -0.3))
-        reading = ReaderTemper(self.world.rng("balancer"))
-
-        def start() -> None:
-            holder = f"{node.name}/{node.incarnation}"
-            leading = Leading()
-            limits, rules = self.shape.limits, self.rules
-            KeepingActor(
-                node, self.coordinator, self.signer, limits, self.addresses, holder, leading, is_fenced=rules.fence
-            )
-            LedMoverActor(node, self.coordinator, self.signer, limits, rules, holder, leading, self.verifier)
-            reader = ReaderActor(self.network, node, wall, self.server_of, reading, lambda: self.shifting)
-            BalancingActor(
-                node, self.coordinator, self.verifier, leading, reader, self.provider, wall, self.settings,
-                self.options, rules, self.balance, holder,
-            )  # fmt: skip
-
-        node.on_restart, node.on_crash = start, lambda: self.died("mover", node.name)
-        start()
-
-    def other_nodes(self) -> list[str]:
-        """Leaders move channels too, so what strikes movers strikes them."""
+            self.leader(name, "mover")
         self.movers = list(self.leaders)
         return self.leaders
+
+    async def lead(self, process: Process) -> None:
+        """One life of a leader, as `shoal.cluster.balancer_process` puts it together."""
+        node, limits = process.node, self.shape.limits
+        runtime = dataclasses.replace(process.runtime, wall=self._wall(node, LEADER_SKEWS_S))
+        changed = asyncio.Event()
+        holder = f"{node.name}/{node.incarnation}"
+        async with await runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
+            leader = self.make_leader(coordinator, holder)
+            balancing = Balancing(
+                BalancingStore(coordinator, self.signer.public, changed),
+                TelemetryReader(None, None, limits, changed, runtime),
+                self.provider.reached_from(process),
+                AuditTap(self.balance, holder),
+                lambda: leader.leading,
+                self.settings,
+                self.options,
+                changed,
+                DEFAULT_TIMING.keeper_poll_s,
+                rules=self.rules,
+                wall=runtime.wall,
+            )
+            self.balance.follow(holder, balancing)
+            await leader.run(balancing.run())
+
+    def other_nodes(self) -> list[str]:
+        """No plain clients: they would be a load that is never steady."""
+        return []
 
     def server_of(self, name: str) -> RedisNode:
         """A server by name."""
@@ -267,6 +270,7 @@ class BalancerRun(MovesRun):
         self.world.note("server starts", server)
         self.names.append(server)
         self.servers.append(self._server(server))
+        self.telemetry.strike(self.servers[-1])
         self.agents.append(self._agent(server))
         self.addresses[server] = ServerAddress(server, server, 1)
         self.faults.include(server, f"agent-{server}")
@@ -280,13 +284,19 @@ class BalancerRun(MovesRun):
         if server in self.addresses:
             names = server, f"agent-{server}"
             self.faults.leave_out(names)
-            for name in names:
-                node = self.network.nodes[name]
+            nodes = [self.network.nodes[name] for name in names]
+            for node in nodes:
                 node.on_restart = node.on_crash = None
                 node.resume()
-                node.crash()
-            if self.world.rng("ends").random() < 0.7:
-                self.agent_actors[self.names.index(server)][-1].release()
+            if self.world.rng("ends").random() < ENDS_IN_ORDER:
+                self.agent_of(server).process.stop()
+                self.world.after(END_GRACE_S, self._end, nodes)
+            else:
+                self._end(nodes)
+
+    def _end(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            node.crash()
 
     def _crash_agent(self, name: str, why: str) -> None:
         if name not in self.gone:
@@ -329,6 +339,9 @@ class BalancerRun(MovesRun):
         """The first request of a plan was written: perhaps its leader suffers for it."""
         rng = self.world.rng("strike")
         if leader and self.faults.active and not self.peaceful and rng.random() < self.temper.struck:
+            if self.world.rng("depose").random() < DEPOSED:
+                self._strike("leader deposed with a plan under way", lambda: self._depose(leader))
+                return
             node = self.network.nodes[leader]
             others = [name for name in self.network.nodes if name != leader]
             match rng.choice(("died", "paused", "cut off")):
@@ -341,6 +354,11 @@ class BalancerRun(MovesRun):
                         "leader cut off with a plan under way",
                         lambda: self.faults.partition([leader], others, STRUCK_S),
                     )
+
+    def _depose(self, leader: str) -> None:
+        until = self.world.now + self.world.rng("depose").uniform(*STRUCK_S)
+        self.world.note("deposed", leader, until)
+        self.coordinator.mute_leases(leader, until)
 
     def _strike(self, what: str, strike: Callable[[], None]) -> None:
         self.balance.seen[what] += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-BREAKS: Final = ("fence", "drained", "one_at_a_time", "basis", "once", "settle")
+BREAKS: Final = ("fence", "drained", "one_at_a_time", "basis", "once", "settle", "fresh_load", "guest", "state_first")
 """The rules that this scenario puts to the test."""
 
 _SAME: Final = (
@@ -30,6 +30,7 @@ _SAME: Final = (
     "leader died with a plan under way",
     "leader paused with a plan under way",
     "leader cut off with a plan under way",
+    "leader deposed with a plan under way",
     "deposed leader refused",
     "standby finished a plan",
     "move given up",

@@ -83,7 +83,7 @@ class LoadedApp(App):
     def _live(self) -> None:
         for channel, publishers in self.run.load.publishers.items():
             if self.node.name in publishers:
-                self.node.after(self.random.uniform(0.0, 1.0), self._speak, channel)
+                self.after(self.random.uniform(0.0, 1.0), self._speak, channel)
         self._wander()
 
     def _speak(self, channel: str) -> None:
@@ -97,12 +97,12 @@ class LoadedApp(App):
             turn = math.floor((self.run.world.now - STEADY_FROM_S) / pause_s + 0.01) + 1
             self.run.world.at(STEADY_FROM_S + turn * pause_s, self._speak_on, channel, self.node.incarnation)
         else:
-            self.node.after(pause_s, self._speak, channel)
+            self.after(pause_s, self._speak, channel)
 
     def _speak_on(self, channel: str, incarnation: int) -> None:
         """Keeps to the true time, whatever its own clock says."""
         if self.node.incarnation == incarnation:
-            self.node.call(self._speak, channel)
+            self.node.call(self.process.loop.run, self._speak, channel)
 
     def _wander(self) -> None:
         """Subscriptions come and go."""
@@ -114,7 +114,7 @@ class LoadedApp(App):
             run.exercised["late joiner"] += 1
         elif self.subs:
             self._unsubscribe(random.choice(self.subs))
-        self.node.after(random.expovariate(1 / run.temper.wander_s), self._wander)
+        self.after(random.expovariate(1 / run.temper.wander_s), self._wander)
 
     def ring_changed(self) -> None:
         """Nobody does anything about it once the load is steady."""

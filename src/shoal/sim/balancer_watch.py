@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from shoal.balance.effects import RecordDecision, RecordOutcome
-from shoal.balance.fold_state import FoldState
+from shoal.balance.fold_state import FoldCounters
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of
+from shoal.balance.recording import DecisionRecord, Outcome
+from shoal.balance.records import STATE_KEY, BalancerState, decode
 from shoal.balance.window import LoadWindow
+from shoal.cluster.balancing import Balancing
 from shoal.errors import PlanError
 from shoal.plan.entry import Phase
 from shoal.plan.keys import KEEPER_LEASE, MOVES_PREFIX, POOL_PREFIX, Mark, pool_server, read_mark
 from shoal.plan.moving import MoveRequest, decode_request
+from shoal.sim.process import FIRST_SECOND
 
 if TYPE_CHECKING:
     from shoal.sim.balancer import BalancerRun
@@ -32,6 +35,8 @@ MARKED_S: Final = 1.0
 """So long after the mark of a death a keeper may still go by what it saw before: whoever comes back in that very moment
 is taken in, and sent out again because of the mark."""
 SAMPLE_S: Final = 0.5
+OLD_LOAD_S: Final = 5.0
+"""How much older than a lead the load may be that it goes by: a window, the wait for late telemetry, and clocks."""
 DIGEST_CHARACTERS: Final = 16
 ASKED: Final = "asked for"
 """Stands for the holder where a proposal was asked for."""
@@ -70,7 +75,14 @@ class BalancerWatch:
         """The time spans in which a server was seen empty, oldest first. Who looks in by an old ring, and is sent on
         before the next look, does not count."""
         self._there: dict[str, set[str]] = {}
+        self._balancing: dict[str, Balancing] = {}
+        """By holder: one life of a balancer."""
         self._counters: dict[str, tuple[int, int, int]] = {}
+        self._lead_token = 0
+        self._leads_since: dict[str, float] = {}
+        """By holder: when its last time in the lead began."""
+        self._adding: set[str] = set()
+        """Servers that the balancer knows to come, and that have not been in the ring yet."""
 
     def violate(self, kind: str, text: str) -> None:
         """A promise is broken now."""
@@ -86,11 +98,26 @@ class BalancerWatch:
 
     def written(self, key: str) -> None:
         """The coordinator has taken a write, or a deletion."""
+        self._note_lead()
         self._check_right(key)
-        if key.startswith(MOVES_PREFIX):
+        if key == STATE_KEY:
+            self._state_written()
+        elif key.startswith(MOVES_PREFIX):
             self._request_written(key)
         elif key.startswith(POOL_PREFIX):
             self._mark_written(key)
+
+    def _note_lead(self) -> None:
+        """Notes when a lead begins: its first write comes at once."""
+        lease = self.run.coordinator.store.lease_of(KEEPER_LEASE)
+        if lease is not None and lease.token != self._lead_token:
+            self._lead_token = lease.token
+            self._leads_since[lease.holder] = self.run.world.now
+
+    def _state_written(self) -> None:
+        stored = self.run.coordinator.store.get(STATE_KEY)
+        if stored is not None:
+            self._adding |= decode(stored.value, BalancerState).adding.keys() - {*self._in_ring_at}
 
     def _check_right(self, key: str) -> None:
         """Whoever writes as a leader must be the leader at this very moment."""
@@ -264,6 +291,10 @@ class BalancerWatch:
         self.changed_at = self.pool_changed_at = now
         for server in before | after:
             self._in_ring_at[server] = now
+        for server in sorted(self._adding & after):
+            self._adding.discard(server)
+            if server in ring.homes and not all(other in self._marks for other in ring.ids):
+                self.violate("not a guest", f"{server} was added and joins as a home")
         for server in sorted(after - before):
             if now - self._lost.get(server, now) > MARKED_S:
                 self._came_back(server)
@@ -286,18 +317,34 @@ class BalancerWatch:
 
     # -- what a balancer says --------------------------------------------------------------------------------
 
-    def recorded(self, holder: str, effect: RecordDecision | RecordOutcome) -> None:
-        """What would be in the audit log."""
-        if isinstance(effect, RecordDecision):
-            data = effect.record.proposal
-            self.seen["decision"] += 1
-            who = ASKED if effect.record.asked else holder
-            try:
-                self._proposals[digest_of(data)[:DIGEST_CHARACTERS]] = who, decode_proposal(data)
-            except PlanError as error:
-                self.violate("failed", f"{effect.record.policy}: {error}")
-            return
-        outcome = effect.outcome
+    def follow(self, holder: str, balancing: Balancing) -> None:
+        """A life of a balancer has begun."""
+        self._balancing[holder] = balancing
+
+    def decided(self, holder: str, record: DecisionRecord) -> None:
+        """A decision was put on record."""
+        self.seen["decision"] += 1
+        self.seen["window"] += 1
+        who = ASKED if record.asked else holder
+        try:
+            self._proposals[digest_of(record.proposal)[:DIGEST_CHARACTERS]] = who, decode_proposal(record.proposal)
+        except PlanError as error:
+            self.violate("failed", f"{record.policy}: {error}")
+        window = LoadWindow.from_bytes(record.window)
+        self._check_fresh(holder, record, window)
+        self.seen["window with missing telemetry"] += not all(window.hosts["complete"].to_pylist())
+        self._count_telemetry(holder, self._balancing[holder].fold_counters)
+
+    def _check_fresh(self, holder: str, record: DecisionRecord, window: LoadWindow) -> None:
+        """What a leader does of its own accord goes by the load of its time in the lead."""
+        self._note_lead()
+        began_s = FIRST_SECOND + self._leads_since.get(holder, 0.0)
+        if not record.asked and window.end_s < began_s - OLD_LOAD_S:
+            age_s = began_s - window.end_s
+            self.violate("old load", f"{holder} goes by a window that ended {age_s:.1f} s before it led")
+
+    def came_of(self, holder: str, outcome: Outcome) -> None:
+        """What became of a decision was put on record."""
         plan = outcome.digest[:DIGEST_CHARACTERS]
         self.run.world.note("outcome", outcome.state, plan, str(outcome.facts))
         self.seen[f"plan {outcome.state}"] += 1
@@ -319,18 +366,26 @@ class BalancerWatch:
             self.seen["move given up"] += int(outcome.facts.get("given_up", 0))
             self.seen["late move"] += int(outcome.facts.get("late", 0))
 
-    def folded(self, holder: str, state: FoldState, windows: list[LoadWindow]) -> None:
-        """Counts what became of telemetry."""
-        self.seen["window"] += len(windows)
-        for window in windows:
-            self.seen["window with missing telemetry"] += not all(window.hosts["complete"].to_pylist())
-        counters = state.counters
+    def _count_telemetry(self, holder: str, counters: FoldCounters) -> None:
+        """Counts what became of the telemetry that a life of a balancer has read; each lead begins at 0."""
         now = counters.late, counters.duplicates, counters.early
         before = self._counters.get(holder, (0, 0, 0))
         for name, value, known in zip(("late", "duplicate", "early"), now, before, strict=True):
-            self.seen[f"{name} telemetry"] += value - known
+            self.seen[f"{name} telemetry"] += value - known if value >= known else value
         self._counters[holder] = now
 
-    def failed(self, error: Exception) -> None:
-        """The core raised what it should not."""
-        self.violate("failed", f"the balancer raised {error!r}")
+
+class AuditTap:
+    """The audit log of a simulated balancer: the watch sees what is written to it."""
+
+    def __init__(self, watch: BalancerWatch, holder: str) -> None:
+        self._watch = watch
+        self._holder = holder
+
+    def write_decision(self, record: DecisionRecord, *, quiet: bool) -> None:
+        """Puts a decision on record."""
+        self._watch.decided(self._holder, record)
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Puts on record what became of one."""
+        self._watch.came_of(self._holder, outcome)

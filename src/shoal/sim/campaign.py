@@ -6,12 +6,14 @@ the test proves nothing about it.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final
 
 from shoal.channels.rules import ALL_RULES, Rules, broken
@@ -22,6 +24,7 @@ CORNERS_SEEDS_MIN: Final = 200
 """Below this many seeds a campaign is a replay or a sample, and corners that it did not meet are only reported."""
 VIOLATIONS_SHOWN_MAX: Final = 50
 CHUNK_SEEDS: Final = 5
+GC_THRESHOLD: Final = 50_000
 
 Progress = Callable[[int, int, int], None]
 """Seeds done, messages so far, violating seeds so far."""
@@ -72,6 +75,7 @@ class Result:
     failing: list[int] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     exercised: Counter[str] = field(default_factory=Counter)
+    digests: dict[int, bytes] = field(default_factory=dict)
 
     def add(self, outcome: Outcome) -> None:
         """Adds one seed."""
@@ -85,6 +89,7 @@ class Result:
         self.reordered += verdict.reordered
         self.gaps_reported += verdict.gaps_reported
         self.exercised.update(outcome.exercised)
+        self.digests[outcome.seed] = outcome.digest
         if verdict.violations:
             self.failing.append(outcome.seed)
             room = VIOLATIONS_SHOWN_MAX - len(self.violations)
@@ -101,6 +106,14 @@ class Result:
     def holds(self) -> bool:
         """Whether the protocol held and was really put to the test."""
         return not self.failing and not self.corners_missed
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that happened in all seeds, whatever the order in which they ran."""
+        combined = blake2b(digest_size=16)
+        for seed, digest in sorted(self.digests.items()):
+            combined.update(b"%d:%b" % (seed, digest))
+        return combined.hexdigest()
 
     def facts(self) -> dict[str, Any]:
         """The facts that `shoal sim PROTOCOL --json` prints."""
@@ -120,17 +133,25 @@ class Result:
             "violations": self.violations + [f"never exercised: {name}" for name in self.corners_missed],
             "failing_seeds": self.failing,
             "exercised": exercised,
+            "digest": self.digest,
             "seconds": round(self.seconds, 1),
         }
 
 
 def run_campaign(
-    protocol: str, seeds: int, first: int, broken_rule: str | None, progress: Progress, stop_at_first: bool = False
+    protocol: str,
+    seeds: int,
+    first: int,
+    broken_rule: str | None,
+    progress: Progress,
+    stop_at_first: bool = False,
+    workers: int | None = None,
 ) -> Result:
-    """Runs the seeds on all cores. With a broken rule the first violating seed is enough."""
+    """Runs the seeds in `workers` processes, by default one for each core. With a broken rule the first violating seed
+    is enough."""
     result = Result(PROTOCOLS[protocol])
     began = time.monotonic()
-    for outcomes in _chunks(protocol, range(first, first + seeds), broken_rule):
+    for outcomes in _chunks(protocol, range(first, first + seeds), broken_rule, workers):
         for outcome in outcomes:
             result.add(outcome)
         progress(result.seeds, result.messages, len(result.failing))
@@ -140,13 +161,13 @@ def run_campaign(
     return result
 
 
-def _chunks(protocol: str, seeds: range, broken_rule: str | None) -> Iterator[list[Outcome]]:
+def _chunks(protocol: str, seeds: range, broken_rule: str | None, workers: int | None) -> Iterator[list[Outcome]]:
     chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
-    workers = min(os.cpu_count() or 1, len(chunks))
+    workers = min(workers or os.cpu_count() or 1, len(chunks))
     if workers <= 1:
         yield from (_run_chunk(protocol, chunk, broken_rule) for chunk in chunks)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=_prepare_worker) as pool:
         futures = [pool.submit(_run_chunk, protocol, chunk, broken_rule) for chunk in chunks]
         try:
             for future in as_completed(futures):
@@ -155,6 +176,18 @@ def _chunks(protocol: str, seeds: range, broken_rule: str | None) -> Iterator[li
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _prepare_worker() -> None:
+    """A seed makes many short-lived objects beside the large heap of the libraries: the garbage collector must not go
+    through that heap again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+
+
 def _run_chunk(protocol: str, seeds: range, broken_rule: str | None) -> list[Outcome]:
     rules: Rules = broken(broken_rule) if broken_rule else ALL_RULES
-    return [PROTOCOLS[protocol].run_seed(seed, rules) for seed in seeds]
+    outcomes = []
+    for seed in seeds:
+        outcomes.append(PROTOCOLS[protocol].run_seed(seed, rules))
+        gc.collect()  # a finished world is one large cycle
+    return outcomes

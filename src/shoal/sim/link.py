@@ -1,19 +1,13 @@
-"""A TCP-like connection: two directions, each in order, with what can happen to a stream of bytes and no
-more.
+"""A TCP-like connection: two directions, each a stream of bytes, with what can happen to one and no more.
 
 Owns: the state of a connection's two directions and two ends. Never touches: nodes' lives, partitions, who
-may connect (`shoal.sim.network` does these and calls in here), nor what the items mean.
-
-What travels are *items* (commands, frames), each with a size. A stream that is cut inside an item is one that
-is cut before it: a parser yields no half items, so whole items lose nothing of what resets at any byte can
-do.
+may connect (`shoal.sim.network` does these and calls in here), nor what the bytes mean.
 
 Invariants of a direction:
 - What arrives is a prefix of what was sent, in order, whatever faults there are. Nothing is ever doubled.
 - The last thing that arrives, if any, is the marker that ends the stream: "closed" after all that was sent,
-  "reset" after a prefix of it.
-- At most `window_bytes` (but at least one item) are on the way; the rest waits in the sender as
-  `unsent_bytes`.
+  "reset" after a prefix of it, which may end inside a command or a reply.
+- At most `window_bytes` are on the way; the rest waits in the sender as `unsent_bytes`.
 - An end is told of the loss of its connection at most once, and never of a loss that it asked for itself.
 """
 
@@ -21,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from shoal.sim.node import Node
 from shoal.sim.wires import Handler, Wires
@@ -40,11 +34,17 @@ UNACCEPTED: Final = 32
 NETWORK: Final = STALL | PARTITION | DEAD
 """Blocks under which nothing is acknowledged, so that the sender gives up after `tcp_timeout_s`."""
 
+SPLIT_INSIDE: Final = 0.1
+"""How much rarer a batch that was written at once arrives in two parts than one that was written piece by piece."""
+
+SEGMENTS_PER_WINDOW: Final = 4
+"""A sender with much to send waits until this part of the window is free."""
+
 
 class Endpoint:
     """One end of a connection, held by a process on `node`."""
 
-    __slots__ = ("_into", "_out", "handler", "node", "open", "peer")
+    __slots__ = ("_into", "_out", "handler", "node", "on_drain", "open", "peer")
 
     node: Node
     peer: Endpoint
@@ -55,6 +55,8 @@ class Endpoint:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.handler = None
+        self.on_drain: Callable[[], None] | None = None
+        """Called when something that was unsent has left."""
         self.open = True
 
     def __repr__(self) -> str:
@@ -65,14 +67,10 @@ class Endpoint:
         """What was sent here but did not fit into the window yet: the process's own output buffer."""
         return self._out.unsent_bytes
 
-    def send(self, item: Any) -> None:
-        """Send one item; into a connection that is over it vanishes."""
-        self._out.send([item], None)
-
-    def send_all(self, items: list[Any], size_bytes: int | None = None) -> None:
-        """Send several; the list is taken over. `size_bytes`, their sizes' sum, saves counting it."""
-        if items:
-            self._out.send(items, size_bytes)
+    def send(self, data: bytes) -> None:
+        """Send bytes; into a connection that is over they vanish."""
+        if data:
+            self._out.send(data)
 
     def close(self, *, flush: bool = True) -> None:
         """End the stream after what was sent; without `flush` what is still unsent is thrown away first."""
@@ -107,16 +105,22 @@ class Endpoint:
 
 
 class _Batch:
-    """Items that travel together; with `items` None it is the marker that ends the stream."""
+    """Bytes that travel together, in the pieces in which they were sent; with `pieces` None it is the marker that ends
+    the stream."""
 
-    __slots__ = ("arrival", "items", "reason", "sent", "size")
+    __slots__ = ("arrival", "pieces", "reason", "sent", "size")
 
-    def __init__(self, sent: float, arrival: float, items: list[Any] | None, size: int, reason: str) -> None:
+    def __init__(self, sent: float, arrival: float, pieces: list[bytes] | None, size: int, reason: str) -> None:
         self.sent = sent
         self.arrival = arrival
-        self.items = items
+        self.pieces = pieces
         self.size = size
         self.reason = reason
+
+    def shorten(self, size: int) -> None:
+        """Leaves the first bytes only."""
+        assert self.pieces is not None
+        self.pieces, self.size = [b"".join(self.pieces)[:size]], size
 
 
 class Direction:
@@ -153,7 +157,7 @@ class Direction:
         self._delay = delay
         self._batches: deque[_Batch] = deque()
         self._in_flight_bytes = 0
-        self._unsent: deque[tuple[Any, int]] = deque()
+        self._unsent: deque[bytes] = deque()
         self._last_arrival = 0.0
         self._pump_event: Event | None = None
         self._timeout_event: Event | None = None
@@ -162,44 +166,48 @@ class Direction:
         self._ended = False  # the marker is on its way or has arrived
         self._unacked = False  # something was sent that nobody can have acknowledged
 
-    def send(self, items: list[Any], size: int | None) -> None:
-        """Accept items from the process at `src`."""
+    def send(self, data: bytes) -> None:
+        """Accept bytes from the process at `src`."""
+        size = len(data)
         if self._severed or not self.src.open:
-            self.wires.stats["items_lost"] += len(items)
+            self.wires.stats["bytes_lost"] += size
             return
-        if size is None:
-            size = sum(map(self.wires.size_of, items))
         if self._unsent or (self._in_flight_bytes + size > self.wires.options.window_bytes):
-            size_of = self.wires.size_of
-            self._unsent.extend((item, size_of(item)) for item in items)
+            self._unsent.append(data)
             self.unsent_bytes += size
             self.refill()
         else:
-            self._transmit(items, size)
+            self._transmit(data)
 
     def refill(self) -> None:
-        """Move what fits from the sender's buffer into the window; a paused sender cannot."""
+        """Move what fits from the sender's buffer into the window; a paused sender cannot. As TCP does, it waits until
+        a good part of the window is free, so that small reads do not make for small segments ever after."""
         unsent = self._unsent
         if not unsent or self.src.node.paused:
             return
-        room = self.wires.options.window_bytes - self._in_flight_bytes
-        items: list[Any] = []
-        size = 0
-        while unsent and (size + unsent[0][1] <= room or (not items and not self._in_flight_bytes)):
-            item, item_size = unsent.popleft()
-            items.append(item)
-            size += item_size
-        if items:
-            self.unsent_bytes -= size
-            self._transmit(items, size)
+        window = self.wires.options.window_bytes
+        room = window - self._in_flight_bytes
+        if room < min(self.unsent_bytes, window // SEGMENTS_PER_WINDOW):
+            return
+        sent = False
+        while unsent and room > 0:
+            data = unsent.popleft()
+            if len(data) > room:
+                unsent.appendleft(data[room:])
+                data = data[:room]
+            room -= len(data)
+            self.unsent_bytes -= len(data)
+            self._transmit(data)
+            sent = True
+        if sent and self.src.on_drain is not None:
+            self.src.on_drain()
 
     def finish(self, flush: bool) -> None:
         """An orderly end: what was sent, then the marker."""
         if flush and self._unsent and not self._severed:
-            self._transmit([item for item, _ in self._unsent], self.unsent_bytes)
-        else:
-            self.wires.stats["items_lost"] += len(self._unsent)
-        self._drop_unsent()
+            self._transmit(b"".join(self._unsent))
+            self.unsent_bytes = 0
+            self._unsent.clear()
         self.end("closed")
 
     def end(self, reason: str) -> None:
@@ -216,24 +224,24 @@ class Direction:
     def sever(self) -> None:
         """Accept nothing any more."""
         self._severed = True
-        self.wires.stats["items_lost"] += len(self._unsent)
-        self._drop_unsent()
+        self.wires.stats["bytes_lost"] += self.unsent_bytes
+        self._unsent.clear()
+        self.unsent_bytes = 0
 
     def cut(self) -> None:
-        """Lose everything on the way from a random item on: a prefix will arrive. A marker that is there
-        stays.
-        """
+        """Lose everything on the way from a random byte on: a prefix will arrive. A marker that is there stays."""
         self.sever()
-        count = sum(len(batch.items) for batch in self._batches if batch.items is not None)
+        count = sum(batch.size for batch in self._batches)
         keep = self.wires.cuts.randint(0, count)
-        self.wires.stats["items_lost"] += count - keep
+        self.wires.stats["bytes_lost"] += count - keep
         kept: deque[_Batch] = deque()
         for batch in self._batches:
-            if batch.items is None:
+            if batch.pieces is None:
                 kept.append(batch)
             elif keep:
-                del batch.items[keep:]
-                keep -= len(batch.items)
+                if batch.size > keep:
+                    batch.shorten(keep)
+                keep -= batch.size
                 kept.append(batch)
         self._batches = kept
 
@@ -264,18 +272,19 @@ class Direction:
             self._check_timeout()
             self.reverse._check_timeout()
 
-    def _transmit(self, items: list[Any], size: int) -> None:
+    def _transmit(self, data: bytes) -> None:
         now = self.wires.world.now
+        size = len(data)
         last = self._batches[-1] if self._batches else None
-        if last is not None and last.sent == now and last.arrival > now and last.items is not None:
-            last.items.extend(items)
+        if last is not None and last.sent == now and last.arrival > now and last.pieces is not None:
+            last.pieces.append(data)
             last.size += size
         else:
             arrival = now + self._delay()
             if arrival < self._last_arrival:
                 arrival = self._last_arrival
             self._last_arrival = arrival
-            self._batches.append(_Batch(now, arrival, items, size, ""))
+            self._batches.append(_Batch(now, arrival, [data], size, ""))
             if self._pump_event is None:
                 self._schedule(arrival)
         self._in_flight_bytes += size
@@ -295,37 +304,41 @@ class Direction:
         if batch.arrival > self.wires.world.now:
             self._schedule(batch.arrival)
             return
-        items, size = self._take(batch)
+        data = self._take(batch)
         if self._batches:
             self._schedule(self._batches[0].arrival)
-        self._in_flight_bytes -= size
-        if items is None:
+        if data is None:
             self.dst.lose(batch.reason)
-        elif self.dst.open:
-            if self.dst.handler is not None:
-                self.dst.handler.received(self.dst, items)
         else:
-            self.wires.stats["items_lost"] += len(items)
-            if self.src.open:
-                self.reverse.end("reset")  # nobody has this connection any more, says the receiving kernel
+            self._in_flight_bytes -= len(data)
+            self.wires.world.mix(data)
+            if self.dst.open:
+                if self.dst.handler is not None:
+                    self.dst.handler.received(self.dst, data)
+            else:
+                self.wires.stats["bytes_lost"] += len(data)
+                if self.src.open:
+                    self.reverse.end("reset")  # no process has this connection any more, says the receiving kernel
         self.refill()
 
-    def _take(self, batch: _Batch) -> tuple[list[Any] | None, int]:
+    def _take(self, batch: _Batch) -> bytes | None:
         """The first batch, or sometimes only a first part of it; the rest comes later."""
-        items = batch.items
+        pieces = batch.pieces
         wires = self.wires
         split = wires.options.split_probability
-        if items is None or len(items) < 2 or not split or wires.cuts.random() >= split:
+        if pieces is not None and len(pieces) == 1:
+            split *= SPLIT_INSIDE
+        if pieces is None or batch.size < 2 or not split or wires.cuts.random() >= split:
             self._batches.popleft()
-            return items, batch.size
-        count = wires.cuts.randint(1, len(items) - 1)
-        first = items[:count]
-        size = sum(map(wires.size_of, first))
-        batch.items = items[count:]
-        batch.size -= size
+            if pieces is None:
+                return None
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        count = wires.cuts.randint(1, batch.size - 1)
+        data = b"".join(pieces)
+        batch.pieces, batch.size = [data[count:]], batch.size - count
         batch.arrival = wires.world.now + self._delay()
         self._last_arrival = max(self._last_arrival, batch.arrival)
-        return first, size
+        return data[:count]
 
     def _end_stall(self) -> None:
         if self.wires.world.now >= self._stalled_until:
@@ -359,15 +372,10 @@ class Direction:
             return
         self.wires.stats["timeouts"] += 1
         self.sever()
-        lost = sum(len(batch.items) for batch in self._batches if batch.items is not None)
-        self.wires.stats["items_lost"] += lost
-        self._batches = deque(batch for batch in self._batches if batch.items is None)
+        self.wires.stats["bytes_lost"] += sum(batch.size for batch in self._batches)
+        self._batches = deque(batch for batch in self._batches if batch.pieces is None)
         self._in_flight_bytes = 0
         self.src.lose("timeout")
-
-    def _drop_unsent(self) -> None:
-        self._unsent.clear()
-        self.unsent_bytes = 0
 
 
 def connect_ends(wires: Wires, first: Endpoint, second: Endpoint, delay: Callable[[], float]) -> None:

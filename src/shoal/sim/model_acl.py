@@ -21,7 +21,7 @@ class CommandSpec:
     """Arguments with the name; negative: at least that many."""
     categories: frozenset[str]
     keys: str = ""
-    """Which arguments are keys: "", "first" or "all"."""
+    """Which arguments are keys: "", "first", "second", "all", or for XREAD "streams"."""
     channels: str = ""
     """Which arguments are channels: "", "first" or "all"; "patterns" are all, compared literally."""
     no_auth: bool = False
@@ -60,7 +60,9 @@ COMMANDS: Final[dict[str, CommandSpec]] = dict(
         _spec("smembers", 2, "set read slow", keys="first"),
         _spec("xadd", -5, "stream write fast", keys="first"),
         _spec("xlen", 2, "stream read fast", keys="first"),
+        _spec("xread", -4, "stream read slow blocking", keys="streams"),
         _spec("xrevrange", -4, "stream read slow", keys="first"),
+        _spec("xinfo|stream", -3, "stream read slow", keys="second"),
         _spec("info", -1, "dangerous slow"),
     )
 )
@@ -104,7 +106,7 @@ class Selector:
         if not spec.no_auth and spec.name not in self.commands:
             return DENIED_COMMAND
         if spec.keys:
-            keys = command[1:2] if spec.keys == "first" else command[1:]
+            keys = _keys_of(spec, command)
             if not all(any(glob_match(pattern, key) for pattern in self.keys) for key in keys):
                 return DENIED_KEY
         if spec.channels and b"*" not in self.channels:
@@ -119,6 +121,15 @@ class Selector:
         return any(glob_match(pattern, channel) for pattern in self.channels)
 
 
+def _keys_of(spec: CommandSpec, command: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """The arguments of a command that are keys."""
+    if spec.keys == "streams":
+        words = [word.lower() for word in command]
+        after = words.index(b"streams") + 1 if b"streams" in words else len(words)
+        return command[after : after + (len(words) - after) // 2]
+    return {"first": command[1:2], "second": command[2:3], "all": command[1:]}[spec.keys]
+
+
 def _commands_named(text: str) -> set[str]:
     """Commands of a rule: one, one with all its subcommands, or a category. A real but unmodelled one is
     nothing.
@@ -131,7 +142,7 @@ def _commands_named(text: str) -> set[str]:
 class User:
     """A user from the words of an ACL line without the name: `User("on >secret ~* &tile.* +@pubsub")`."""
 
-    __slots__ = ("enabled", "no_password", "passwords", "selectors")
+    __slots__ = ("enabled", "no_password", "passwords", "selectors", "unrestricted")
 
     def __init__(self, line: str) -> None:
         self.enabled = False
@@ -140,6 +151,9 @@ class User:
         self.selectors = [Selector()]
         for rule in _words(line):
             self._apply(rule)
+        first = self.selectors[0]
+        self.unrestricted = first.commands >= {*COMMANDS} and b"*" in first.keys and b"*" in first.channels
+        """Whether the user may do everything."""
 
     def accepts(self, password: bytes) -> bool:
         """Whether one may log in with that password."""

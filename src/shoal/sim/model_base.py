@@ -14,12 +14,15 @@ from typing import Any, Final
 from hiredis import ReplyError
 
 from shoal.sim.model_acl import ALLOWED, COMMANDS, CONTAINERS, DENIED_COMMAND, DENIED_KEY, CommandSpec, User
-from shoal.sim.resp import item_size
+from shoal.sim.resp import encode_frame
 
 Command = tuple[bytes, ...]
 
 STATIC_BUFFER_BYTES: Final = 16 * 1024
 """The first part of a client's output, which Redis keeps in the client itself and does not count."""
+
+_PLAIN_NAMES: Final = {name.upper().encode(): name for name in COMMANDS if "|" not in name}
+"""Commands without subcommands, as nearly all clients spell them."""
 
 _NO_AUTH: Final = "NOAUTH Authentication required."
 
@@ -72,7 +75,7 @@ class Client:
         self.user_name = "default"
         self.channels: dict[bytes, None] = {}
         self.patterns: dict[bytes, None] = {}
-        self.output: list[Any] = []
+        self.output: list[bytes] = []
         self.output_bytes = 0
         self.backlog_bytes = backlog_bytes
         self.closing = ""
@@ -112,22 +115,22 @@ class RedisBase:
         self.clients[client.id] = client
         return client
 
-    def take_output(self, client: Client) -> tuple[list[Any], int]:
-        """What is to be written to the client now, and its size in bytes."""
-        frames, size = client.output, client.output_bytes
-        client.output, client.output_bytes = [], 0
-        return frames, size
+    def take_output(self, client: Client) -> bytes:
+        """What is to be written to the client now."""
+        output, client.output, client.output_bytes = client.output, [], 0
+        return output[0] if len(output) == 1 else b"".join(output)
 
     def check_soft_limit(self, client: Client) -> None:
         """What the server's timer does: cut off who was above the soft limit for too long."""
         if client.subscriptions:
             self._check_limits(client)
 
-    def _write(self, client: Client, frame: Any, size: int) -> None:
+    def _write(self, client: Client, data: bytes) -> None:
         """Append to a client's output, unless it is being cut off."""
         if client.closing:
             return
-        client.output.append(frame)
+        size = len(data)
+        client.output.append(data)
         client.output_bytes += size
         self.bytes_out += size
         self.dirty[client] = None
@@ -136,7 +139,10 @@ class RedisBase:
 
     def _check_limits(self, client: Client) -> None:
         limit = self.options.pubsub_limit
-        used = client.counted_bytes()
+        used = client.output_bytes + client.backlog_bytes() - STATIC_BUFFER_BYTES
+        if used <= 0:
+            client.soft_since = None
+            return
         over_soft = 0 < limit.soft_bytes < used
         if not over_soft:
             client.soft_since = None
@@ -153,7 +159,7 @@ class RedisBase:
             self.dirty[client] = None
 
     def _reply(self, client: Client, frame: Any) -> None:
-        self._write(client, frame, item_size(frame))
+        self._write(client, encode_frame(frame))
 
     def _error(self, client: Client, text: str) -> None:
         self._reply(client, ReplyError(text))
@@ -166,6 +172,8 @@ class RedisBase:
         if spec is None:
             return True
         shown = spec.name
+        if client.user is not None and client.user.unrestricted and client.protocol == 3:
+            return False
         if client.user is None and not spec.no_auth:
             self._error(client, _NO_AUTH)
         elif client.user is not None and (verdict := client.user.check(spec, command)) != ALLOWED:
@@ -186,6 +194,9 @@ class RedisBase:
 
     def _spec_of(self, client: Client, command: Command) -> CommandSpec | None:
         """What the command is; None after an error was answered."""
+        spec = COMMANDS.get(_PLAIN_NAMES.get(command[0], ""))
+        if spec is not None and (len(command) == spec.arity or len(command) >= -spec.arity > 0):
+            return spec
         name = command[0].decode("latin-1").lower()
         if name in CONTAINERS and len(command) > 1:
             subcommand = command[1].decode("latin-1")

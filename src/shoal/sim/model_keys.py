@@ -1,4 +1,4 @@
-"""The few commands on keys that the model of Redis has: SET, GET, DEL, SADD, SMEMBERS, XADD, XLEN, XREVRANGE.
+"""The few commands on keys that the model of Redis has: SET, GET, DEL, SADD, SMEMBERS, and some on streams.
 
 Owns: the keys of one life of a server. Never touches: connections and rights.
 """
@@ -34,6 +34,10 @@ class Keys:
     def execute(self, command: tuple[bytes, ...], now: float) -> Any:
         """The reply to one command whose number of arguments is right."""
         name = command[0].lower()
+        if name == b"xread":
+            return self._read(command)
+        if name == b"xinfo":
+            return self._stream_info(command)
         value = self.values.get(command[1])
         if name == b"set":
             if len(command) != 3:
@@ -55,6 +59,41 @@ class Keys:
         if name == b"xrevrange":
             return _newest(command, value)
         return self._add(command, value, now)
+
+    def _read(self, command: tuple[bytes, ...]) -> Any:
+        """XREAD [COUNT count] STREAMS key ... id ...: the model does not block, and knows no `$`."""
+        words = [word.lower() for word in command]
+        if b"streams" not in words:
+            return ReplyError("ERR syntax error")
+        at = words.index(b"streams") + 1
+        if (len(words) - at) % 2 or len(words) == at:
+            return ReplyError(
+                "ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified."
+            )
+        count = int(words[words.index(b"count") + 1]) if b"count" in words[:at] else None
+        names = command[at : at + (len(words) - at) // 2]
+        found: dict[bytes, Any] = {}
+        for key, text in zip(names, command[at + len(names) :], strict=True):
+            stream = self.values.get(key)
+            if stream is not None and not isinstance(stream, Stream):
+                return ReplyError(_WRONG_TYPE)
+            first, dash, second = text.partition(b"-")
+            if not first.isdigit() or (dash and not second.isdigit()):
+                return ReplyError(_BAD_ID)
+            after = int(first), int(second or b"0")
+            entries = [entry for entry in stream.entries if entry[0] > after] if stream else []
+            if entries:
+                found[key] = [[b"%d-%d" % number, list(fields)] for number, fields in entries[:count]]
+        return found or None
+
+    def _stream_info(self, command: tuple[bytes, ...]) -> Any:
+        """XINFO STREAM key: its length and last id, which is what readers of streams ask for."""
+        stream = self.values.get(command[2])
+        if stream is None:
+            return ReplyError("ERR no such key")
+        if not isinstance(stream, Stream):
+            return ReplyError(_WRONG_TYPE)
+        return {b"length": len(stream.entries), b"last-generated-id": b"%d-%d" % stream.last}
 
     def _add_members(self, command: tuple[bytes, ...]) -> int:
         members = self.values.setdefault(command[1], {})

@@ -1,9 +1,8 @@
 """A model of one unmodified Redis server, at the level of commands.
 
 Owns: what a Redis 7.0 answers and pushes, in which order, and when it cuts a client off. Never touches: links
-and time (`shoal.sim.redis_node` puts it on the network); commands come as tuples of bytes, answers go out as
-the frames that hiredis yields: replies as ints, bytes, None, lists, dicts and `hiredis.ReplyError`, pushes as
-`PushNotification`.
+and time (`shoal.sim.redis_node` puts it on the network); commands come as sequences of bytes, answers go out
+as the bytes that a server writes.
 
 Checked against a real server by the same random operations (`tests/sim/test_model_redis.py`).
 
@@ -14,7 +13,6 @@ Invariants:
   this life decides.
 - A connection's own message comes before the reply to its PUBLISH (7.0), or after it (`push_after_reply`,
   since 7.2).
-- Frames are shared between clients and must not be changed by whoever receives them.
 
 Left out: whatever is not in `shoal.sim.model_acl.COMMANDS`, transactions, scripts, and the exact size of
 blocks in which Redis counts a client's output (here: its bytes beyond the 16 KiB that Redis does not count).
@@ -23,7 +21,7 @@ blocks in which Redis counts a client's output (here: its bytes beyond the 16 Ki
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 from hiredis import PushNotification
@@ -31,7 +29,7 @@ from hiredis import PushNotification
 from shoal.sim.model_base import BufferLimit, Client, Command, RedisOptions
 from shoal.sim.model_connection import ConnectionCommands
 from shoal.sim.model_keys import Keys
-from shoal.sim.resp import bulk_size
+from shoal.sim.resp import encode_frame
 from shoal.wire.glob import compile_glob
 
 __all__ = ["BufferLimit", "Client", "Command", "ModelRedis", "RedisOptions"]
@@ -52,7 +50,7 @@ class ModelRedis(ConnectionCommands):
         self._salt = salt
         self._channels: dict[bytes, dict[Client, None]] = {}
         self._patterns: dict[bytes, dict[Client, None]] = {}
-        self._late: list[tuple[Any, int]] = []  # own pushes that must wait for the reply
+        self._late: list[bytes] = []  # own pushes that must wait for the reply
 
     def close(self, client: Client) -> None:
         """A connection is gone, whoever ended it."""
@@ -80,8 +78,8 @@ class ModelRedis(ConnectionCommands):
                 _HANDLERS[name](self, client, command)
         if self._late:
             late, self._late = self._late, []
-            for frame, size in late:
-                self._write(client, frame, size)
+            for data in late:
+                self._write(client, data)
 
     def channels_in_use(self) -> list[bytes]:
         """The channels that somebody subscribes to by name."""
@@ -92,28 +90,25 @@ class ModelRedis(ConnectionCommands):
         self.published += 1
         receivers = 0
         subscribers = self._channels.get(channel)
-        body = bulk_size(channel) + bulk_size(payload)
         if subscribers is not None:
             receivers += len(subscribers)
-            self._deliver(subscribers, (b"message", channel, payload), 17 + body, source)
+            self._deliver(subscribers, [b"message", channel, payload], source)
         for pattern, matching in self._patterns.items():
             if compile_glob(pattern).match(channel) is not None:
                 receivers += len(matching)
-                frame = (b"pmessage", pattern, channel, payload)
-                self._deliver(matching, frame, 18 + bulk_size(pattern) + body, source)
+                self._deliver(matching, [b"pmessage", pattern, channel, payload], source)
         return receivers
 
-    def _deliver(
-        self, subscribers: dict[Client, None], parts: tuple[bytes, ...], size: int, source: Client | None
-    ) -> None:
-        frame = PushNotification(parts)
+    def _deliver(self, subscribers: dict[Client, None], parts: list[bytes], source: Client | None) -> None:
+        """Encodes a message once for all who get it."""
+        push = encode_frame(PushNotification(parts))
         for client in subscribers:
             if client.protocol == 2:
-                self._write(client, list(parts), size)
+                self._write(client, encode_frame(parts))
             elif client is source and self.options.push_after_reply:
-                self._late.append((frame, size))
+                self._late.append(push)
             else:
-                self._write(client, frame, size)
+                self._write(client, push)
 
     def _publish(self, client: Client, command: Command) -> None:
         self._reply(client, self.publish(command[1], command[2], client))
@@ -233,6 +228,8 @@ _HANDLERS: Final[dict[bytes, Callable[[ModelRedis, Client, Command], None]]] = {
     b"sadd": ModelRedis._key_command,
     b"smembers": ModelRedis._key_command,
     b"xadd": ModelRedis._key_command,
+    b"xinfo": ModelRedis._key_command,
+    b"xread": ModelRedis._key_command,
     b"xrevrange": ModelRedis._key_command,
     b"xlen": ModelRedis._key_command,
 }

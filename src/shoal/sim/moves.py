@@ -6,6 +6,7 @@ subscribers. Everything else (applications, faults, phases of a run) is `scenari
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from typing import Final
@@ -13,10 +14,10 @@ from zlib import crc32
 
 import msgspec
 
-from shoal.channels.link import Command
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import ProtocolError
 from shoal.plan.entry import Entry, Phase
+from shoal.plan.keys import KEEPER_LEASE
 from shoal.plan.placement import at_home
 from shoal.sim.checkers import Verdict
 from shoal.sim.coordinator import CoordinatorOptions
@@ -25,7 +26,7 @@ from shoal.sim.moves_operator import Operator
 from shoal.sim.moves_watch import MovesWatch
 from shoal.sim.options import FaultOptions
 from shoal.sim.plain import PlainPublisher, PlainSubscriber
-from shoal.sim.plan_actors import MOVER_LEASE, MoverActor
+from shoal.sim.resp import CommandReader
 from shoal.sim.scenario import CALM_S, Outcome, Scenario
 from shoal.sim.shape import Shape
 from shoal.wire import control
@@ -47,15 +48,13 @@ COPIES_MAX: Final = 300
 BEACONS_FACTOR: Final = 20
 
 
-class RunawayError(RuntimeError):
-    """A message was passed on so often that it would never end."""
+class RunawayError(BaseException):
+    """A message was passed on so often that it would never end. It ends the run: shipped code, in whose turn it is
+    noticed, must not catch it."""
 
 
 class MovesRun(Scenario):
     """One seed of the scenario."""
-
-    mover_lease = MOVER_LEASE
-    """The lease of whoever moves channels."""
 
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self.moving = True
@@ -107,17 +106,14 @@ class MovesRun(Scenario):
         return CoordinatorOptions(watch_delay_s=(0.000_5, slow_s))
 
     def other_nodes(self) -> list[str]:
-        """Makes the movers (the second one waits for the death of the first) and the plain subscribers' nodes."""
+        """Makes the nodes of plain clients."""
         rng = self.world.rng("moves")
-        self.movers = [f"mover{index}" for index in range(rng.randint(1, 2))]
-        for name in self.movers:
-            self._mover(name)
         for index in range(rng.randint(0, PLAIN_MAX)):
             self.network.node(f"plain{index}")
         if rng.random() < PLAIN_PUBLISHERS:
             for server in self.names:
                 PlainPublisher(self.network, f"plain-publisher-{server}", server, self.history, self._foreign_channel)
-        return self.movers
+        return []
 
     def _foreign_channel(self, server: str) -> str | None:
         """What a plain client publishes on: mostly a channel that lives on the server, as far as it can know."""
@@ -127,15 +123,12 @@ class MovesRun(Scenario):
         here = [name for name in self.channels if server in self.book.placement(name.encode()).servers]
         return rng.choice(here if here and rng.random() < 0.7 else self.channels)
 
-    def _mover(self, name: str) -> None:
-        node = self.network.node(name)
-
-        def start() -> None:
-            holder = f"{name} {self.world.rng('identity').getrandbits(32):x}"
-            MoverActor(node, self.coordinator, self.signer, self.shape.limits, self.rules, holder)
-
-        node.on_restart, node.on_crash = start, lambda: self.died("mover", name)
-        start()
+    def make_leaders(self) -> list[str]:
+        """Makes those who move channels and keep the ring; the second one waits for the death of the first."""
+        self.movers = [f"mover{index}" for index in range(self.world.rng("moves").randint(1, 2))]
+        for name in self.movers:
+            self.leader(name, "mover")
+        return self.movers
 
     def subscribable(self) -> list[str]:
         """Idle channels have subscribers too, and nobody who publishes."""
@@ -172,7 +165,7 @@ class MovesRun(Scenario):
 
     def _count_takeover(self, entry: Entry) -> None:
         """Notes when a move is carried on by another mover than the one that carried it so far."""
-        lease = self.coordinator.store.lease_of(self.mover_lease)
+        lease = self.coordinator.store.lease_of(KEEPER_LEASE)
         holder = lease.holder if lease is not None else ""
         before = self.watch.entries.get(entry.channel)
         if before is not None and before.phase is not Phase.END:
@@ -184,17 +177,20 @@ class MovesRun(Scenario):
         super().died(kind, name)
         self.watch.died(kind, name)
 
-    def agent_said(self, agent: str, server: str, command: Command) -> None:
+    def agent_wrote(self, agent: str, server: str, data: bytes) -> None:
         """Looks at what agents pass on to other servers, and at their notices."""
-        if command[0] != b"PUBLISH":
+        if agent == server and INBOX_PREFIX not in data:
             return
-        if agent != server:
-            self._passed_on(agent, server, command[1], command[2])
-        elif command[1].startswith(INBOX_PREFIX):
-            try:
-                said = control.decode(command[2])
-            except ProtocolError:
-                return
+        for command in CommandReader().read(data):
+            if command[0] == b"PUBLISH" and agent != server:
+                self._passed_on(agent, server, command[1], command[2])
+            elif command[0] == b"PUBLISH" and command[1].startswith(INBOX_PREFIX):
+                self._noticed(command[2])
+
+    def _noticed(self, data: bytes) -> None:
+        """An agent says something to a client."""
+        with contextlib.suppress(ProtocolError):
+            said = control.decode(data)
             if isinstance(said, control.Notice):
                 self.watch.seen["notice"] += 1
                 if said.name.decode() in self.idle_channels:
@@ -205,7 +201,9 @@ class MovesRun(Scenario):
         flags, version, stream, sequence = 0, 0, 0, 0
         if is_envelope(blob):
             _, flags, version, stream, sequence, _ = HEADER.unpack_from(blob)
-        book = self.agent_actors[self.names.index(agent)][-1].core.book
+        core = self.agent_of(agent).agent.core
+        assert core is not None, "an agent that passes something on has a core"
+        book = core.book
         entry = book.entry(channel)
         if flags & BEACON:
             reason = "beacon forwarded"
@@ -235,10 +233,10 @@ class MovesRun(Scenario):
 
     # The run
 
-    def execute(self) -> Outcome:
+    def run_phases(self) -> Outcome:
         """Runs all phases and judges; messages that chase each other end the run."""
         try:
-            return super().execute()
+            return super().run_phases()
         except RunawayError as error:
             verdict = Verdict(messages=len(self.history.messages))
             verdict.violate("runaway", str(error))

@@ -87,8 +87,11 @@ class MovesCheck:
 
     def _is_behind(self, app: App, entry: Entry) -> bool:
         """Whether an application subscribes to the channel and does not know the entry."""
-        known = app.actor.router.context.book.revision(entry.channel)
-        return known < entry.newness and any(sub.name == entry.channel and not sub.pattern for sub in app.subs)
+        if app.router is None:
+            return False
+        known = app.router.context.book.revision(entry.channel)
+        name = entry.channel.decode()
+        return known < entry.newness and any(sub.text == name and not sub.record.pattern for sub in app.subs)
 
     def _spoken_at(self, name: str) -> float:
         """When somebody last spoke on a channel."""

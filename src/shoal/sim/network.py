@@ -17,7 +17,6 @@ from shoal.sim import link
 from shoal.sim.link import Endpoint
 from shoal.sim.node import WAKE_JITTER_S, Node
 from shoal.sim.options import FaultOptions, Range
-from shoal.sim.resp import item_size
 from shoal.sim.wires import Handler, Wires
 from shoal.sim.world import Event, World
 
@@ -84,13 +83,11 @@ class Partition:
 class Network:
     """Nodes by name and the links between them; see `shoal.sim` for how it is used."""
 
-    def __init__(
-        self, world: World, options: FaultOptions | None = None, size_of: Callable[[Any], int] = item_size
-    ) -> None:
+    def __init__(self, world: World, options: FaultOptions | None = None) -> None:
         self.world = world
         self.options = options or FaultOptions()
         self.nodes: dict[str, Node] = {}
-        self._wires = Wires(world, self.options, size_of, self._forget)
+        self._wires = Wires(world, self.options, self._forget)
         self._listeners: dict[str, Accept] = {}
         self._ends: dict[str, dict[Endpoint, None]] = {}
         self._dead_ends: dict[str, list[Endpoint]] = {}
@@ -98,7 +95,7 @@ class Network:
 
     @property
     def stats(self) -> Counter[str]:
-        """How often what happened: connects, refused, resets, stalls, timeouts, items_lost, ..."""
+        """How often what happened: connects, refused, resets, stalls, timeouts, bytes_lost, ..."""
         return self._wires.stats
 
     def node(self, name: str, host: str | None = None) -> Node:

@@ -48,11 +48,13 @@ class Node:
         "host",
         "incarnation",
         "kernel_up",
+        "kill",
         "name",
         "on_crash",
         "on_restart",
         "paused",
         "up",
+        "wake",
         "world",
     )
 
@@ -66,6 +68,10 @@ class Node:
         self.kernel_up = True
         self.paused = False
         self.incarnation = 1
+        self.kill: Callable[[], None] | None = None
+        """Stops the process at once, before anything else learns of a crash: nothing of it runs any more."""
+        self.wake: Callable[[], None] | None = None
+        """Tells the process that it goes on after a pause."""
         self.on_crash: Callable[[], None] | None = None
         self.on_restart: Callable[[], None] | None = None
         self._watcher = watcher
@@ -116,6 +122,8 @@ class Node:
         deferred, self._deferred = self._deferred, []
         if deferred:
             self.world.after(self._rng.random() * WAKE_JITTER_S, self._run_deferred, deferred, self.incarnation)
+        if self.wake is not None:
+            self.wake()
         self._watcher.node_resumed(self)
 
     def crash(self, *, power: bool = False) -> None:
@@ -126,6 +134,9 @@ class Node:
         self.kernel_up = not power
         self.paused = False
         self._deferred.clear()
+        if self.kill is not None:
+            self.kill()
+            self.kill = self.wake = None
         self.incarnation += 1
         self._watcher.node_crashed(self, power)
         if self.on_crash is not None:

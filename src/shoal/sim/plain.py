@@ -7,13 +7,15 @@ Owns what such clients say and hear. They know nothing of Shoal: moves must be i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from shoal.sim.checkers import FOREIGN
 from shoal.sim.history import History, number_in
 from shoal.sim.link import Endpoint
 from shoal.sim.network import Network
+from shoal.sim.resp import CommandReader
 from shoal.wire import envelope
+from shoal.wire.commands import encode_commands
 
 RETRY_S: Final = 0.2
 PLAIN_SPEECH_S: Final = 0.4
@@ -70,13 +72,14 @@ class _PlainLink:
     def __init__(self, plain: PlainSubscriber, server: str) -> None:
         self.plain = plain
         self.server = server
+        self._reader = CommandReader()
 
     def connected(self, end: Endpoint) -> None:
         end.handler = self
-        end.send_all([(b"HELLO", b"3"), (b"SUBSCRIBE", self.plain.channel.encode())])
+        end.send(encode_commands([(b"HELLO", b"3"), (b"SUBSCRIBE", self.plain.channel.encode())]))
 
-    def received(self, end: Endpoint, items: list[Any]) -> None:
-        for item in items:
+    def received(self, end: Endpoint, data: bytes) -> None:
+        for item in self._reader.read(data):
             if isinstance(item, list) and item[0] == b"subscribe":
                 self.plain.confirmed(self.server)
             elif isinstance(item, list) and item[0] == b"message":
@@ -112,9 +115,9 @@ class PlainPublisher:
         """May speak from now on."""
         self._end = end
         end.handler = self
-        end.send((b"HELLO", b"3"))
+        end.send(encode_commands([(b"HELLO", b"3")]))
 
-    def received(self, end: Endpoint, items: list[Any]) -> None:
+    def received(self, end: Endpoint, data: bytes) -> None:
         """Not interested."""
 
     def failed(self, reason: str) -> None:
@@ -134,5 +137,5 @@ class PlainPublisher:
         if channel is not None and self._end is not None:
             name = channel.encode()
             number = self._history.foreign_sent(self.server, name, self.network.world.now)
-            self._end.send((b"PUBLISH", name, FOREIGN + b"%d" % number))
+            self._end.send(encode_commands([(b"PUBLISH", name, FOREIGN + b"%d" % number)]))
         self._speak_later()

@@ -12,17 +12,16 @@ from typing import Final, NamedTuple
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import ProtocolError
 from shoal.plan.keys import recorded_key
-from shoal.sim.agent_actor import AgentActor
 from shoal.sim.checkers import FOREIGN, Verdict
 from shoal.sim.history import History, Published, number_in
 from shoal.sim.model_keys import Stream
 from shoal.sim.moves import MovesRun
 from shoal.sim.redis_node import RedisNode
-from shoal.sim.scenario import Outcome
+from shoal.sim.scenario import BEGIN_S, AgentLife, Outcome
 from shoal.wire.envelope import client_of
 from shoal.wire.recorded import RecordedGap, RecordedMessage, read_entry, record_key
 
-BREAKS: Final = ("record_once", "record_absence", "record_loss")
+BREAKS: Final = ("record_once", "record_absence", "record_loss", "deletions")
 """The rules that this scenario puts to the test."""
 
 CORNERS: Final = {
@@ -39,10 +38,18 @@ CORNERS: Final = {
     "connection reset": "reset",
     "partition": "partition",
     "move": "move",
+    "mark deleted": "mark deleted",
 }
 """Every corner that a campaign must meet, and the counter that shows it."""
 
 MARKS: Final = (b"c.*", b"q.*", b"i.*")
+
+UNMARKED: Final = 0.4
+"""In so many of the runs the mark of one channel is deleted while it is published on."""
+UNMARKED_MARKS: Final = (b"c.0", b"c.[^0]*", *MARKS[1:])
+"""The marks in these runs: the first one is deleted."""
+UNMARKED_HEARD_S: Final = 4.0
+"""So long after the faults are over every agent has heard of it."""
 
 KEYS_LOST: Final = 0.5
 """Of the crashes of servers, those after which their keys are gone."""
@@ -57,7 +64,7 @@ class Wipe(NamedTuple):
     """A server died, and came back without its keys."""
 
     died_at: float
-    agent: AgentActor
+    agent: AgentLife
     """Who served there when it died: whoever comes after it cannot know what there was."""
 
 
@@ -67,15 +74,20 @@ class RecordingRun(MovesRun):
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self._wipes: defaultdict[str, list[Wipe]] = defaultdict(list)
         self._keys_lost = KEYS_LOST
+        self._unmarked_from: dict[str, float] = {}
+        """Channels that are not recorded any more, and when every agent knows that."""
         super().__init__(seed, rules, trace)
-        for mark in MARKS:
+        rng = self.world.rng("unmark")
+        unmarks = rng.random() < UNMARKED
+        for mark in UNMARKED_MARKS if unmarks else MARKS:
             self.coordinator.store.put(recorded_key(mark), b"on")
+        if unmarks:
+            self.world.at(BEGIN_S + rng.uniform(0.3, 1.0) * self.shape.safety_s, self._unmark)
 
-    def agent_started(self, server: str, actor: AgentActor) -> None:
-        """An agent knows the marks before it serves: it reads the plan first."""
-        super().agent_started(server, actor)
-        for mark in MARKS:
-            actor.core.mark(mark, True)
+    def _unmark(self) -> None:
+        self.exercised["mark deleted"] += 1
+        self.coordinator.store.delete(recorded_key(UNMARKED_MARKS[0]))
+        self._unmarked_from["c.0"] = BEGIN_S + self.shape.safety_s + UNMARKED_HEARD_S
 
     def _server(self, name: str) -> RedisNode:
         server = super()._server(name)
@@ -83,7 +95,7 @@ class RecordingRun(MovesRun):
         deaths: list[Wipe] = []
 
         def crashed() -> None:
-            deaths.append(Wipe(self.world.now, self._agent_of(name)))
+            deaths.append(Wipe(self.world.now, self.agent_of(name)))
             assert crash is not None
             crash()
 
@@ -118,17 +130,14 @@ class RecordingRun(MovesRun):
 
     @property
     def _recorders_settled(self) -> bool:
-        return all(actors[-1].core.recorder.settled for actors in self.agent_actors)
-
-    def _agent_of(self, name: str) -> AgentActor:
-        """The agent that a server has now."""
-        return self.agent_actors[self.names.index(name)][-1]
+        cores = [lives[-1].agent.core for lives in self.agent_lives]
+        return all(core is not None and core.recorder.settled for core in cores)
 
     def _unknown_until(self) -> float:
         """Up to when what was recorded may be gone with all who knew of it: a server lost its keys, and its agent did
         not outlive that."""
         wipes = ((name, wipe) for name, wipes in self._wipes.items() for wipe in wipes)
-        return max((wipe.died_at for name, wipe in wipes if wipe.agent is not self._agent_of(name)), default=0.0)
+        return max((wipe.died_at for name, wipe in wipes if wipe.agent is not self.agent_of(name)), default=0.0)
 
     def quiet(self) -> bool:
         """Whether nobody waits for anything any more, recorders included."""
@@ -143,7 +152,8 @@ class RecordingRun(MovesRun):
 
     def _check_records(self, verdict: Verdict) -> None:
         for channel in self.movable:
-            _RecordCheck(self.history, channel, verdict, self._unknown_until()).run(self.servers)
+            unmarked_from = self._unmarked_from.get(channel)
+            _RecordCheck(self.history, channel, verdict, self._unknown_until(), unmarked_from).run(self.servers)
 
 
 class _Absence(NamedTuple):
@@ -165,19 +175,25 @@ class _Absence(NamedTuple):
 class _RecordCheck:
     """Whether the records of a channel are silent about anything that was published on it."""
 
-    def __init__(self, history: History, channel: str, verdict: Verdict, unknown_until: float) -> None:
+    def __init__(
+        self, history: History, channel: str, verdict: Verdict, unknown_until: float, unmarked_from: float | None
+    ) -> None:
         self._history = history
         self._channel = channel
         self._verdict = verdict
         self._unknown_until = unknown_until
+        self._unmarked_from = unmarked_from
         self._gaps: list[RecordedGap] = []
         self._heard: defaultdict[int, set[int]] = defaultdict(set)
         self._absences: list[_Absence] = []
 
     def run(self, servers: list[RedisNode]) -> None:
-        """Reads all records, then looks for each message that a server confirmed."""
+        """Reads all records, then looks for each message that a server confirmed. A record that was ended owes
+        nothing: what was on the way to it then is not in it."""
         records = [self._read(server) for server in servers]
         self._verdict.seen["records spread"] += sum(map(bool, records)) > 1
+        if self._unmarked_from is not None:
+            return
         for message in self._history.messages.values():
             if message.channel == self._channel and message.confirmed_at is not None:
                 self._look_for(message)
@@ -220,6 +236,9 @@ class _RecordCheck:
                 self._verdict.violate("invented", f"the record of {self._channel} has {payload[:20]!r}")
             return
         self._heard[publisher].add(said.sequence)
+        if self._unmarked_from is not None and published.called_at > self._unmarked_from:
+            what = f"{said.sequence} of {publisher:x} at t={published.called_at:.3f}"
+            self._verdict.violate("recorded unmarked", f"the record of {self._channel} has {what}")
 
     def _look_for(self, message: Published) -> None:
         """A message is in some record, or in a gap, or between two numbers that a record has; or a record to which its

@@ -13,12 +13,14 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from shoal.sim.link import Endpoint
+from shoal.sim.model_keys import Stream
 from shoal.sim.model_redis import Client, ModelRedis, RedisOptions
 from shoal.sim.network import Network
 from shoal.sim.node import Node
+from shoal.sim.resp import CommandReader
 
 CRON_S: Final = 1.0
 """How often the server looks for clients that were above the soft limit for too long."""
@@ -36,24 +38,38 @@ class RedisNode:
         self.node.on_restart = self._start
         self.model: ModelRedis
         self.ends: dict[Client, Endpoint] = {}
-        self._clients: dict[Endpoint, Client] = {}
+        self._clients: dict[Endpoint, tuple[Client, CommandReader]] = {}
+        self.on_add: Callable[[bytes, tuple[bytes, ...]], bool] | None = None
+        """Hears of each entry that is added to a stream, and says whether it must vanish again."""
         self.on_cut_off: Callable[[Node], None] = lambda client: None
         """Hears of each client whose connection the server ends because its output buffer is over its limit."""
         self._start()
 
-    def received(self, end: Endpoint, items: list[Any]) -> None:
-        """Commands arrived from one client."""
-        client = self._clients[end]
+    def received(self, end: Endpoint, data: bytes) -> None:
+        """Bytes arrived from one client."""
+        client, reader = self._clients[end]
         execute, now = self.model.execute, self.node.clock()
-        for command in items:
+        for command in reader.read(data):
             execute(client, command, now)
+            if self.on_add is not None and command[0] == b"XADD":
+                self._added(command[1])
         self._flush()
 
     def lost(self, end: Endpoint, reason: str) -> None:
         """A client is gone."""
-        client = self._clients.pop(end)
+        client, _ = self._clients.pop(end)
         del self.ends[client]
         self.model.close(client)
+
+    def add_entry(self, key: bytes, fields: tuple[bytes, ...], model: ModelRedis) -> None:
+        """Adds an entry to a stream, if the server is still in the life of `model`."""
+        if self.node.up and self.model is model:
+            model.keys.execute((b"XADD", key, b"*", *fields), self.node.clock())
+
+    def _added(self, key: bytes) -> None:
+        stream = self.model.keys.values.get(key)
+        if self.on_add is not None and isinstance(stream, Stream) and self.on_add(key, stream.entries[-1][1]):
+            stream.entries.pop()
 
     def _start(self) -> None:
         rng = self.network.world.rng(f"redis/{self.node.name}")
@@ -66,13 +82,13 @@ class RedisNode:
     def _accept(self, end: Endpoint) -> RedisNode:
         out = end
         client = self.model.open(lambda: out.unsent_bytes)
-        self._clients[end] = client
+        self._clients[end] = client, CommandReader()
         self.ends[client] = end
         return self
 
     def _cron(self) -> None:
         self.model.now = self.node.clock()
-        for client in list(self._clients.values()):
+        for client, _ in list(self._clients.values()):
             if client.soft_since is not None:
                 self.model.check_soft_limit(client)
         self._flush()
@@ -85,7 +101,7 @@ class RedisNode:
         for client in dirty:
             end = self.ends[client]
             if client.output:
-                end.send_all(*model.take_output(client))
+                end.send(model.take_output(client))
             if client.closing:
                 if client.closing != "quit":
                     self.on_cut_off(end.peer.node)

@@ -11,6 +11,7 @@ touches what one scenario is about: `channels.py` and `moves.py` add that.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -18,8 +19,11 @@ from typing import Final
 
 import msgspec
 
-from shoal.channels.link import Command
+from shoal.channels.agent import Agent, AgentOptions
 from shoal.channels.rules import ALL_RULES, Rules
+from shoal.cluster.leading import Leader
+from shoal.cluster.timing import DEFAULT_TIMING
+from shoal.coordination.interface import Coordinator
 from shoal.errors import PlanError
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry
@@ -27,10 +31,8 @@ from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY, entry_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Signer, Verifier
-from shoal.sim.agent_actor import AgentActor
 from shoal.sim.app import App
 from shoal.sim.checkers import Expectations, Verdict, judge
-from shoal.sim.client_actor import ClientActor
 from shoal.sim.coordinator import CoordinatorOptions, ModelCoordinator
 from shoal.sim.faults import Faults
 from shoal.sim.history import History, Interval
@@ -38,7 +40,7 @@ from shoal.sim.model_base import RedisOptions
 from shoal.sim.network import Network
 from shoal.sim.node import Node
 from shoal.sim.options import FaultOptions
-from shoal.sim.plan_actors import KeeperActor
+from shoal.sim.process import COORDINATOR_URL, Process, Processes, WallClock, failures_logged
 from shoal.sim.redis_node import RedisNode
 from shoal.sim.settled import check_settled
 from shoal.sim.shape import Shape
@@ -48,11 +50,18 @@ from shoal.sim.world import World
 BEGIN_S: Final = 3.0
 CALM_S: Final = 8.0
 QUIET_S: Final = 10.0
+LOOK_S: Final = 2.0
+"""So long the run is quiet at least, and so often it is looked whether everything has settled."""
 QUIET_DEATH: Final = 0.4
 QUIET_DEATH_S: Final = 0.05
 """How often, and how soon, a server dies after somebody spoke on a quiet channel."""
 LIVENESS_S_MAX: Final = 400.0
 """By then a healthy world must have settled, however slow its links are."""
+LOAD_S: Final = (0.0, 2.0)
+FIRST_LOAD_S: Final = (0.0, 0.1)
+"""How long an agent takes to load what it needs; at first it is quick, because a run begins when all are there."""
+LAPSE_S: Final = (3.5, 7.0)
+"""How long a lease is not renewed, now and then."""
 
 
 @dataclass(slots=True)
@@ -65,13 +74,14 @@ class Outcome:
     exercised: Counter[str]
     events: int = 0
     trace: list[tuple[object, ...]] = field(default_factory=list)
+    digest: bytes = b""
 
 
 class Scenario:
     """One seed of a scenario. `book` is the plan as the coordinator holds it at this moment."""
 
-    named_clients = False
-    """Whether servers know clients by name."""
+    agent_capacity_bytes_per_s = 125_000_000.0
+    """What an agent takes its server to be able to send."""
     ring_death = 0.5
     """How often an agent dies when the ring changes."""
 
@@ -95,15 +105,16 @@ class Scenario:
         self.verifier = Verifier(self.signer.public)
         self.book = PlanBook(self.verifier)
         self.coordinator = ModelCoordinator(self.network, options=self.coordinator_options())
+        self.processes = Processes(self.network, self.coordinator)
         self.channels = [f"c.{index}" for index in range(shape.channels)]
         self.pattern = "c.*"
         self.quiet_channels = [f"q.{index}" for index in range(2)]
-        self.agent_actors: list[list[AgentActor]] = []
+        self.agent_lives: list[list[AgentLife]] = []
         self.names = [f"s{index + 1}" for index in range(shape.servers)]
         self.servers = [self._server(name) for name in self.names]
         self.agents = [self._agent(name) for name in self.names]
         self._watch_plan()
-        keepers = self.make_keepers()
+        leaders = self.make_leaders()
         self.coordinator.node.on_crash = lambda: self.died("coordinator", "coordinator")
         self._first_plan(rng)
         self.apps = [self.make_app(self.network.node(f"app{index}")) for index in range(shape.clients)]
@@ -113,7 +124,7 @@ class Scenario:
         others = self.other_nodes()
         self.faults = Faults(
             self.network,
-            crashable=[*self.names, *(f"agent-{n}" for n in self.names), "coordinator", *keepers, *others]
+            crashable=[*self.names, *(f"agent-{n}" for n in self.names), "coordinator", *leaders, *others]
             + [app.node.name for app in self.apps],
             pausable=[
                 *(f"agent-{n}" for n in self.names),
@@ -143,12 +154,9 @@ class Scenario:
         """An application."""
         return App(self, node)
 
-    def peers_of(self, server: str) -> list[str] | None:
-        """The servers to which the agent of one is connected; None: those of the ring."""
-        return [peer for peer in self.names if peer != server]
-
-    def agent_started(self, server: str, actor: AgentActor) -> None:
-        """The agent of a server has begun its work."""
+    def agent_wall(self, node: Node) -> WallClock:
+        """The time of day as the agent on a node has it."""
+        return WallClock(node)
 
     def strangers_active(self) -> bool:
         """Whether plain clients publish."""
@@ -168,8 +176,8 @@ class Scenario:
     def entry_written(self, entry: Entry) -> None:
         """The coordinator has a new entry."""
 
-    def agent_said(self, agent: str, server: str, command: Command) -> None:
-        """The agent of one server sends a command to the same or another server."""
+    def agent_wrote(self, agent: str, server: str, data: bytes) -> None:
+        """The agent of one server sends commands to the same or another server."""
 
     def died(self, kind: str, name: str) -> None:
         """The process of a node is gone."""
@@ -237,47 +245,59 @@ class Scenario:
         """An agent does not renew its lease for a while, as if an operator had taken its server out of the ring."""
         if self.faults.active:
             rng = self.world.rng("lapses")
-            rng.choice(self.agent_actors)[-1].lapse(rng.uniform(3.5, 7.0))
+            agent = f"agent-{rng.choice(self.names)}"
+            self.coordinator.mute_leases(agent, self.world.now + rng.uniform(*LAPSE_S))
             self.world.after(rng.expovariate(1 / 3.0), self._lapse)
 
     def _agent(self, name: str) -> Node:
         node = self.network.node(f"agent-{name}", host=f"host-{name}")
-        peers = self.peers_of(name)
-
-        def unwatched() -> None:
-            self.history.unwatched.append(Interval(f"the agent of {name} was away", self.world.now))
-
-        def start() -> None:
-            instance = self.world.rng("identity").getrandbits(63)
-            actor = AgentActor(
-                self.network, node, name, peers, self.coordinator, instance, self.verifier, self.shape.limits,
-                self.rules, unwatched, lambda server, command: self.agent_said(name, server, command),
-            )  # fmt: skip
-            actors.append(actor)
-            self.agent_started(name, actor)
+        lives: list[AgentLife] = []
 
         def crashed() -> None:
-            unwatched()
-            self._count_agent(actors[-1])
+            lives[-1].unwatched()
+            self._count_agent(lives[-1])
             self.died("agent", name)
 
-        actors: list[AgentActor] = []
+        def start() -> None:
+            lives.append(AgentLife(self, node, name))
+
         node.on_restart, node.on_crash = start, crashed
         start()
-        self.agent_actors.append(actors)
+        self.agent_lives.append(lives)
         return node
 
-    def make_keepers(self) -> list[str]:
-        """Makes those who keep the ring; those named may be crashed."""
-        node = self.network.node("keeper")
-        members = {name: ServerAddress(name, name, 1) for name in self.names}
+    def agent_of(self, server: str) -> AgentLife:
+        """The agent that a server has now, or had last."""
+        return self.agent_lives[self.names.index(server)][-1]
+
+    def make_leaders(self) -> list[str]:
+        """Makes the process that keeps the ring; those named may be crashed."""
+        self.leader("keeper", "keeper")
+        return ["keeper"]
+
+    def leader(self, name: str, kind: str) -> None:
+        """Makes a node with a leader on it; `kind` says what dies when it dies."""
+        node = self.network.node(name)
 
         def start() -> None:
-            KeeperActor(node, self.coordinator, self.signer, self.shape.limits, members)
+            process = self.processes.new(node)
+            process.begin(self.lead(process))
 
-        node.on_restart, node.on_crash = start, lambda: self.died("keeper", "keeper")
+        node.on_restart, node.on_crash = start, lambda: self.died(kind, name)
         start()
-        return [node.name]
+
+    async def lead(self, process: Process) -> None:
+        """One life of a leader."""
+        node, limits = process.node, self.shape.limits
+        async with await process.runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
+            await self.make_leader(coordinator, f"{node.name}/{node.incarnation}").run()
+
+    def make_leader(self, coordinator: Coordinator, holder: str) -> Leader:
+        """Ring keeper and mover."""
+        return Leader(
+            coordinator, self.signer, self.shape.limits, DEFAULT_TIMING, self.names[: self.shape.servers], holder,
+            self.rules,
+        )  # fmt: skip
 
     def _inboxes(self) -> list[int]:
         return [app.record.client for app in self.apps]
@@ -344,6 +364,14 @@ class Scenario:
 
     def execute(self) -> Outcome:
         """Runs all phases and judges."""
+        try:
+            with failures_logged(self.processes.failures):
+                return self.run_phases()
+        finally:
+            self.processes.close()
+
+    def run_phases(self) -> Outcome:
+        """The phases of a run, one after the other."""
         world, shape = self.world, self.shape
         world.run(BEGIN_S)
         self.begin_safety()
@@ -358,23 +386,27 @@ class Scenario:
         self.active = False
         world.run(world.now + QUIET_S)
         while not self.quiet() and world.now < LIVENESS_S_MAX:
-            world.run(world.now + QUIET_S)
+            world.run(world.now + LOOK_S)
         return self._judged()
 
     def _judged(self) -> Outcome:
         world = self.world
         for app in self.apps:
             app.finish()
-        for actors in self.agent_actors:
-            self._count_agent(actors[-1])
+        for lives in self.agent_lives:
+            self._count_agent(lives[-1])
         verdict = judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
+        self.processes.note_failures()
+        for failure in self.processes.failures:
+            verdict.violate("failure", failure)
         check_settled(self.apps, verdict)
         self.check(verdict)
         self.exercised.update(self.faults.counts)
         self.exercised.update(verdict.seen)
         return Outcome(
-            world.seed, verdict, sum(self.faults.counts.values()), self.exercised, world.events_run, world.trace or []
-        )
+            world.seed, verdict, sum(self.faults.counts.values()), self.exercised, world.events_run, world.trace or [],
+            world.digest,
+        )  # fmt: skip
 
     @property
     def calm(self) -> bool:
@@ -383,17 +415,61 @@ class Scenario:
 
     def quiet(self) -> bool:
         """Whether nobody waits for anything any more."""
-        routers = [app.actor.router for app in self.apps]
-        subs = [sub for app in self.apps for sub in app.subs]
-        streams = (stream for sub in subs for _, stream in sub.all_streams())
-        settled = all(router.settled for router in routers) and all(sub.settled for sub in subs)
-        return settled and not any(stream.has_hole() or stream.doubted_at is not None for stream in streams)
+        routers = [app.router for app in self.apps]
+        if not all(router is not None and router.settled for router in routers):
+            return False
+        cores = [sub.core for app in self.apps for sub in app.subs]
+        if not all(core is not None and core.settled for core in cores):
+            return False
+        streams = (stream for core in cores if core is not None for _, stream in core.all_streams())
+        return not any(stream.has_hole() or stream.doubted_at is not None for stream in streams)
 
-    def count(self, actor: ClientActor) -> None:
+    def count(self, app: App) -> None:
         """Adds a router's counters to what was exercised."""
-        for name, value in msgspec.structs.asdict(actor.router.counters).items():
-            self.exercised[f"router {name}"] += value
+        if app.router is not None:
+            for name, value in msgspec.structs.asdict(app.router.counters).items():
+                self.exercised[f"router {name}"] += value
 
-    def _count_agent(self, actor: AgentActor) -> None:
-        for name, value in msgspec.structs.asdict(actor.core.counters).items():
-            self.exercised[f"agent {name}"] += value
+    def _count_agent(self, life: AgentLife) -> None:
+        if life.agent.core is not None:
+            for name, value in msgspec.structs.asdict(life.agent.core.counters).items():
+                self.exercised[f"agent {name}"] += value
+
+
+class AgentLife:
+    """One life of the agent of a server: the shipped agent in a process of its own."""
+
+    def __init__(self, run: Scenario, node: Node, server: str) -> None:
+        self.run = run
+        self.server = server
+        self.process = run.processes.new(node, wall=run.agent_wall(node), tap=self)
+        options = AgentOptions(
+            address=ServerAddress(server, server, 1),
+            url=COORDINATOR_URL,
+            limits=run.shape.limits,
+            max_out_bytes_per_s=run.agent_capacity_bytes_per_s,
+        )
+        self.agent = Agent(options, self.process.runtime, run.rules)
+        self.process.begin(self._main())
+
+    async def _main(self) -> None:
+        await self.agent.work(self._load)
+
+    async def _load(self) -> None:
+        """What takes long at the start of an agent."""
+        await asyncio.sleep(self.run.world.rng("loads").uniform(*(LOAD_S if self.run.book.ring else FIRST_LOAD_S)))
+
+    def unwatched(self) -> None:
+        """From now on the agent may miss what happens on its server."""
+        self.run.history.unwatched.append(Interval(f"the agent of {self.server} was away", self.run.world.now))
+
+    # What is seen of the connections (see `transport.Tap`)
+
+    def wrote(self, peer: str, data: bytes) -> None:
+        """Commands leave the agent."""
+        self.run.agent_wrote(self.server, peer, data)
+
+    def ended(self, peer: str) -> None:
+        """A connection is gone: if it is the one to its own server, nothing is heard until there is another."""
+        if peer == self.server:
+            self.unwatched()

@@ -12,11 +12,16 @@ from shoal.sim.checkers import Verdict
 def check_settled(apps: list[App], verdict: Verdict) -> None:
     """Liveness: in a healthy world everything is confirmed, in force, and no table holds what is over."""
     for app in apps:
-        router = app.actor.router
+        router = app.router
         who = f"{app.node.name} ({app.record.client:x})"
+        if router is None:
+            verdict.violate("unsettled", f"{who} never found the cluster")
+            continue
         if not router.settled:
             verdict.violate("unsettled", f"{who} has {router.publishing.pending_messages} messages unconfirmed")
-        for sub in app.subs:
+        cores = [sub.core for sub in app.subs]
+        verdict.violations += [f"unsettled: {who}: a subscription never came into force"] * cores.count(None)
+        for sub in filter(None, cores):
             if not sub.settled:
                 sites = {name: site.state.value for name, site in sub.sites.items()}
                 verdict.violate("unsettled", f"{who}: {sub.text} is not in force everywhere: {sites}")
@@ -27,6 +32,6 @@ def check_settled(apps: list[App], verdict: Verdict) -> None:
             asked = len(router.subscribing.asked), len(router.publishing.asked)
             verdict.violate("growth", f"{who} still waits for answers: {asked}")
         # a doubt that is over leaves its timer behind for `gap_timeout_s`, so there may be one for each stream
-        streams = sum(1 for sub in app.subs for _ in sub.all_streams())
+        streams = sum(1 for sub in filter(None, cores) for _ in sub.all_streams())
         if len(router.context.timers) > 60 + 4 * len(app.subs) + streams:
             verdict.violate("growth", f"{who} has {len(router.context.timers)} timers in a quiet world")

@@ -52,7 +52,7 @@ class Shape:
             resend_messages_max=8 if small_window else 4096,
             inbox_messages_max=16 if slow_readers else 4096,
             held_messages_max=rng.choice((8, 256)),
-            heal_page_messages=rng.choice((4, 64)),
+            heal_page_messages=rng.choice((4, 8 if small_window else 64)),
             linger_s=rng.choice((0.5, 5.0)),
         )
         tight = rng.random() < 0.3

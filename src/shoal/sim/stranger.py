@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
@@ -17,6 +17,7 @@ from shoal.sim.checkers import FOREIGN
 from shoal.sim.link import Endpoint
 from shoal.sim.network import Network
 from shoal.wire import control
+from shoal.wire.commands import encode_commands
 from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, beacon, inbox_channel
 
 PAUSE_S: Final = 0.7
@@ -52,7 +53,8 @@ class Stranger:
         """Says a few things and goes on to another server."""
         end.handler = self
         if self.active():
-            end.send_all([(b"HELLO", b"3"), *((b"PUBLISH", *self._speech(end.peer.node.name)) for _ in range(3))])
+            speeches = [(b"PUBLISH", *self._speech(end.peer.node.name)) for _ in range(3)]
+            end.send(encode_commands([(b"HELLO", b"3"), *speeches]))
             self.node.after(PAUSE_S, self._leave, end)
 
     def _leave(self, end: Endpoint) -> None:
@@ -66,7 +68,7 @@ class Stranger:
     def lost(self, end: Endpoint, reason: str) -> None:
         """Nothing: the pause will bring it to another server."""
 
-    def received(self, end: Endpoint, items: list[Any]) -> None:
+    def received(self, end: Endpoint, data: bytes) -> None:
         """Not interested."""
 
     def _speech(self, server: str) -> tuple[bytes, bytes]:

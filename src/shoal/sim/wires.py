@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.sim.options import FaultOptions
 from shoal.sim.world import World
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 class Handler(Protocol):
     """The process's side of an end; called only while its node runs."""
 
-    def received(self, end: Endpoint, items: list[Any]) -> None:
-        """Items arrived, in order; the list belongs to the handler, the items are shared and must not be
-        changed.
-        """
+    def received(self, end: Endpoint, data: bytes) -> None:
+        """Bytes arrived."""
 
     def lost(self, end: Endpoint, reason: str) -> None:
         """The connection is over: "closed" by the peer, "reset", or "timeout" (the peer may still think it
@@ -35,18 +33,16 @@ class Handler(Protocol):
 class Wires:
     """What all links of a network share."""
 
-    __slots__ = ("cuts", "delays", "forget", "options", "size_of", "stats", "world")
+    __slots__ = ("cuts", "delays", "forget", "options", "stats", "world")
 
     def __init__(
         self,
         world: World,
         options: FaultOptions,
-        size_of: Callable[[Any], int],
         forget: Callable[[Endpoint], None],
     ) -> None:
         self.world = world
         self.options = options
-        self.size_of = size_of
         self.forget = forget
         self.delays: Random = world.rng("network/delays")
         self.cuts: Random = world.rng("network/cuts")

@@ -10,12 +10,21 @@ Invariants:
 """
 
 import heapq
+from asyncio import events
 from collections.abc import Callable
+from hashlib import blake2b
 from random import Random
+from struct import Struct
 from typing import Any, Final
 
 EVENTS_MAX: Final = 5_000_000
 """Events that a run may execute before it counts as one that never ends."""
+
+
+UNHASHED_MAX: Final = 512
+"""Pieces of the trace that are gathered before they are hashed."""
+
+_TIME: Final = Struct("<d")
 
 
 class EventBudgetExceededError(RuntimeError):
@@ -48,12 +57,16 @@ class World:
 
     __slots__ = (
         "_counter",
+        "_hash",
         "_queue",
         "_streams",
+        "_unhashed",
+        "_until",
         "events_max",
         "events_run",
         "now",
         "random",
+        "running",
         "seed",
         "trace",
     )
@@ -63,10 +76,15 @@ class World:
         self.now = 0.0
         self.events_max = events_max
         self.events_run = 0
+        self.running = False
+        """Whether `run` executes events now."""
         self.trace: list[tuple[Any, ...]] | None = [] if trace else None
         self._queue: list[tuple[float, int, Event]] = []
         self._counter = 0
+        self._hash = blake2b(digest_size=16)
         self._streams: dict[str, Random] = {}
+        self._unhashed: list[bytes] = []
+        self._until = 0.0
         self.random = self.rng("world")
 
     def rng(self, name: str) -> Random:
@@ -94,8 +112,20 @@ class World:
 
         Raises EventBudgetExceededError when the run has executed more than `events_max` events in all.
         """
+        outer = events._get_running_loop()
+        self.running = True
+        try:
+            self._run(until)
+        finally:
+            self.running = False
+            events._set_running_loop(outer)  # simulated loops leave theirs behind
+        if until > self.now:
+            self.now = until
+
+    def _run(self, until: float) -> None:
         queue = self._queue
         pop = heapq.heappop
+        self._until = until
         while queue and queue[0][0] <= until:
             time, _, event = pop(queue)
             fn = event.fn
@@ -111,8 +141,16 @@ class World:
                 )
             event.fn = None
             fn(*event.args)
-        if until > self.now:
-            self.now = until
+
+    def advance(self, time: float) -> bool:
+        """Makes it `time`, if nothing is scheduled before then; says whether it did. For an event that would schedule
+        another one for `time` and can go on with it right away."""
+        queue = self._queue
+        if (queue and queue[0][0] <= time) or time > self._until:
+            return False
+        self.now = time
+        self.events_run += 1
+        return True
 
     def next_time(self) -> float | None:
         """When the next event is due, or None if there is none."""
@@ -122,6 +160,23 @@ class World:
         return queue[0][0] if queue else None
 
     def note(self, what: str, *details: Any) -> None:
-        """Write a line into the trace, when the run keeps one. Details must print the same in each run."""
+        """Writes a line into the trace, when the run keeps one. Details must print the same in each run."""
         if self.trace is not None:
             self.trace.append((self.now, what, *details))
+        self.mix(f"{what} {details}".encode())
+
+    def mix(self, data: bytes) -> None:
+        """Makes something that happened now part of the digest."""
+        unhashed = self._unhashed
+        unhashed.append(_TIME.pack(self.now))
+        unhashed.append(data)
+        if len(unhashed) >= UNHASHED_MAX:
+            self._hash.update(b"".join(unhashed))
+            unhashed.clear()
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of everything that happened so far: equal in two runs exactly if they were the same."""
+        self._hash.update(b"".join(self._unhashed))
+        self._unhashed.clear()
+        return self._hash.digest()

@@ -1,32 +1,40 @@
-"""Soak runs: the simulator's checks against real processes on real servers, with faults on request.
+"""Soaks: the simulator's checks against real processes on real servers, with faults on request.
 
-Owns nothing itself; this is the map. A run has one or more rounds, each with a cluster of its own:
+A soak has one or more rounds, each with its own cluster. Its parts:
 
-    rounds.py      what all rounds have in common: cluster, load processes, quiet, verdict
-    run.py         rounds with faults, and with moves that are asked for
-    balanced.py    rounds with a balancer: the load rises, and it is to cope with it
-    outcome.py     what a run is to be, the sum over its rounds, and the facts that are printed
-    processes.py   the start and the end of the processes of a round
-    shape.py       what a seed makes of a round: channels, placements, publishers, subscribers
-    surges.py      the load of rounds with a balancer
-    worker.py      a load process: its orders from the run, its log, its life
-    publishing.py  the publishers of a load process
-    subscribing.py the subscribers of a load process
-    watching.py    plain subscribers, and those who overhear control messages, in a process of their own
-    faults.py      who is killed when
-    schedule.py    when which channel is asked to move
-    following.py   writes down how the plan changes
-    asking.py      the same, and asks for moves
-    observing.py   the same, and writes down what the balancer decides and what servers carry
-    carrying.py    what one channel carries on one server, and on several
-    ledger.py      what became of each move, and when anything was in motion
-    forwarding.py  how many messages agents have forwarded
-    corners.py     what a run must have met
-    records.py     the lines of the logs
-    histogram.py   times in buckets
-    balance.py     what the logs say of the balancer
-    movements.py   what the logs say of moves: fates, costs, plain subscribers
-    checker.py     the checking process: reads all logs and judges; it shares no code with the router
+    rounds.py         the phases of every round: cluster, load processes, quiet, verdict
+    run.py            rounds with faults, and with requested moves
+    balanced.py       rounds with a balancer, in which the load is raised
+    outcome.py        options, the sum over all rounds, and the facts that are printed
+
+the load
+
+    load_shape.py     the load of a round: channels, placements, publishers, subscribers
+    surges.py         the load of rounds with a balancer
+    load_worker.py    a load process; load_orders.py has its orders and reports, load_context.py the context of its
+                      clients
+    publishers.py     the publishers of a load process
+    subscribers.py    the subscribers of a load process
+    plain_clients.py  plain Redis clients, and watchers of control messages
+    faults.py         kills of agents, servers and the coordinator
+    move_schedule.py  when which channel is requested to move
+    carrying.py       how much one channel carries on one server, and on several
+
+the logs
+
+    round_log.py      the lines of all logs
+    plan_follower.py  logs changes of the plan
+    move_requests.py  the same, and requests moves
+    observing.py      the same for rounds with a balancer, with its decisions and the load of servers
+
+the verdict
+
+    checker.py        the checking process: it reads all logs, and shares no code with the router
+    move_ledger.py    the fate of each move, and when channels were moving
+    move_report.py    the report on moves: fates, cost, plain clients
+    balance.py        the report on the balancer
+    histogram.py      latencies
+    corners.py        the corner cases that a soak must meet
 
 Times in logs are `time.monotonic()`, which all processes of a Linux machine share.
 """

@@ -1,7 +1,7 @@
-"""What a round shows of the balancer: when it noticed that the load rose, when that helped, and whom it moved twice.
+"""The report on the balancer in a round: when it reacted to the raised load, when that helped, and what it moved twice.
 
-Owns the sums. It reads the lines that the run wrote about the balancer's decisions, the plan's entries, the ring and
-the servers' load. Pure.
+Owns the sums. It reads the logged lines about the balancer's decisions, the plan's entries, the ring and the servers'
+load. Pure.
 """
 
 from __future__ import annotations
@@ -14,156 +14,156 @@ import msgspec
 
 from shoal.balance.settings import DEFAULT_SETTINGS
 from shoal.plan.entry import Phase
-from shoal.soak import records
-from shoal.soak.ledger import Target, target_of
+from shoal.soak import round_log
+from shoal.soak.move_ledger import Target, target_of
 
 MEAN_S: Final = 2
 """Seconds over which a server's load is averaged, as in a load window."""
 SILENT_S_MAX: Final = 4
-"""Seconds after which a server that does not report any more is not there."""
+"""A server that has not reported for so many seconds does not count any more."""
 LAST_S: Final = 5
-"""Seconds at the end of the load of which the final figures are the average."""
+"""The final figures are averages over so many seconds at the end of the load."""
 _SWITCHED: Final = (Phase.SWITCH, Phase.NARROW, Phase.END)
 
 
 class Balance(msgspec.Struct):
-    """What the balancer did about a load that rose. Times are seconds since it did; None: never."""
+    """What the balancer did about the raised load. Times are seconds since it was raised; None: never."""
 
     decisions: int = 0
-    """Decisions after the rise that changed something."""
+    """Decisions since then that changed something."""
     detected_s: float | None = None
-    """Until the balancer decided to give the hot channel several servers."""
+    """Until the balancer decided to replicate the hot channel."""
     replicated_s: float | None = None
-    """Until publishers of the hot channel were told to use them."""
+    """Until its publishers were told to use several servers."""
     replicated_on: tuple[str, ...] = ()
     """The servers of the hot channel at the end."""
     relieved_s: float | None = None
-    """Until no server was above the high ratio any more, for good."""
+    """Until no server was above the high ratio any more, up to the end."""
     joined_s: float | None = None
-    """Until as many servers were there as are wanted."""
+    """Until as many servers were in the ring as the load needs."""
     moved: int = 0
-    """Channels that were placed anew after the rise."""
+    """Channels that were moved since then."""
     moved_twice: tuple[str, ...] = ()
     servers: int = 0
     """In the ring at the end of the load."""
     highest_ratio: float = 0.0
-    """Of the busiest server after the rise."""
+    """Highest load ratio of any server since then."""
     busiest_ratio: float = 0.0
-    """At the end."""
+    """Load ratio of the busiest server at the end."""
     mean_ratio: float = 0.0
-    """At the end, of all servers."""
+    """Average load ratio at the end."""
     server_cpu_share: float = 0.0
-    """The most that a server took of one core, on the average of the load that had risen."""
+    """Share of one core that the busiest server used, averaged over the raised load."""
 
     @property
     def balanced_s(self) -> float | None:
-        """Until all servers were there, and none of them above the high ratio any more."""
+        """Until all servers were in the ring, and none of them above the high ratio any more."""
         return None if self.joined_s is None or self.relieved_s is None else max(self.joined_s, self.relieved_s)
 
 
-class BalanceReader:
+class BalanceLogReader:
     """Takes the lines of a round in the order of their log, and sums them up."""
 
     def __init__(self) -> None:
-        self._rose: records.Rose | None = None
-        self._eased_at = float("inf")
-        self._decided: list[records.Decided] = []
-        self._phased: list[records.Phased] = []
-        self._loaded: list[records.Loaded] = []
-        self._members: list[records.Members] = []
+        self._raised: round_log.LoadRaised | None = None
+        self._ended_at = float("inf")
+        self._decided: list[round_log.DecisionMade] = []
+        self._entries: list[round_log.EntryChanged] = []
+        self._loaded: list[round_log.ServerLoad] = []
+        self._members: list[round_log.RingMembers] = []
         self._places: dict[str, Target] = {}
-        """Where each channel was when the load rose."""
+        """The placement of each channel when the load was raised."""
 
-    def take(self, record: records.Record) -> None:
+    def take(self, record: round_log.Record) -> None:
         """The next line."""
         match record:
-            case records.Rose():
-                self._rose = record
-            case records.Eased(at):
-                self._eased_at = at
-            case records.Decided():
+            case round_log.LoadRaised():
+                self._raised = record
+            case round_log.LoadEnded(at):
+                self._ended_at = at
+            case round_log.DecisionMade():
                 self._decided.append(record)
-            case records.Loaded():
+            case round_log.ServerLoad():
                 self._loaded.append(record)
-            case records.Members():
+            case round_log.RingMembers():
                 self._members.append(record)
-            case records.Phased():
-                if self._rose is None:
+            case round_log.EntryChanged():
+                if self._raised is None:
                     self._places[record.channel] = target_of(record)
-                elif record.at <= self._eased_at:
-                    self._phased.append(record)
+                elif record.at <= self._ended_at:
+                    self._entries.append(record)
 
     def sum_up(self) -> Balance:
-        """The sums; nothing if the load never rose."""
-        rose = self._rose
-        if rose is None:
+        """The report; empty if the load was never raised."""
+        raised = self._raised
+        if raised is None:
             return Balance()
-        found = Balance(decisions=sum(rose.at <= decided.at <= self._eased_at for decided in self._decided))
-        self._judge_hot(found, rose)
+        found = Balance(decisions=sum(raised.at <= decided.at <= self._ended_at for decided in self._decided))
+        self._judge_hot(found, raised)
         self._judge_moves(found)
-        self._judge_members(found, rose)
-        self._judge_load(found, rose)
+        self._judge_members(found, raised)
+        self._judge_load(found, raised)
         return found
 
-    def _judge_hot(self, found: Balance, rose: records.Rose) -> None:
-        """When the hot channel got several servers."""
+    def _judge_hot(self, found: Balance, raised: round_log.LoadRaised) -> None:
+        """When the hot channel was replicated."""
         for decided in self._decided:
-            wanted = [len(servers) for channel, _, servers, _ in decided.moves if channel == rose.channel]
-            if decided.at >= rose.at and max(wanted, default=1) > 1:
-                found.detected_s = decided.at - rose.at
+            wanted = [len(servers) for channel, _, servers, _ in decided.moves if channel == raised.channel]
+            if decided.at >= raised.at and max(wanted, default=1) > 1:
+                found.detected_s = decided.at - raised.at
                 break
-        for phased in self._phased:
-            if phased.channel == rose.channel and phased.phase in _SWITCHED:
-                found.replicated_on = phased.servers
-                if found.replicated_s is None and len(phased.servers) > 1:
-                    found.replicated_s = phased.at - rose.at
+        for entry in self._entries:
+            if entry.channel == raised.channel and entry.phase in _SWITCHED:
+                found.replicated_on = entry.servers
+                if found.replicated_s is None and len(entry.servers) > 1:
+                    found.replicated_s = entry.at - raised.at
 
     def _judge_moves(self, found: Balance) -> None:
-        """How often each channel was placed anew; a move that is undone is one more."""
+        """How often each channel was moved; undoing a move counts as another one."""
         times: defaultdict[str, int] = defaultdict(int)
         places = dict(self._places)
-        for phased in self._phased:
-            target = target_of(phased)
-            if places.get(phased.channel, target) != target:
-                times[phased.channel] += 1
-            places[phased.channel] = target
+        for entry in self._entries:
+            target = target_of(entry)
+            if places.get(entry.channel, target) != target:
+                times[entry.channel] += 1
+            places[entry.channel] = target
         found.moved = len(times)
         found.moved_twice = tuple(sorted(channel for channel, count in times.items() if count > 1))
 
-    def _judge_members(self, found: Balance, rose: records.Rose) -> None:
-        """When enough servers were there, for good."""
+    def _judge_members(self, found: Balance, raised: round_log.LoadRaised) -> None:
+        """When enough servers were in the ring, up to the end."""
         for members in self._members:
-            if members.at > self._eased_at:
+            if members.at > self._ended_at:
                 break
             found.servers = len(members.servers)
-            if found.servers < rose.servers:
+            if found.servers < raised.servers:
                 found.joined_s = None
             elif found.joined_s is None:
-                found.joined_s = max(0.0, members.at - rose.at)
+                found.joined_s = max(0.0, members.at - raised.at)
 
-    def _judge_load(self, found: Balance, rose: records.Rose) -> None:
-        """When no server was above the high ratio any more, and how it was at the end."""
-        seconds = [(at, ratios) for at, ratios in self._means() if rose.at < at <= self._eased_at]
+    def _judge_load(self, found: Balance, raised: round_log.LoadRaised) -> None:
+        """When no server was above the high ratio any more, and the figures at the end."""
+        seconds = [(at, ratios) for at, ratios in self._means() if raised.at < at <= self._ended_at]
         for at, ratios in seconds:
             busiest = max(ratios.values())
             found.highest_ratio = max(found.highest_ratio, busiest)
             if busiest > DEFAULT_SETTINGS.high_ratio:
                 found.relieved_s = None
             elif found.relieved_s is None and found.highest_ratio > DEFAULT_SETTINGS.high_ratio:
-                found.relieved_s = at - rose.at
+                found.relieved_s = at - raised.at
         last = [ratios for _, ratios in seconds[-LAST_S:]]
         if last:
             found.busiest_ratio = sum(max(ratios.values()) for ratios in last) / len(last)
             found.mean_ratio = sum(sum(ratios.values()) / len(ratios) for ratios in last) / len(last)
         shares: defaultdict[str, list[float]] = defaultdict(list)
         for loaded in self._loaded:
-            if rose.at < loaded.at <= self._eased_at:
+            if raised.at < loaded.at <= self._ended_at:
                 shares[loaded.server].append(loaded.cpu_share)
         found.server_cpu_share = max((sum(one) / len(one) for one in shares.values()), default=0.0)
 
     def _means(self) -> Iterator[tuple[float, dict[str, float]]]:
-        """Second by second what each server carries, on the average of the last seconds. A second of which a server has
-        not reported is like the one before; one that stays silent is left out."""
+        """The load ratio of each server, second by second, averaged over the last seconds. A second without a report
+        repeats the one before; a server that stays silent is left out."""
         by_second: defaultdict[int, dict[str, float]] = defaultdict(dict)
         ends: dict[int, float] = {}
         for loaded in self._loaded:

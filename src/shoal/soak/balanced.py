@@ -1,10 +1,10 @@
-"""Soaks with a balancer: the load of a real cluster rises, and the balancer is to cope with it by itself.
+"""Soaks with a balancer: the load of a real cluster is raised, and the balancer must react.
 
-Owns what happens in such a round, what is promised, and the facts that are printed. The load is in `surges.py`, what
-is seen of the balancer in `observing.py`, and what follows from that in `balance.py`.
+Owns what happens in such a round, what the balancer must achieve, and the facts that are printed. The load is in
+`surges`, the log of the balancer in `observing`, and the report on it in `balance`.
 
-    hot-channel   one channel becomes larger than a server: it is replicated within seconds
-    scale-out     all channels become busier than the servers can bear: servers are added, and the load is levelled
+    hot-channel   one channel becomes too large for a server: it must be replicated within seconds
+    scale-out     all channels become too busy for the servers: servers must be added, and the load balanced
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from typing import Any, Final
 import msgspec
 
 from shoal.cluster.local import LocalCluster
+from shoal.lab.load import Stop
 from shoal.limits import Limits
 from shoal.soak.balance import Balance
 from shoal.soak.carrying import Carried, measure_carried
 from shoal.soak.checker import Report, Severity
+from shoal.soak.load_orders import RaiseLoad
 from shoal.soak.observing import Observing, begin_observing
 from shoal.soak.outcome import BaseOutcome
-from shoal.soak.rounds import BaseRound, Progress, Tell
+from shoal.soak.rounds import BaseRound, RoundProgress, Tell
 from shoal.soak.run import round_directory
 from shoal.soak.surges import Surge, hot_channel, scale_out
 
 POLICY: Final = "shoal"
 WARM_S_MAX: Final = 12.0
-"""How long the load is even at first, at the most: the balancer then knows what is usual."""
+"""Longest time with even load at the start, from which the balancer learns what is usual."""
 WARM_SHARE: Final = 0.3
-"""The part of a shorter run that it is."""
+"""The share of a shorter soak with even load."""
 REPLICATED_S_MAX: Final = 5.0
-"""How long it may take from the moment a channel becomes hot until it is replicated."""
+"""A hot channel must be replicated within this time."""
 BALANCED_S_MAX: Final = 30.0
-"""How long it may take from the rise of the load until all servers carry it evenly."""
+"""After the load was raised, all servers must carry it evenly within this time."""
 CARRIED_SHARE_MIN: Final = 0.7
-"""What each of several servers must carry of one channel, by what one server carries of it alone."""
+"""Each of several servers must carry this share of what one server carries of the channel alone."""
 
 
 class Scenario(enum.StrEnum):
-    """What is shown."""
+    """What the balancer must handle."""
 
     HOT_CHANNEL = "hot-channel"
     SCALE_OUT = "scale-out"
@@ -67,7 +69,7 @@ _CORNERS: Final = {
 
 
 class BalancedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is to be. `servers_max` is how many servers there may be in the end."""
+    """Options of a soak. `servers_max` is how many servers there may be at the end."""
 
     scenario: Scenario
     servers: int
@@ -78,7 +80,7 @@ class BalancedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warm_s(self) -> float:
-        """How long the load is even at first."""
+        """How long the load is even at the start."""
         return min(WARM_S_MAX, WARM_SHARE * self.seconds)
 
     def surge(self) -> Surge:
@@ -89,19 +91,19 @@ class BalancedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_balanced(options: BalancedOptions, tell: Tell) -> BalancedOutcome:
-    """Runs the round; for a hot channel it measures, too, what one channel carries on several servers."""
+    """Runs the round. For a hot channel it also measures how much one channel carries on several servers."""
     outcome = BalancedOutcome(options)
     began = time.monotonic()
     with round_directory(outcome) as directory:
         outcome.add(asyncio.run(BalancedRound(options.surge(), options.warm_s, directory, tell).execute()), 0)
     if options.scenario is Scenario.HOT_CHANNEL:
-        outcome.add_carried(measure_carried(options.servers, lambda phase: tell(Progress(phase))))
+        outcome.add_carried(measure_carried(options.servers, lambda phase: tell(RoundProgress(phase))))
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
 class BalancedRound(BaseRound):
-    """A round in which the load rises. It ends after its time, or when `is_shown` says that it has been long enough."""
+    """A round in which the load is raised. It ends after its time, or when `is_shown` returns true."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class BalancedRound(BaseRound):
         self._observing: Observing | None = None
 
     def make_cluster(self, directory: Path) -> LocalCluster:
-        """With a balancer that does what its policy wants."""
+        """A cluster with a balancer that applies its decisions."""
         surge = self._surge
         return LocalCluster(
             surge.servers,
@@ -132,22 +134,22 @@ class BalancedRound(BaseRound):
         )
 
     async def prepare(self, cluster: LocalCluster, stack: contextlib.AsyncExitStack) -> None:
-        """Follows what the balancer does."""
+        """Follows the balancer."""
         observing = begin_observing(cluster, self.shape, self.directory)
-        self.following = self._observing = await stack.enter_async_context(observing)
+        self.follower = self._observing = await stack.enter_async_context(observing)
 
     async def load(self, cluster: LocalCluster) -> None:
-        """The load is even, then it rises."""
+        """The load is even, then it is raised."""
         observing, is_shown = self._observing, self._is_shown
         assert observing is not None
         await self.until_load(self._warm_s, "even load")
         await self.end_moves()
-        observing.begin_rise(self._surge.channel, self._surge.servers_max)
-        self.order("rise", "publish")
-        await self.until_load(self.shape.seconds, "load has risen", lambda: bool(is_shown and is_shown(observing)))
-        observing.end_load()
+        observing.log_raise(self._surge.channel, self._surge.servers_max)
+        self.send(RaiseLoad(), "publish")
+        await self.until_load(self.shape.seconds, "raised load", lambda: bool(is_shown and is_shown(observing)))
+        observing.log_end()
         await self.end_moves()
-        self.order("stop", "publish")
+        self.send(Stop(), "publish")
 
     async def finish(self, cluster: LocalCluster) -> None:
         """Ends the log of moves."""
@@ -156,7 +158,7 @@ class BalancedRound(BaseRound):
 
 
 class BalancedOutcome(BaseOutcome):
-    """What came of a run."""
+    """The outcome of a soak with a balancer."""
 
     def __init__(self, options: BalancedOptions) -> None:
         super().__init__(options.scenario.value, list(_CORNERS[options.scenario]))
@@ -164,7 +166,7 @@ class BalancedOutcome(BaseOutcome):
         self.carried: Carried | None = None
 
     def add(self, report: Report, faults: int, forwarded: int = 0) -> None:
-        """Adds the round, and what the balancer should have done in it and has not."""
+        """Adds the round, and a violation for everything that the balancer failed to achieve."""
         self.report.balance = report.balance
         broken = list(_broken(self.options, report.balance))
         report = msgspec.structs.replace(
@@ -175,7 +177,7 @@ class BalancedOutcome(BaseOutcome):
         super().add(report, faults, forwarded)
 
     def add_carried(self, carried: Carried) -> None:
-        """Adds what one channel carries on several servers. Where processors are the limit, nothing is promised."""
+        """Adds how much one channel carries on several servers. No minimum applies if processors are the limit."""
         self.carried = carried
         least = CARRIED_SHARE_MIN * carried.servers
         if carried.vs_one_server < least and carried.limited_by != "cores":
@@ -188,11 +190,11 @@ class BalancedOutcome(BaseOutcome):
 
     @property
     def moves(self) -> int:
-        """Those that the balancer asked for."""
+        """Moves that the balancer requested."""
         return self.report.movements.asked
 
     def more_facts(self) -> dict[str, Any]:
-        """What the balancer did and when."""
+        """What the balancer did, and when."""
         balance = self.report.balance
         hot = {
             "detected_s": _rounded(balance.detected_s),
@@ -225,7 +227,7 @@ class BalancedOutcome(BaseOutcome):
 
 
 def _broken(options: BalancedOptions, balance: Balance) -> list[str]:
-    """Promises about the balancer that were not kept."""
+    """What the balancer failed to achieve."""
     if options.scenario is Scenario.HOT_CHANNEL:
         return _late("the hot channel was replicated", balance.replicated_s, REPLICATED_S_MAX)
     found = _late("the load was balanced", balance.balanced_s, BALANCED_S_MAX)

@@ -1,6 +1,6 @@
-"""The corners that a soak run must have met, by what it suffers: one that was never met proves nothing.
+"""The corner cases that a soak must meet, depending on its faults: a case that was never met proves nothing.
 
-Owns the list. The counts come from the load processes, from their routers and from the faults.
+Owns the list. The counts come from the load processes, their routers and the faults.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from shoal.plan.placement import Mode
 from shoal.soak.faults import FaultPlan
 
 HOLD_RUN_S_MIN: Final = 30.0
-"""A shorter run may be over before a ring has left a server that is held down."""
+"""In a shorter soak, a server that is held down may not leave the ring."""
 DEATH_RUN_S_MIN: Final = 20.0
-"""A shorter run may kill so few servers that none of them took a message with it."""
+"""A shorter soak may kill so few servers that no message is lost with them."""
 
 _ALWAYS: Final = (
     "burst",
@@ -36,14 +36,14 @@ _ALWAYS: Final = (
 _PLAIN: Final = ("plain message", "plain publication")
 _MOVES: Final = ("move asked lazily", "move asked eagerly", "moves at once", "idle channel moved")
 MOVES_MIN: Final = 20
-"""Fewer moves may all be of one kind."""
+"""Fewer moves may all be lazy or all eager."""
 PAIRS_MOVES_MIN: Final = 200
-"""Fewer moves may leave out one of the nine pairs of placements, or never overlap."""
+"""Fewer moves may miss one of the nine pairs of modes, or never overlap."""
 _BURST: Final = ("pulse", "channel", "moves at once", "router handshakes")
 
 
 def wanted_corners(faults: FaultPlan, seconds: float, moves: int = 0, burst: int = 0) -> Iterator[str]:
-    """Every corner that a run with these faults, and so many moves, can meet in that time."""
+    """Every corner case that a soak with these faults and so many moves can meet in that time."""
     yield from _BURST if burst else _ALWAYS
     if moves or burst:
         yield from _PLAIN

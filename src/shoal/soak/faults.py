@@ -1,7 +1,7 @@
-"""Who is killed when: agents, servers and the coordinator of a round's cluster.
+"""The faults of a round: kills of agents, servers and the coordinator.
 
-Owns the faults of a round and their record. The cluster's own supervisor mends what is killed; some are held
-down until the ring has left their server, and then let come back.
+Owns the faults and their log. The cluster's own supervisor restarts what is killed. Some processes are held down until
+their server has left the ring, and are then restarted.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import msgspec
 from shoal.cluster.local import COORDINATOR, LocalCluster
 from shoal.cluster.parts import agent_name
 from shoal.errors import NotRunningError
-from shoal.soak.records import Died, Log, Noted, Returned
+from shoal.soak.round_log import Note, RoundLog, ServerBack, ServerKilled
 
 POLL_S: Final = 0.05
 FIRST_S: Final = 0.5
-"""How long after the beginning of the load the first fault strikes."""
+"""Time from the start of the load to the first fault."""
 HOLD_S_MAX: Final = 12.0
-"""How long a process is held down at the most, whether the ring has left its server by then or not."""
+"""A process is released after this time, even if its server has not left the ring."""
 AFTER_LEFT_S: Final = (0.0, 2.0)
-"""How long it stays down after the ring has left its server."""
+"""How long a process stays down after its server has left the ring."""
 FREEZE_FIRST: Final = 0.5
-"""How often a server hangs before it dies, so that what publishers sent meanwhile dies with it."""
+"""Share of servers that are paused before they are killed, so that what publishers sent meanwhile is lost with them."""
 FREEZE_S: Final = (0.05, 0.4)
 CALM_S_MAX: Final = 8.0
-"""How long before the end of the load faults are over, at the most."""
+"""Longest time without faults at the end of the load."""
 
 
 class FaultPlan(msgspec.Struct, frozen=True):
@@ -43,27 +43,27 @@ class FaultPlan(msgspec.Struct, frozen=True):
 
     @property
     def any(self) -> bool:
-        """Whether anything may."""
+        """Whether anything may be killed."""
         return self.kill_agents or self.kill_servers or self.kill_coordinator
 
 
-class _Way(msgspec.Struct, frozen=True):
-    """How one kind of process is killed: how often, and of how many kills one is a hold."""
+class _Target(msgspec.Struct, frozen=True):
+    """How one kind of process is killed: the time between kills, and how many kills there are for one hold."""
 
     kind: str
     every_s: tuple[float, float]
     hold_one_in: int
 
 
-_AGENTS: Final = _Way("agent", (1.0, 3.0), 6)
-_SERVERS: Final = _Way("server", (5.0, 8.0), 3)
-_COORDINATOR: Final = _Way("coordinator", (4.0, 8.0), 0)
+_AGENTS: Final = _Target("agent", (1.0, 3.0), 6)
+_SERVERS: Final = _Target("server", (5.0, 8.0), 3)
+_COORDINATOR: Final = _Target("coordinator", (4.0, 8.0), 0)
 
 
-class Faults:
-    """The faults of one round. `counts` says what has struck, and how the ring has changed."""
+class FaultInjector:
+    """Injects the faults of one round. `counts` has the kills and the changes of the ring."""
 
-    def __init__(self, cluster: LocalCluster, plan: FaultPlan, seconds: float, rng: Random, log: Log) -> None:
+    def __init__(self, cluster: LocalCluster, plan: FaultPlan, seconds: float, rng: Random, log: RoundLog) -> None:
         self.counts: Counter[str] = Counter()
         self.kills = 0
         self._cluster = cluster
@@ -74,77 +74,77 @@ class Faults:
         self._members = self._ring()
 
     async def run(self) -> None:
-        """Strikes until the calm before the end; everything is let go again then."""
+        """Injects faults until the calm at the end of the load; returns when everything runs again."""
         names = [server.id for server in self._cluster.servers]
-        ways: list[Awaitable[None]] = [self._watch()]
+        tasks: list[Awaitable[None]] = [self._watch()]
         if self._plan.kill_agents:
-            ways.append(self._strike(_AGENTS, [agent_name(name) for name in names]))
+            tasks.append(self._inject(_AGENTS, [agent_name(name) for name in names]))
         if self._plan.kill_servers:
-            ways.append(self._strike(_SERVERS, names))
+            tasks.append(self._inject(_SERVERS, names))
         if self._plan.kill_coordinator:
-            ways.append(self._strike(_COORDINATOR, [COORDINATOR]))
-        await asyncio.gather(*ways)
+            tasks.append(self._inject(_COORDINATOR, [COORDINATOR]))
+        await asyncio.gather(*tasks)
 
-    async def _strike(self, way: _Way, names: list[str]) -> None:
+    async def _inject(self, target: _Target, names: list[str]) -> None:
         pause_s, kills = FIRST_S, 0
         while monotonic() + pause_s < self._until:
             await asyncio.sleep(pause_s)
             name = self._random.choice(names)
             kills += 1
-            hold = way.hold_one_in > 0 and kills % way.hold_one_in == 2
-            if await self._kill(way, name, hold) and hold:
+            hold = target.hold_one_in > 0 and kills % target.hold_one_in == 2
+            if await self._kill(target, name, hold) and hold:
                 await self._hold(name)
-            pause_s = self._random.uniform(*way.every_s)
+            pause_s = self._random.uniform(*target.every_s)
 
-    async def _kill(self, way: _Way, name: str, hold: bool) -> bool:
-        """Kills a process if it runs; says whether it did."""
+    async def _kill(self, target: _Target, name: str, hold: bool) -> bool:
+        """Kills a process if it runs; returns whether it did."""
         if hold:
             self._cluster.hold(name)
         try:
-            if way.kind == "server":
+            if target.kind == "server":
                 if self._random.random() < FREEZE_FIRST:
                     self._cluster.pause(name)
                     await asyncio.sleep(self._random.uniform(*FREEZE_S))
-                self._log.write(Died(name, monotonic()))
+                self._log.write(ServerKilled(name, monotonic()))
             await self._cluster.kill(name)
-        except NotRunningError:  # it has not come back from the last time
+        except NotRunningError:  # it has not been restarted since the last kill
             self._cluster.release(name)
             return False
-        self._log.write(Noted(f"killed {name}" + (", held down" if hold else ""), monotonic()))
+        self._log.write(Note(f"killed {name}" + (", held down" if hold else ""), monotonic()))
         self.kills += 1
-        self.counts[f"{way.kind} killed"] += 1
+        self.counts[f"{target.kind} killed"] += 1
         return True
 
     async def _hold(self, name: str) -> None:
-        """Keeps it down until the ring has left its server, and a moment longer."""
+        """Keeps a process down until its server has left the ring, and a moment longer."""
         server = name.removeprefix("agent-")
-        give_up = min(monotonic() + HOLD_S_MAX, self._until)
-        while monotonic() < give_up and server in self._ring():  # noqa: ASYNC110 - the cluster tells nobody
+        deadline = min(monotonic() + HOLD_S_MAX, self._until)
+        while monotonic() < deadline and server in self._ring():  # noqa: ASYNC110 - the cluster has no event for this
             await asyncio.sleep(POLL_S)
         if server not in self._ring():
             await asyncio.sleep(self._random.uniform(*AFTER_LEFT_S))
-        self._log.write(Noted(f"released {name}", monotonic()))
+        self._log.write(Note(f"released {name}", monotonic()))
         self._cluster.release(name)
 
     def _ring(self) -> frozenset[str]:
         return frozenset(server.id for server in self._cluster.status().servers if server.in_ring)
 
     async def _watch(self) -> None:
-        """Notes how the ring changes and which servers are back, until the time is over and all is well again."""
+        """Logs changes of the ring and restarts of servers, until faults are over and everything runs again."""
         down: set[str] = set()
         servers = {server.id for server in self._cluster.servers}
-        well = False
-        while monotonic() < self._until or not well:
+        recovered = False
+        while monotonic() < self._until or not recovered:
             await asyncio.sleep(POLL_S)
             status = self._cluster.status()
             members = frozenset(server.id for server in status.servers if server.in_ring)
             if members != self._members:
                 self.counts["server left ring"] += len(self._members - members)
                 self.counts["server joined ring"] += len(members - self._members)
-                self._log.write(Noted(f"ring {status.ring_version}: {','.join(sorted(members))}", monotonic()))
+                self._log.write(Note(f"ring {status.ring_version}: {','.join(sorted(members))}", monotonic()))
                 self._members = members
             running = {process.name for process in status.processes if process.state == "running"}
             for name in down & running:
-                self._log.write(Returned(name, monotonic()))
+                self._log.write(ServerBack(name, monotonic()))
             down = servers - running
-            well = status.ready and not down
+            recovered = status.ready and not down

@@ -1,6 +1,6 @@
-"""A histogram of times in buckets that grow by a hundredth: millions of values in the room of some hundred.
+"""A histogram of times, in buckets that grow by one percent: millions of values take the space of a few hundred.
 
-Owns the buckets. What the times are, and which of them belong together, is the caller's business. Pure.
+Owns the buckets. Pure.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Final
 import msgspec
 
 GROWTH: Final = 1.01
-"""Each bucket is so much wider than the one before: a percentile is at most a hundredth too high."""
+"""Each bucket is so much wider than the one before, so that a percentile is at most one percent too high."""
 LOWEST_S: Final = 1e-6
-"""What is below shares one bucket."""
+"""Shorter times share one bucket."""
 HIGHEST_S: Final = 1e4
-"""What is above counts as this; so there are never more than about 2300 buckets."""
+"""Longer times count as this, so that there are at most about 2300 buckets."""
 SHARES: Final = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
 
 _SCALE: Final = 1 / math.log(GROWTH)
 
 
 class Histogram(msgspec.Struct):
-    """How many times fell into which bucket; `highest_s` is exact."""
+    """The number of times in each bucket; `highest_s` is exact."""
 
     counts: dict[int, int] = {}
     count: int = 0
@@ -38,15 +38,15 @@ class Histogram(msgspec.Struct):
         self.highest_s = max(self.highest_s, value_s)
 
     def merge(self, other: Histogram) -> None:
-        """Counts what another one has counted, too."""
+        """Adds the counts of another histogram."""
         for bucket, count in other.counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + count
         self.count += other.count
         self.highest_s = max(self.highest_s, other.highest_s)
 
     def percentile_s(self, share: float) -> float | None:
-        """A time that at least a share of all times do not exceed, and that is hardly above the lowest such one;
-        None of nothing."""
+        """A time that at least a share of all times does not exceed, at most one percent above the lowest such time;
+        None if the histogram is empty."""
         wanted, seen = math.ceil(share * self.count), 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
@@ -55,7 +55,7 @@ class Histogram(msgspec.Struct):
         return None
 
     def summary_ms(self) -> dict[str, float]:
-        """The usual percentiles and the highest, in milliseconds; empty if there is nothing."""
+        """The usual percentiles and the maximum, in milliseconds; empty if the histogram is."""
         if not self.count:
             return {}
         shares = {name: self.percentile_s(share) or 0.0 for name, share in SHARES.items()}

@@ -1,7 +1,7 @@
-"""Follows the balancer of a round: what it decides, who is in the ring, and what servers carry.
+"""Follows the balancer of a round: its decisions, the ring, and the load of servers.
 
-Owns the lines about them in the log of moves. Decisions are read from the audit log, load from the telemetry that the
-agents write; the balancer is not asked anything.
+Owns the lines about them in the log of moves. Decisions are read from the audit log, load from the agents' telemetry;
+nothing here talks to the balancer.
 """
 
 from __future__ import annotations
@@ -22,19 +22,24 @@ from shoal.cluster.server_meter import ServerMeter
 from shoal.coordination.interface import Coordinator
 from shoal.coordination.redis import RedisCoordinator
 from shoal.plan.signing import Verifier
-from shoal.soak.following import Following, watching
-from shoal.soak.records import Decided, Eased, Loaded, Log, Members, Rose
-from shoal.soak.shape import Shape
+from shoal.soak.load_shape import LoadShape
+from shoal.soak.plan_follower import PlanFollower, followed
+from shoal.soak.round_log import DecisionMade, LoadEnded, LoadRaised, RingMembers, RoundLog, ServerLoad
 
 COORDINATOR_S_MAX: Final = 10.0
 LOOK_S: Final = 0.2
 
 
-class Observing(Following):
+class Observing(PlanFollower):
     """Follows one round with a balancer."""
 
     def __init__(
-        self, cluster: LocalCluster, meter: ServerMeter, coordinator: Coordinator, channels: Iterable[str], log: Log
+        self,
+        cluster: LocalCluster,
+        meter: ServerMeter,
+        coordinator: Coordinator,
+        channels: Iterable[str],
+        log: RoundLog,
     ) -> None:
         super().__init__(coordinator, Verifier(bytes.fromhex(cluster.state.public_key)), channels, log)
         self.members: tuple[str, ...] = ()
@@ -44,15 +49,15 @@ class Observing(Following):
         self._audit = AuditLog(cluster.directory.audit)
         self._known: set[Path] = set()
         self._clock_s = monotonic() - time.time()
-        """What takes the wall clock, by which agents and balancers write, to the clock of the logs."""
+        """Difference between the wall clock of agents and balancers and the clock of the logs."""
 
-    def begin_rise(self, channel: str, servers: int) -> None:
-        """The load rises now: on a channel, or on all of them (""); so many servers are wanted for it."""
-        self.log.write(Rose(channel, servers, monotonic()))
+    def log_raise(self, channel: str, servers: int) -> None:
+        """Logs that the load is raised now, on a channel or on all (""), and how many servers it needs."""
+        self.log.write(LoadRaised(channel, servers, monotonic()))
 
-    def end_load(self) -> None:
-        """The load is over. What the balancer does then, as draining servers, is not followed any more."""
-        self.log.write(Eased(monotonic()))
+    def log_end(self) -> None:
+        """Logs the end of the load. Later decisions of the balancer, such as draining servers, are not followed."""
+        self.log.write(LoadEnded(monotonic()))
         self._is_over = True
 
     def _requested(self, data: bytes) -> None:
@@ -69,7 +74,7 @@ class Observing(Following):
             self._meter.follow()
             for second in self._meter.take():
                 at = second.second + 1 + self._clock_s
-                self.log.write(Loaded(second.server, second.load_ratio, second.cpu_share, at))
+                self.log.write(ServerLoad(second.server, second.load_ratio, second.cpu_share, at))
             for decided in await asyncio.to_thread(self._decisions):
                 self.log.write(decided)
                 if self._is_over:
@@ -84,10 +89,10 @@ class Observing(Following):
         members = tuple(server.id for server in self._cluster.status().servers if server.in_ring)
         if members != self.members:
             self.members = members
-            self.log.write(Members(members, monotonic()))
+            self.log.write(RingMembers(members, monotonic()))
 
-    def _decisions(self) -> list[Decided]:
-        """Decisions that are new in the audit log, oldest first."""
+    def _decisions(self) -> list[DecisionMade]:
+        """New decisions in the audit log, oldest first."""
         found = []
         for file in self._audit.files("decision"):
             if file.path in self._known:
@@ -99,7 +104,7 @@ class Observing(Following):
                 (move.channel.decode(), move.after.mode, move.after.servers, move.reason) for move in proposal.moves
             )
             found.append(
-                Decided(
+                DecisionMade(
                     record.digest,
                     tuple(moves),
                     sum(change.count for change in proposal.servers if change.what == "add"),
@@ -113,13 +118,13 @@ class Observing(Following):
 
 
 @asynccontextmanager
-async def begin_observing(cluster: LocalCluster, shape: Shape, directory: Path) -> AsyncIterator[Observing]:
-    """Watches the plan, the ring, the decisions and the load until it is left."""
+async def begin_observing(cluster: LocalCluster, shape: LoadShape, directory: Path) -> AsyncIterator[Observing]:
+    """Follows the plan, the ring, the decisions and the load until the block is left."""
     async with (
         await RedisCoordinator.connect(cluster.url_for(ADMIN), timeout_s=COORDINATOR_S_MAX) as coordinator,
         ServerMeter(cluster) as meter,
     ):
         channels = [channel.name for channel in shape.channels]
-        observing = Observing(cluster, meter, coordinator, channels, Log(directory / "moves.log"))
-        async with watching(observing):
+        observing = Observing(cluster, meter, coordinator, channels, RoundLog(directory / "moves.log"))
+        async with followed(observing):
             yield observing

@@ -1,4 +1,4 @@
-"""What a run is to be, and what came of it: the sum over its rounds, and the facts that the command prints.
+"""The options of a soak and its outcome: the sum over its rounds, and the facts that the command prints.
 
 Owns the names of the facts.
 """
@@ -19,12 +19,12 @@ from shoal.soak.faults import FaultPlan
 from shoal.soak.histogram import Histogram
 
 OPEN_TOLD_MAX: Final = 20
-"""Moves that did not end of which the facts say why; the rest is counted."""
+"""Open moves that the facts list with their reasons; the rest are only counted."""
 _SUMS: Final = ("messages", "deliveries", "lost", "duplicated", "reordered", "gaps_reported", "violation_count")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is to be. `moves` are spread over the run; with `burst`, so many channels move at once instead."""
+    """Options of a soak. `moves` are spread over the soak; with `burst`, so many channels move at once instead."""
 
     servers: int
     subscribers: int
@@ -37,24 +37,24 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def protocol(self) -> str:
-        """Whose checks these are."""
+        """The protocol that is checked."""
         return "moves" if self.moves or self.burst else "channels"
 
     @property
     def severity(self) -> Severity:
-        """What the run suffers at the worst."""
+        """The worst faults of the soak."""
         if self.faults.kill_servers:
             return Severity.SERVERS
         return Severity.AGENTS if self.faults.any else Severity.CALM
 
     @property
     def corners(self) -> list[str]:
-        """What the run must meet."""
+        """Corner cases that the soak must meet."""
         return list(wanted_corners(self.faults, self.seconds, self.moves, self.burst))
 
 
 class BaseOutcome(ABC):
-    """The sum over rounds of any kind. `kept` are the directories of rounds that were not right."""
+    """The sum over rounds of any kind. `kept` are the directories of rounds with violations."""
 
     def __init__(self, protocol: str, corners: list[str]) -> None:
         self.protocol = protocol
@@ -83,22 +83,22 @@ class BaseOutcome(ABC):
 
     @property
     def corners_missed(self) -> list[str]:
-        """Corners that such a run should have met, and has not."""
+        """Corner cases that the soak should have met, and has not."""
         return [corner for corner in self.corners if not self.exercised[corner]]
 
     @property
     def holds(self) -> bool:
-        """Whether every promise was kept, and was really put to the test."""
+        """Whether there are no violations, and every corner case was met."""
         return not self.report.violation_count and not self.corners_missed
 
     @property
     @abstractmethod
     def moves(self) -> int:
-        """How many moves there were."""
+        """Number of moves."""
 
     @abstractmethod
     def more_facts(self) -> dict[str, Any]:
-        """What only such a run shows."""
+        """Facts of this kind of soak only."""
 
     def facts(self) -> dict[str, Any]:
         """The facts that `shoal soak --json` prints."""
@@ -124,10 +124,11 @@ class BaseOutcome(ABC):
         }
 
     def move_facts(self) -> dict[str, Any]:
-        """What became of moves, and what they cost in latency.
+        """The fates of moves, and their cost in latency.
 
-        Everybody, while any channel moved, by what it was in quiet time; the same without the messages during which
-        processors were the limit; and channels that moved by others at the same time, for whom they were as busy.
+        There are three differences of the 99.9th percentile: all channels while any channel moved, minus quiet times;
+        the same without messages during which processors were the limit; and channels that moved, minus others at the
+        same time, for which processors were as busy.
         """
         report = self.report
         moved = report.movements
@@ -158,7 +159,7 @@ class BaseOutcome(ABC):
 
 
 class Outcome(BaseOutcome):
-    """The sum over rounds with faults, or with moves that were asked for."""
+    """The sum over rounds with faults, or with requested moves."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(options.protocol, options.corners)
@@ -166,13 +167,13 @@ class Outcome(BaseOutcome):
 
     @property
     def moves(self) -> int:
-        """Those that were asked for; without any, how often a server left the ring or joined it."""
+        """Requested moves; in a soak without moves, how often a server left or joined the ring."""
         if self.protocol == "moves":
             return self.report.movements.asked
         return self.exercised["server left ring"] + self.exercised["server joined ring"]
 
     def more_facts(self) -> dict[str, Any]:
-        """Latency; in a run with moves all that is known of them."""
+        """Latency; in a soak with moves also everything about them."""
         if self.protocol != "moves":
             return {"latency_ms": self.report.quiet.summary_ms()}
         moved = self.report.movements
@@ -185,7 +186,7 @@ class Outcome(BaseOutcome):
                 "eager": moved.eager.per_move_and_client,
             },
             "control": {
-                name: {"moves": cost.moves, "clients": cost.clients, "messages": cost.messages, **cost.words}
+                name: {"moves": cost.moves, "clients": cost.clients, "messages": cost.messages, **cost.by_message}
                 for name, cost in (("lazy", moved.lazy), ("eager", moved.eager))
             },
             "idle_notices": moved.idle_notices,
@@ -196,7 +197,7 @@ class Outcome(BaseOutcome):
 
 
 def _difference_ms(less: Histogram, more: Histogram) -> float | None:
-    """Of the slowest in a thousand; None if one of them is empty."""
+    """Difference of the 99.9th percentiles; None if a histogram is empty."""
     before, after = less.percentile_s(0.999), more.percentile_s(0.999)
     return None if before is None or after is None else round((after - before) * 1000, 3)
 

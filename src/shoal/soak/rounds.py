@@ -1,13 +1,11 @@
-"""What all rounds have in common: a cluster, load processes, quiet and a verdict.
+"""The order of every round: a cluster, load processes, quiet and a verdict.
 
-Owns the order of a round and the way its processes are begun, told and ended:
+Owns the phases, and the processes of a round:
 
-    begin     the cluster forms, subscribers come into force, publishers begin
-    load      publishers and subscribers at work while things happen to the cluster
-    quiet     publishers are silent but there; everything owed must arrive, everything must settle
+    begin     the cluster starts, subscriptions come into force, publishers begin
+    load      publishers and subscribers work, and each kind of round does its own (`run`, `balanced`)
+    quiet     publishers are silent but open; everything published must arrive, everything must settle
     verdict   a checking process reads the logs
-
-What happens while they are at work is the business of each kind of round: `run.py`, `balanced.py`.
 """
 
 from __future__ import annotations
@@ -26,25 +24,29 @@ from typing import Final
 import msgspec
 
 from shoal.cluster.local import LocalCluster
-from shoal.soak.checker import Report, Severity
-from shoal.soak.following import Following
-from shoal.soak.processes import Worker, judge_in_process
-from shoal.soak.records import Log, Wrong
-from shoal.soak.shape import Shape
-from shoal.soak.worker import SHAPE_FILE
+from shoal.lab.load import LoadProcess, Stop
+from shoal.soak import checker
+from shoal.soak.checker import CheckLogs, Report, Severity
+from shoal.soak.load_orders import REPORTS, LoadStatus, PlainPlaces, Role, StartLoad
+from shoal.soak.load_shape import LoadShape
+from shoal.soak.plan_follower import PlanFollower
+from shoal.soak.round_log import Problem, RoundLog
 
 READY_S_MAX: Final = 60.0
-"""How long subscribers may take to be in force at the beginning."""
+"""How long the first subscriptions may take to be in force."""
 SETTLE_S_MAX: Final = 60.0
-"""How long everything may take to settle once publishers are silent."""
+"""How long everything may take to settle when publishers are silent."""
 END_S_MAX: Final = 60.0
+"""How long load processes may take to end."""
 MOVES_S_MAX: Final = 30.0
-"""How long moves may take to end when all were asked for, while publishers go on."""
+"""How long moves may take to end after the last request, while publishers continue."""
+CHECK_S_MAX: Final = 600.0
+"""How long the checking process may take."""
 POLL_S: Final = 0.1
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """How far a run is: seconds of load done, and what has happened."""
+class RoundProgress(msgspec.Struct, frozen=True):
+    """The progress of a soak: seconds of load so far, and counts."""
 
     phase: str
     load_s: float = 0.0
@@ -54,48 +56,62 @@ class Progress(msgspec.Struct, frozen=True):
     moves: int = 0
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[RoundProgress], None]
+
+
+class RoundProcess:
+    """One load process and its last status."""
+
+    def __init__(self, role: Role, number: int, directory: Path) -> None:
+        self.role = role
+        self.process = LoadProcess(
+            f"{role} process {number}", "shoal.soak.load_worker", REPORTS, log=directory / f"{role}-{number}.err"
+        )
+        self.status = LoadStatus(0, 0, ready=False, settled=False)
+        self.process.on(LoadStatus, self._take)
+
+    def _take(self, status: LoadStatus) -> None:
+        self.status = status
 
 
 class BaseRound(ABC):
     """One cluster, one load, one verdict."""
 
-    def __init__(self, shape: Shape, severity: Severity, directory: Path, tell: Tell) -> None:
+    def __init__(self, shape: LoadShape, severity: Severity, directory: Path, tell: Tell) -> None:
         self.shape = shape
-        self.following: Following | None = None
-        self.watchers = 0
-        """Processes of those who watch from outside."""
+        self.follower: PlanFollower | None = None
+        self.places: PlainPlaces | None = None
+        """Where plain clients should be; None if there are none."""
         self.load_began = math.inf
-        self.log = Log(directory / "faults.log")
+        self.log = RoundLog(directory / "faults.log")
         self.directory = directory
         self._severity = severity
         self._tell = tell
-        self._workers: list[Worker] = []
+        self._processes: list[RoundProcess] = []
 
     @property
     def kills(self) -> int:
-        """How many processes were killed."""
+        """Number of processes that were killed."""
         return 0
 
     @abstractmethod
     def make_cluster(self, directory: Path) -> LocalCluster:
-        """The cluster, not yet started."""
+        """The cluster, before it starts."""
 
     @abstractmethod
     async def prepare(self, cluster: LocalCluster, stack: contextlib.AsyncExitStack) -> None:
-        """Makes the cluster ready for its load, before there are clients."""
+        """Prepares the cluster, before there are clients."""
 
     @abstractmethod
     async def load(self, cluster: LocalCluster) -> None:
-        """Everything from the moment when all clients are there until publishers are told to stop."""
+        """Everything between the arrival of all clients and the stop of the publishers."""
 
     @abstractmethod
     async def finish(self, cluster: LocalCluster) -> None:
-        """Looks at the cluster a last time, before it ends."""
+        """Reads what is needed from the cluster before it ends."""
 
     async def execute(self) -> Report:
-        """Runs all phases and judges."""
-        (self.directory / SHAPE_FILE).write_bytes(msgspec.json.encode(self.shape))
+        """Runs all phases and returns the verdict."""
         self._show("starting the cluster")
         async with self.make_cluster(self.directory / "cluster") as cluster, contextlib.AsyncExitStack() as stack:
             stack.callback(self._keep_logs, cluster)
@@ -107,79 +123,93 @@ class BaseRound(ABC):
             await self.finish(cluster)
         self.log.end()
         self._show("checking")
-        return await judge_in_process(self.directory, self._severity)
+        return await self._check()
+
+    async def _check(self) -> Report:
+        """Lets a checking process judge the logs."""
+        order = CheckLogs(str(self.directory), self._severity)
+        log = self.directory / "checker.err"
+        async with LoadProcess("checking process", "shoal.soak.checker", checker.REPORTS, log=log) as process:
+            return await process.ask(order, Report, CHECK_S_MAX)
 
     def _keep_logs(self, cluster: LocalCluster) -> None:
-        """Logs and decisions go with the cluster, but may be wanted when something was wrong."""
+        """Copies logs and decisions, which are deleted with the cluster, for rounds with violations."""
         shutil.copytree(cluster.directory.logs, self.directory / "cluster-logs", dirs_exist_ok=True)
         if cluster.directory.audit.exists():
             shutil.copytree(cluster.directory.audit, self.directory / "audit", dirs_exist_ok=True)
 
     async def _begin(self, cluster: LocalCluster, stack: contextlib.AsyncExitStack) -> None:
-        roles = ("watch", self.watchers), ("subscribe", self.shape.subscriber_processes), ("publish", 1)
+        roles: tuple[tuple[Role, int], ...] = (
+            ("watch", 1 if self.places else 0),
+            ("subscribe", self.shape.subscriber_processes),
+            ("publish", 1),
+        )
         for role, count in roles:
             for number in range(count):
-                worker = Worker(role, number, self.directory, cluster.url)
-                self._workers.append(await stack.enter_async_context(worker))
-            ready = await self.until(lambda: all(one.status.ready for one in self._workers), READY_S_MAX, "beginning")
+                one = RoundProcess(role, number, self.directory)
+                await stack.enter_async_context(one.process)
+                one.process.send(StartLoad(role, number, str(self.directory), cluster.url, self.shape, self.places))
+                self._processes.append(one)
+            ready = await self.until(lambda: all(one.status.ready for one in self._processes), READY_S_MAX, "beginning")
             if not ready:
-                self.log.write(Wrong(f"unsettled: not all subscribers were in force after {READY_S_MAX:g} s"))
+                self.log.write(Problem(f"unsettled: not all subscribers were in force after {READY_S_MAX:g} s"))
 
     async def end_moves(self) -> None:
-        """Lets moves end while publishers go on: a lazy one waits for somebody to speak. What does not end is told in
-        the log of moves."""
-        following = self.following
-        if following is not None:
-            await self.until(lambda: following.settled, MOVES_S_MAX, "moves end")
+        """Waits for moves to end while publishers continue, since a lazy move needs publications. The log of moves
+        lists those that do not end."""
+        follower = self.follower
+        if follower is not None:
+            await self.until(lambda: follower.settled, MOVES_S_MAX, "moves end")
 
     async def _settle(self) -> None:
-        """Quiet; then subscribers end, and after them publishers, who may be asked for something to the last."""
-        self.order("stop", "subscribe")
-        settled = await self.until(lambda: all(one.status.settled for one in self._workers), SETTLE_S_MAX, "settling")
+        """Quiet; then subscribers end, and after them publishers, which may have to repeat messages until then."""
+        self.send(Stop(), "subscribe")
+        settled = await self.until(lambda: all(one.status.settled for one in self._processes), SETTLE_S_MAX, "settling")
         if not settled:
-            self.log.write(Wrong(f"unsettled: not everything had settled after {SETTLE_S_MAX:g} s of quiet"))
+            self.log.write(Problem(f"unsettled: not everything had settled after {SETTLE_S_MAX:g} s of quiet"))
         for role in ("subscribe", "publish", "watch"):
-            self.order("end", role)
+            for process in self._of(role):
+                process.end_orders()
             if not await self.until(partial(self._ended, role), END_S_MAX, "ending"):
-                self.log.write(Wrong(f"unsettled: processes that {role} did not end within {END_S_MAX:g} s"))
+                self.log.write(Problem(f"unsettled: {role} processes did not end within {END_S_MAX:g} s"))
 
-    def order(self, order: str, role: str) -> None:
+    def send(self, order: msgspec.Struct, role: str) -> None:
         """Gives an order to all processes of a role."""
-        for worker in self._of(role):
-            worker.order(order)
+        for process in self._of(role):
+            process.send(order)
 
     def _ended(self, role: str) -> bool:
-        return all(worker.ended for worker in self._of(role))
+        return all(process.is_over for process in self._of(role))
 
-    def _of(self, role: str) -> Iterable[Worker]:
-        return [worker for worker in self._workers if worker.role == role]
+    def _of(self, role: str) -> Iterable[LoadProcess]:
+        return [one.process for one in self._processes if one.role == role]
 
     async def until(self, condition: Callable[[], bool], timeout_s: float, phase: str) -> bool:
-        """Waits for a condition, showing progress; False if it took too long. A process that fails ends the run."""
-        give_up = time.monotonic() + timeout_s
+        """Waits for a condition and shows progress; False after a timeout. A process that fails ends the round."""
+        deadline = time.monotonic() + timeout_s
         while not condition():
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 return False
-            for worker in self._workers:
-                worker.check()
+            for one in self._processes:
+                one.process.check()
             self._show(phase)
             await asyncio.sleep(POLL_S)
         return True
 
     async def until_load(self, load_s: float, phase: str, condition: Callable[[], bool] = lambda: False) -> None:
-        """Waits until there was load for so long, or for a condition."""
+        """Waits until the load has lasted so long, or for a condition."""
         end = self.load_began + load_s
         await self.until(lambda: time.monotonic() >= end or condition(), math.inf, phase)
 
     def _show(self, phase: str) -> None:
-        statuses = [worker.status for worker in self._workers]
+        statuses = [one.status for one in self._processes]
         self._tell(
-            Progress(
+            RoundProgress(
                 phase=phase,
                 load_s=max(0.0, min(time.monotonic() - self.load_began, self.shape.seconds)),
                 messages=sum(status.messages for status in statuses),
                 deliveries=sum(status.deliveries for status in statuses),
                 faults=self.kills,
-                moves=len(self.following.ledger.moves) if self.following else 0,
+                moves=len(self.follower.ledger.moves) if self.follower else 0,
             )
         )

@@ -1,10 +1,10 @@
-"""A soak of channels or moves: rounds with faults, and with moves that are asked for.
+"""A soak of channels or moves: rounds with faults, and with requested moves.
 
-Owns what happens during the load of such a round, and the sum over rounds. The order of a round is in `rounds.py`; the
-last part of its load is without faults.
+Owns what happens during the load of such a round, and the sum over rounds. The phases of a round are in `rounds`; the
+last part of the load is without faults.
 
-A run that is longer than `ROUND_S_MAX` has several rounds, so that logs and memory stay bounded, and so that no
-publisher is silent so long that its stream ends and its sequence numbers begin again.
+A soak that is longer than `ROUND_S_MAX` has several rounds. That limits logs and memory, and no publisher is silent so
+long that its stream expires and its sequence numbers start again.
 """
 
 from __future__ import annotations
@@ -17,27 +17,32 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import hiredis
 import msgspec
+import pyarrow.compute as pc
 
-from shoal.cluster.acl import ADMIN
+from shoal.channels.telemetry import DATA_FIELD, decode
+from shoal.cluster.acl import READER
 from shoal.cluster.local import LocalCluster
+from shoal.cluster.state import ClusterState
 from shoal.cluster.timing import Timing
-from shoal.coordination.redis import RedisCoordinator
-from shoal.plan.keys import entry_key
-from shoal.plan.signing import Signer
-from shoal.soak.asking import Asking, begin_asking
-from shoal.soak.faults import Faults
-from shoal.soak.forwarding import count_forwarded
+from shoal.errors import ShoalError
+from shoal.experiments.real.limited_cluster import place_channels
+from shoal.lab.load import Stop
+from shoal.soak.faults import FaultInjector
+from shoal.soak.load_shape import IDLE_CHANNELS, LoadShape, draw, draw_burst_shape
+from shoal.soak.move_requests import MoveRequester, start_moves
 from shoal.soak.outcome import BaseOutcome, Options, Outcome
-from shoal.soak.records import Counted, Wrong
-from shoal.soak.rounds import READY_S_MAX, SETTLE_S_MAX, BaseRound, Tell
-from shoal.soak.shape import IDLE_CHANNELS, Shape, draw, draw_burst_shape
+from shoal.soak.round_log import CornerMet, Problem
+from shoal.soak.rounds import SETTLE_S_MAX, BaseRound, Tell
+from shoal.wire.blocking import ask
+from shoal.wire.envelope import TELEMETRY_KEY
 
 ROUND_S_MAX: Final = 60.0
 RESTART_PAUSE_S_MAX: Final = 1.0
-"""The supervisor would wait longer and longer for a process that is killed all the time."""
+"""Without this limit the supervisor would wait longer and longer before it restarts a process that is killed often."""
 
 
 async def run_soak(options: Options, tell: Tell) -> Outcome:
@@ -57,7 +62,7 @@ async def run_soak(options: Options, tell: Tell) -> Outcome:
 
 @contextlib.contextmanager
 def round_directory(outcome: BaseOutcome) -> Iterator[Path]:
-    """A directory for the logs of a round; it is kept if the round was not right."""
+    """A directory for the logs of a round; it is kept if the round has violations."""
     directory = Path(tempfile.mkdtemp(prefix="shoal-soak-"))
     before = outcome.report.violation_count
     try:
@@ -70,75 +75,88 @@ def round_directory(outcome: BaseOutcome) -> Iterator[Path]:
 
 
 class Round(BaseRound):
-    """A round with faults, or with moves that are asked for."""
+    """A round with faults, or with requested moves."""
 
     def __init__(self, options: Options, seed: int, directory: Path, tell: Tell) -> None:
         super().__init__(_shape(options, seed), options.severity, directory, tell)
         self.forwarded = 0
         self._options = options
-        self._asking: Asking | None = None
-        self._faults: Faults | None = None
+        self._requester: MoveRequester | None = None
+        self._faults: FaultInjector | None = None
 
     @property
     def kills(self) -> int:
-        """Of agents, servers and the coordinator."""
+        """Kills of agents, servers and the coordinator."""
         return self._faults.kills if self._faults else 0
 
     def make_cluster(self, directory: Path) -> LocalCluster:
-        """With a supervisor that never waits long."""
+        """A cluster whose supervisor restarts processes quickly."""
         timing = Timing(restart_pause_s_max=RESTART_PAUSE_S_MAX)
         return LocalCluster(self._options.servers, directory, limits=self._options.limits, timing=timing)
 
     async def prepare(self, cluster: LocalCluster, stack: contextlib.AsyncExitStack) -> None:
-        """Places channels, and follows the plan if there are to be moves."""
-        await self._place(cluster)
+        """Places channels, and follows the plan if there will be moves."""
+        placements = {channel.name: channel.placement for channel in self.shape.channels if channel.placement}
+        await place_channels(cluster, placements)
+        for placement in placements.values():
+            self.log.write(CornerMet(f"placement {placement.mode}", 1))
         if self._options.protocol == "moves":
-            asking = begin_asking(cluster, self.shape, self._options, self.directory)
-            self.following = self._asking = await stack.enter_async_context(asking)
-            self.watchers = 1
-
-    async def _place(self, cluster: LocalCluster) -> None:
-        """Writes the plan's entries: some channels live where no ring would put them."""
-        signer = Signer(cluster.directory.key_file.read_bytes())
-        async with await RedisCoordinator.connect(cluster.url_for(ADMIN), timeout_s=READY_S_MAX) as coordinator:
-            for channel in self.shape.channels:
-                if channel.placement is not None:
-                    name = channel.name.encode()
-                    await coordinator.put(entry_key(name), signer.entry(name, channel.placement))
-                    self.log.write(Counted(f"placement {channel.placement.mode}", 1))
+            moves = start_moves(cluster, self.shape, self._options, self.directory)
+            self.follower = self._requester = await stack.enter_async_context(moves)
+            self.places = self._requester.places
 
     async def load(self, cluster: LocalCluster) -> None:
-        """Faults strike and channels move."""
+        """Faults are injected, and channels move."""
         seconds = self.shape.seconds
-        faults = Faults(cluster, self._options.faults, seconds, self.shape.rng("faults"), self.log)
+        faults = FaultInjector(cluster, self._options.faults, seconds, self.shape.rng("faults"), self.log)
         self._faults = faults
-        striking = asyncio.create_task(faults.run())
-        asking = asyncio.create_task(self._asking.run(self.load_began)) if self._asking else None
+        injecting = asyncio.create_task(faults.run())
+        requesting = asyncio.create_task(self._requester.run(self.load_began)) if self._requester else None
         try:
             await self.until_load(seconds, "load")
             await self.end_moves()
             for role in ("watch", "publish"):
-                self.order("stop", role)
-            if not await self.until(striking.done, SETTLE_S_MAX, "mending"):
-                self.log.write(Wrong(f"unsettled: the cluster was not well {SETTLE_S_MAX:g} s after the last fault"))
+                self.send(Stop(), role)
+            if not await self.until(injecting.done, SETTLE_S_MAX, "recovery"):
+                self.log.write(
+                    Problem(f"unsettled: the cluster had not recovered {SETTLE_S_MAX:g} s after the last fault")
+                )
         finally:
-            tasks = [task for task in (striking, asking) if task is not None]
+            tasks = [task for task in (injecting, requesting) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for corner, times in faults.counts.items():
-            self.log.write(Counted(corner, times))
+            self.log.write(CornerMet(corner, times))
 
     async def finish(self, cluster: LocalCluster) -> None:
         """Ends the log of moves."""
-        if self._asking is not None:
-            await self._asking.finish()
-            self.forwarded = await asyncio.to_thread(count_forwarded, cluster.state)
+        if self._requester is not None:
+            await self._requester.finish()
+            self.forwarded = await asyncio.to_thread(_count_forwarded, cluster.state)
 
 
-def _shape(options: Options, seed: int) -> Shape:
+def _shape(options: Options, seed: int) -> LoadShape:
     if options.burst:
         return draw_burst_shape(seed, options.seconds, options.burst, options.limits)
     servers = [f"s{number}" for number in range(1, options.servers + 1)]
     idle = IDLE_CHANNELS if options.moves else 0
     return draw(seed, options.seconds, servers, options.subscribers, options.limits, idle)
+
+
+def _count_forwarded(state: ClusterState) -> int:
+    """Messages that agents have forwarded, from the telemetry on the servers that answer. Blocks.
+
+    What an agent counted in the second in which it was killed is not included.
+    """
+    total = 0
+    for server in state.servers:
+        login = READER, state.passwords[READER]
+        try:
+            entries: Any = ask(server.host, server.port, *login, "XRANGE", TELEMETRY_KEY, "-", "+")
+        except (ShoalError, hiredis.ReplyError):
+            continue
+        for _, fields in entries:
+            record = decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD])
+            total += pc.sum(record.channels.column("forwarded")).as_py() or 0
+    return total

@@ -12,6 +12,9 @@ from hiredis import pack_command
 
 Command: TypeAlias = tuple[bytes, ...]
 
+Request: TypeAlias = tuple[bytes | str | int, ...]
+"""A command whose arguments need not be bytes yet: text is sent as UTF-8, a number in decimal digits."""
+
 _LENGTHS: Final = tuple(b"%d\r\n" % length for length in range(4096))
 """The length lines of the payloads that most messages have: a look-up is cheaper than formatting a number."""
 
@@ -42,6 +45,11 @@ def encode_commands(commands: Sequence[Command]) -> bytes:
         else:
             append(pack_command(command))  # type: ignore[arg-type]  # its stub knows tuples of one item only
     return b"".join(parts)
+
+
+def encode_requests(requests: Sequence[Request]) -> bytes:
+    """All requests as one pipeline of bytes, in their order."""
+    return b"".join(map(pack_command, requests))  # type: ignore[arg-type]  # its stub knows tuples of one item only
 
 
 def _remember_head(channel: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The first words on a connection: who we are, what the server is, and what its refusals mean.
 
 Owns the commands that open a connection and the judgement of their answers. Never touches a socket:
-`shoal.wire.resp` and `shoal.wire.ask` carry them.
+`shoal.wire.connection` carries them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from shoal.errors import AuthenticationError, ConnectError, ProtocolError, Serve
 from shoal.wire.commands import Command
 
 REDIS_VERSION_MIN: Final = (6, 2)
-"""The first Redis with RESP3 and the ACL rules for channels that roles need. Every Valkey is newer."""
-
-HANDSHAKE_REPLIES: Final = 2
-"""How many replies `handshake_commands` draws."""
+"""The first Redis with ACL rules for channels, which roles need, and whose transactions notice that a watched key has
+expired. Every Valkey is newer.
+"""
 
 _DEFAULT_USER: Final = "default"
 NO_REDIS: Final = "check that the address is a Redis or Valkey server's"
@@ -28,29 +27,33 @@ NO_REDIS: Final = "check that the address is a Redis or Valkey server's"
 class ServerIdentity:
     """What a server says of itself: `redis` or `valkey`, its own version, and the id of this run of it.
 
-    A changed `run_id` tells that the server was restarted and has forgotten its subscribers.
+    A changed `run_id` tells that the server was restarted and has forgotten its subscribers. It is None if the
+    server was not asked.
     """
 
     name: str
     version: str
-    run_id: str
+    run_id: str | None
 
 
-def hello_command(username: str | None, password: str | None, name: str) -> Command:
-    """Switch to RESP3, log in, say our name."""
+def _hello_command(username: str | None, password: str | None, name: str) -> Command:
+    """Switch to RESP3, log in, say our name. A user without a password logs in with an empty one."""
     hello: list[bytes] = [b"HELLO", b"3"]
-    if password is not None:
-        hello += [b"AUTH", (username or _DEFAULT_USER).encode(), password.encode()]
+    if username is not None or password is not None:
+        hello += [b"AUTH", (username or _DEFAULT_USER).encode(), (password or "").encode()]
     hello += [b"SETNAME", name.encode()]
     return tuple(hello)
 
 
-def handshake_commands(username: str | None, password: str | None, name: str) -> list[Command]:
-    """Say hello and ask for the server's identity: one round trip."""
-    return [hello_command(username, password, name), (b"INFO", b"server")]
+def handshake_commands(
+    username: str | None, password: str | None, name: str, *, identify: bool = True
+) -> list[Command]:
+    """Say hello and, to `identify` the run of the server, ask for INFO, which takes the right to it: one round trip."""
+    hello = _hello_command(username, password, name)
+    return [hello, (b"INFO", b"server")] if identify else [hello]
 
 
-def judge_hello(hello: Any, *, where: str, username: str | None) -> tuple[str, str]:
+def _judge_hello(hello: Any, *, where: str, username: str | None) -> tuple[str, str]:
     """The server's name and version, if it let us in and is new enough; else the error that says why not."""
     if isinstance(hello, hiredis.ReplyError):
         raise _refusal(hello, "HELLO", where, username)
@@ -62,9 +65,12 @@ def judge_hello(hello: Any, *, where: str, username: str | None) -> tuple[str, s
 
 
 def judge_handshake(replies: list[Any], *, where: str, username: str | None) -> ServerIdentity:
-    """The server's identity from the replies to `handshake_commands`; errors as in `judge_hello`."""
-    hello, info = replies
-    name, version = judge_hello(hello, where=where, username=username)
+    """The server's identity from the replies to `handshake_commands`; errors as in `_judge_hello`."""
+    hello, *rest = replies
+    name, version = _judge_hello(hello, where=where, username=username)
+    if not rest:
+        return ServerIdentity(name, version, None)
+    (info,) = rest
     if isinstance(info, hiredis.ReplyError):
         raise _refusal(info, "INFO", where, username)
     if not isinstance(info, bytes):
@@ -90,25 +96,31 @@ def _check_version(name: str, version: str, where: str) -> None:
 
 
 def _refusal(reply: hiredis.ReplyError, command: str, where: str, username: str | None) -> Exception:
-    """The error that a refused command of the handshake means, with what to do about it."""
+    """The error that a refused command of the handshake means, with what to do about it. The reply is its cause, except
+    where it repeats the password.
+    """
     text = str(reply)
     code = text.split(" ", 1)[0]
     user = username or _DEFAULT_USER
+    error: Exception
+    if code == "NOPROTO" or "unknown command" in text:
+        return _too_old(where, "is older than Redis 6 (it does not know HELLO 3)")
     if code == "WRONGPASS":
-        return AuthenticationError(
+        error = AuthenticationError(
             f"{where} refused user {user!r} ({text})",
             do="check the user's name and password, and that it is enabled",
         )
-    if code == "NOAUTH":
-        return AuthenticationError(f"{where} wants a password ({text})", do="give a user name and a password")
-    if code == "NOPERM":
-        return AuthenticationError(
+    elif code == "NOAUTH":
+        error = AuthenticationError(f"{where} wants a password ({text})", do="give a user name and a password")
+    elif code == "NOPERM":
+        error = AuthenticationError(
             f"user {user!r} at {where} may not run {command} ({text})",
             do=f"ACL SETUSER {user} +{command.lower()}",
         )
-    if code == "NOPROTO" or "unknown command" in text:
-        return _too_old(where, "does not know HELLO 3")  # not `text`: it repeats the password
-    return ConnectError(f"{where} refused {command}: {text}")
+    else:
+        error = ConnectError(f"{where} refused {command}: {text}")
+    error.__cause__ = reply
+    return error
 
 
 def _too_old(where: str, what: str) -> ServerTooOldError:

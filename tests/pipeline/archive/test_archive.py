@@ -21,13 +21,14 @@ from tests.support.redis_server import RedisServer
 
 from shoal.errors import ArchiveError
 from shoal.history.archive import read_archive
-from shoal.history.joining import join
 from shoal.history.manifest import Manifest, read_manifest, unlisted, write_manifest
-from shoal.history.records import Position
-from shoal.history.servers import Login
+from shoal.history.merge import merge_rows
+from shoal.history.record_reader import RecordPosition
+from shoal.history.server_reader import Login
 from shoal.history.table import to_items
 from shoal.message import Gap
-from shoal.pipeline.archive.job import ArchiveJob, Function, Runner, on_spark, run_here
+from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
+from shoal.pipeline.spark.tasks import Task
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 from shoal.wire.recorded import record_key
@@ -62,7 +63,7 @@ def archive_all(
 
 
 def archived(archive: Path, channel: str = "orders.eu") -> list[int]:
-    return sequences(to_items(join(read_archive(archive, channel)[1])))
+    return sequences(to_items(merge_rows(read_archive(archive, channel)[1])))
 
 
 def test_records_become_files_by_day_and_channel(servers: tuple[RedisServer, RedisServer], tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_entries_that_were_trimmed_before_they_were_archived_are_a_gap(
     recording.write(4, 5, 6, 7)
     recording.redis.xtrim(record_key(recording.channel), maxlen=2, approximate=False)
     archive_all(tmp_path, servers[0])
-    items = list(to_items(join(read_archive(tmp_path, "orders.eu")[1])))
+    items = list(to_items(merge_rows(read_archive(tmp_path, "orders.eu")[1])))
     assert sequences(items) == [1, 2, 3, 6, 7]
     gaps = [gap for gap in items if isinstance(gap, Gap)]
     assert {(gap.publisher, gap.first, gap.last) for gap in gaps} == {(BOB, 4, 5), (None, 0, None)}
@@ -150,7 +151,7 @@ def test_a_record_that_a_server_has_lost_is_a_gap(servers: tuple[RedisServer, Re
     recording.redis.flushall()
     Recording(servers[0]).write(5)
     archive_all(tmp_path, servers[0])
-    items = list(to_items(join(read_archive(tmp_path, "orders.eu")[1])))
+    items = list(to_items(merge_rows(read_archive(tmp_path, "orders.eu")[1])))
     assert sorted(sequences(items)) == [1, 2, 3, 5]
     assert any("lost its record" in gap.reason for gap in items if isinstance(gap, Gap))
 
@@ -161,7 +162,7 @@ def test_a_corrupt_entry_is_a_gap_and_stops_nothing(servers: tuple[RedisServer, 
     recording.garbage()
     recording.write(2, at=False)
     archive_all(tmp_path, servers[0])
-    items = list(to_items(join(read_archive(tmp_path, "orders.eu")[1])))
+    items = list(to_items(merge_rows(read_archive(tmp_path, "orders.eu")[1])))
     assert sequences(items) == [1, 2]
     assert ["cannot be read" in gap.reason for gap in items if isinstance(gap, Gap)] == [True]
 
@@ -185,7 +186,7 @@ def test_a_server_that_dies_after_planning_is_left_for_the_next_batch(
         Recording(server, b"deals").write(1, 2)
     all_servers = addresses(*servers)
 
-    def dies(function: Function, rows: pa.Table) -> pa.Table:
+    def dies(function: Task, rows: pa.Table) -> pa.Table:
         places = [{**row, "port": 1} if row["server"] == "s2" else row for row in rows.to_pylist()]
         return run_here(function, pa.Table.from_pylist(places, schema=rows.schema))
 
@@ -210,7 +211,7 @@ def test_one_record_does_not_hide_what_another_still_has(
     busy.write(*range(1, 11))
     quiet.write(*range(1, 21))
 
-    def grows(function: Function, rows: pa.Table) -> pa.Table:
+    def grows(function: Task, rows: pa.Table) -> pa.Table:
         busy.write(*range(busy.number + 1, busy.number + 11))
         return run_here(function, rows)
 
@@ -226,7 +227,7 @@ def test_one_record_does_not_hide_what_another_still_has(
 
 def test_a_record_that_was_begun_anew_counts_whole(servers: tuple[RedisServer, RedisServer], tmp_path: Path) -> None:
     Recording(servers[0]).write(*range(1, 31))
-    write_manifest(tmp_path, Manifest(positions={"s1": {record_name(b"orders.eu"): Position("1000-0", 100_000)}}))
+    write_manifest(tmp_path, Manifest(positions={"s1": {record_name(b"orders.eu"): RecordPosition("1000-0", 100_000)}}))
     with ArchiveJob(tmp_path, NOBODY, 10) as job:
         progress = job.batch(addresses(servers[0]), run_here)
         assert progress is not None
@@ -270,7 +271,7 @@ def test_a_first_job_that_dies_leaves_a_manifest_by_which_its_files_are_known(
 ) -> None:
     Recording(servers[0]).write(1)
 
-    def dies(function: Function, rows: pa.Table) -> pa.Table:
+    def dies(function: Task, rows: pa.Table) -> pa.Table:
         run_here(function, rows)
         raise KeyboardInterrupt
 
@@ -288,7 +289,7 @@ def test_an_older_manifest_does_not_make_newer_files_garbage(
     Recording(servers[0]).write(1, 2, 3)
     archive_all(tmp_path, servers[0], rows=1)
     write_manifest(tmp_path, Manifest())
-    with pytest.raises(ArchiveError, match=r"of batch 2, .* ends with batch 0.*put back the newest manifest"):
+    with pytest.raises(ArchiveError, match=r"of batch 2, .* ends with batch 0.*restore the newest manifest"):
         ArchiveJob(tmp_path, NOBODY).__enter__()
     assert len(list(tmp_path.rglob("*.parquet"))) == 3
 
@@ -318,7 +319,7 @@ def test_bad_archives_are_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match=r"no archive at .*shoal pipeline archive"):
         read_manifest(tmp_path / "nowhere")
     (tmp_path / "manifest.json").write_text('{"version": 0, "files": []}')
-    with pytest.raises(ArchiveError, match=r"version 0 .* read it with the Shoal that wrote it"):
+    with pytest.raises(ArchiveError, match=r"version 0 .* read it with the version of Shoal that wrote it"):
         read_manifest(tmp_path)
     with pytest.raises(ArchiveError, match="version 0"):
         ArchiveJob(tmp_path, NOBODY).__enter__()

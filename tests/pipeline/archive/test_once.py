@@ -11,8 +11,9 @@ from tests.support.records import Recording
 from tests.support.redis_server import RedisServer
 
 from shoal.cli.pipeline_archive import _archive, _Cluster, _Done
-from shoal.history.servers import Login
-from shoal.pipeline.archive.job import ArchiveJob, Function, run_here
+from shoal.history.server_reader import Login
+from shoal.pipeline.archive.job import ArchiveJob, run_here
+from shoal.pipeline.spark.tasks import Task
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 
@@ -34,7 +35,7 @@ def test_once_is_all_that_there_was_and_no_more(tmp_path: Path) -> None:
         quiet.write(*range(1, 36))
         done, ended = _Done(), threading.Event()
 
-        def grows(function: Function, rows: pa.Table) -> pa.Table:
+        def grows(function: Task, rows: pa.Table) -> pa.Table:
             busy.write(*range(busy.number + 1, busy.number + 21))
             if done.batches > BATCHES_MAX:
                 ended.set()
@@ -52,7 +53,7 @@ def test_a_batch_that_can_read_nothing_is_not_tried_again_at_once(tmp_path: Path
     with RedisServer() as server, ArchiveJob(tmp_path, Login(None, None)) as job:
         Recording(server).write(1)
 
-        def refused(function: Function, rows: pa.Table) -> pa.Table:
+        def refused(function: Task, rows: pa.Table) -> pa.Table:
             places = [{**row, "port": 1} for row in rows.to_pylist()]
             return run_here(function, pa.Table.from_pylist(places, schema=rows.schema))
 

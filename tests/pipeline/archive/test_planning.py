@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.history.manifest import ArchivedFile, Manifest
-from shoal.pipeline.archive.planning import plan_groups
+from shoal.pipeline.archive.batch_plan import plan_groups
 
 MIB = 1 << 20
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import pyarrow as pa
 import pytest
 from tests.balance.reporting import record
 from tests.support.redis_server import RedisServer
 
 from shoal.channels.telemetry import DATA_FIELD, ID_FIELD, Record, encode
-from shoal.pipeline.source import reading
+from shoal.pipeline.source import parts
+from shoal.pipeline.source.kinds import Kind
+from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import ServerOffset
 from shoal.pipeline.source.options import SourceOptions, read_options
-from shoal.pipeline.source.planning import Planning, table_of
-from shoal.wire.ask import Asking
+from shoal.wire.blocking import BlockingConnection
 from shoal.wire.envelope import TELEMETRY_KEY
 
 BASE_S = 1_763_240_000
@@ -35,7 +37,7 @@ class Stream:
         self._server = server
 
     def ask(self, *words: bytes | str | int) -> object:
-        with Asking(self._server.host, self._server.port, None, None) as asking:
+        with BlockingConnection(self._server.host, self._server.port, None, None) as asking:
             return asking.ask(*words)
 
     def add(self, records: Iterable[Record], late_ms: int = 50) -> None:
@@ -82,11 +84,16 @@ def empty(one: RedisServer, two: RedisServer) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PAUSE_S", 0.01)
+    monkeypatch.setattr(parts, "PAUSE_S", 0.01)
+
+
+def table_of(read: Sequence[parts.Part], kind: Kind) -> pa.Table:
+    """The rows of some parts."""
+    return pa.Table.from_batches([batch for part in read for batch in parts.read_part(part)], kind.schema)
 
 
 def seconds_of(
-    planning: Planning, asked: SourceOptions, start: dict[str, ServerOffset], end: dict[str, ServerOffset]
+    planning: OffsetPlanner, asked: SourceOptions, start: dict[str, ServerOffset], end: dict[str, ServerOffset]
 ) -> list[tuple[str, int]]:
     """What is between two offsets: host and second of each record."""
     table = table_of(planning.parts(start, end), asked.kind)

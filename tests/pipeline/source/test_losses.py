@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
-from tests.pipeline.source.streaming import BASE_S, Stream, empty, entry, one, options, quick, seconds_of, two
+from tests.pipeline.source.streaming import BASE_S, Stream, empty, entry, one, options, quick, seconds_of, table_of, two
 from tests.support.records import Recording
 from tests.support.redis_server import RedisServer
 
 from shoal.errors import TrimmedError
-from shoal.history.servers import Login
-from shoal.pipeline.source import reading
+from shoal.history.server_reader import Login
+from shoal.pipeline.source.cluster_address import ClusterAddress
+from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import read_offset, write_offset
-from shoal.pipeline.source.planning import Planning, table_of
-from shoal.pipeline.source.where import Cluster
+from shoal.pipeline.source.parts import read_part
 from shoal.plan.ring import ServerAddress
 from shoal.wire.recorded import INDEX_KEY
 
@@ -39,7 +39,7 @@ class Rings:
 def test_a_trimmed_stream_is_an_error_that_says_how_much_is_lost(one: RedisServer) -> None:
     stream = Stream(one)
     stream.add(entry("s1", BASE_S + second) for second in range(10))
-    planning = Planning(options(one))
+    planning = OffsetPlanner(options(one))
     start = planning.next({}, 4)
     stream.trim(3)
     with pytest.raises(TrimmedError, match=r"telemetry of s1 was trimmed: 3 entries were dropped.*failOnDataLoss"):
@@ -52,7 +52,7 @@ def test_a_trimmed_stream_goes_on_with_the_oldest_and_a_warning_if_asked(
     stream = Stream(one)
     stream.add(entry("s1", BASE_S + second) for second in range(10))
     asked = options(one, failOnDataLoss="false")
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start = planning.next({}, 4)
     stream.trim(3)
     end = planning.next(start)
@@ -65,7 +65,7 @@ def test_what_is_trimmed_between_planning_and_reading_is_seen_too(one: RedisServ
     stream = Stream(one)
     stream.add(entry("s1", BASE_S + second) for second in range(10))
     asked = options(one)
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start = planning.next({}, 4)
     end = planning.next(start)
     parts = planning.parts(start, end)
@@ -77,15 +77,15 @@ def test_what_is_trimmed_between_planning_and_reading_is_seen_too(one: RedisServ
 def test_a_server_that_lost_its_data_is_seen(one: RedisServer) -> None:
     stream = Stream(one)
     stream.add(entry("s1", BASE_S + second) for second in range(10))
-    start = Planning(options(one)).next({})
+    start = OffsetPlanner(options(one)).next({})
     stream.clear()
     stream.add([entry("s1", BASE_S + 20)])
-    with pytest.raises(TrimmedError, match="began anew"):
-        Planning(options(one)).next(start)
+    with pytest.raises(TrimmedError, match="was restarted"):
+        OffsetPlanner(options(one)).next(start)
     asked = options(one, failOnDataLoss="false")
-    end = Planning(asked).next(start)
-    assert seconds_of(Planning(asked), asked, start, end) == [("s1", BASE_S + 20)]
-    assert Planning(asked).next(end) == end
+    end = OffsetPlanner(asked).next(start)
+    assert seconds_of(OffsetPlanner(asked), asked, start, end) == [("s1", BASE_S + 20)]
+    assert OffsetPlanner(asked).next(end) == end
 
 
 def test_a_record_that_its_server_does_not_know_any_more_is_told(
@@ -94,32 +94,32 @@ def test_a_record_that_its_server_does_not_know_any_more_is_told(
     Recording(one, b"orders").write(*range(1, 11))
     Recording(one, b"quiet").write(1)
     asked = options(one, kind="channel")
-    behind = read_offset(write_offset(Planning(asked).next({}, 4)))
-    covered = Planning(asked).next(behind)
+    behind = read_offset(write_offset(OffsetPlanner(asked).next({}, 4)))
+    covered = OffsetPlanner(asked).next(behind)
     Stream(one).clear()
-    with pytest.raises(TrimmedError, match=r"b3JkZXJz of s1 are not there any more.* at least 7 entries of them"):
-        Planning(asked).next(behind)
-    lenient = Planning(options(one, kind="channel", failOnDataLoss="false"))
+    with pytest.raises(TrimmedError, match=r"b3JkZXJz of s1 no longer exist.* at least 7 entries were not read"):
+        OffsetPlanner(asked).next(behind)
+    lenient = OffsetPlanner(options(one, kind="channel", failOnDataLoss="false"))
     after = lenient.next(behind)
     assert lenient.next(after) == after
     assert caplog.text.count("entries are lost") == 1
     old = {"s1": {**write_offset(behind)["s1"], "~behind": 7}}
     with pytest.raises(TrimmedError, match="at least 7 entries"):  # an offset from before: nobody noted which stream
-        Planning(asked).next(read_offset(old))
+        OffsetPlanner(asked).next(read_offset(old))
     caplog.clear()
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     assert planning.next(covered) == covered
     assert planning.next(covered) == covered
-    assert caplog.text.count("a stream that was read is not there any more") == 2  # each once
+    assert caplog.text.count("stream no longer exists") == 2  # each once
 
 
 def test_a_record_that_was_read_to_its_end_is_not_lost_though_another_is_behind(one: RedisServer) -> None:
     Recording(one, b"orders").write(*range(1, 11))
     Recording(one, b"quiet").write(1)
     asked = options(one, kind="channel")
-    start = Planning(asked).next({}, 4)
+    start = OffsetPlanner(asked).next({}, 4)
     Stream(one).ask("SREM", INDEX_KEY, b"quiet")
-    assert Planning(asked).next(start)["s1"].behind == 0
+    assert OffsetPlanner(asked).next(start)["s1"].behind == 0
 
 
 @pytest.mark.parametrize(("parts", "fail"), [(1, "true"), (3, "true"), (1, "false")])
@@ -128,7 +128,7 @@ def test_who_begins_with_the_oldest_of_a_full_stream_begins_with_what_is_there_w
 ) -> None:
     stream, asked = Stream(one), options(one, partitionsPerServer=str(parts), failOnDataLoss=fail)
     stream.add(entry("s1", BASE_S + second) for second in range(600))
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start = planning.first()
     for second in range(600, 605):  # it is at its bound: each that comes drops the oldest
         stream.add([entry("s1", BASE_S + second)])
@@ -141,11 +141,11 @@ def test_who_begins_with_the_oldest_of_a_full_stream_begins_with_what_is_there_w
     with caplog.at_level(logging.INFO, logger="shoal"):
         table = table_of(planned, asked.kind)
     assert [second - BASE_S for second in table["second"].to_pylist()] == [*range(10, 605)]
-    assert "a stream begins later" in caplog.text
+    assert "stream starts later" in caplog.text
     assert "lost" not in caplog.text
     stream.trim(2)
     with pytest.raises(TrimmedError, match="3 entries were dropped"):  # from where it was read on it is a loss
-        Planning(options(one)).next(end)
+        OffsetPlanner(options(one)).next(end)
 
 
 def test_a_stream_that_a_small_first_batch_left_out_begins_with_what_is_there(
@@ -154,7 +154,7 @@ def test_a_stream_that_a_small_first_batch_left_out_begins_with_what_is_there(
     Stream(one).add(entry("s1", BASE_S + second) for second in range(100))
     Stream(two).add(entry("s2", BASE_S + second) for second in range(80, 100))
     asked = options(one, two)
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start = planning.first()
     early = planning.next(start, 20)
     Stream(two).trim(15)
@@ -165,7 +165,7 @@ def test_a_stream_that_a_small_first_batch_left_out_begins_with_what_is_there(
 
 
 def test_what_comes_into_an_empty_stream_and_is_dropped_unread_is_lost(one: RedisServer) -> None:
-    planning = Planning(options(one))
+    planning = OffsetPlanner(options(one))
     start = read_offset(write_offset(planning.first()))
     Stream(one).add(entry("s1", BASE_S + second) for second in range(10))
     Stream(one).trim(3)
@@ -177,14 +177,14 @@ def test_what_comes_into_an_empty_stream_and_is_dropped_unread_is_lost(one: Redi
 def test_a_stream_that_is_deleted_before_the_first_batch_is_read_is_seen(one: RedisServer, parts: int) -> None:
     stream, asked = Stream(one), options(one, partitionsPerServer=str(parts))
     stream.add(entry("s1", BASE_S + second) for second in range(10))
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start = planning.first()
     end = planning.next(start)
     stream.clear()
-    with pytest.raises(TrimmedError, match="began anew"):
+    with pytest.raises(TrimmedError, match="was restarted"):
         seconds_of(planning, asked, start, end)
     stream.add(entry("s1", BASE_S + second) for second in range(20, 23))
-    with pytest.raises(TrimmedError, match="began anew"):
+    with pytest.raises(TrimmedError, match="was restarted"):
         seconds_of(planning, asked, start, end)
 
 
@@ -192,7 +192,7 @@ def test_of_a_new_server_nothing_is_missed_but_what_is_dropped_after_it_was_read
     stream, asked = Stream(one), options(one)
     stream.add(entry("s1", BASE_S + second) for second in range(10))
     stream.trim(6)
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     end = read_offset(write_offset(planning.next({})))
     assert len(seconds_of(planning, asked, {}, end)) == 6
     stream.trim(2)
@@ -207,10 +207,10 @@ def test_of_a_new_server_nothing_is_missed_but_what_is_dropped_after_it_was_read
 def test_what_is_dropped_while_it_is_read_is_seen(one: RedisServer, parts: int) -> None:
     stream, asked = Stream(one), options(one, partitionsPerServer=str(parts))
     stream.add(entry("s1", BASE_S + second) for second in range(400))
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start = planning.next({}, 1)
     first, *_ = planning.parts(start, planning.next(start))
-    batches = reading.read_part(first)
+    batches = read_part(first)
     assert next(batches).num_rows == 64
     stream.trim(10)
     with pytest.raises(TrimmedError, match="dropped before they were read"):
@@ -221,9 +221,9 @@ def test_what_is_dropped_while_it_is_read_is_seen(one: RedisServer, parts: int) 
 def test_what_was_read_may_be_dropped_while_the_rest_is_read(one: RedisServer, parts: int) -> None:
     stream, asked = Stream(one), options(one, partitionsPerServer=str(parts))
     stream.add(entry("s1", BASE_S + second) for second in range(400))
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     first, *_ = planning.parts({}, planning.next({}))
-    batches = reading.read_part(first)
+    batches = read_part(first)
     assert next(batches).num_rows == 64
     stream.trim(400 - 50)
     assert 64 + sum(batch.num_rows for batch in batches) == 400 // parts
@@ -234,22 +234,22 @@ def test_a_server_that_left_with_entries_unread_is_told(
 ) -> None:
     Stream(two).add(entry("s2", BASE_S + second) for second in range(10))
     both = options(one, two)
-    start = read_offset(write_offset(Planning(both).next({}, 4)))
-    with pytest.raises(TrimmedError, match="s2 has left the ring and cannot be asked: at least 6 entries of it"):
-        Planning(options(one)).next(start)
-    lenient = Planning(options(one, failOnDataLoss="false"))
+    start = read_offset(write_offset(OffsetPlanner(both).next({}, 4)))
+    with pytest.raises(TrimmedError, match="s2 has left the ring and does not answer: at least 6 entries"):
+        OffsetPlanner(options(one)).next(start)
+    lenient = OffsetPlanner(options(one, failOnDataLoss="false"))
     end = lenient.next(start)
     assert lenient.next(end) == end
     assert caplog.text.count("entries are lost") == 1
-    with pytest.raises(TrimmedError, match="s2 has left the ring, and 4 entries of it that were planned"):
-        Planning(options(one)).parts({}, start)
+    with pytest.raises(TrimmedError, match="s2 has left the ring; 4 entries that this batch planned to read are lost"):
+        OffsetPlanner(options(one)).parts({}, start)
 
 
 def test_a_server_that_left_is_read_to_its_end_while_it_answers(one: RedisServer, two: RedisServer) -> None:
     Stream(two).add(entry("s2", BASE_S + second) for second in range(10))
     asked = options(one, two)
     rings = [options(one, two).cluster.listed]
-    planning = Planning(replace(asked, cluster=cast(Cluster, Rings(rings))))
+    planning = OffsetPlanner(replace(asked, cluster=cast(ClusterAddress, Rings(rings))))
     start = planning.next({}, 4)
     rings.append(options(one).cluster.listed)
     end = planning.next(start)
@@ -268,10 +268,10 @@ def test_a_server_that_died_and_then_left_is_told_though_nobody_knows_what_it_he
     with RedisServer() as two:
         Stream(two).add([entry("s2", BASE_S)])
         rings = [options(one, two).cluster.listed]
-        planning = Planning(replace(options(one), cluster=cast(Cluster, Rings(rings))))
+        planning = OffsetPlanner(replace(options(one), cluster=cast(ClusterAddress, Rings(rings))))
         start = planning.next({})
     assert planning.next(start) == start
     rings.append(options(one).cluster.listed)
     assert planning.next(start) == start
     assert planning.next(start) == start
-    assert caplog.text.count("nobody knows what of it is lost") == 1
+    assert caplog.text.count("entries may be lost") == 1

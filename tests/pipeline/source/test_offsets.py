@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from shoal.errors import ConfigError
 from shoal.pipeline.source.offsets import (
     MISSING,
-    OLDEST,
     START,
     EntryId,
     Position,
@@ -23,6 +22,9 @@ from shoal.pipeline.source.offsets import (
     slices,
     write_offset,
 )
+
+OLDEST = Position(START, 0)
+"""Before the first entry that a stream ever had."""
 
 ids = st.builds(EntryId, st.integers(1, 10**13), st.integers(0, 2**64 - 1))
 positions = st.builds(Position, ids, st.none() | st.integers(0, 10**9))
@@ -80,7 +82,7 @@ def info(length: int, first: int, last: int, added: int | None) -> StreamInfo:
         (OLDEST, info(3, 7, 9, 9), "6 entries were dropped"),  # it began before the first there ever was
         (OLDEST, info(3, 7, 9, None), None),
         (Position(START), info(3, 7, 9, 9), None),  # whoever begins at the oldest there is has lost nothing
-        (Position(START, 4), MISSING, "began anew"),
+        (Position(START, 4), MISSING, "was restarted"),
         (Position(EntryId(5, 0), 5), info(9, 1, 9, 9), None),
         (Position(EntryId(5, 0), 5), info(4, 6, 9, 9), None),  # just what was read is gone
         (Position(EntryId(9, 0), 9), info(0, 0, 9, 9), None),
@@ -88,11 +90,15 @@ def info(length: int, first: int, last: int, added: int | None) -> StreamInfo:
         (Position(EntryId(5, 0), 5), info(3, 7, 9, 9), "1 entry was dropped"),
         (Position(EntryId(5, 0), 5), info(0, 0, 9, 9), "4 entries were dropped"),
         (Position(START, 2), info(6, 4, 9, 9), "1 entry was dropped"),  # the oldest when it began is gone
-        (Position(EntryId(5, 0), 5), info(1, 3, 3, 1), "began anew"),
-        (Position(EntryId(5, 0), 5), info(1, 8, 8, 1), "began anew"),
-        (Position(EntryId(5, 0), 5), info(7, 8, 15, 7), "began anew"),
-        (Position(EntryId(5, 0), 5), info(4, 8, 12, 7), "began anew"),  # 3 dropped, yet all 5 that were read are gone
-        (Position(EntryId(5, 0), 5), MISSING, "began anew"),
+        (Position(EntryId(5, 0), 5), info(1, 3, 3, 1), "was restarted"),
+        (Position(EntryId(5, 0), 5), info(1, 8, 8, 1), "was restarted"),
+        (Position(EntryId(5, 0), 5), info(7, 8, 15, 7), "was restarted"),
+        (
+            Position(EntryId(5, 0), 5),
+            info(4, 8, 12, 7),
+            "was restarted",
+        ),  # 3 dropped, yet all 5 that were read are gone
+        (Position(EntryId(5, 0), 5), MISSING, "was restarted"),
         # Servers before Redis 7 do not count
         (Position(EntryId(5, 0)), info(5, 5, 9, None), None),
         (Position(EntryId(9, 0)), info(0, 0, 9, None), None),

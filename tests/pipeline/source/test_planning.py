@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import hiredis
 import pytest
 from pyspark.sql.datasource import InputPartition
-from tests.pipeline.source.streaming import BASE_S, Stream, empty, entry, one, options, quick, seconds_of, two
+from tests.pipeline.source.streaming import BASE_S, Stream, empty, entry, one, options, quick, seconds_of, table_of, two
 from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import RedisServer, free_port
 
@@ -20,29 +20,32 @@ from shoal.balance.settings import BalanceSettings
 from shoal.channels import telemetry
 from shoal.cluster.local import LocalCluster
 from shoal.errors import ConfigError, ConnectError, PipelineError
-from shoal.history.servers import Login
-from shoal.pipeline.source import reading
+from shoal.history.server_reader import Login
+from shoal.pipeline.source.datasource import BatchReader, PartOfSource
+from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import ServerOffset, read_offset, write_offset
 from shoal.pipeline.source.options import read_options
-from shoal.pipeline.source.planning import Planning, table_of
-from shoal.pipeline.source.source import BatchReader, PartOfSource
+from shoal.pipeline.source.parts import read_part
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
-from shoal.wire.ask import Asking
+from shoal.wire.blocking import BlockingConnection
 
 __all__ = ["empty", "one", "quick", "two"]
+
+pytestmark = pytest.mark.spark
+WAIT_S = 60.0
 
 
 def test_all_is_read_once_from_both_servers_and_the_same_again(one: RedisServer, two: RedisServer) -> None:
     asked = options(one, two)
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start = planning.first()
     Stream(one).add(entry("s1", BASE_S + second) for second in range(100))
     Stream(two).add(entry("s2", BASE_S + second) for second in range(50))
     end = planning.next(start)
     expected = [("s1", BASE_S + n) for n in range(100)] + [("s2", BASE_S + n) for n in range(50)]
     assert seconds_of(planning, asked, start, end) == expected
-    assert seconds_of(Planning(asked), asked, start, end) == expected
+    assert seconds_of(OffsetPlanner(asked), asked, start, end) == expected
     assert planning.next(end) == end
     assert planning.parts(end, end) == []
     assert write_offset(read_offset(json.loads(json.dumps(write_offset(end))))) == write_offset(end)
@@ -50,7 +53,7 @@ def test_all_is_read_once_from_both_servers_and_the_same_again(one: RedisServer,
 
 def test_rows_say_where_they_came_from_and_when(one: RedisServer) -> None:
     asked = options(one)
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     Stream(one).add([entry("s1", BASE_S)])
     end = planning.next({})
     (row,) = table_of(planning.parts({}, end), asked.kind).to_pylist()
@@ -60,7 +63,7 @@ def test_rows_say_where_they_came_from_and_when(one: RedisServer) -> None:
 
 def test_a_batch_takes_no_more_than_it_may_and_each_server_its_part(one: RedisServer, two: RedisServer) -> None:
     asked = options(one, two)
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     Stream(one).add(entry("s1", BASE_S + second) for second in range(90))
     Stream(two).add(entry("s2", BASE_S + second) for second in range(10))
     start: dict[str, ServerOffset] = {}
@@ -78,7 +81,7 @@ def test_a_batch_is_no_larger_than_it_may_be(one: RedisServer) -> None:
     Stream(one).add(entry("s1", BASE_S + second, channels=50) for second in range(100))
     size = len(telemetry.encode(entry("s1", BASE_S + 99, channels=50)))
     asked = options(one, maxBytesPerBatch=str(20 * size))
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     end = planning.next({}, 10_000)
     assert 15 <= len(seconds_of(planning, asked, {}, end)) <= 20
     assert len(seconds_of(planning, asked, {}, planning.next({}))) == 100  # all that there is was asked for
@@ -87,9 +90,13 @@ def test_a_batch_is_no_larger_than_it_may_be(one: RedisServer) -> None:
 def test_the_ring_is_read_when_an_offset_is_made() -> None:
     with ClusterThread(servers=1) as cluster:
         asked = read_options({"stateDir": cluster.call(root_of)})
-        planning = Planning(asked)
+        planning = OffsetPlanner(asked)
         assert set(planning.first()) == {"s1"}
         cluster.call(add_server)
+        give_up = time.monotonic() + WAIT_S
+        while "s2" not in planning.next({}):  # until its agent has written its first record
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
         assert set(planning.next({})) == {"s1", "s2"}
 
 
@@ -100,13 +107,12 @@ async def root_of(cluster: LocalCluster) -> str:
 async def add_server(cluster: LocalCluster) -> None:
     await cluster.add_server()
     await cluster.wait_until_ready()
-    await asyncio.sleep(2.0)  # its first record
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7])
 def test_more_parts_read_the_same(one: RedisServer, parts: int) -> None:
     asked = options(one, partitionsPerServer=str(parts))
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     Stream(one).add(entry("s1", BASE_S + second) for second in range(100))
     end = planning.next({})
     found = planning.parts({}, end)
@@ -120,18 +126,18 @@ def test_a_server_that_joins_is_read_from_its_oldest_and_one_that_leaves_keeps_i
     Stream(one).add([entry("s1", BASE_S)])
     Stream(two).add([entry("s2", BASE_S)])
     alone, both = options(one), options(one, two)
-    first = Planning(alone).next({})
-    joined = Planning(both).next(first)
-    assert seconds_of(Planning(both), both, first, joined) == [("s2", BASE_S)]
-    left = Planning(alone).next(joined)
+    first = OffsetPlanner(alone).next({})
+    joined = OffsetPlanner(both).next(first)
+    assert seconds_of(OffsetPlanner(both), both, first, joined) == [("s2", BASE_S)]
+    left = OffsetPlanner(alone).next(joined)
     assert left == joined
-    assert Planning(both).next(left) == joined
+    assert OffsetPlanner(both).next(left) == joined
 
 
 def test_latest_begins_behind_what_is_there(one: RedisServer) -> None:
     Stream(one).add([entry("s1", BASE_S)])
     asked = options(one, startingOffsets="latest")
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start = planning.first()
     Stream(one).add([entry("s1", BASE_S + 1)])
     assert seconds_of(planning, asked, start, planning.next(start)) == [("s1", BASE_S + 1)]
@@ -141,7 +147,7 @@ def test_an_offset_can_be_given(one: RedisServer) -> None:
     Stream(one).add(entry("s1", BASE_S + second) for second in range(10))
     given = {"s1": {"telemetry": f"{(BASE_S + 5) * 1000}-0"}}
     asked = options(one, startingOffsets=json.dumps(given), failOnDataLoss="false")
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start = planning.first()
     found = [second - BASE_S for _, second in seconds_of(planning, asked, start, planning.next(start))]
     assert found == [4, 5, 6, 7, 8, 9]  # the record of a second comes after its end
@@ -152,39 +158,39 @@ def test_a_server_that_does_not_answer_is_warned_of_once_and_read_later(
 ) -> None:
     Stream(one).add([entry("s1", BASE_S)])
     asked = read_options({"servers": f"s1={one.host}:{one.port},gone={one.host}:{free_port()}"})
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     end = planning.next({})
     assert planning.next(end) == end
     assert set(end) == {"s1"}
-    assert caplog.text.count("not read until it answers") == 1
+    assert caplog.text.count("server does not answer; it is read when it does") == 1
 
 
 def test_a_user_without_the_rights_is_told_which_role_has_them() -> None:
     with RedisServer(users=["narrow on >pass ~* &* +hello +ping"]) as server:
         asked = options(server, user="narrow", password="pass")
         with pytest.raises(PipelineError, match=r"s1 .* refused XINFO: .*log in as the role reader or pipeline"):
-            Planning(asked).first()
+            OffsetPlanner(asked).first()
 
 
 def test_no_server_at_all_is_an_error(one: RedisServer) -> None:
     with pytest.raises(ConnectError, match="no server of gone answers"):
-        Planning(read_options({"servers": f"gone={one.host}:{free_port()}"})).first()
+        OffsetPlanner(read_options({"servers": f"gone={one.host}:{free_port()}"})).first()
 
 
 def test_a_planned_part_whose_server_is_away_is_an_error_and_never_a_loss(quick: None) -> None:
     with RedisServer() as server:
         Stream(server).add([entry("s1", BASE_S)])
         strict, lenient = options(server), options(server, failOnDataLoss="false")
-        planning = Planning(strict)
+        planning = OffsetPlanner(strict)
         end = planning.next({})
         parts = planning.parts({}, end)
-        forgiving = Planning(lenient).parts({}, end)
+        forgiving = OffsetPlanner(lenient).parts({}, end)
     for planned in (parts, forgiving):
-        with pytest.raises(ConnectError, match="s1 cannot be read now, and nothing of it was skipped") as raised:
+        with pytest.raises(ConnectError, match="s1 cannot be read now; none of its entries were skipped") as raised:
             table_of(planned, strict.kind)
         assert "checkpoint" not in str(raised.value)
     with pytest.raises(ConnectError, match="s1 cannot be read now"):
-        Planning(lenient).parts({}, end)
+        OffsetPlanner(lenient).parts({}, end)
 
 
 def test_a_batch_that_finds_nothing_has_no_rows(one: RedisServer) -> None:
@@ -204,10 +210,10 @@ def test_a_batch_may_be_asked_to_end_later_than_there_is_anything(one: RedisServ
 def test_reading_goes_on_where_it_was_when_a_connection_broke(one: RedisServer, quick: None) -> None:
     asked = options(one)
     Stream(one).add(entry("s1", BASE_S + second) for second in range(300))
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     (part,) = planning.parts({}, planning.next({}))
     seconds: list[int] = []
-    for batch in reading.read_part(part):
+    for batch in read_part(part):
         seconds += batch["second"].to_pylist()
         Stream(one).ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     assert seconds == [BASE_S + second for second in range(300)]
@@ -219,7 +225,7 @@ def test_a_server_that_dies_while_a_batch_is_planned_keeps_its_place(
 ) -> None:
     Stream(one).add(entry("s1", BASE_S + second) for second in range(90))
     Stream(two).add(entry("s2", BASE_S + second) for second in range(90))
-    planning = Planning(options(one, two))
+    planning = OffsetPlanner(options(one, two))
     start = planning.first()
     asked = getattr(ServerStreams, name)
 
@@ -242,7 +248,7 @@ def test_a_server_that_was_silent_when_a_query_began_with_latest_is_read_from_wh
     Stream(one).add([entry("s1", BASE_S)])
     Stream(two).add([entry("s2", BASE_S)])
     asked = options(one, two, startingOffsets="latest")
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     look = ServerStreams.ahead_ms
 
     def silent(self: ServerStreams) -> int:
@@ -267,7 +273,7 @@ def test_a_server_that_still_reads_its_data_is_one_that_does_not_answer_yet(
         raise hiredis.ReplyError("LOADING Redis is loading the dataset in memory")
 
     with ServerStreams(ServerAddress("s1", one.host, one.port), Login(None, None)) as streams:
-        monkeypatch.setattr(Asking, "ask", loading)
+        monkeypatch.setattr(BlockingConnection, "ask", loading)
         with pytest.raises(ConnectError, match="cannot answer yet: LOADING"):
             streams.info(b"x")
 
@@ -290,7 +296,7 @@ def test_telemetry_of_all_servers_is_read_at_the_same_pace_so_that_none_comes_la
     Stream(one).add(entry("s1", BASE_S + second) for second in range(200))
     Stream(two).add(entry("s2", BASE_S + second) for second in range(180, 200))
     asked = options(one, two)
-    planning = Planning(asked)
+    planning = OffsetPlanner(asked)
     start, state, sizes = planning.first(), FoldState(), []
     while (end := planning.next(start, 100)) != start:
         table = table_of(planning.parts(start, end), asked.kind)

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import types
 from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed
 from tests.support.redis_server import RedisServer
 
 from shoal.errors import ConfigError
 from shoal.pipeline.source.columns import check_written, chosen
-from shoal.pipeline.source.kinds import Telemetry
-from shoal.pipeline.source.source import ShoalSource
+from shoal.pipeline.source.datasource import ShoalSource
+from shoal.pipeline.source.kinds import TelemetryKind
 from shoal.pipeline.source.writer import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-types = pytest.importorskip("pyspark.sql.types")
+pytestmark = pytest.mark.spark
 
 NOWHERE = "shoal://127.0.0.1:1"
 
@@ -36,11 +37,11 @@ def one() -> Iterator[RedisServer]:
     [
         ({"chanel": "x"}, "no option 'chanel': did you mean channel"),
         ({"maxrowsperbach": "1"}, "did you mean maxRowsPerBatch"),
-        ({"colour": "red"}, "give some of coordinator"),
-        ({"path": "orders.eu"}, "'orders.eu' is given as a path.*by the option channel"),
-        ({"owner": "me", "provider": "shoal"}, "a table of a catalog is read without its options"),
-        ({"where": "a = 1"}, "telemetry has no where: set kind to channel"),
-        ({"channel": "a"}, "telemetry has no channel"),
+        ({"colour": "red"}, "the options are coordinator"),
+        ({"path": "orders.eu"}, "no path, but 'orders.eu' is given.*with the option channel"),
+        ({"owner": "me", "provider": "shoal"}, "Spark reads a catalog table without its options"),
+        ({"where": "a = 1"}, "where is not for telemetry: set kind to channel"),
+        ({"channel": "a"}, "channel is not for telemetry"),
     ],
 )
 def test_wrong_options_are_refused_with_what_to_do(given: dict[str, str], complaint: str) -> None:
@@ -50,7 +51,7 @@ def test_wrong_options_are_refused_with_what_to_do(given: dict[str, str], compla
 
 def test_options_of_spark_itself_are_let_through() -> None:
     given = {"checkpointLocation": "/x", "queryName": "q", "spark.sql.x": "1", "KIND": "telemetry"}
-    assert ShoalSource(given).schema().fieldNames() == Telemetry.schema.names
+    assert ShoalSource(given).schema().fieldNames() == TelemetryKind.schema.names
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_options_of_spark_itself_are_let_through() -> None:
         ("startingOffsets", '{"s99": {"telemetry": "1-0"}}', "startingOffsets names a server 's99'.*name one of s1"),
         ("startingOffsets", '{"s1": {"telemetri": "1-0"}}', "names a stream 'telemetri'.*name one of telemetry"),
         ("endingOffsets", '{"s99": {"telemetry": "1-0"}}', "endingOffsets names a server 's99'"),
-        ("startingOffsets", '{"~of": {"kind": "channel"}}', "the offset is one of kind 'channel'"),
+        ("startingOffsets", '{"~of": {"kind": "channel"}}', "the offset is for kind 'channel'"),
     ],
 )
 def test_offsets_of_what_is_not_there_are_refused(one: RedisServer, option: str, offset: str, complaint: str) -> None:
@@ -70,17 +71,18 @@ def test_offsets_of_what_is_not_there_are_refused(one: RedisServer, option: str,
 
 def test_a_stream_has_no_end(one: RedisServer) -> None:
     source = ShoalSource({"servers": listed(one), "endingOffsets": "{}"})
-    with pytest.raises(ConfigError, match="endingOffsets is of a batch"):
+    with pytest.raises(ConfigError, match="endingOffsets is for a batch"):
         source.streamReader(source.schema()).initialOffset()
 
 
 @pytest.mark.parametrize(
-    ("asked", "complaint"), [("hosts string", "a column 'hosts'.*out of host, "), ("second string", "it is bigint")]
+    ("asked", "complaint"),
+    [("hosts string", "a column 'hosts'.*choose from host, "), ("second string", "has it as bigint")],
 )
 def test_a_schema_that_is_not_the_one_of_the_source_is_refused(asked: str, complaint: str) -> None:
     name, type = asked.split()
     with pytest.raises(ConfigError, match=complaint):
-        chosen(types.StructType().add(name, type), Telemetry.schema)
+        chosen(types.StructType().add(name, type), TelemetryKind.schema)
 
 
 MAP = types.MapType(types.StringType(), types.LongType())
@@ -103,8 +105,10 @@ MAP = types.MapType(types.StringType(), types.LongType())
         ("attributes", types.StructType().add("a", "integer"), False),
     ],
 )
-def test_a_column_of_a_wrong_type_is_refused_by_name_and_type(column: str, type: object, fits: bool) -> None:
-    columns = {"channel": "string", "payload": "string", column: type}
+def test_a_column_of_a_wrong_type_is_refused_by_name_and_type(
+    column: str, type: str | types.DataType, fits: bool
+) -> None:
+    columns: dict[str, str | types.DataType] = {"channel": "string", "payload": "string", column: type}
     schema = types.StructType()
     for name, of_type in columns.items():
         schema = schema.add(name, of_type)
@@ -117,7 +121,7 @@ def test_a_column_of_a_wrong_type_is_refused_by_name_and_type(column: str, type:
 
 def test_what_was_published_is_not_replaced() -> None:
     schema = types.StructType().add("channel", "string").add("payload", "string")
-    with pytest.raises(ConfigError, match=r"the mode is overwrite.*take mode"):
+    with pytest.raises(ConfigError, match=r"the mode is overwrite.*use mode"):
         BatchWriter.of({"coordinator": NOWHERE}, schema, overwrite=True)
     with pytest.raises(ConfigError, match="the output mode is complete"):
         StreamWriter.of({"coordinator": NOWHERE}, schema, overwrite=True)
@@ -153,9 +157,9 @@ def test_a_schema_names_the_columns_that_are_wanted(spark: SparkSession, one: Re
 def test_a_checkpoint_is_that_of_one_kind_and_channel(spark: SparkSession, one: RedisServer, tmp_path: Path) -> None:
     run(stream(spark, one), tmp_path)
     run(stream(spark, one), tmp_path)
-    with pytest.raises(Exception, match="ConfigError: the offset is one of kind 'telemetry', and channel 'orders"):
+    with pytest.raises(Exception, match="ConfigError: the offset is for kind 'telemetry', but"):
         run(stream(spark, one, kind="channel", channel="orders.eu"), tmp_path)
-    with pytest.raises(Exception, match="ConfigError: endingOffsets is of a batch"):
+    with pytest.raises(Exception, match="ConfigError: endingOffsets is for a batch"):
         run(stream(spark, one, endingOffsets="{}"), tmp_path / "other")
 
 

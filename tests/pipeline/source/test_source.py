@@ -81,7 +81,7 @@ def test_a_stream_is_read_once_into_files_across_restarts(
 
 
 def test_a_trimmed_stream_ends_the_query_with_our_words(spark: SparkSession, one: RedisServer, tmp_path: Path) -> None:
-    from shoal.pipeline.explaining import explain
+    from shoal.pipeline.spark.error_translation import explain
 
     reader = spark.readStream.format("shoal").option("servers", listed(one)).option("maxRowsPerBatch", 5)
     drain(reader.load().drop("data"), tmp_path)
@@ -95,7 +95,8 @@ def test_a_trimmed_stream_ends_the_query_with_our_words(spark: SparkSession, one
 
 
 @pytest.mark.parametrize(
-    ("columns", "complaint"), [("'x' as payload", "no channel, or two"), ("'c' as channel", "no column payload")]
+    ("columns", "complaint"),
+    [("'x' as payload", "channel is not given, or given twice"), ("'c' as channel", "no column payload")],
 )
 def test_rows_that_are_no_messages_are_refused(spark: SparkSession, columns: str, complaint: str) -> None:
     with pytest.raises(Exception, match=complaint):

@@ -1,4 +1,4 @@
-"""Small workloads and policies for tests of the flow simulator."""
+"""Small workloads and policies for the tests of the flow simulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVER = ServerModel(
     output_buffer_bytes=1e6,
     connection_messages_per_s=1e6,
 )
-"""Capacity for 10,000 messages a second of the test's size; the core is no limit."""
+"""Capacity for 10,000 messages a second of this size; the core is not the limit."""
 
 
 class Steady:
@@ -71,7 +71,7 @@ def servers(add: int = 0, drain: Sequence[int] = (), keep: Sequence[int] = ()) -
 
 
 class Script:
-    """A policy that decides what it is told to at moments, and keeps the situations that it saw."""
+    """A policy with given decisions at given times, which keeps the situations that it got."""
 
     def __init__(self, decisions: dict[float, Decision]) -> None:
         self._decisions = decisions

@@ -15,9 +15,9 @@ MATRIX = "city,Boston,Paris,Denver\nBoston,0,90,40\nParis,92,0,130\nDenver,44,,0
 CITIES = "city,Lat,Long,Population\nBoston,42.4,-71.1,1\nParis,48.9,2.4,1\nDenver,39.7,-105.0,1\n"
 
 
-def test_the_distance_model_is_like_the_papers_level() -> None:
+def test_the_distance_model_is_at_the_papers_level() -> None:
     samples = distance_model().samples_ms
-    assert 30 < samples.mean() < 40  # two of them make the paper's 75 ms or so
+    assert 30 < samples.mean() < 40  # two samples make about 75 ms, as in the paper
     assert samples.min() > 0
     assert np.array_equal(samples, distance_model().samples_ms)
 
@@ -30,7 +30,7 @@ def test_a_matrix_gives_half_of_each_round_trip(tmp_path: Path) -> None:
     assert found.source == "matrix.csv"
 
 
-def test_only_north_america_is_taken_when_places_are_known(tmp_path: Path) -> None:
+def test_only_north_america_is_used_if_positions_are_known(tmp_path: Path) -> None:
     path = tmp_path / "matrix.csv"
     path.write_text(MATRIX)
     (tmp_path / CITIES_FILE).write_text(CITIES)
@@ -40,14 +40,14 @@ def test_only_north_america_is_taken_when_places_are_known(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "city,a\na,0\n", "city,a,b\na,0,x\n"])
-def test_what_is_no_matrix_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_matrix_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "matrix.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"matrix\.csv"):
         from_matrix(path)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         from_matrix(tmp_path / "none.csv")
 

@@ -1,4 +1,4 @@
-"""The flow simulator: what a policy sees, and how its decisions come true."""
+"""The flow simulator: the situations that a policy gets, and how its decisions are carried out."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def test_channels_start_at_their_homes() -> None:
     workload = Steady([1.0] * 50, [1] * 50, 1)
     ring = Ring(1, tuple(ServerAddress(server, "", 0) for server in ("s1", "s2", "s3")))
     simulator = FlowSimulator(workload, None, models=models(3))
-    homes = [simulator.pool.ids[server] for server in simulator.moving.in_force.servers]
+    homes = [simulator.pool.ids[server] for server in simulator.migrations.in_force.servers]
     assert homes == [ring.home(name.as_py()) for name in workload.names]
-    assert at_homes(workload.names, ("s1", "s2", "s3")).servers.tolist() == simulator.moving.in_force.servers.tolist()
+    assert (
+        at_homes(workload.names, ("s1", "s2", "s3")).servers.tolist() == simulator.migrations.in_force.servers.tolist()
+    )
 
 
-def test_a_policy_sees_the_rates_of_the_window() -> None:
+def test_a_policy_gets_the_rates_of_the_window() -> None:
     script = Script({})
     workload = Steady([10.0, 20.0], [5, 3], 4, later={3: [30.0, 20.0]}, publishers=7)
     FlowSimulator(workload, script, SETTINGS, models(2), placements=TWO).run()
@@ -54,14 +56,14 @@ def test_the_past_is_bounded() -> None:
     assert script.seen[-1].past_at.tolist() == [16, 18, 20]
 
 
-def test_a_server_is_never_seen_to_send_more_than_it_can() -> None:
+def test_the_measured_traffic_of_a_server_never_exceeds_its_limit() -> None:
     script = Script({})
     FlowSimulator(Steady([200.0], [100], 2), script, SETTINGS, models(1)).run()
     assert script.seen[0].hosts.bytes_out.tolist() == [SERVER.limit_bytes_per_s]
     assert script.seen[0].channels.bytes_out.tolist() == [2e6]
 
 
-def test_a_move_takes_effect_after_its_delay_and_costs_something_on_the_way() -> None:
+def test_a_move_takes_effect_after_its_delay_and_causes_extra_load() -> None:
     script = Script({2: place([1], Placements.single([1]))})
     moves = MoveModel(delay_s=2, forward_s=2, forward_share=0.1, control_messages_per_client=0)
     series = FlowSimulator(
@@ -69,7 +71,7 @@ def test_a_move_takes_effect_after_its_delay_and_costs_something_on_the_way() ->
     ).run()
     busiest, total = series.column("ratio_max"), series.column("ratio_mean") * 2
     assert busiest[:4] == pytest.approx(0.8)
-    # While it is forwarded for, both servers have a tenth of the channel more.
+    # Meanwhile both servers forward a tenth of the channel.
     assert busiest[4:6] == pytest.approx(0.5 + 0.05)
     assert total[4:6] == pytest.approx(0.8 + 2 * 0.05)
     assert busiest[6:] == pytest.approx(0.5)
@@ -77,7 +79,7 @@ def test_a_move_takes_effect_after_its_delay_and_costs_something_on_the_way() ->
     assert series.rebalanced_at.tolist() == [1]
 
 
-def test_clients_are_told_of_a_move() -> None:
+def test_clients_get_control_messages_about_a_move() -> None:
     script = Script({2: place([0], Placements.single([1]))})
     moves = MoveModel(delay_s=1, forward_s=1, forward_share=0.0, control_messages_per_client=8.0)
     series = FlowSimulator(
@@ -92,7 +94,7 @@ def test_clients_are_told_of_a_move() -> None:
     assert messages[5] == pytest.approx(100)
 
 
-def test_servers_that_keep_a_channel_do_nothing_for_its_move() -> None:
+def test_servers_that_keep_a_channel_have_no_extra_load() -> None:
     before, after = Placements.build([ALL_SUBSCRIBERS], [(0, 1)]), Placements.build([ALL_SUBSCRIBERS], [(1, 2)])
     script = Script({2: place([0], after)})
     moves = MoveModel(delay_s=1, forward_s=1, forward_share=0.5, control_messages_per_client=0)
@@ -103,7 +105,7 @@ def test_servers_that_keep_a_channel_do_nothing_for_its_move() -> None:
     assert series.column("ratio_mean")[3] * 3 == pytest.approx(0.4 + 2 * 0.1)
 
 
-def test_what_was_decided_is_what_a_policy_sees_next_and_when() -> None:
+def test_the_next_situation_shows_the_decision_and_its_time() -> None:
     script = Script({2: place([1], Placements.single([1]))})
     FlowSimulator(Steady([30.0, 50.0], [100, 100], 10), script, SETTINGS, models(2), placements=TWO).run()
     later = script.seen[1]
@@ -112,7 +114,7 @@ def test_what_was_decided_is_what_a_policy_sees_next_and_when() -> None:
     assert later.moved_at.tolist() == [NEVER, 2]
 
 
-def test_nobody_decides_while_a_plan_is_under_way() -> None:
+def test_there_is_no_decision_while_a_plan_is_under_way() -> None:
     script = Script({2: place([1], Placements.single([1]))})
     moves = MoveModel(delay_s=3, forward_s=2)
     FlowSimulator(Steady([3.0, 5.0], [10, 10], 12), script, SETTINGS, models(2, moves=moves), placements=TWO).run()
@@ -120,7 +122,7 @@ def test_nobody_decides_while_a_plan_is_under_way() -> None:
     assert script.seen[1].past_at.tolist() == [4, 6, 8]
 
 
-def test_a_server_that_is_asked_for_joins_after_its_start() -> None:
+def test_a_requested_server_joins_after_its_start() -> None:
     script = Script({2: servers(add=2)})
     series = FlowSimulator(Steady([1.0], [1], 12), script, SETTINGS, models(1, most=2)).run()
     assert series.column("servers").tolist() == [1] * 7 + [2] * 5
@@ -143,7 +145,7 @@ def test_a_drained_server_leaves_when_it_is_empty() -> None:
     assert last.hosts.bytes_out.tolist() == [2000.0, 1000.0]
 
 
-def test_a_server_that_is_kept_after_all_stays() -> None:
+def test_a_server_that_is_kept_again_stays() -> None:
     script = Script({2: servers(drain=[1]), 4: servers(keep=[1])})
     workload = Steady([1.0, 1.0], [1, 1], 10)
     FlowSimulator(workload, script, SETTINGS, models(2), placements=Placements.single([0, 1])).run()

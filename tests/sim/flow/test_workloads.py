@@ -1,4 +1,4 @@
-"""Workloads: who publishes what to whom over time."""
+"""Workloads: traffic over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from shoal.sim.flow.workloads import (
     Hot,
     RGame,
     RGameMap,
-    Walk,
     Zipf,
     ZipfChannels,
     day,
@@ -20,7 +19,6 @@ from shoal.sim.flow.workloads import (
     ramp,
     ups_and_downs,
 )
-from shoal.sim.flow.workloads.walkers import Walkers
 
 LATENCIES = distance_model()
 
@@ -38,7 +36,7 @@ def test_ups_and_downs_are_those_of_the_paper() -> None:
     assert 550 < curve.at(curve.seconds) < 600
 
 
-def test_a_day_is_least_before_dawn_and_most_in_the_evening() -> None:
+def test_a_day_has_its_minimum_before_dawn_and_its_maximum_in_the_evening() -> None:
     curve = day(hour_s=10)
     values = curve.at(np.arange(240))
     assert curve.seconds == 240
@@ -47,7 +45,7 @@ def test_a_day_is_least_before_dawn_and_most_in_the_evening() -> None:
     assert curve.at(0) == curve.at(240)
 
 
-def test_in_rgame_everybody_hears_everybody_in_the_tile() -> None:
+def test_in_rgame_all_players_of_a_tile_receive_all_its_updates() -> None:
     game = RGame(RGameMap(4), ramp(50, 80, each_s=1.0), LATENCIES, seed=1)
     traffic = game.at(29)
     assert len(game.names) == 16
@@ -63,32 +61,6 @@ def test_a_game_is_the_same_for_the_same_seed_and_another_for_another() -> None:
     assert games[0].counts.tolist() == games[1].counts.tolist()
     assert games[0].counts.tolist() != games[2].counts.tolist()
     assert games[0].names != games[2].names
-
-
-def test_players_walk_and_rest() -> None:
-    walkers = Walkers(500, Walk(speed_per_s=0.01, break_s=(2.0, 4.0)), np.random.default_rng(1))
-    before = walkers.at.copy()
-    far = 0.0
-    resting = False
-    for _ in range(100):
-        last = walkers.at.copy()
-        walkers.step(1.0)
-        moved = np.hypot(*(walkers.at - last).T)
-        assert moved.max() <= 0.01 + 1e-9
-        resting = resting or bool((moved == 0).any())
-        far = max(far, float(np.hypot(*(walkers.at - before).T).max()))
-    assert resting
-    assert far > 0.3
-    assert walkers.at.min() >= 0
-    assert walkers.at.max() < 1
-
-
-def test_players_gather_in_towns() -> None:
-    def largest(walk: Walk) -> float:
-        walkers = Walkers(2000, walk, np.random.default_rng(3))
-        return float(walkers.tiles(2000, 10).max())
-
-    assert largest(Walk(towns=3, town_share=0.6)) > 2 * largest(Walk())
 
 
 def test_the_micro_benchmarks_are_one_channel_with_many_on_one_side() -> None:
@@ -116,7 +88,7 @@ def test_a_channel_becomes_hot_and_cools_down_again() -> None:
     assert before.subscribers.tolist() == after.subscribers.tolist()
 
 
-def test_many_channels_run_in_columns() -> None:
+def test_many_channels_run() -> None:
     channels = ZipfChannels(Zipf(20_000, 1e5), Curve(((0, 1.0), (5, 1.0))), LATENCIES, seed=1)
     series = FlowSimulator(channels, None).run()
     assert series.column("messages_out") == pytest.approx(1e6)

@@ -1,11 +1,11 @@
 """The loads of `shoal bench match`: filters and events, made from a seed.
 
-Owns what is subscribed and what is published in each of them. Measures nothing. Filters are put together from canonical
-constraints, not read from text: a million of them take seconds.
+Owns the filters and events of each load. Measures nothing. Filters are built from canonical constraints instead of
+text, so that a million of them take only seconds.
 
     load.py      what a load is, and the choice by name
     stock.py     the six templates of the PADRES paper; `quotes.py` makes or reads its publications
-    hard.py      ranges over twenty attributes, no equality that would help
-    iot.py       thresholds over a hundred sensors, of which an event has thirty
-    strings.py   prefixes, suffixes and parts of addresses and names
+    hard.py      ranges over twenty attributes, without an equality
+    iot.py       thresholds over a hundred sensors, of which an event has about thirty
+    strings.py   prefixes, suffixes and substrings of addresses and names
 """

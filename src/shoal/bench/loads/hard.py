@@ -1,6 +1,6 @@
-"""`hard`: ranges over twenty attributes, where no single predicate is selective and none is an equality.
+"""`hard`: ranges over twenty attributes. No predicate is selective by itself, and none is an equality.
 
-Owns its numbers. Every event has all the attributes, so nothing is decided by absence.
+Owns its numbers. Every event has all attributes, so that absence decides nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shoal.filters.ranges import Numbers
 from shoal.filters.values import Value
 
 ATTRIBUTES: Final = tuple(f"a{number:02}" for number in range(20))
-"""In the order that a conjunction has."""
+"""In the order of a conjunction."""
 VALUES: Final = 1000
-"""Values are integers from 0 to one less, uniform."""
+"""Values are integers below this, uniform from 0."""
 PREDICATES: Final = (3, 4, 5)
 SELECTIVITY: Final = (0.02, 0.22)
-"""Of one predicate: uniform between these. All of a filter together let through 0.065 % of the events on average."""
+"""Of one predicate, uniform between these. A filter matches 0.065 % of the events on average."""
 WORDS: Final = (
     "20 integer attributes uniform in 0..999, all in every event; a filter has 3 to 5 of them, each <=, >= or both, "
     "with a selectivity uniform in 2..22 %"

@@ -1,4 +1,4 @@
-"""`iot`: thresholds over a hundred sensors; an event carries the readings of some thirty of them.
+"""`iot`: thresholds over a hundred sensors. An event has the readings of about thirty of them.
 
 Owns its numbers.
 """
@@ -15,12 +15,12 @@ from shoal.filters.ranges import Numbers
 from shoal.filters.values import Value
 
 ATTRIBUTES: Final = tuple(f"sensor{number:02}" for number in range(100))
-"""In the order that a conjunction has."""
+"""In the order of a conjunction."""
 VALUES: Final = 10_000
-"""Readings are integers from 0 to one less, uniform."""
+"""Readings are integers below this, uniform from 0."""
 PREDICATES_MAX: Final = 3
 SELECTIVITY_MAX: Final = 0.1
-"""Of one predicate, where the sensor is in the event: uniform from 0 to this."""
+"""Of one predicate, if the event has the sensor: uniform from 0 to this."""
 PRESENT: Final = 0.3
 WORDS: Final = (
     "100 sensors with integer readings uniform in 0..9999, each in an event with a probability of 30 %; a filter has "

@@ -1,7 +1,4 @@
-"""What a load is, and the choice by name.
-
-Owns the choice only: each load is in its own module.
-"""
+"""What a load is, and the choice by name. Each load is in its own module."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ Events: TypeAlias = list[dict[str, Value]]
 STOCK: Final = "stock"
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Filters and events. The id of a filter is its place in the list, and the first of them are a smaller load."""
+class MatchLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Filters and events. The id of a filter is its position; the first filters are a smaller load of the same kind."""
 
     name: str
     filters: list[Filter]
     events: Events
     words: str
-    """What it is."""
+    """Description of the load."""
 
 
 _MAKERS: Final[dict[str, tuple[str, Callable[[int, int, int], tuple[list[Filter], Events]]]]] = {
@@ -38,14 +35,14 @@ _MAKERS: Final[dict[str, tuple[str, Callable[[int, int, int], tuple[list[Filter]
 NAMES: Final = (STOCK, *_MAKERS)
 
 
-def make(name: str, filters: int, events: int, seed: int, quotes: Path | None = None) -> Load:
-    """The load of this name, with that many filters and at most that many events.
+def make(name: str, filters: int, events: int, seed: int, quotes: Path | None = None) -> MatchLoad:
+    """The load of this name, with so many filters and at most so many events.
 
-    `quotes` is where the real quotes are, for `stock`; None for generated ones.
+    `quotes` is the path of real quotes for `stock`; None for generated ones.
     """
     if name == STOCK:
         words, (made, found) = stock.words(quotes), stock.make(filters, events, seed, quotes)
     else:
         words, maker = _MAKERS[name]
         made, found = maker(filters, events, seed)
-    return Load(name=name, filters=made, events=found, words=words)
+    return MatchLoad(name=name, filters=made, events=found, words=words)

@@ -1,7 +1,7 @@
 """Stock quotes: the publications of the PADRES paper, generated or read from its data set.
 
-Owns both. A quote is an event with the paper's eight attributes. The real ones are one quote a line in the paper's
-spelling, a file for each stock, in a directory or in a tar archive; they are read where they are and never copied.
+Owns both. A quote is an event with the paper's eight attributes. The data set has one quote a line in the paper's
+syntax and one file for each stock, in a directory or a tar archive. It is read in place and never copied.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PLAIN: Final = re.compile(
     r"\[class,'([^']*)'\],\[symbol,'([^']*)'\],\[open,([\d.]+)\],\[high,([\d.]+)\],\[low,([\d.]+)\],"
     r"\[close,([\d.]+)\],\[volume,(\d+)\],\[date,'([^']*)'\]"
 )
-"""A quote as it always is in the data set; any other line goes through the parser of the filters."""
+"""The usual form of a quote in the data set; other lines are parsed by `shoal.filters`."""
 
 
 def generate(symbols: list[str], days: int, rng: np.random.Generator) -> Quotes:
-    """Random walks of price and volume, one for each symbol: that many days of it."""
+    """Random walks of price and volume over so many days, one for each symbol."""
     shape = len(symbols), days
     start = np.exp(rng.uniform(np.log(5), np.log(100), (len(symbols), 1)))
     close = np.maximum(start * np.exp(np.cumsum(rng.normal(0, 0.02, shape), axis=1)), 0.5)
@@ -55,7 +55,7 @@ def generate(symbols: list[str], days: int, rng: np.random.Generator) -> Quotes:
 
 
 def symbols(count: int, taken: Container[str] = ()) -> list[str]:
-    """Names for stocks, none of which is taken."""
+    """So many symbols, none of which is taken."""
     names = ("".join(letters) for letters in product(ascii_uppercase, repeat=4))
     return list(islice((name for name in names if name not in taken), count))
 
@@ -75,7 +75,7 @@ def read(path: Path) -> Quotes:
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
-    """Each file of quotes: its name and what it says, in the order of the names."""
+    """Name and text of each file, in the order of their names."""
     try:
         if path.is_dir():
             for file in sorted(path.rglob("*")):
@@ -111,5 +111,5 @@ def _quote(kind: str, symbol: str, numbers: tuple[float, ...], day: str) -> Quot
 
 
 def _spelled(day: date) -> str:
-    """As the data set has it: 7-Sep-84."""
+    """A date as in the data set: 7-Sep-84."""
     return f"{day.day}-{day:%b-%y}"

@@ -1,9 +1,10 @@
-"""`stock`: the subscriptions of the PADRES paper (section 6.2), by its six templates, on quotes.
+"""`stock`: the subscriptions of the PADRES paper (section 6.2), from its six templates, on quotes.
 
-Owns the templates, their probabilities, and which subscribers get nothing. In the paper 25 to 50 % of the subscribers
-"sink zero traffic": there are more known stocks than publishers, and who asks for a stock that nobody publishes gets
-nothing. Here too: symbols are drawn from all known stocks, of which so many have no publisher that `ZERO_TRAFFIC` of
-all subscribers ask for one of them (its simulator's share; the few whose threshold nothing passes come on top).
+Owns the templates, their probabilities, and the share of subscribers without matches. In the paper 25 to 50 % of the
+subscribers "sink zero traffic": there are more known stocks than publishers, and a subscription to a stock without a
+publisher never matches. The same here: symbols are drawn from all known stocks, and so many of these have no publisher
+that `ZERO_TRAFFIC` of all subscribers ask for one of them, as in the paper's simulator. Subscriptions with thresholds
+that no quote passes come on top.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from shoal.filters.ranges import Numbers, OneOf
 from shoal.filters.values import Number, pred, succ
 
 SYMBOLS: Final = 500
-"""Stocks with a publisher, when quotes are generated."""
+"""Stocks with a publisher, if quotes are generated."""
 DAYS: Final = 500
-"""Quotes of each of them: together about as many as the real data set has."""
+"""Quotes of each of them; together about as many as in the real data set."""
 ZERO_TRAFFIC: Final = 0.25
 
 TEMPLATES: Final[tuple[tuple[float, bool, str | None], ...]] = (
@@ -36,18 +37,18 @@ TEMPLATES: Final[tuple[tuple[float, bool, str | None], ...]] = (
     (0.05, False, "volume"),
     (0.01, False, None),
 )
-"""Probability, whether the symbol is given, and the attribute that has a threshold: `low` is below it, others above."""
+"""Probability, whether the symbol is given, and the attribute with a threshold: `low` below it, others above it."""
 _WITH_SYMBOL: Final = sum(share for share, symbol, _ in TEMPLATES if symbol)
 
 _Pair = tuple[str, Constraint]
 
 
 def words(quotes: Path | None) -> str:
-    """What the load is."""
+    """Description of the load."""
     source = f"generated quotes of {SYMBOLS} stocks" if quotes is None else f"the quotes in {quotes}"
     return (
         f"the six subscription templates of the PADRES paper on {source}; thresholds are values of the stock's own "
-        f"quotes; {ZERO_TRAFFIC:.0%} of the subscribers ask for a stock that nobody publishes"
+        f"quotes; {ZERO_TRAFFIC:.0%} of the subscribers ask for a stock without a publisher"
     )
 
 
@@ -60,14 +61,14 @@ def make(filters: int, events: int, seed: int, quotes: Path | None = None) -> tu
 
 
 def publications(seed: int, quotes: Path | None) -> Quotes:
-    """All that is published: generated, or the real quotes."""
+    """All publications: generated, or the real quotes."""
     if quotes is not None:
         return read(quotes)
     return generate(symbols(SYMBOLS), DAYS, np.random.default_rng([seed, 0]))
 
 
 def draw(count: int, published: Quotes, seed: int) -> list[Filter]:
-    """That many subscriptions by the templates, when this is published."""
+    """So many subscriptions from the templates, for these publications."""
     silent = symbols(round(len(published) * ZERO_TRAFFIC / (_WITH_SYMBOL - ZERO_TRAFFIC)), published)
     known = published | generate(silent, DAYS, np.random.default_rng([seed, 1]))
     names, sets = list(known), list(known.values())
@@ -92,7 +93,7 @@ def draw(count: int, published: Quotes, seed: int) -> list[Filter]:
 
 
 def _thresholds() -> Callable[[str, Number], _Pair]:
-    """What makes the predicate with a threshold; the same predicate is made once."""
+    """A function that makes predicates with a threshold, each only once."""
 
     @cache
     def threshold(attribute: str, value: Number) -> _Pair:

@@ -1,7 +1,7 @@
-"""`strings`: prefixes, suffixes, parts and a few equalities on addresses and names.
+"""`strings`: prefixes, suffixes, substrings and a few equalities on addresses and names.
 
-Owns the words, which are made of syllables by rule, and how patterns are cut: each is cut from an address or a name
-that could be in an event, so that short ones are met often and long ones seldom.
+Owns the vocabulary, made of syllables, and the patterns. Each pattern is cut from an address or a name that could be in
+an event, so that short patterns match often and long ones rarely.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ KINDS: Final[tuple[tuple[float, str | None, str | None], ...]] = (
     (0.05, "prefix", "prefix"),
     (0.05, "contains", "prefix"),
 )
-"""Probability, what is said of the address, what is said of the name."""
+"""Probability, test on the address, test on the name."""
 LENGTHS: Final = {"prefix": (5, 20), "suffix": (5, 15), "contains": (5, 12)}
 NAME_LENGTH_MAX: Final = 9
-"""Of a prefix or part of a name: names are short."""
+"""Of a prefix or substring of a name: names are short."""
 _CONSONANTS: Final = "bcdfglmnprstvz"
 _SECTIONS: Final = ("news", "shop", "blog", "wiki", "media", "help", "forum", "archive")
 _ENDINGS: Final = (".html", ".json", ".pdf", "", ".png", "/edit")
@@ -55,7 +55,7 @@ def make(filters: int, events: int, seed: int) -> tuple[list[Filter], list[dict[
 
 
 def _vocabulary(count: int, rng: np.random.Generator) -> list[str]:
-    """Words of two to four syllables, none twice."""
+    """Different words of two to four syllables."""
     words: dict[str, None] = {}
     while len(words) < count:
         syllables = rng.integers(2, 5)
@@ -65,7 +65,7 @@ def _vocabulary(count: int, rng: np.random.Generator) -> list[str]:
 
 
 def _drawn(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
-    """Words, the first of the list more often than the last."""
+    """Random words, the first of the list more often than the last."""
     return [words[place] for place in (len(words) * rng.random(count) ** 2).astype(np.int64).tolist()]
 
 
@@ -107,7 +107,7 @@ def _filters(count: int, addresses: list[str], names: list[str], rng: np.random.
 
 
 def _cut(kind: str, text: str, length: float, where: float, most: int) -> Constraint:
-    """A pattern of a kind, cut from a text. The two fractions say how long it is and where it is cut."""
+    """A pattern cut from a text. The two fractions determine its length and its position."""
     if kind == "equal":
         return OneOf((text,))
     least = LENGTHS[kind][0]

@@ -1,32 +1,41 @@
-"""The processes of measuring clients as an experiment sees them: started, told what to do, and certainly ended.
+"""The processes of measuring clients, seen from an experiment.
 
-Owns their pipes, and puts together what they measured.
+Owns the processes, and puts together what they measured.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
 
 from shoal.balance.columns import Floats
-from shoal.errors import ClusterError
-from shoal.experiments.real.talk import LINE_BYTES_MAX, Begin, Collect, Done, Join, Order, Publish
+from shoal.experiments.real.client_orders import (
+    REPORTS,
+    CollectWindow,
+    OpenClients,
+    PublishWindow,
+    SetClients,
+    WindowCollected,
+    WindowPublished,
+)
+from shoal.experiments.real.network import ExperimentNetwork
+from shoal.lab.load import LoadProcess, Ready
 from shoal.limits import Limits
 
 PROCESSES: Final = 2
-"""As many as the smallest machine that we think of has cores."""
+"""As many as the smallest machine that we support has cores."""
 ANSWER_S_MAX: Final = 60.0
 """How long an order may take. Then the experiment fails: something is stuck."""
 LATENCIES_MAX: Final = 5000
 """Samples that each process gets."""
+
+_Report = TypeVar("_Report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,105 +57,78 @@ class Window:
 
     @property
     def response_ms(self) -> float:
-        """The average; infinite if there is none."""
+        """The average response time; infinite without deliveries."""
         return float(self.responses_ms.mean()) if len(self.responses_ms) else float("inf")
+
+    def delay_ms(self, percentile: float) -> float:
+        """A percentile of the delays; infinite without deliveries."""
+        return float(np.percentile(self.delays_ms, percentile)) if len(self.delays_ms) else float("inf")
 
 
 class MeasuringClients:
-    """Publishers and subscribers of one channel, divided among processes. An async context manager. `prefix` stands in
-    front of their command."""
+    """Publishers and subscribers of one channel, divided among processes."""
 
-    def __init__(self, prefix: Sequence[str] = ()) -> None:
-        self._prefix = prefix
-        self._processes: list[asyncio.subprocess.Process] = []
+    def __init__(self, processes: Sequence[LoadProcess]) -> None:
+        self._processes = processes
         self._subscribers = 0
         self._window = 0
 
-    async def __aenter__(self) -> Self:
-        try:
-            for _ in range(PROCESSES):
-                self._processes.append(
-                    await asyncio.create_subprocess_exec(
-                        *(*self._prefix, sys.executable, "-m", "shoal.experiments.real.client"),
-                        stdin=asyncio.subprocess.PIPE,
-                        stdout=asyncio.subprocess.PIPE,
-                        limit=LINE_BYTES_MAX,
-                        start_new_session=True,
-                    )
-                )
-        except BaseException:
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._end()
-
-    async def _end(self) -> None:
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        await asyncio.gather(*(process.wait() for process in self._processes))
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes."""
-        return [process.pid for process in self._processes]
-
-    # -- orders ----------------------------------------------------------------------------------------------
-
-    async def begin(self, url: str, limits: Limits, channel: str, payload_bytes: int, latencies_ms: Floats) -> None:
-        """Finds the cluster."""
+    async def open(self, url: str, limits: Limits, channel: str, payload_bytes: int, latencies_ms: Floats) -> None:
+        """Connects all processes to a cluster. There are no clients yet."""
         samples = np.random.default_rng(0).permutation(latencies_ms)[:LATENCIES_MAX].tolist()
-        await self._all([Begin(url, limits, channel, payload_bytes, seed, samples) for seed in range(PROCESSES)])
+        opened = [OpenClients(url, limits, channel, payload_bytes, seed, samples) for seed in range(PROCESSES)]
+        await self._ask_all(opened, Ready)
 
-    async def join(self, publishers: int, subscribers: int) -> None:
-        """So many clients in all are there from now on; there are never fewer than before."""
+    async def set_clients(self, publishers: int, subscribers: int) -> None:
+        """Sets how many clients there are in all; there are never fewer than before."""
         self._subscribers = subscribers
-        await self._all(
+        orders = [
+            SetClients(
+                len(range(number, publishers, PROCESSES)),
+                len(range(PROCESSES - 1 - number, subscribers, PROCESSES)),
+            )
+            for number in range(PROCESSES)
+        ]
+        await self._ask_all(orders, Ready)
+
+    async def measure(self, seconds: float, per_s: float, wait_s_max: float, *, steady: bool = True) -> Window:
+        """Publishes for a while; returns when everything was delivered, or has taken too long."""
+        self._window += 1
+        publish = PublishWindow(self._window, seconds, per_s, steady)
+        messages = sum(published.messages for published in await self._ask_all([publish] * PROCESSES, WindowPublished))
+        collect = CollectWindow(self._window, messages, wait_s_max)
+        collected = await self._ask_all([collect] * PROCESSES, WindowCollected)
+        return Window(
+            messages=messages,
+            expected=messages * self._subscribers,
+            delays_ms=_floats([part.delays_ms for part in collected]),
+            responses_ms=_floats([part.responses_ms for part in collected]),
+            gaps=sum(part.gaps for part in collected),
+        )
+
+    async def _ask_all(self, orders: Sequence[msgspec.Struct], kind: type[_Report]) -> list[_Report]:
+        """Gives each process its order, and waits for all answers."""
+        pairs = zip(self._processes, orders, strict=True)
+        return await asyncio.gather(*(process.ask(order, kind, ANSWER_S_MAX) for process, order in pairs))
+
+
+@contextlib.asynccontextmanager
+async def start_clients(network: ExperimentNetwork) -> AsyncIterator[MeasuringClients]:
+    """Starts the processes on the clients' side of a network, and ends them on leaving."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield MeasuringClients(
             [
-                Join(
-                    len(range(number, publishers, PROCESSES)),
-                    len(range(PROCESSES - 1 - number, subscribers, PROCESSES)),
+                await stack.enter_async_context(
+                    LoadProcess(
+                        f"measuring clients, process {number}",
+                        "shoal.experiments.real.client_worker",
+                        REPORTS,
+                        prefix=network.clients_prefix,
+                    )
                 )
                 for number in range(PROCESSES)
             ]
         )
-
-    async def measure(self, seconds: float, per_s: float, wait_s_max: float, *, steady: bool = True) -> Window:
-        """All publishers publish for a while; returns when everything has come, or has taken too long."""
-        self._window += 1
-        publish = Publish(self._window, seconds, per_s, steady)
-        messages = sum(done.messages for done in await self._all([publish] * PROCESSES))
-        done = await self._all([Collect(self._window, messages, wait_s_max)] * PROCESSES)
-        return Window(
-            messages=messages,
-            expected=messages * self._subscribers,
-            delays_ms=_floats([one.delays_ms for one in done]),
-            responses_ms=_floats([one.responses_ms for one in done]),
-            gaps=sum(one.gaps for one in done),
-        )
-
-    async def _all(self, orders: Sequence[Order]) -> list[Done]:
-        """Gives each process its order, and waits for all answers."""
-        pairs = zip(self._processes, orders, strict=True)
-        try:
-            async with asyncio.timeout(ANSWER_S_MAX):
-                return await asyncio.gather(*(_ask(process, order) for process, order in pairs))
-        except TimeoutError:
-            raise ClusterError(f"measuring clients did not answer within {ANSWER_S_MAX:g} s") from None
-
-
-async def _ask(process: asyncio.subprocess.Process, order: Order) -> Done:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(msgspec.json.encode(order) + b"\n")
-    line = await process.stdout.readline()
-    if not line:
-        raise ClusterError("a process of measuring clients ended by itself", do="see what it said above")
-    return msgspec.json.decode(line, type=Done)
 
 
 def _floats(parts: list[bytes]) -> Floats:

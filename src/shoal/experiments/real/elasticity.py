@@ -1,19 +1,18 @@
-"""Experiment 3 of the Dynamoth paper (V.E, figure 7) on real servers: servers that follow players up and down.
+"""Experiment 3 of the Dynamoth paper (V.E, figure 7) on real servers: the number of servers follows that of players.
 
-Owns the curve, a tenth of the paper's players in two minutes, and what must come out: servers come, go and come again,
-and no update is lost on the way.
+Owns the curve, a tenth of the paper's players in two minutes, and the claims: servers are added, removed and added
+again, and no update is lost.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from shoal.experiments import Options
-from shoal.experiments.real.game import GameSetup, Played, play
-from shoal.experiments.real.network import Network, run_on_network
-from shoal.experiments.result import Drawing, Line, Panel, Result, Table
-from shoal.experiments.sim.judging import RESPONSE_LIMIT_MS
-from shoal.experiments.sim.parameters import PAPER, latencies_of
+from shoal.experiments import ExperimentOptions
+from shoal.experiments.paper import PAPER, RESPONSE_LIMIT_MS, latencies_of
+from shoal.experiments.real.game import GameRecord, GameSetup, play
+from shoal.experiments.real.network import ExperimentNetwork, run_on_network
+from shoal.experiments.result import Drawing, ExperimentResult, Line, Panel, Table
 from shoal.sim.flow.workloads.curves import Curve
 
 SCALE: Final = 0.1
@@ -22,38 +21,38 @@ CURVE: Final = Curve(
 )
 """The paper's 800, 200 and almost 600 clients, scaled."""
 FIRST_END_S: Final = 60.0
-"""Until then players come."""
+"""Until then the number of players grows."""
 SERVERS_MAX: Final = 6
 POLICY: Final = "shoal"
 
 
-def run(options: Options) -> Result:
-    """One game."""
+def run(options: ExperimentOptions) -> ExperimentResult:
+    """Plays one game."""
     latencies = latencies_of(options)
     setup = GameSetup(CURVE, SERVERS_MAX, POLICY)
     options.note(f"dynamoth-3: {POLICY}")
 
-    async def work(network: Network) -> Played:
+    async def work(network: ExperimentNetwork) -> GameRecord:
         return await play(network, setup, latencies, options.note)
 
     played = run_on_network(setup.link.limit, work)
     return _result(played, setup.facts(latencies))
 
 
-def extremes(played: Played) -> tuple[int, int, int]:
-    """Most servers while players came, fewest afterwards, and most after that."""
+def extremes(played: GameRecord) -> tuple[int, int, int]:
+    """Most servers while players joined, fewest after that, and most after the fewest."""
     first = [second.servers for second in played.seconds if second.at_s < FIRST_END_S]
     later = [second.servers for second in played.seconds if second.at_s >= FIRST_END_S]
     low = min(later, default=0)
     return max(first, default=0), low, max(later[later.index(low) :], default=0) if later else 0
 
 
-def _result(played: Played, parameters: dict[str, Any]) -> Result:
+def _result(played: GameRecord, parameters: dict[str, Any]) -> ExperimentResult:
     high, low, again = extremes(played)
     tally = played.tally
     good = sum(value < RESPONSE_LIMIT_MS for value in played.averaged("response_ms"))
     share = good / max(len(played.seconds), 1)
-    return Result(
+    return ExperimentResult(
         name="dynamoth-3",
         paper=PAPER,
         parameters={"policy": POLICY, "scale": SCALE, "response_limit_ms": RESPONSE_LIMIT_MS, **parameters},
@@ -75,11 +74,12 @@ def _result(played: Played, parameters: dict[str, Any]) -> Result:
         tables=[_table(played)],
         drawings=[_drawing(played)],
         paragraph=(
-            "The paper (figure 7): servers are added as players come, released with some delay as they leave, and "
-            f"added again. Here, with {SCALE:g} times the players: {high} servers at most at first, {low} at the "
-            f"least, {again} again; {len(played.rebalanced_at)} rebalancings moved channels {played.moves} times. Of "
-            f"{tally.deliveries:,} deliveries {tally.lost} were lost, {tally.duplicated} doubled and {tally.reordered} "
-            f"out of order. The response time was under {RESPONSE_LIMIT_MS:.0f} ms for {share:.0%} of the time."
+            "The paper (figure 7): servers are added as players join, released with some delay as they leave, and "
+            f"added again. Here, with {SCALE:g} times the players: up to {high} servers at first, then {low}, then "
+            f"{again}; {len(played.rebalanced_at)} rebalancings moved channels {played.moves} times. Of "
+            f"{tally.deliveries:,} deliveries {tally.lost} were lost, {tally.duplicated} duplicated and "
+            f"{tally.reordered} reordered. The response time was under {RESPONSE_LIMIT_MS:.0f} ms for {share:.0%} of "
+            "the time."
         ),
         claims={
             "servers are added as players come": high > 1,
@@ -90,7 +90,7 @@ def _result(played: Played, parameters: dict[str, Any]) -> Result:
     )
 
 
-def _table(played: Played) -> Table:
+def _table(played: GameRecord) -> Table:
     rows: list[tuple[str, ...]] = [
         (
             f"{second.at_s:.0f}",
@@ -107,7 +107,7 @@ def _table(played: Played) -> Table:
     return Table("dynamoth-3 on real servers", headings, rows)
 
 
-def _drawing(played: Played) -> Drawing:
+def _drawing(played: GameRecord) -> Drawing:
     at = played.column("at_s")
     marks = [("rebalancing", played.rebalanced_at)]
     return Drawing(

@@ -1,7 +1,7 @@
-"""RGame on real servers: players who come and go, a balancer that follows them, and an account of every update.
+"""RGame on real servers: players who join and leave, a balancer that reacts to them, and an audit of every update.
 
-Owns one game from its start to its account: the cluster behind limited links, the crowds of players (the demo's), and
-what is measured each second. Which curve of players, and what must come out, is the business of the experiments.
+Owns one game from its start to its audit: the cluster behind limited links, the demo's crowds of players, and what is
+measured each second. The number of players over time, and the claims, belong to the experiments.
 """
 
 from __future__ import annotations
@@ -21,54 +21,51 @@ from shoal.cluster.audit_log import AuditLog
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.server_meter import ServerMeter, ServerSecond
 from shoal.config import environment_of
-from shoal.demo.audit import Tally
-from shoal.demo.crowds import CROWDS, Crowds
-from shoal.demo.game import UPDATES_PER_S
-from shoal.demo.talk import Begin
-from shoal.experiments.real.meters import CpuMeter
-from shoal.experiments.real.network import Network
-from shoal.experiments.real.rig import Link, limited_cluster
+from shoal.demo.crowds import Crowds, start_crowds
+from shoal.demo.delivery_audit import Tally
+from shoal.experiments.real.limited_cluster import ServerLink, limited_cluster
+from shoal.experiments.real.network import ExperimentNetwork
+from shoal.lab.machine import MachineMeter
+from shoal.lab.rgame import SAMPLES_PER_RESPONSE, UPDATES_PER_S
 from shoal.limits import DEFAULT_LIMITS
 from shoal.sim.flow import Latencies
 from shoal.sim.flow.workloads.curves import Curve
 
-SAMPLES_PER_RESPONSE: Final = 2
 SECOND_S: Final = 1.0
 SETTLE_S_MAX: Final = 20.0
-"""How long after the last update everything may take to arrive; longer than the longest wait for a hole."""
+"""How long deliveries may take after the last update; longer than the longest wait for missing messages."""
 SETTLE_POLL_S: Final = 0.5
 TROUBLES_MAX: Final = 10
-"""Of a game that are told."""
+"""Unexpected errors that the result lists."""
 REPORT_S: Final = 3.0
-"""How old the report of a server may be that counts as its present one."""
+"""A server's last report counts as long as it is no older than this."""
 AVERAGE_S: Final = 5
-"""Seconds over which response times and load ratios are averaged before they are judged: one sampled second of a few
-hundred updates says little."""
+"""Response times and load ratios are averaged over so many seconds before they are judged: one second has only a few
+hundred updates."""
 
 
 SETTINGS: Final = BalanceSettings(
     high_ratio=0.7, safe_ratio=0.6, grow_ratio=0.5, low_ratio=0.3, wait_s=4.0, settle_s=6.0, horizon_s=12.0
 )
-"""Of the balancer. A game here takes two minutes instead of the paper's twenty, but a server takes as long to start: so
-waits are shorter than the defaults, and there is more room."""
-LINK: Final = Link(bytes_per_s=0.5e6, wire_share=1.2)
+"""Settings of the balancer. A game takes two minutes instead of the paper's twenty, but a server takes as long to
+start, so waits are shorter than the defaults and load ratios leave more room."""
+LINK: Final = ServerLink(bytes_per_s=0.5e6, wire_share=1.2)
 TILES: Final = 4
 UPDATE_BYTES: Final = 400
-"""Larger than the paper's, so that what is said beside updates weighs as little, on links that are as small, as it does
-on large ones."""
+"""Larger than the paper's, so that other traffic is as small beside updates as it is on the paper's larger links."""
 
 
 @dataclass(frozen=True, slots=True)
 class GameSetup:
-    """What one game is made of."""
+    """The setup of one game."""
 
     players: Curve
     servers_max: int
     policy: str
     tiles: int = TILES
-    """A side."""
+    """The side of the map."""
     update_bytes: int = UPDATE_BYTES
-    link: Link = LINK
+    link: ServerLink = LINK
     settings: BalanceSettings = SETTINGS
     servers_first: int = 1
     seed: int = 1
@@ -91,13 +88,13 @@ class GameSetup:
 
 @dataclass(slots=True)
 class GameSecond:
-    """One second. Ratios and shares of a core are those that agents reported last."""
+    """One second of a game. Ratios and shares of a core come from the agents' last reports."""
 
     at_s: float
     players: int
     servers: int
     response_ms: float
-    """The average of the updates that came back in this second, latency included; infinite if none did."""
+    """Average of the updates that came back in this second, latency included; infinite if none did."""
     messages_out_per_s: float
     ratio_mean: float
     ratio_max: float
@@ -106,8 +103,8 @@ class GameSecond:
 
 
 @dataclass(slots=True)
-class Played:
-    """What came of a game."""
+class GameRecord:
+    """Everything that was measured of a game."""
 
     seconds: list[GameSecond] = field(default_factory=list)
     rebalanced_at: list[float] = field(default_factory=list)
@@ -120,13 +117,13 @@ class Played:
         return [float(getattr(second, name)) for second in self.seconds]
 
     def averaged(self, name: str) -> list[float]:
-        """The same, each second with those just before it."""
+        """One figure of all seconds, each averaged with the seconds just before it."""
         values = self.column(name)
         return [float(np.mean(values[max(0, at - AVERAGE_S + 1) : at + 1])) for at in range(len(values))]
 
     @property
     def server_hours(self) -> float:
-        """Of all servers together."""
+        """Hours of all servers together."""
         return sum(self.column("servers")) * SECOND_S / 3600
 
     def facts(self) -> dict[str, Any]:
@@ -140,7 +137,7 @@ class Played:
         }
 
     def cpu_share(self) -> dict[str, float]:
-        """Of one core by the busiest server, and of all cores by everything on the machine: at most, and on average."""
+        """The share of one core used by the busiest server, and of all cores used by the machine: maximum and mean."""
         server, machine = self.column("server_cpu_share"), self.column("machine_cpu_share")
         return {
             "server_max": max(server, default=0.0),
@@ -150,13 +147,13 @@ class Played:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every update came, once and in order, and nothing went wrong."""
+        """Whether every update was delivered once and in order, without an unexpected error."""
         tally = self.tally
         return not (tally.lost or tally.duplicated or tally.reordered or tally.gaps_reported or self.troubles)
 
 
-class Game:
-    """A game under way."""
+class RunningGame:
+    """A game whose cluster and crowds are running."""
 
     def __init__(self, setup: GameSetup, cluster: LocalCluster, crowds: Crowds, latencies: Latencies) -> None:
         self._setup = setup
@@ -164,28 +161,30 @@ class Game:
         self._crowds = crowds
         self._latencies_ms = latencies.samples_ms
         self._random = np.random.default_rng(setup.seed)
-        self._cpu = CpuMeter()
+        self._machine = MachineMeter()
         self._reports: dict[str, ServerSecond] = {}
         self._deliveries = 0
-        self._played = Played()
+        self._record = GameRecord()
 
-    async def play(self, meter: ServerMeter, stop: Callable[[Played], bool], note: Callable[[str], None]) -> Played:
-        """Plays to the end of the curve, or until `stop` says so; then counts."""
+    async def play(
+        self, meter: ServerMeter, stop: Callable[[GameRecord], bool], note: Callable[[str], None]
+    ) -> GameRecord:
+        """Plays to the end of the curve, or until `stop` returns true; then audits the deliveries."""
         began = time.monotonic()
         began_wall = time.time()
         curve = self._setup.players
-        self._cpu.look(self._crowds.pids)
-        while (at_s := time.monotonic() - began) < curve.seconds and not stop(self._played):
+        self._machine.share()
+        while (at_s := time.monotonic() - began) < curve.seconds and not stop(self._record):
             self._crowds.check()
             self._crowds.grow(round(float(curve.at(at_s))))
             await asyncio.sleep(SECOND_S - (time.monotonic() - began) % SECOND_S)
             meter.follow()
             self._second(time.monotonic() - began, meter.take())
-            if len(self._played.seconds) % AVERAGE_S == 0:
-                note(_line(self._played.seconds[-1]))
+            if len(self._record.seconds) % AVERAGE_S == 0:
+                note(_line(self._record.seconds[-1]))
         await self._settle()
-        self._look_back(began_wall)
-        return self._played
+        self._read_audit_log(began_wall)
+        return self._record
 
     def _second(self, at_s: float, reports: list[ServerSecond]) -> None:
         self._reports |= {report.server: report for report in reports}
@@ -198,7 +197,7 @@ class Game:
         back_ms = np.array(self._crowds.take_responses_ms())
         latency_ms = self._random.choice(self._latencies_ms, (len(back_ms), SAMPLES_PER_RESPONSE)).sum(axis=1)
         deliveries, self._deliveries = self._deliveries, self._crowds.tally.deliveries
-        self._played.seconds.append(
+        self._record.seconds.append(
             GameSecond(
                 at_s=at_s,
                 players=self._crowds.players,
@@ -208,36 +207,36 @@ class Game:
                 ratio_mean=float(np.mean(ratios)),
                 ratio_max=max(ratios),
                 server_cpu_share=max((report.cpu_share for report in loads), default=0.0),
-                machine_cpu_share=self._cpu.look(self._crowds.pids).machine,
+                machine_cpu_share=self._machine.share(),
             )
         )
 
     async def _settle(self) -> None:
-        """Lets players stop and everything arrive; what has not arrived then is lost."""
-        await self._crowds.rest()
+        """Stops the players and waits for their last updates; what is missing then is lost."""
+        await self._crowds.stop()
         deadline = time.monotonic() + SETTLE_S_MAX
-        while (lost := await self._crowds.audit()) and time.monotonic() < deadline:  # noqa: ASYNC110 - it asks, too
+        while (lost := await self._crowds.audit()) and time.monotonic() < deadline:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(SETTLE_POLL_S)
-        self._played.tally = self._crowds.tally
-        self._played.tally.lost = lost
-        self._played.troubles = self._crowds.troubles
+        self._record.tally = self._crowds.tally
+        self._record.tally.lost = lost
+        self._record.troubles = self._crowds.troubles
 
-    def _look_back(self, began_wall: float) -> None:
-        """What the balancer put on record."""
+    def _read_audit_log(self, began_wall: float) -> None:
+        """Reads the balancer's decisions and their outcomes."""
         audit = AuditLog(self._cluster.directory.audit)
-        self._played.rebalanced_at = [file.at_s - began_wall for file in audit.files("decision")]
+        self._record.rebalanced_at = [file.at_s - began_wall for file in audit.files("decision")]
         ended = (outcome for outcome in audit.outcomes() if outcome.state == "ended")
-        self._played.moves = sum(int(outcome.facts.get("moved", 0)) for outcome in ended)
+        self._record.moves = sum(int(outcome.facts.get("moved", 0)) for outcome in ended)
 
 
 async def play(
-    network: Network,
+    network: ExperimentNetwork,
     setup: GameSetup,
     latencies: Latencies,
     note: Callable[[str], None],
-    stop: Callable[[Played], bool] = lambda _: False,
-) -> Played:
-    """One game, with a cluster of its own."""
+    stop: Callable[[GameRecord], bool] = lambda _: False,
+) -> GameRecord:
+    """Plays one game on a new cluster."""
     options = BalancerOptions(empty_s=setup.settings.wait_s / 2)
     async with (
         limited_cluster(
@@ -250,16 +249,18 @@ async def play(
             servers_max=setup.servers_max,
             balancer_environment=environment_of(balance=setup.settings, balancer=options),
         ) as cluster,
-        Crowds(cluster.directory.log("players"), network.clients_prefix) as crowds,
+        start_crowds(cluster.directory.log("players"), network.clients_prefix) as crowds,
         ServerMeter(cluster) as meter,
     ):
-        await crowds.begin(
-            [
-                Begin(cluster.url, DEFAULT_LIMITS, setup.tiles, crowd, CROWDS, setup.seed, setup.update_bytes)
-                for crowd in range(CROWDS)
-            ]
+        await crowds.open(
+            cluster.url,
+            DEFAULT_LIMITS,
+            tiles=setup.tiles,
+            players_max=round(max(players for _, players in setup.players.points)),
+            seed=setup.seed,
+            update_bytes=setup.update_bytes,
         )
-        return await Game(setup, cluster, crowds, latencies).play(meter, stop, note)
+        return await RunningGame(setup, cluster, crowds, latencies).play(meter, stop, note)
 
 
 def _line(second: GameSecond) -> str:

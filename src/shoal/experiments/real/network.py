@@ -1,17 +1,17 @@
-"""A network of its own for an experiment: each server behind a link of limited bandwidth.
+"""The network of an experiment, with each server behind a link of limited bandwidth.
 
 Owns the network namespaces. The experiment runs in a thread that has left the machine's network for an empty one with
-two bridges: the near network, where infrastructure is, and the far one, where clients are, as in the Dynamoth paper's
-set-up (servers in a cloud, clients far away). Each server, with its agent, has a namespace with a link to each of them;
-what it sends to clients goes through a token bucket (`tc tbf`), what it says to infrastructure does not. No namespace
-has a name: each is there as long as a process or descriptor of this experiment is in it, so nothing is left behind,
-whatever ends the experiment, and nothing outside is touched.
+two bridges: the near network for infrastructure, and the far one for clients, as in the Dynamoth paper (servers in a
+cloud, clients far away). Each server shares a namespace with its agent, which has a link to both bridges. Traffic to
+clients goes through a token bucket (`tc tbf`), traffic to infrastructure does not. Namespaces have no names: each
+exists as long as a process or a descriptor of the experiment is in it. So nothing is left behind, however the
+experiment ends, and nothing outside is touched.
 
     coordinator, balancer, this thread -- near -- s1 and its agent --tbf-- far -- clients
                                             \\---- s2 and its agent --tbf--/
 
-Needs root, `ip`, `tc` and `nsenter`. Without them servers are on the loopback interface, and the only limit is the
-capacity that agents are told: load is judged by it, but nothing is slowed down.
+Needs root, `ip`, `tc` and `nsenter`. Without them servers are on the loopback interface, where nothing slows them down:
+load is then judged by the capacity that agents are configured with.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 PROGRAMS: Final = ("ip", "tc", "nsenter")
 BURST_BYTES: Final = 5000
-"""What may leave at once after a pause: a few packets, so that a link never is faster than its limit for long."""
+"""What may leave at once after a pause: a few packets, so that a link exceeds its limit only for an instant."""
 QUEUE_S: Final = 1.0
-"""How long a packet may wait for its link. Then it is dropped, and TCP sends it again."""
+"""A packet that would wait longer than this for its link is dropped, and TCP sends it again."""
 QUEUE_BYTES_MIN: Final = 256 * 1024
 SERVERS_MAX: Final = 250
 """Addresses of one network."""
@@ -53,18 +53,18 @@ _COUNTERS: Final = Path("/proc/thread-self/net/dev")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class Network:
-    """Where servers of an experiment are. This one is the loopback interface, which limits nothing."""
+class ExperimentNetwork:
+    """Where the servers of an experiment run. This class is the loopback interface, which limits nothing."""
 
     is_limited = False
 
     def site(self, name: str) -> Site:
-        """Where a server, or the coordinator, is to run."""
+        """Where a server, or the coordinator, runs."""
         return Site()
 
     @property
     def clients_prefix(self) -> tuple[str, ...]:
-        """Words in front of the command of a process of clients."""
+        """The prefix for the command of a process with clients."""
         return ()
 
     def agent(self, server: ServerAddress) -> list[str]:
@@ -72,17 +72,16 @@ class Network:
         return [*shoal_agent(server)]
 
     def sent(self) -> dict[str, int]:
-        """What each server has sent over its link so far, in bytes with all headers; nothing where there are no
-        links."""
+        """Bytes that each server has sent over its link so far, headers included; empty if there are no links."""
         return {}
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases the namespaces."""
 
 
-class LimitedNetwork(Network):
-    """Servers behind links of `link_bytes_per_s`. Belongs to one thread, which it takes into a network of its own for
-    good; processes and threads that this thread starts are in it too."""
+class LimitedNetwork(ExperimentNetwork):
+    """Servers behind links of `link_bytes_per_s`. Moves the thread that creates it, and all processes and threads that
+    this thread starts later, into a new network permanently."""
 
     is_limited = True
 
@@ -102,7 +101,7 @@ class LimitedNetwork(Network):
 
     @property
     def clients_prefix(self) -> tuple[str, ...]:
-        """Takes a command to the clients' side."""
+        """Runs a command on the clients' side."""
         return self._prefix(self._clients)
 
     def site(self, name: str) -> Site:
@@ -115,17 +114,17 @@ class LimitedNetwork(Network):
         return Site(host, self._prefix(self._servers[name]))
 
     def agent(self, server: ServerAddress) -> list[str]:
-        """An agent is beside its server, so that its copy of each message goes over no link."""
+        """Runs the agent beside its server, so that the agent's copies of messages do not use the link."""
         return [*self._prefix(self._servers[server.id]), *shoal_agent(server)]
 
     def sent(self) -> dict[str, int]:
-        """Counted where limited links arrive in the network of this thread."""
+        """As counted where the limited links arrive in the network of this thread."""
         rows = [row.split() for row in _COUNTERS.read_text().splitlines()]
         received = {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
         return {name: received[f"far{number}:"] for number, name in enumerate(self._servers)}
 
     def close(self) -> None:
-        """Lets go of all namespaces; each is gone when its last process is."""
+        """Releases all namespaces; each ends with its last process."""
         for descriptor in (self._own, self._clients, *self._servers.values()):
             os.close(descriptor)
         self._servers.clear()
@@ -160,7 +159,7 @@ class LimitedNetwork(Network):
 
     @contextlib.contextmanager
     def _new_namespace(self) -> Iterator[int]:
-        """Visits a new namespace for as long as it takes to furnish it. Nothing else can happen in this thread
+        """Enters a new namespace to set it up, and returns. Blocks, so that nothing else runs in this thread
         meanwhile."""
         _leave_network()
         try:
@@ -180,10 +179,10 @@ def may_limit() -> bool:
     return tried == [True]
 
 
-def run_on_network(link_bytes_per_s: float | None, work: Callable[[Network], Coroutine[Any, Any, T]]) -> T:
-    """Runs an experiment with an event loop, in a thread and network of its own; None limits nothing.
+def run_on_network(link_bytes_per_s: float | None, work: Callable[[ExperimentNetwork], Coroutine[Any, Any, T]]) -> T:
+    """Runs an experiment in a new thread with its own event loop and network; None limits nothing.
 
-    An interrupt (Ctrl-C) cancels the work, waits until it has cleaned up, and goes on as an interrupt.
+    An interrupt (Ctrl-C) cancels the work, waits until it has cleaned up, and is raised again.
     """
     runner = _Runner(link_bytes_per_s, work)
     thread = threading.Thread(target=runner.run, name="experiment")
@@ -202,7 +201,9 @@ def run_on_network(link_bytes_per_s: float | None, work: Callable[[Network], Cor
 class _Runner(Generic[T]):
     """The work of the thread."""
 
-    def __init__(self, link_bytes_per_s: float | None, work: Callable[[Network], Coroutine[Any, Any, T]]) -> None:
+    def __init__(
+        self, link_bytes_per_s: float | None, work: Callable[[ExperimentNetwork], Coroutine[Any, Any, T]]
+    ) -> None:
         self._link_bytes_per_s = link_bytes_per_s
         self._work = work
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -223,7 +224,7 @@ class _Runner(Generic[T]):
 
     async def _main(self) -> T:
         limit = self._link_bytes_per_s
-        network = Network() if limit is None else LimitedNetwork(limit)
+        network = ExperimentNetwork() if limit is None else LimitedNetwork(limit)
         try:
             self._loop = asyncio.get_running_loop()
             self._task = asyncio.create_task(self._work(network))
@@ -245,14 +246,14 @@ def _try() -> bool:
 
 
 def _leave_network() -> None:
-    """This thread is in a new network namespace from now on."""
+    """Moves this thread into a new network namespace."""
     if _libc.unshare(_CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "cannot make a network namespace")
 
 
 def _enter(namespace: int) -> None:
     if _libc.setns(namespace, _CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "cannot go back to the experiment's network")
+        raise OSError(ctypes.get_errno(), "cannot return to the experiment's network")
 
 
 def _open_own() -> int:
@@ -264,11 +265,11 @@ def _bridge(name: str, network: str) -> tuple[str, ...]:
 
 
 def _run(program: str, *commands: str) -> None:
-    """Runs commands of `ip` or `tc` in the network where this thread is."""
+    """Runs commands of `ip` or `tc` in the network of this thread."""
     lines = "".join(f"{command}\n" for command in commands)
     done = subprocess.run(
         [program, "-batch", "-"], input=lines, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=False
     )
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip()
-        raise ClusterError(f"the experiment's network could not be made ({program}: {said})")
+        raise ClusterError(f"the experiment's network could not be set up ({program}: {said})")

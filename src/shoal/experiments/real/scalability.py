@@ -1,21 +1,20 @@
 """Experiment 2 of the Dynamoth paper (V.D, figures 5 and 6) on real servers: how many players each policy supports.
 
-Owns the ramp of players, a tenth of the paper's, and the rule by which a policy has reached its end. One game for each
-policy, one after the other, all with the same seed: players walk the same ways. How policies compare is told, beside
-what the machine's cores did; what must hold is only that nothing is lost.
+Owns the ramp of players, a tenth of the paper's, and the rule that ends a game. There is one game for each policy, all
+with the same seed, so that players walk the same ways. The result compares the policies and shows how busy the cores
+were; its only claim is that nothing is lost.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from shoal.experiments import Options
-from shoal.experiments.real.game import GameSetup, Played, play
-from shoal.experiments.real.network import Network, run_on_network
-from shoal.experiments.real.rig import FAIL_RATIO
-from shoal.experiments.result import Drawing, Line, Panel, Result, Table
-from shoal.experiments.sim.judging import RESPONSE_LIMIT_MS
-from shoal.experiments.sim.parameters import PAPER, latencies_of
+from shoal.experiments import ExperimentOptions
+from shoal.experiments.paper import PAPER, RESPONSE_LIMIT_MS, latencies_of
+from shoal.experiments.real.game import GameRecord, GameSetup, play
+from shoal.experiments.real.limited_cluster import FAIL_RATIO
+from shoal.experiments.real.network import ExperimentNetwork, run_on_network
+from shoal.experiments.result import Drawing, ExperimentResult, Line, Panel, Table
 from shoal.sim.flow import Latencies
 from shoal.sim.flow.workloads.curves import Curve
 
@@ -24,18 +23,18 @@ POLICIES: Final = ("consistent-hashing", "dynamoth", "shoal")
 CURVE: Final = Curve(((0.0, 35.0), (72.0, 120.0), (76.0, 120.0)))
 SERVERS_MAX: Final = 5
 BROKEN_S: Final = 6
-"""A policy has reached its end when averages have been beyond a limit for so many seconds in a row: a short spike while
-channels move is none."""
+"""A game ends when averages have been beyond a limit for so many seconds in a row. A short spike while channels move
+does not end it."""
 NO_ORDER: Final = (
-    "All servers share this machine's cores, so that one more of them adds a link but no core: which policy is better "
-    "is not shown here."
+    "All servers share this machine's cores, so that one more server adds a link but no core: this run does not show "
+    "which policy is better."
 )
 
 
-def run(options: Options) -> Result:
-    """One game for each policy."""
+def run(options: ExperimentOptions) -> ExperimentResult:
+    """Plays one game for each policy."""
     latencies = latencies_of(options)
-    games: dict[str, Played] = {}
+    games: dict[str, GameRecord] = {}
     for policy in POLICIES:
         setup = GameSetup(CURVE, SERVERS_MAX, policy)
         options.note(f"dynamoth-2: {policy}")
@@ -44,22 +43,22 @@ def run(options: Options) -> Result:
     return compared(games, limited, setup.facts(latencies))
 
 
-def _game(setup: GameSetup, latencies: Latencies, options: Options) -> Played:
+def _game(setup: GameSetup, latencies: Latencies, options: ExperimentOptions) -> GameRecord:
     limit = setup.link.limit
 
-    async def work(network: Network) -> Played:
+    async def work(network: ExperimentNetwork) -> GameRecord:
         return await play(network, setup, latencies, options.note, lambda played: is_over(played, limit is not None))
 
     return run_on_network(limit, work)
 
 
-def is_over(played: Played, limited: bool) -> bool:
-    """Whether the limits have been passed for so long that more players make no sense."""
+def is_over(played: GameRecord, limited: bool) -> bool:
+    """Whether the game has been beyond the limits for `BROKEN_S`."""
     return all(_beyond(played, limited)[-BROKEN_S:]) and len(played.seconds) >= BROKEN_S
 
 
-def supported(played: Played, limited: bool) -> int:
-    """The most players before the limits were passed for good; all, if they never were."""
+def supported(played: GameRecord, limited: bool) -> int:
+    """The most players before the game went beyond the limits for `BROKEN_S`; all players, if it never did."""
     beyond = _beyond(played, limited)
     end = len(beyond)
     for at in range(len(beyond) - BROKEN_S + 1):
@@ -69,22 +68,21 @@ def supported(played: Played, limited: bool) -> int:
     return max((second.players for second in played.seconds[:end]), default=0)
 
 
-def _beyond(played: Played, limited: bool) -> list[bool]:
-    """For each second whether averages are beyond a limit. Where links are not limited, load ratios stand for what they
-    would do."""
+def _beyond(played: GameRecord, limited: bool) -> list[bool]:
+    """For each second, whether averages are beyond a limit. Where links are not limited, load ratios are judged too."""
     slow = [value >= RESPONSE_LIMIT_MS for value in played.averaged("response_ms")]
     if limited:
         return slow
     return [one or ratio > FAIL_RATIO for one, ratio in zip(slow, played.averaged("ratio_max"), strict=True)]
 
 
-def compared(games: dict[str, Played], limited: bool, parameters: dict[str, Any]) -> Result:
-    """What came of the games of all policies."""
+def compared(games: dict[str, GameRecord], limited: bool, parameters: dict[str, Any]) -> ExperimentResult:
+    """The result of the games of all policies."""
     players = {policy: supported(played, limited) for policy, played in games.items()}
     hashing, dynamoth, shoal = (max(players[policy], 1) for policy in POLICIES)
     counts = ("lost", "duplicated", "reordered", "gaps_reported")
     tallies = {policy: {name: getattr(played.tally, name) for name in counts} for policy, played in games.items()}
-    return Result(
+    return ExperimentResult(
         name="dynamoth-2",
         paper=PAPER,
         parameters={"scale": SCALE, "response_limit_ms": RESPONSE_LIMIT_MS, "broken_s": BROKEN_S, **parameters},
@@ -105,8 +103,8 @@ def compared(games: dict[str, Played], limited: bool, parameters: dict[str, Any]
             "The paper (figure 5): almost 1,000 players with Dynamoth, 625 with consistent hashing (1.6 times as "
             f"many). Here, with {SCALE:g} times the players, {SERVERS_MAX} small servers and a ramp that is ten times "
             f"as steep: {hashing} with consistent hashing, {dynamoth} with dynamoth ({dynamoth / hashing:.2f} times), "
-            f"{shoal} with shoal ({shoal / hashing:.2f} times). Of all cores, everything on the machine took "
-            f"{_cores(games)} on average. {NO_ORDER}"
+            f"{shoal} with shoal ({shoal / hashing:.2f} times). The machine used {_cores(games)} of all cores on "
+            f"average. {NO_ORDER}"
         ),
         claims={
             f"nothing is lost, doubled or out of order with {policy}": played.is_whole
@@ -115,11 +113,11 @@ def compared(games: dict[str, Played], limited: bool, parameters: dict[str, Any]
     )
 
 
-def _cores(games: dict[str, Played]) -> str:
+def _cores(games: dict[str, GameRecord]) -> str:
     return ", ".join(f"{played.cpu_share()['machine_mean']:.2f} ({policy})" for policy, played in games.items())
 
 
-def _table(games: dict[str, Played], players: dict[str, int]) -> Table:
+def _table(games: dict[str, GameRecord], players: dict[str, int]) -> Table:
     rows: list[tuple[str, ...]] = [
         (
             policy,
@@ -134,12 +132,12 @@ def _table(games: dict[str, Played], players: dict[str, int]) -> Table:
         for policy, played in games.items()
     ]
     headings = (
-        "policy", "players", "servers", "server min", "plans", "moves", "lost/doubled/disordered", "CPU server/machine"
+        "policy", "players", "servers", "server min", "plans", "moves", "lost/twice/reordered", "CPU server/machine"
     )  # fmt: skip
     return Table("dynamoth-2 on real servers", headings, rows)
 
 
-def _figure_5(games: dict[str, Played]) -> Drawing:
+def _figure_5(games: dict[str, GameRecord]) -> Drawing:
     marks = [(f"rebalancing, {policy}", played.rebalanced_at) for policy, played in games.items()]
 
     def lines(name: str, steps: bool = False, right: bool = False) -> list[Line]:
@@ -179,7 +177,7 @@ def _figure_5(games: dict[str, Played]) -> Drawing:
     )
 
 
-def _figure_6(games: dict[str, Played]) -> Drawing:
+def _figure_6(games: dict[str, GameRecord]) -> Drawing:
     panels = [
         Panel(
             f"Load of servers, {policy}",

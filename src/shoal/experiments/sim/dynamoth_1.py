@@ -1,30 +1,31 @@
-"""Experiments 1a and 1b of the Dynamoth paper (V.C, figure 4) in the flow simulator: one channel, one server or three.
+"""Experiments 1a and 1b of the Dynamoth paper (V.C, figure 4) in the flow simulator: one channel on one server, and on
+three.
 
-Owns both micro-benchmarks: their sizes, their model of the paper's server, and what must come out.
+Owns both micro-benchmarks: their sizes, the model of the paper's server, and the claims.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, SINGLE, Placements
-from shoal.experiments import Options
-from shoal.experiments.result import Drawing, Line, Panel, Result, Table
-from shoal.experiments.sim.judging import RESPONSE_LIMIT_MS, median
-from shoal.experiments.sim.parameters import PAPER, latencies_of
+from shoal.experiments import ExperimentOptions
+from shoal.experiments.paper import PAPER, RESPONSE_LIMIT_MS, figure_4, latencies_of, response_text
+from shoal.experiments.result import Drawing, ExperimentResult, Line, Table
+from shoal.experiments.sim.verdict import median
 from shoal.sim.flow import FlowSimulator, Latencies, Models, PoolModel, ServerModel
 from shoal.sim.flow.workloads import OneChannel, many_publishers, many_subscribers
 
 SECONDS: Final = 60
-"""How long each size runs; response times are the average of the last half."""
+"""How long each size runs. Response times are averages over the second half."""
 SHOWN: Final = tuple(range(100, 801, 50))
-"""Sizes of the figure."""
+"""Sizes in the figure."""
 TRIED: Final = tuple(range(100, 801, 10))
-"""Sizes of which the largest supported one is sought."""
+"""Sizes among which the largest supported one is found."""
 REPLICAS: Final = 3
 
 SERVER: Final = ServerModel(
@@ -35,13 +36,13 @@ SERVER: Final = ServerModel(
     connection_buffer_bytes=1e6,
     output_buffer_bytes=8e6,
 )
-"""The paper's server as figure 4 shows it: its core gives up above 500 subscribers at 10 messages a second (so 190 us
-a delivery), and one connection above 200 publishers at 10 messages a second (2,000 messages a second)."""
+"""The paper's server as figure 4 shows it. Its core is full at 500 subscribers with 10 messages a second (so a delivery
+takes 190 us), and one connection at 200 publishers with 10 messages a second (2,000 messages a second)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Micro:
-    """One of the two: what grows, and how three servers share it."""
+class MicroBenchmark:
+    """One of the two experiments: which clients grow in number, and how three servers share them."""
 
     name: str
     figure: str
@@ -49,29 +50,29 @@ class Micro:
     mode: int
     mode_name: str
     ratio_min: float
-    """How many times the clients of one server three must support."""
+    """Three servers must support so many times the clients of one."""
 
     def workload(self, count: int, latencies: Latencies, seed: int) -> OneChannel:
-        """The channel with this many of what grows."""
+        """The channel with so many of the clients that grow in number."""
         make = many_subscribers if self.mode == ALL_PUBLISHERS else many_publishers
         return make(count, SECONDS, latencies, seed)
 
 
-MICRO_A: Final = Micro("dynamoth-1a", "4a", "subscribers", ALL_PUBLISHERS, "all_publishers", 1.0)
-MICRO_B: Final = Micro("dynamoth-1b", "4b", "publishers", ALL_SUBSCRIBERS, "all_subscribers", 2.7)
+MICRO_A: Final = MicroBenchmark("dynamoth-1a", "4a", "subscribers", ALL_PUBLISHERS, "all_publishers", 1.0)
+MICRO_B: Final = MicroBenchmark("dynamoth-1b", "4b", "publishers", ALL_SUBSCRIBERS, "all_subscribers", 2.7)
 
 
-def run_a(options: Options) -> Result:
+def run_a(options: ExperimentOptions) -> ExperimentResult:
     """One publisher, up to 800 subscribers."""
     return _run(MICRO_A, options)
 
 
-def run_b(options: Options) -> Result:
+def run_b(options: ExperimentOptions) -> ExperimentResult:
     """Up to 800 publishers, one subscriber."""
     return _run(MICRO_B, options)
 
 
-def _run(micro: Micro, options: Options) -> Result:
+def _run(micro: MicroBenchmark, options: ExperimentOptions) -> ExperimentResult:
     latencies = latencies_of(options)
     response_ms: dict[str, list[float]] = {}
     largest: dict[str, float] = {}
@@ -81,7 +82,7 @@ def _run(micro: Micro, options: Options) -> Result:
         response_ms[label] = [median([sizes[count] for sizes in by_seed]) for count in SHOWN]
         largest[label] = median([_largest(sizes) for sizes in by_seed])
     ratio = largest[f"{REPLICAS} servers"] / largest["1 server"]
-    return Result(
+    return ExperimentResult(
         name=micro.name,
         paper=PAPER,
         parameters={
@@ -107,8 +108,8 @@ def _run(micro: Micro, options: Options) -> Result:
     )
 
 
-def _sizes(micro: Micro, servers: int, latencies: Latencies, seed: int) -> dict[int, float]:
-    """The response time of every size: average of the last half; infinite if a message was not delivered."""
+def _sizes(micro: MicroBenchmark, servers: int, latencies: Latencies, seed: int) -> dict[int, float]:
+    """The response time of every size: the average of the second half, infinite if a message was not delivered."""
     mode = micro.mode if servers > 1 else SINGLE
     placements = Placements.build([mode], [tuple(range(servers))])
     models = Models(server=SERVER, pool=PoolModel(servers_first=servers, servers_max=servers))
@@ -124,7 +125,7 @@ def _sizes(micro: Micro, servers: int, latencies: Latencies, seed: int) -> dict[
 
 
 def _largest(sizes: dict[int, float]) -> int:
-    """The largest size that, with all smaller ones, is under the limit."""
+    """The largest size that is under the limit together with all smaller ones."""
     largest = 0
     for count, response_ms in sizes.items():
         if response_ms >= RESPONSE_LIMIT_MS:
@@ -134,7 +135,7 @@ def _largest(sizes: dict[int, float]) -> int:
 
 
 def _claims(
-    micro: Micro, response_ms: dict[str, list[float]], largest: dict[str, float], ratio: float
+    micro: MicroBenchmark, response_ms: dict[str, list[float]], largest: dict[str, float], ratio: float
 ) -> dict[str, bool]:
     single, several = response_ms.values()
     claims = {f"3 servers support {micro.ratio_min:g} times the {micro.grows} of one": ratio >= micro.ratio_min}
@@ -150,13 +151,9 @@ def _claims(
     return claims
 
 
-def _text(value: float) -> str:
-    return f"{value:,.0f} ms" if np.isfinite(value) else "not delivered"
-
-
-def _table(micro: Micro, response_ms: dict[str, list[float]], largest: dict[str, float]) -> Table:
+def _table(micro: MicroBenchmark, response_ms: dict[str, list[float]], largest: dict[str, float]) -> Table:
     rows = [
-        (str(count), *(_text(values[index]) for values in response_ms.values()))
+        (str(count), *(response_text(values[index]) for values in response_ms.values()))
         for index, count in enumerate(SHOWN)
         if count % 100 == 0
     ]
@@ -164,33 +161,31 @@ def _table(micro: Micro, response_ms: dict[str, list[float]], largest: dict[str,
     return Table(f"{micro.name}: response time", (micro.grows, *response_ms), rows)
 
 
-def _drawing(micro: Micro, response_ms: dict[str, list[float]]) -> Drawing:
+def _drawing(micro: MicroBenchmark, response_ms: dict[str, list[float]]) -> Drawing:
     lines = [Line(label, [float(count) for count in SHOWN], values) for label, values in response_ms.items()]
-    panel = Panel(
-        f"Response time with and without replication ({micro.mode_name})",
-        micro.grows,
-        "response time (ms)",
-        lines,
-        y_max=1000.0,
-        level=RESPONSE_LIMIT_MS,
-    )
-    return Drawing(f"figure-{micro.figure}", [panel])
+    title = f"Response time with and without replication ({micro.mode_name})"
+    return figure_4(f"figure-{micro.figure}", title, micro.grows, lines)
 
 
-def _paragraph(micro: Micro, response_ms: dict[str, list[float]], largest: dict[str, float], ratio: float) -> str:
-    at: dict[str, Any] = {label: dict(zip(SHOWN, values, strict=True)) for label, values in response_ms.items()}
+def _paragraph(
+    micro: MicroBenchmark, response_ms: dict[str, list[float]], largest: dict[str, float], ratio: float
+) -> str:
+    at: dict[str, dict[int, str]] = {
+        label: {count: response_text(value) for count, value in zip(SHOWN, values, strict=True)}
+        for label, values in response_ms.items()
+    }
     one, three = at["1 server"], at[f"{REPLICAS} servers"]
     if micro is MICRO_A:
         return (
             f"The paper (figure 4a): alike with 100 subscribers; one server's response time grows and collapses above "
-            f"500; three servers stay low. Here: {_text(one[100])} and {_text(three[100])} with 100 subscribers, "
-            f"{_text(one[400])} and {_text(three[400])} with 400, {_text(one[600])} and {_text(three[600])} with 600, "
-            f"{_text(one[800])} and {_text(three[800])} with 800. One server stays under {RESPONSE_LIMIT_MS:.0f} ms up "
-            f"to {largest['1 server']:.0f} subscribers, three up to {largest[f'{REPLICAS} servers']:.0f}."
+            f"500; three servers stay low. Here: {one[100]} and {three[100]} with 100 subscribers, {one[400]} and "
+            f"{three[400]} with 400, {one[600]} and {three[600]} with 600, {one[800]} and {three[800]} with 800. One "
+            f"server stays under {RESPONSE_LIMIT_MS:.0f} ms up to {largest['1 server']:.0f} subscribers, three up to "
+            f"{largest[f'{REPLICAS} servers']:.0f}."
         )
     return (
         f"The paper (figure 4b): one server supports 200 publishers, then the subscriber's output buffer overflows; "
         f"three support nearly 600. Here: {largest['1 server']:.0f} and {largest[f'{REPLICAS} servers']:.0f}, "
-        f"{ratio:.2f} times as many: publishers choose their server by chance, so the busiest of the three has a "
-        f"little more than a third."
+        f"{ratio:.2f} times as many: publishers choose their server at random, so the busiest of the three has a "
+        f"little more than a third of them."
     )

@@ -1,7 +1,7 @@
 """Experiment 2 of the Dynamoth paper (V.D, figures 5 and 6) in the flow simulator: how many players 8 servers support.
 
-Owns the runs (every policy on the same game, for every setting and seed) and the figures that follow from them. How a
-run is judged is in `judging`, what is drawn and said in `dynamoth_2_words`.
+Owns the runs (every policy on the same game, for every setting and seed) and the figures computed from them. The rule
+for a run is in `verdict`; tables, drawings and texts are in `dynamoth_2_report`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 
 from shoal.balance.policies import policy
-from shoal.experiments import Options
-from shoal.experiments.result import Result
-from shoal.experiments.sim import dynamoth_2_words as words
-from shoal.experiments.sim.games import GAMES, PAPER_GAME, POLICY_SETTINGS, SERVERS_MAX, Game
-from shoal.experiments.sim.judging import RESPONSE_LIMIT_MS, bound, is_too_much, median, supported
-from shoal.experiments.sim.parameters import PAPER, latencies_of
+from shoal.experiments import ExperimentOptions
+from shoal.experiments.paper import PAPER, RESPONSE_LIMIT_MS, latencies_of
+from shoal.experiments.result import ExperimentResult
+from shoal.experiments.sim import dynamoth_2_report as report
+from shoal.experiments.sim.game_settings import GAMES, PAPER_GAME, POLICY_SETTINGS, SERVERS_MAX, GameSetting
 from shoal.experiments.sim.seeds import on_all_cores
+from shoal.experiments.sim.verdict import bound, is_too_much, median, supported
 from shoal.sim.flow import FlowSimulator, Latencies, Series
 from shoal.sim.flow.workloads import RGame, ramp
 
@@ -27,25 +27,25 @@ PLAYERS_FIRST: Final = 120
 PLAYERS_LAST: Final = 1200
 JOINS_PER_S: Final = 1.0
 SHOWN_SEED: Final = 0
-"""The seed of the figures: it runs to the end, whatever happens."""
+"""The seed that the figures show: it always runs to the end."""
 HASHING: Final = "consistent-hashing"
 VS_BOUND_MIN: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class GameTask:
     """One game from one seed, for all policies."""
 
-    game: Game
+    game: GameSetting
     seed: int
     latencies: Latencies
     players_last: int
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What one policy made of one game. Server hours and moves are counted as long as it supported its players, and
-    over the time that consistent hashing supported its own, the same for all policies."""
+class PolicyRun:
+    """One policy on one game. Server hours and moves are counted while the policy supported its players, and also while
+    consistent hashing did, which is the same span for all policies."""
 
     players: int
     server_hours: float
@@ -62,13 +62,15 @@ class SeedRuns:
     game: str
     seed: int
     bound: int
-    runs: dict[str, Run]
+    runs: dict[str, PolicyRun]
 
 
-def run(options: Options, games: tuple[Game, ...] = GAMES, players_last: int = PLAYERS_LAST) -> Result:
-    """The experiment."""
+def run(
+    options: ExperimentOptions, games: tuple[GameSetting, ...] = GAMES, players_last: int = PLAYERS_LAST
+) -> ExperimentResult:
+    """Runs the experiment."""
     latencies = latencies_of(options)
-    tasks = [Task(game, seed, latencies, players_last) for game in games for seed in range(options.seeds)]
+    tasks = [GameTask(game, seed, latencies, players_last) for game in games for seed in range(options.seeds)]
     done_before = [0]
 
     def progress(done: int) -> None:
@@ -80,12 +82,12 @@ def run(options: Options, games: tuple[Game, ...] = GAMES, players_last: int = P
     by_game = {game.name: [seed for seed in found if seed.game == game.name] for game in games}
     settings = {game.name: figures_of(by_game[game.name]) for game in games}
     shown = next((seed for seed in by_game.get(PAPER_GAME.name, found) if seed.seed == SHOWN_SEED), found[0])
-    return Result(
+    return ExperimentResult(
         name="dynamoth-2",
         paper=PAPER,
         parameters=_parameters(options, latencies, games, players_last),
         series={
-            "shown": {"setting": shown.game, "seed": shown.seed, "policies": words.shown_series(_series(shown))},
+            "shown": {"setting": shown.game, "seed": shown.seed, "policies": report.shown_series(_series(shown))},
             "players_supported": {
                 name: {policy: [seed.runs[policy].players for seed in seeds] for policy in POLICY_SETTINGS}
                 | {"bound": [seed.bound for seed in seeds]}
@@ -93,15 +95,15 @@ def run(options: Options, games: tuple[Game, ...] = GAMES, players_last: int = P
             },
         },
         headline={**settings[games[0].name], "setting": games[0].name, "settings": settings},
-        tables=words.tables(games, settings),
-        drawings=words.drawings(_series(shown)),
-        paragraph=words.paragraph(games, settings),
+        tables=report.tables(games, settings),
+        drawings=report.drawings(_series(shown)),
+        paragraph=report.paragraph(games, settings),
         claims=_claims(settings),
     )
 
 
-def run_seed(task: Task) -> SeedRuns:
-    """Every policy on one game."""
+def run_seed(task: GameTask) -> SeedRuns:
+    """Runs every policy on one game."""
     models = task.game.models
     players = ramp(PLAYERS_FIRST, task.players_last, JOINS_PER_S)
     workload = RGame(task.game.map, players, task.latencies, task.seed)
@@ -119,14 +121,14 @@ def run_seed(task: Task) -> SeedRuns:
 
 
 def _span(series: Series, fail_ratio: float) -> int:
-    """For how many seconds the rule held."""
+    """The number of seconds before the rule was first broken."""
     broken = (second for second, seen in enumerate(series.seconds) if is_too_much(seen, fail_ratio))
     return next(broken, len(series))
 
 
-def _judged(series: Series, fail_ratio: float, same_span: int, whole: bool) -> Run:
+def _judged(series: Series, fail_ratio: float, same_span: int, whole: bool) -> PolicyRun:
     own, same = Series(series.seconds[: _span(series, fail_ratio)]), Series(series.seconds[:same_span])
-    return Run(
+    return PolicyRun(
         players=supported(series, fail_ratio),
         server_hours=own.server_hours,
         moves=own.moves,
@@ -141,7 +143,7 @@ def _series(shown: SeedRuns) -> dict[str, Series]:
 
 
 def figures_of(seeds: list[SeedRuns]) -> dict[str, Any]:
-    """The headline of one setting: medians over seeds, and their ratios."""
+    """The headline of one setting: medians over all seeds, and their ratios."""
     players = {name: median([seed.runs[name].players for seed in seeds]) for name in POLICY_SETTINGS}
     most = median([seed.bound for seed in seeds])
 
@@ -182,7 +184,9 @@ def _claims(settings: dict[str, dict[str, Any]]) -> dict[str, bool]:
     return claims
 
 
-def _parameters(options: Options, latencies: Latencies, games: tuple[Game, ...], players_last: int) -> dict[str, Any]:
+def _parameters(
+    options: ExperimentOptions, latencies: Latencies, games: tuple[GameSetting, ...], players_last: int
+) -> dict[str, Any]:
     return {
         "mode": "sim",
         "seeds": options.seeds,

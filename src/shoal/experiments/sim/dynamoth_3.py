@@ -1,6 +1,7 @@
-"""Experiment 3 of the Dynamoth paper (V.E, figure 7) in the flow simulator: servers follow the players, up and down.
+"""Experiment 3 of the Dynamoth paper (V.E, figure 7) in the flow simulator: the number of servers follows that of
+players.
 
-Owns the run of the paper's policy and of ours on the game that behaves most like the paper's, and what must come out.
+Owns the runs of dynamoth and shoal on the setting `paper`, and the claims.
 """
 
 from __future__ import annotations
@@ -13,42 +14,44 @@ import numpy as np
 
 from shoal.balance.columns import Floats
 from shoal.balance.policies import policy
-from shoal.experiments import Options
-from shoal.experiments.result import Drawing, Line, Panel, Result, Table
-from shoal.experiments.sim.games import PAPER_GAME, POLICY_SETTINGS, SERVERS_MAX, Game
-from shoal.experiments.sim.judging import RESPONSE_LIMIT_MS, median
-from shoal.experiments.sim.parameters import PAPER, latencies_of
+from shoal.experiments import ExperimentOptions
+from shoal.experiments.paper import PAPER, RESPONSE_LIMIT_MS, latencies_of
+from shoal.experiments.result import Drawing, ExperimentResult, Line, Panel, Table
+from shoal.experiments.sim.game_settings import PAPER_GAME, POLICY_SETTINGS, SERVERS_MAX, GameSetting
 from shoal.experiments.sim.seeds import on_all_cores
+from shoal.experiments.sim.verdict import median
 from shoal.sim.flow import FlowSimulator, Latencies, Series
 from shoal.sim.flow.workloads import Curve, RGame, ups_and_downs
 
 POLICIES: Final = ("dynamoth", "shoal")
 PHASES: Final = {"at 800": (550, 600), "at 200": (1000, 1050), "at 600": (1350, 1400)}
-"""Seconds near the end of each level part of the curve, when servers have had time to follow."""
+"""Seconds near the end of each level part of the curve, when the number of servers has settled."""
 EVERY_S: Final = 5
+"""Distance of the seconds in the JSON series."""
+COLUMNS: Final = ("clients", "servers", "response_ms", "messages_out", "ratio_max")
 SHOWN_SEED: Final = 0
 BROKEN_SHARE_MAX: Final = 0.02
-"""Share of the seconds in which the average response time may be above the limit: the paper has short spikes too."""
+"""The average response time may exceed the limit in this share of the seconds: the paper has short spikes too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class CurveTask:
     """One seed, for both policies."""
 
-    game: Game
+    game: GameSetting
     players: Curve
     seed: int
     latencies: Latencies
 
 
-def run(options: Options) -> Result:
-    """The experiment."""
+def run(options: ExperimentOptions) -> ExperimentResult:
+    """Runs the experiment."""
     latencies = latencies_of(options)
-    tasks = [Task(PAPER_GAME, ups_and_downs(), seed, latencies) for seed in range(options.seeds)]
+    tasks = [CurveTask(PAPER_GAME, ups_and_downs(), seed, latencies) for seed in range(options.seeds)]
     found = on_all_cores(run_seed, tasks, lambda done: options.note(f"dynamoth-3: {done} of {len(tasks)} games"))
     figures = {name: figures_of([seed[name] for seed in found]) for name in POLICIES}
     shown = found[SHOWN_SEED]
-    return Result(
+    return ExperimentResult(
         name="dynamoth-3",
         paper=PAPER,
         parameters={
@@ -62,7 +65,10 @@ def run(options: Options) -> Result:
             "models": msgspec.to_builtins(PAPER_GAME.models),
             "balance": {name: msgspec.to_builtins(POLICY_SETTINGS[name]) for name in POLICIES},
         },
-        series={"seed": SHOWN_SEED, "policies": {name: _shown(series) for name, series in shown.items()}},
+        series={
+            "seed": SHOWN_SEED,
+            "policies": {name: series.sampled(COLUMNS, EVERY_S) for name, series in shown.items()},
+        },
         headline=figures,
         tables=[_table(figures)],
         drawings=[_drawing(name, series) for name, series in shown.items()],
@@ -71,8 +77,8 @@ def run(options: Options) -> Result:
     )
 
 
-def run_seed(task: Task) -> dict[str, Series]:
-    """Both policies on one game."""
+def run_seed(task: CurveTask) -> dict[str, Series]:
+    """Runs both policies on one game."""
     workload = RGame(task.game.map, task.players, task.latencies, task.seed)
     models = task.game.models
     return {
@@ -82,7 +88,7 @@ def run_seed(task: Task) -> dict[str, Series]:
 
 
 def figures_of(runs: list[Series]) -> dict[str, Any]:
-    """The headline of one policy: medians over seeds."""
+    """The headline of one policy: medians over all seeds."""
 
     def over(values: list[float]) -> float:
         return round(median(values), 3)
@@ -106,15 +112,6 @@ def figures_of(runs: list[Series]) -> dict[str, Any]:
 
 def _mean_finite(values: Floats) -> float:
     return float(values[np.isfinite(values)].mean())
-
-
-def _shown(series: Series) -> dict[str, Any]:
-    columns = ("clients", "servers", "response_ms", "messages_out", "ratio_max")
-    return {
-        "second": list(range(0, len(series), EVERY_S)),
-        **{column: [round(value, 3) for value in series.column(column)[::EVERY_S].tolist()] for column in columns},
-        "rebalanced_at": series.rebalanced_at.tolist(),
-    }
 
 
 def _claims(figures: dict[str, dict[str, Any]]) -> dict[str, bool]:
@@ -176,16 +173,16 @@ def _drawing(name: str, series: Series) -> Drawing:
 
 
 def _paragraph(figures: dict[str, dict[str, Any]]) -> str:
-    told = []
+    texts = []
     for name, found in figures.items():
         servers = list(found["servers"].values())
-        told.append(
+        texts.append(
             f"{name} has {servers[0]:.0f} servers at 800 players, {servers[1]:.0f} at 200 and {servers[2]:.0f} at 590, "
             f"answers in {found['response_ms_mean']:.0f} ms on average and pays for {found['server_hours']:.2f} server "
             f"hours with {found['moves']:.0f} moves"
         )
     return (
-        "The paper (figure 7): servers are added as players come and, with a delay, released as they go; response "
-        "times have small spikes when loaded servers are rebalanced, and none when servers are freed. Here: "
-        f"{'; '.join(told)}."
+        "The paper (figure 7): servers are added as players join and, with a delay, released as they leave; response "
+        "times have small spikes when loaded servers are rebalanced, and none when servers are released. Here: "
+        f"{'; '.join(texts)}."
     )

@@ -1,6 +1,6 @@
-"""Seeds on all cores: the same function for many tasks, in processes.
+"""Many seeds on all cores: the same function for many tasks, in a pool of processes.
 
-Owns the pool. Results come in the order of the tasks, so that they do not depend on who is faster.
+Owns the pool. Results come in the order of the tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Found = TypeVar("Found")
 def on_all_cores(
     function: Callable[[Task], Found], tasks: Sequence[Task], progress: Callable[[int], None]
 ) -> list[Found]:
-    """The results of all tasks; `progress` is told how many are done."""
+    """The results of all tasks. `progress` is called with the number of finished tasks."""
     workers = min(os.cpu_count() or 1, len(tasks))
     found: list[Found] = []
     if workers <= 1:

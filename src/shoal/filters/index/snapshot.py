@@ -1,12 +1,14 @@
-"""Snapshots: an index in a file, mapped and used in milliseconds by any process.
+"""Snapshots: an index in a file that any process can map within milliseconds.
 
-Owns the file's form: a magic number, the length of a table of contents, a checksum of these and the table, the table
-(msgpack: name, type, length, where), and arrays at multiples of 64 bytes, exactly as they are in memory. A file that is
-being written has another name, its own, until it is complete: of several that write to one path at a time, the last to
-finish wins. A mapped index can be changed: its pages are copied when they are written to, and the file stays as it is.
+Owns the format of the file: a magic number, the length of a table of contents, a checksum of both and the table, the
+table (MessagePack: name, type, length, offset), and arrays at multiples of 64 bytes, exactly as they are in memory.
+Never touches what the arrays mean.
 
-What is read is checked for its form, layout and length, and the table for each byte; the arrays are not: kernels
-believe what stands there.
+A file has a temporary name of its own until it is complete. If several processes write to one path, the last to finish
+wins. A mapped index can be changed: its pages are copied on write, and the file stays as it is.
+
+The form, the version and the length of a file are checked, and every byte of its table of contents. The arrays are not
+checked: kernels trust them.
 """
 
 from __future__ import annotations
@@ -22,14 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import SnapshotError
-from shoal.filters.index.layout import VERSION
+from shoal.filters.index.segment_layout import VERSION
 
-MAGIC: Final = b"SHOALIX%d" % VERSION
+SNAPSHOT_MAGIC: Final = b"SHOALIX%d" % VERSION
 _ALIGNED: Final = 64
 _HEADER_BYTES: Final = 24
-"""The magic number, the length of the table, the checksum: eight bytes each."""
-
-
+"""Magic number, length of the table and checksum: eight bytes each."""
 _Place = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -41,7 +41,7 @@ class _Part(msgspec.Struct, array_like=True):
 
 
 def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Writes arrays to a file, which is there when it is complete."""
+    """Writes arrays to a file. The file appears under its name when it is complete."""
     contents: list[_Part] = []
     at = 0
     for name, array in arrays.items():
@@ -64,20 +64,21 @@ def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Maps the arrays of a file. SnapshotError if it is not one that `write` wrote; FileNotFoundError if there is
-    none."""
+    """Maps the arrays of a file. SnapshotError if `write` did not write it; FileNotFoundError if it does not exist."""
     try:
         block = np.memmap(path, np.uint8, "c")
     except FileNotFoundError:
         raise
-    except (ValueError, OSError) as error:  # empty, or nothing that can be mapped
-        raise SnapshotError(f"{path} is empty, or is no file that can be read: {error}") from error
-    if len(block) < _HEADER_BYTES or block[:8].tobytes() != MAGIC:
-        raise SnapshotError(f"{path} is no snapshot of an index, or of another version")
+    except (ValueError, OSError) as error:  # empty, or not a regular file
+        raise SnapshotError(f"{path} is empty or cannot be mapped ({error})") from error
+    if len(block) < _HEADER_BYTES or block[:8].tobytes() != SNAPSHOT_MAGIC:
+        raise SnapshotError(
+            f"{path} is not a snapshot of an index, or has another version", do="write it again with Index.save"
+        )
     size = int.from_bytes(block[8:16].tobytes(), "little")
     table = block[_HEADER_BYTES : _HEADER_BYTES + min(size, len(block))].tobytes()
     if block[:_HEADER_BYTES].tobytes() != _header(table):
-        raise SnapshotError(f"{path} is damaged, or cut short: its table of contents is not what was written")
+        raise SnapshotError(f"{path} is damaged or cut short: the checksum of its table of contents is wrong")
     try:
         contents = msgspec.msgpack.decode(table, type=list[_Part])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -88,14 +89,14 @@ def read(path: Path) -> dict[str, npt.NDArray[Any]]:
         start = base + part.start
         stop = start + part.length * np.dtype(part.kind).itemsize
         if stop > len(block):
-            raise SnapshotError(f"{path} is cut short: it ends before {part.name}")
+            raise SnapshotError(f"{path} is cut short: it ends before the array {part.name}")
         arrays[part.name] = block[start:stop].view(part.kind).view(np.ndarray)
     return arrays
 
 
 def _header(table: bytes) -> bytes:
-    """What stands before a table of contents."""
-    named = MAGIC + len(table).to_bytes(8, "little")
+    """The bytes before a table of contents."""
+    named = SNAPSHOT_MAGIC + len(table).to_bytes(8, "little")
     return named + zlib.crc32(named + table).to_bytes(8, "little")
 
 

@@ -1,9 +1,9 @@
-"""The archive job: recorded channels into Parquet, by day and channel, each message once for whoever reads.
+"""The archive job: writes recorded channels into Parquet files, by day and channel.
 
-    slices.py     what a worker does: a slice of a record into files, small files into larger ones
-    planning.py   what there is to do: slices behind the manifest's positions, files to be put together
-    paths.py      a manifest lists nothing that is not in its archive
-    job.py        one batch after the other, committed by the manifest
+    parquet_files.py   what workers do: slices of records into files, small files into larger ones
+    batch_plan.py      what a batch reads and what a compaction joins
+    job.py             runs batches; the manifest commits each one
+    archived_mark.py   tells servers that their records are archived
 
-Reading is `shoal.history.archive`, and needs no Spark.
+Readers of an archive get each message once. Reading is `shoal.history.archive`, and needs no Spark.
 """

@@ -1,8 +1,8 @@
-"""The archive job: one batch after the other, each committed by the manifest.
+"""The archive job: runs batches, each committed by the manifest.
 
-Owns the order of things, which is what makes every recorded message come once: files are written first, then the
-manifest lists them together with the positions up to which records were read. Whoever dies in between has changed
-nothing. One job writes an archive at a time.
+Owns the order of steps, by which every recorded message is archived exactly once: first files are written, then the
+manifest lists them together with the positions up to which records were read. A job that dies in between has changed
+nothing. Only one job writes an archive at a time.
 
     plan slices -> workers write files -> manifest -> plan slices ... -> compact -> manifest
 """
@@ -10,9 +10,8 @@ nothing. One job writes an archive at a time.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,11 +31,12 @@ from shoal.history.manifest import (
     unlisted,
     write_manifest,
 )
-from shoal.history.records import Position
-from shoal.history.servers import Login
-from shoal.logs import get_log
-from shoal.pipeline.archive.planning import Record, Work, plan_groups, plan_slices
-from shoal.pipeline.archive.slices import DONE_SCHEMA, archive_slices, compact_groups
+from shoal.history.record_reader import RecordPosition
+from shoal.history.server_reader import Login
+from shoal.pipeline.archive.batch_plan import BatchPlan, RecordKey, plan_batch, plan_groups
+from shoal.pipeline.archive.parquet_files import DONE_SCHEMA, archive_slices, compact_groups
+from shoal.pipeline.job_folders import exclusive_lock
+from shoal.pipeline.spark.tasks import Task, spark_schema
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 
@@ -44,40 +44,34 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RETIRED_S: Final = 600.0
-"""How long a file stays that was put together with others: who reads by an older manifest still finds it."""
+"""How long a compacted file stays, for readers with an older manifest."""
 
 COMPACT_FILES_MIN: Final = 32
-"""Small files of a day and channel from which on they are put together without being asked."""
+"""Number of small files of a day and channel from which they are compacted automatically."""
 
 BATCH_ROWS: Final = 200_000
 """Entries of one record in one batch."""
 
-Function = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-Runner = Callable[[Function, pa.Table], pa.Table]
-"""Runs a function over the rows of a table, in as many places as it has."""
-
-_log: Final = get_log(__name__)
+Runner = Callable[[Task, pa.Table], pa.Table]
+"""Runs a task over the rows of a table."""
 
 
-def run_here(function: Function, rows: pa.Table) -> pa.Table:
-    """Runs a function in this process."""
-    return pa.Table.from_batches(list(function(rows.to_batches())), DONE_SCHEMA)
+def run_here(task: Task, rows: pa.Table) -> pa.Table:
+    """Runs a task in this process."""
+    return pa.Table.from_batches(list(task(rows.to_batches())), DONE_SCHEMA)
 
 
 def on_spark(spark: SparkSession) -> Runner:
-    """Runs functions on Spark, a task for each row."""
+    """Runs tasks on Spark, one Spark task for each row."""
 
-    def run(function: Function, rows: pa.Table) -> pa.Table:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
+    def run(task: Task, rows: pa.Table) -> pa.Table:
         frame = spark.createDataFrame(rows).repartition(rows.num_rows)
-        done = frame.mapInArrow(function, from_arrow_schema(DONE_SCHEMA))
-        return done.toArrow().cast(DONE_SCHEMA)
+        return frame.mapInArrow(task, spark_schema(DONE_SCHEMA)).toArrow().cast(DONE_SCHEMA)
 
     return run
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch has done."""
 
     batch: int
@@ -85,12 +79,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     files: int
     behind: int
-    """Entries of those that there were when the batch was planned that it has left, about."""
+    """About how many entries existed when the batch was planned and were not archived by it."""
     seconds: float
 
 
 class ArchiveJob:
-    """The one writer of an archive; entering it takes the lock and clears up after one that died."""
+    """The only writer of an archive. `with` takes the lock and removes the files of a job that died."""
 
     def __init__(self, archive: Path, login: Login, batch_rows: int = BATCH_ROWS) -> None:
         self._archive = archive
@@ -99,11 +93,11 @@ class ArchiveJob:
         self._stack = contextlib.ExitStack()
         self.manifest = Manifest()
         self.removed = 0
-        """Files that a job which died had left."""
+        """Number of files of a dead job that were removed."""
         self.unreachable: dict[str, str] = {}
-        """Servers whose records could not be read in the last batch, and why. They are left for the next one."""
-        self.ends: Mapping[Record, Position] = {}
-        """The newest entries of the records that had some unarchived, when the last batch was planned."""
+        """Servers whose records the last batch could not read, and why. The next batch tries again."""
+        self.ends: Mapping[RecordKey, RecordPosition] = {}
+        """The newest entries of all records with unarchived entries, when the last batch was planned."""
 
     def __enter__(self) -> ArchiveJob:
         with contextlib.ExitStack() as undo:
@@ -118,21 +112,16 @@ class ArchiveJob:
         return self
 
     def _lock(self) -> None:
+        busy = ArchiveError(f"another job writes the archive {self._archive}", do="wait for it, or stop it first")
         try:
             self._archive.mkdir(parents=True, exist_ok=True)
-            lock = self._stack.enter_context((self._archive / "lock").open("ab"))
+            self._stack.enter_context(exclusive_lock(self._archive, busy))
         except OSError as error:
             raise self._unwritable(error) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ArchiveError(
-                f"another job writes the archive {self._archive}", do="let it, or stop it first"
-            ) from None
 
     def _begin(self) -> Manifest:
-        """The manifest. A new archive gets one before its first file is written, so that the files of a first job that
-        dies are known for what they are; a directory with files and no manifest is nobody's to clear."""
+        """The manifest. A new archive gets an empty one before its first file is written. So a directory with files and
+        no manifest is not an archive, and nothing in it is removed."""
         manifest = read_manifest(self._archive)
         if manifest is None:
             check_new(self._archive)
@@ -153,28 +142,28 @@ class ArchiveJob:
     def __exit__(self, *details: object) -> None:
         self._stack.close()
 
-    def batch(self, servers: Sequence[ServerAddress], runner: Runner) -> Progress | None:
-        """Archives what the records hold, or as much of it as a batch takes; None if there is nothing."""
+    def batch(self, servers: Sequence[ServerAddress], runner: Runner) -> BatchResult | None:
+        """Archives new entries, up to the size of a batch; None if there are none."""
         began = time.monotonic()
         self._note_left({server.id for server in servers})
-        work = plan_slices(self.manifest, servers, self._login, self._batch_rows)
-        self.unreachable = work.unreachable
-        self.ends = work.ends
-        if not work.slices.num_rows:
+        plan = plan_batch(self.manifest, servers, self._login, self._batch_rows)
+        self.unreachable = plan.unreachable
+        self.ends = plan.ends
+        if not plan.slices.num_rows:
             return None
-        done = runner(partial(archive_slices, self._login, str(self._archive)), work.slices).to_pylist()
-        return self._commit(work, done, began)
+        done = runner(partial(archive_slices, self._login, str(self._archive)), plan.slices).to_pylist()
+        return self._commit(plan, done, began)
 
     def _note_left(self, here: Set[str]) -> None:
-        """Notes which servers have left, and since when that is known: what they recorded last may be missing."""
+        """Notes which servers have left and when that was noticed; their last entries may be missing."""
         known, now_us = self.manifest.left, int(time.time() * 1_000_000)
         left = {server: known.get(server, now_us) for server in self.manifest.positions if server not in here}
         if left != known:
             self._write(left=left)
 
-    def behind(self, ends: Mapping[Record, Position]) -> list[Record]:
-        """The records that are not archived up to entries and had more, by the last batch; those of servers that could
-        not be read are left out."""
+    def behind(self, ends: Mapping[RecordKey, RecordPosition]) -> list[RecordKey]:
+        """The records that are not archived up to `ends` and had more entries when the last batch was planned, without
+        those of unreachable servers."""
         return [
             (server, channel)
             for (server, channel), end in ends.items()
@@ -183,7 +172,7 @@ class ArchiveJob:
             and self.manifest.position(server, record_name(channel)).key < end.key
         ]
 
-    def _commit(self, work: Work, done: list[dict[str, Any]], began: float) -> Progress:
+    def _commit(self, plan: BatchPlan, done: list[dict[str, Any]], began: float) -> BatchResult:
         number = self.manifest.batch + 1
         files = [_file(row, number) for row in done if row["path"] is not None]
         positions = {server: dict(known) for server, known in self.manifest.positions.items()}
@@ -192,21 +181,21 @@ class ArchiveJob:
             if row["error"] is not None:
                 self.unreachable[row["server"]] = row["error"]
             if row["entries"]:
-                position = Position(row["entry"], row["number"])
+                position = RecordPosition(row["entry"], row["number"])
                 positions.setdefault(row["server"], {})[record_name(row["record"])] = position
         if any(entries.values()):
             self._write(files=(*self.manifest.files, *files), positions=positions)
-        return Progress(
+        return BatchResult(
             batch=number,
             entries=sum(entries.values()),
             rows=sum(file.rows for file in files),
             files=len(files),
-            behind=sum(max(there - entries.get(record, 0), 0) for record, there in work.entries.items()),
+            behind=sum(max(count - entries.get(record, 0), 0) for record, count in plan.entries.items()),
             seconds=time.monotonic() - began,
         )
 
     def compact(self, runner: Runner, files_min: int = COMPACT_FILES_MIN) -> int:
-        """Puts small files together; how many were replaced."""
+        """Joins small files into larger ones; returns how many files were replaced."""
         groups = plan_groups(self.manifest, files_min)
         if not groups.num_rows:
             return 0
@@ -219,7 +208,7 @@ class ArchiveJob:
         return len(replaced)
 
     def _write(self, **changes: Any) -> None:
-        """Commits a batch; what was retired long ago is forgotten, and then removed."""
+        """Commits a batch. Drops files from the manifest that were retired long ago, then deletes them."""
         manifest = msgspec.structs.replace(self.manifest, batch=self.manifest.batch + 1, **changes)
         oldest = time.time() - RETIRED_S
         gone = [file for file in manifest.retired if file.since_s < oldest]

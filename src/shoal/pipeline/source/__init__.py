@@ -1,1 +1,14 @@
-"""The Spark data source: offsets, kinds of streams, readers and writers."""
+"""The Spark data source "shoal".
+
+datasource.py       Spark's classes: schema, readers, writers
+options.py          options of readers and writers
+cluster_address.py  the cluster that the options name
+kinds.py            kinds of streams: telemetry and recorded channels
+offsets.py          how far each stream was read
+streams.py          Redis commands on the streams of one server
+cluster_view.py     which servers answer, and their streams
+offset_planner.py   what the next batch reads
+parts.py            what one task reads
+columns.py          column types of readers and writers
+writer.py           publishes rows as messages
+"""

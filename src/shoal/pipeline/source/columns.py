@@ -1,6 +1,6 @@
-"""Columns of the source: which a reader may ask for, and what those of rows to write must be.
+"""Column types of the source: which columns a reader may select, and which types a writer accepts.
 
-Owns the types. They are looked at when a query is planned, so that a wrong one is told before anything runs.
+Owns the types. They are checked when a query is planned, so that a wrong one is reported before anything runs.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 TEXT: Final = (spark.StringType, spark.CharType, spark.VarcharType)
 SCALARS: Final = (*TEXT, spark.IntegralType, spark.FloatType, spark.DoubleType, spark.BooleanType)
-"""What the value of an attribute may be."""
+"""Types of an attribute's value."""
 
 
-def chosen(asked: spark.StructType, there: pa.Schema) -> list[str]:
-    """The columns that a reader asks for; ConfigError if the source does not have them so."""
-    types = {field.name: field.dataType for field in from_arrow_schema(there)}
+def chosen(asked: spark.StructType, existing: pa.Schema) -> list[str]:
+    """The columns that a reader selects; ConfigError if the source does not have them with these types."""
+    types = {field.name: field.dataType for field in from_arrow_schema(existing)}
     for field in asked:
         if field.name not in types:
             raise ConfigError(
-                f"the schema has a column {field.name!r}, which is not there",
-                do=f"leave the schema out, or name columns out of {', '.join(types)}",
+                f"the schema has a column {field.name!r}, which the source does not have",
+                do=f"leave the schema out, or choose from {', '.join(types)}",
             )
         if field.dataType != types[field.name]:
             raise ConfigError(
                 f"the schema has {field.name} as {field.dataType.simpleString()}, "
-                f"and it is {types[field.name].simpleString()}",
-                do="leave the schema out, and cast the column behind the source",
+                f"but the source has it as {types[field.name].simpleString()}",
+                do="leave the schema out, and cast the column after reading",
             )
     return [field.name for field in asked]
 
@@ -54,20 +54,24 @@ def _is_attributes(type: spark.DataType) -> bool:
 COLUMNS: Final[dict[str, tuple[Callable[[spark.DataType], bool], str]]] = {
     "channel": (_is_text, "text or bytes"),
     "payload": (_is_text, "text or bytes"),
-    "attributes": (_is_attributes, "a map of texts to texts, numbers or truths, or the JSON text of one"),
+    "attributes": (_is_attributes, "a map of strings to strings, numbers or booleans, or the JSON text of one"),
 }
-"""What rows to write may have: whether a type is one of a column's, and those in words."""
+"""Columns of rows to write: a test of the type, and the accepted types in words."""
 
 
 def check_written(schema: spark.StructType, channel: str | None) -> None:
-    """ConfigError if rows with these columns are no messages. `channel` is that of all rows."""
+    """ConfigError if rows with these columns are not messages. `channel` is the option: the channel of all rows."""
     names = schema.fieldNames()
     if unknown := [name for name in names if name not in COLUMNS]:
-        raise ConfigError(f"a message has no {unknown[0]!r}", do=f"give columns out of {', '.join(COLUMNS)}")
+        raise ConfigError(
+            f"the column {unknown[0]!r} cannot be written", do=f"select only {', '.join(COLUMNS)} before writing"
+        )
     if "payload" not in names:
-        raise ConfigError("there is no column payload", do="name the bytes or texts to publish so")
+        raise ConfigError("there is no column payload", do="rename the column to publish to payload")
     if (channel is None) == ("channel" not in names):
-        raise ConfigError("a row has no channel, or two", do="give a column channel, or the option channel")
+        raise ConfigError(
+            "the channel is not given, or given twice", do="give either a column channel or the option channel"
+        )
     for field in schema:
         fits, words = COLUMNS[field.name]
         if not fits(field.dataType):
@@ -76,8 +80,8 @@ def check_written(schema: spark.StructType, channel: str | None) -> None:
             )
 
 
-def attributes_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The attributes of each row, without those that are null: a map comes from Arrow as pairs, JSON as text."""
+def row_attributes(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The attributes of each row, without nulls. Arrow gives a map as pairs, and JSON as text."""
     if "attributes" not in batch.schema.names:
         return [{} for _ in range(batch.num_rows)]
     return [_attributes(found) for found in batch["attributes"].to_pylist()]
@@ -90,6 +94,6 @@ def _attributes(found: str | list[tuple[str, Any]] | None) -> dict[str, Any]:
         return dict(read_attributes(found) or {})
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"a row has attributes that are no JSON object of texts, numbers and truths ({error})",
-            do='write them as the source gives them: {"country": "FR", "amount": 250}',
+            f"the attributes of a row are not a JSON object of strings, numbers and booleans ({error})",
+            do='write them like {"country": "FR", "amount": 250}',
         ) from error

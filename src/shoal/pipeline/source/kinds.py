@@ -1,8 +1,12 @@
-"""Kinds of streams that the source reads: which streams of a server they are, and what their entries become.
+"""The kinds of streams that the Spark source reads: which streams of a server belong to a kind, and their rows.
 
-Owns the seam. A kind is a small object without state; a new one (queues, the engine) is a class here or in a module of
-its own, and a line in `KINDS`. Every row has the server and the entry that it came from, so that a row that is seen
-twice can be known again.
+Owns the interface `Kind` and its two implementations. A kind is a small object without state; another one (queues, the
+engine) needs a class and a line in `KINDS`. This module runs in Spark's workers and does not import Spark. Every row
+names the server and the entry that it was read from, so that a row that is read twice can be recognised.
+
+    spark.readStream.format("shoal").option("kind", "telemetry")
+    spark.readStream.format("shoal").option("kind", "channel").option("channel", "orders.*")
+        .option("where", "volume > 300000")
 """
 
 from __future__ import annotations
@@ -16,41 +20,47 @@ import pyarrow as pa
 from shoal.balance.reports import BATCH_SCHEMA
 from shoal.channels.telemetry import DATA_FIELD, ID_FIELD, RecordId
 from shoal.errors import ConfigError, ProtocolError
-from shoal.pipeline.recorded import Channel
+from shoal.filters.language import parse
+from shoal.history.entry_decoder import decode_entries
+from shoal.history.table import SCHEMA, channel_text, matching
 from shoal.pipeline.source.offsets import EntryId
+from shoal.plan.keys import channel_of
+from shoal.plan.keys import channel_text as stream_name
 from shoal.wire.envelope import TELEMETRY_KEY
+from shoal.wire.glob import glob_match
+from shoal.wire.recorded import INDEX_KEY, record_key
 
 Ask = Callable[..., Any]
-"""Asks a server one command, and returns its reply."""
+"""Sends one command to a server and returns the reply."""
 
 Entry = tuple[EntryId, Mapping[bytes, bytes]]
 """An entry of a stream: its id and its fields."""
 
 
 class Kind(Protocol):
-    """One kind of streams. `options` are those of the source, in lower case."""
+    """One kind of streams."""
 
     schema: pa.Schema
-    """Of the rows."""
+    """Schema of the rows."""
 
     asked: Mapping[str, str]
-    """The options that say which rows those are, `kind` among them: an offset holds for the same ones only."""
+    """The options that select these rows, `kind` included. An offset is only valid for the same ones."""
 
     def streams(self, ask: Ask) -> dict[str, bytes]:
-        """The streams of this kind on a server: a name for offsets, and the key in Redis."""
+        """The streams of this kind on a server: their names in offsets, and their keys in Redis."""
 
     def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
-        """What entries become. `arrived_s` is when each was appended, on the reader's clock. An entry that cannot be
-        read is a row that says so, never an error: one bad entry must not hold up the others."""
+        """The rows for some entries. `arrived_s` is when each was appended, by the reader's clock. A corrupt entry
+        becomes a row that says so, never an error, so that it does not block the others."""
 
 
 ORIGIN: Final = (pa.field("server", pa.string()), pa.field("entry", pa.string()))
-"""Where a row came from: the server, and the id of the entry in its stream."""
+"""Where a row was read: the server, and the id of the entry in its stream."""
 
 
-class Telemetry:
-    """What agents report: a row for each record, as `shoal.balance.reports` has them. A record that is none has its id
-    null; the fold counts it as garbage."""
+class TelemetryKind:
+    """Telemetry of agents: one row for each record, with the columns of `shoal.balance.reports`. The id columns of a
+    corrupt record are null, and the fold counts it as garbage."""
 
     schema = pa.schema([*BATCH_SCHEMA, *ORIGIN])
 
@@ -59,14 +69,16 @@ class Telemetry:
     def __init__(self, options: Mapping[str, str]) -> None:
         for name in ("channel", "where"):
             if name in options:
-                raise ConfigError(f"telemetry has no {name}", do=f"set kind to channel, or leave {name} out")
+                raise ConfigError(
+                    f"the option {name} is not for telemetry", do=f"set kind to channel, or leave {name} out"
+                )
 
     def streams(self, ask: Ask) -> dict[str, bytes]:
-        """The one stream of a server."""
+        """The telemetry stream of a server."""
         return {"telemetry": TELEMETRY_KEY}
 
     def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
-        """A row for each record."""
+        """One row for each record."""
         ids = [_record_id(fields) for _, fields in entries]
         columns = [
             pa.array([id and id.server for id in ids], pa.string()),
@@ -89,22 +101,62 @@ def _record_id(fields: Mapping[bytes, bytes]) -> RecordId | None:
     return id if abs(id.second) < 2**63 and abs(id.sequence) < 2**63 else None
 
 
+class ChannelKind:
+    """Messages of recorded channels, with the columns of `shoal.history.table`.
+
+    The option `channel` is a name or a pattern (default: all channels). With `where` only messages whose attributes
+    satisfy the filter are read. Gaps and stream ends are rows too.
+    """
+
+    schema = SCHEMA.remove_metadata()
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._pattern = options.get("channel", "*").encode("utf-8", "surrogateescape")
+        if not self._pattern:
+            raise ConfigError("the option channel is empty", do="name a channel, or a pattern like orders.*")
+        self._where = parse(options["where"]) if options.get("where") else None
+        self.asked: Mapping[str, str] = {
+            "kind": "channel",
+            "channel": options.get("channel", "*"),
+            **({} if self._where is None else {"where": options["where"]}),
+        }
+
+    def streams(self, ask: Ask) -> dict[str, bytes]:
+        """The records of the selected channels on a server, by the channel's name in base64url."""
+        channels = ask(b"SMEMBERS", INDEX_KEY) or ()
+        return {
+            stream_name(channel): record_key(channel)
+            for channel in sorted(channels)
+            if channel == self._pattern or glob_match(self._pattern, channel)
+        }
+
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
+        """One row for each message, stream end and gap. `arrived_s` is not used: `recorded_at` comes from the entry."""
+        del arrived_s
+        channel = channel_text(channel_of(stream, "") or stream.encode())
+        batch = decode_entries(channel, server, [(str(entry), fields) for entry, fields in entries])
+        if self._where is not None:
+            kept = matching(pa.Table.from_batches([batch]), self._where).combine_chunks().to_batches()
+            batch = kept[0] if kept else batch.slice(0, 0)
+        return batch.replace_schema_metadata(None)
+
+
 def reads_in_time(kind: Kind) -> bool:
-    """Whether the streams of a kind must be read at the same pace, by time: the fold of telemetry takes for late what
-    comes after the records of other servers that are much younger."""
-    return isinstance(kind, Telemetry)
+    """Whether the streams of a kind must be read at the same pace in time. The fold of telemetry drops records as late
+    if it has already seen much newer ones of other servers."""
+    return isinstance(kind, TelemetryKind)
 
 
 KINDS: Final[dict[str, Callable[[Mapping[str, str]], Kind]]] = {
-    "telemetry": Telemetry,
-    "channel": Channel,
+    "telemetry": TelemetryKind,
+    "channel": ChannelKind,
 }
-"""By the name that the option `kind` gives."""
+"""By the value of the option `kind`."""
 
 
 def kind_of(options: Mapping[str, str]) -> Kind:
-    """The kind that the options ask for; ConfigError if there is none of that name."""
+    """The kind that the options (names in lower case) select; ConfigError if there is no such kind."""
     name = options.get("kind", "telemetry")
     if name not in KINDS:
-        raise ConfigError(f"there is no kind {name!r} of streams", do=f"give one of {', '.join(sorted(KINDS))}")
+        raise ConfigError(f"there is no kind {name!r}", do=f"give one of {', '.join(sorted(KINDS))}")
     return KINDS[name](options)

@@ -1,28 +1,28 @@
-"""Offsets: how far each stream of each server was read, as Spark writes them down.
+"""Offsets of the Spark source: how far each stream of each server was read. Spark stores them in its checkpoint.
 
-Owns their form and their arithmetic. Never touches a socket.
+Owns their JSON format, their arithmetic, and the checks of offsets that a user gives. Never touches a socket.
 
     {"s1": {"telemetry": "1763240000000-0/3600", "~ahead_ms": -12}, ...}
 
-For each stream the id of the last entry that was read, and how many entries the stream had had by then, which tells
-exactly how many were dropped since (servers before Redis 7 do not count: there it is missing). `~ahead_ms` is how far
-the server's clock was ahead of the reader's when the offset was made, so that a batch that is read again has the same
-times. An offset is a value: whoever reads from one to the next gets the same entries each time.
+For each stream: the id of the last entry that was read, and the number of entries that the stream had received by then.
+That count shows exactly how many entries were dropped since; servers before Redis 7 do not report it. `~ahead_ms` is
+how far the server's clock was ahead of the reader's when the offset was made, so that a batch that is read again has
+the same arrival times. Reading from one offset to another gives the same entries each time.
 
-Three more keys stand beside the streams where there is something to say. `~began` is for streams that this offset is
-the first to hold: how many entries each had dropped when it was first seen, for nobody missed those. `~behind` is how
-many entries of each stream were there and are not covered yet, so that a server that leaves with some is told of, and
-one that has lost its data; before, it was a number for all streams of the server. `~latest` says that the server has
-not answered yet and is to be read from where it is when it does.
+Three more keys may be present for a server. `~began`, for streams that this offset is the first to contain: the number
+of entries that each had dropped before it was first seen, which do not count as lost. `~behind`: the number of entries
+of each stream that existed and that the offset does not cover; they are reported if the server leaves or loses its
+data. (Older offsets have one number for all streams of the server.) `~latest`: the server has not answered yet, and
+reading starts at its newest entry when it does.
 
-Beside the servers, `~of` says what was asked for (kind, channel, filter): an offset means nothing for anything else.
-Offsets from before do not have it.
+Beside the servers, `~of` names what was read (kind, channel, filter). An offset is rejected for anything else. Older
+offsets do not have this key.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import total_ordering
 from itertools import pairwise
@@ -31,18 +31,21 @@ from typing import Any, Final
 from shoal.errors import ConfigError
 
 RESERVED: Final = "~"
-"""Keys beside the streams of a server begin so. No stream is called so."""
+"""Prefix of all keys that are not names of streams."""
 
 AHEAD: Final = "~ahead_ms"
 BEGAN: Final = "~began"
 BEHIND: Final = "~behind"
-WAITS: Final = "~latest"
+AT_LATEST: Final = "~latest"
 OF: Final = "~of"
 
 ANY: Final = ""
-"""Stands for the streams of a server among those that are behind, where nobody noted which."""
+"""Name in `unread` for all streams of a server together, as older offsets have it."""
 
 SEQUENCE_MAX: Final = 2**64 - 1
+
+NAMES_SHOWN_MAX: Final = 5
+"""Number of existing names that an error lists."""
 
 _POSITION: Final = re.compile(r"(\d{1,20})-(\d{1,20})(?:/(\d{1,20}))?")
 
@@ -50,7 +53,7 @@ _POSITION: Final = re.compile(r"(\d{1,20})-(\d{1,20})(?:/(\d{1,20}))?")
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class EntryId:
-    """The id of a stream's entry: when it was appended, by the server's clock, and a count within the millisecond."""
+    """The id of an entry: when it was appended, by the server's clock, and a counter within the millisecond."""
 
     ms: int
     sequence: int
@@ -63,7 +66,7 @@ class EntryId:
 
     @classmethod
     def parse(cls, text: bytes | str) -> EntryId:
-        """The id in a text; ValueError if it is none."""
+        """Reads an id; ValueError if the text is not one."""
         ms, _, sequence = (text.decode() if isinstance(text, bytes) else text).partition("-")
         return cls(int(ms), int(sequence))
 
@@ -74,7 +77,8 @@ START: Final = EntryId(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Behind an entry of a stream. `count` is how many entries the stream had had by then; None: nobody knows."""
+    """The position after an entry of a stream. `count` is how many entries the stream had received by then; None if
+    unknown."""
 
     id: EntryId
     count: int | None = None
@@ -83,27 +87,23 @@ class Position:
         return str(self.id) if self.count is None else f"{self.id}/{self.count}"
 
     def count_to(self, end: Position) -> int | None:
-        """How many entries are between here and another position of the stream; None: nobody knows."""
-        if self.count is None or end.count is None or self.began_anew(end):
+        """Number of entries from here to a later position of the stream; None if unknown."""
+        if self.count is None or end.count is None or self.restarted(end):
             return None
         return end.count - self.count
 
-    def began_anew(self, end: Position) -> bool:
-        """Whether a position that came after this one is one of another stream under the same name."""
+    def restarted(self, end: Position) -> bool:
+        """Whether the stream was restarted between here and the later position `end`."""
         return end.id < self.id or (self.count is not None and end.count is not None and end.count < self.count)
 
     @classmethod
     def parse(cls, text: object) -> Position:
-        """The position in a text; ConfigError if it is none."""
+        """Reads a position; ConfigError if the text is not one."""
         match = _POSITION.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            raise ConfigError(f"{text!r} is no position in a stream", do="write it as 1763240000000-0")
+            raise ConfigError(f"{text!r} is not a position in a stream", do="write it as 1763240000000-0")
         ms, sequence, count = match.groups()
         return cls(EntryId(int(ms), int(sequence)), None if count is None else int(count))
-
-
-OLDEST: Final = Position(START, 0)
-"""Before the first entry that a stream ever had: whatever was dropped since is missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,34 +113,36 @@ class ServerOffset:
     streams: Mapping[str, Position]
     ahead_ms: int = 0
     unread: Mapping[str, int] = field(default_factory=dict)
-    """Entries of each stream that were there when the offset was made and that it does not cover: at least so many."""
+    """By stream: a lower bound for the entries that existed when the offset was made and that it does not cover."""
     began: Mapping[str, int] = field(default_factory=dict)
-    """For streams that no offset before held: how many entries they had dropped when they were first seen."""
-    waits: bool = False
-    """Whether the server is to be read from where it is when it first answers."""
+    """For streams that no earlier offset contains: how many entries they had dropped before they were first seen."""
+    at_latest: bool = False
+    """Whether reading starts at the server's newest entry when it first answers."""
 
     @property
     def behind(self) -> int:
-        """Entries that were there and that the offset does not cover."""
+        """Number of entries that existed and that the offset does not cover."""
         return sum(self.unread.values())
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark writes it down."""
+        """The form that Spark stores."""
         found: dict[str, Any] = {name: str(self.streams[name]) for name in sorted(self.streams)}
         found[AHEAD] = self.ahead_ms
         if self.began:
             found[BEGAN] = {name: self.began[name] for name in sorted(self.began)}
         if self.unread:
             found[BEHIND] = {name: self.unread[name] for name in sorted(self.unread)}
-        if self.waits:
-            found[WAITS] = True
+        if self.at_latest:
+            found[AT_LATEST] = True
         return found
 
     @classmethod
     def from_json(cls, found: object) -> ServerOffset:
-        """What Spark has written down, or a user has given; ConfigError if it is none."""
+        """Reads what Spark stored or a user gave; ConfigError if it is not an offset."""
         if not isinstance(found, Mapping):
-            raise ConfigError(f"{found!r} is no offset of a server", do='write it as {"telemetry": "1763240000000-0"}')
+            raise ConfigError(
+                f"{found!r} is not the offset of a server", do='write it as {"telemetry": "1763240000000-0"}'
+            )
         streams = {name: Position.parse(text) for name, text in found.items() if not name.startswith(RESERVED)}
         behind = found.get(BEHIND, {})
         return cls(
@@ -148,7 +150,7 @@ class ServerOffset:
             _whole(AHEAD, found.get(AHEAD, 0)),
             _counts(BEHIND, {ANY: behind} if isinstance(behind, int) else behind),
             _counts(BEGAN, found.get(BEGAN, {})),
-            found.get(WAITS) is True,
+            found.get(AT_LATEST) is True,
         )
 
 
@@ -168,20 +170,20 @@ NOTHING: Final = ServerOffset({})
 
 
 def read_offset(found: object, of: Mapping[str, str] | None = None) -> dict[str, ServerOffset]:
-    """The offset in what JSON gives; ConfigError if it is none, or not one `of` what is asked for."""
+    """Reads an offset from decoded JSON; ConfigError if it is not one, or not one `of` these options."""
     if not isinstance(found, Mapping):
-        raise ConfigError(f"{found!r} is no offset", do='write it as {"s1": {"telemetry": "1763240000000-0"}}')
+        raise ConfigError(f"{found!r} is not an offset", do='write it as {"s1": {"telemetry": "1763240000000-0"}}')
     before = found.get(OF)
     if of is not None and before is not None and before != of:
         raise ConfigError(
-            f"the offset is one of {_words(before)}, and {_words(of)} is asked for",
-            do="give another checkpointLocation (or startingOffsets), or ask for the same as before",
+            f"the offset is for {_words(before)}, but the query reads {_words(of)}",
+            do="give another checkpointLocation (or startingOffsets), or read the same as before",
         )
     return {str(server): ServerOffset.from_json(of_server) for server, of_server in found.items() if server != OF}
 
 
 def write_offset(offset: Mapping[str, ServerOffset], of: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """An offset as JSON takes it, with what it is `of`: equal offsets are equal texts."""
+    """An offset as a JSON value, with the options that it is `of`. Equal offsets give equal JSON texts."""
     found: dict[str, Any] = {server: offset[server].to_json() for server in sorted(offset)}
     return found if of is None else {**found, OF: {name: of[name] for name in sorted(of)}}
 
@@ -192,7 +194,8 @@ def _words(of: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a server says of a stream. `added` is how many entries it ever had; None: it does not count."""
+    """A server's information about a stream. `added` is how many entries it ever received; None if the server does not
+    report it."""
 
     length: int
     last: EntryId
@@ -201,25 +204,25 @@ class StreamInfo:
 
     @property
     def end(self) -> Position:
-        """Behind its last entry."""
+        """The position after its last entry."""
         return Position(self.last, self.added)
 
 
 MISSING: Final = StreamInfo(0, START, None, 0)
-"""A stream that is not there."""
+"""A stream that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Entries that cannot be read any more. `count` None: at least one, nobody knows how many."""
+    """Entries that can no longer be read. `count` is None if it is unknown: at least one."""
 
     count: int | None
     reset: bool
-    """Whether the stream began anew: the server lost its data, or somebody deleted the stream."""
+    """Whether the stream was restarted: its server lost its data, or the stream was deleted."""
 
     def __str__(self) -> str:
         if self.reset:
-            return "began anew since it was last read (its server was restarted, or the stream deleted)"
+            return "was restarted since it was last read (its server lost its data, or the stream was deleted)"
         many = (
             "entries were" if self.count is None else "1 entry was" if self.count == 1 else f"{self.count} entries were"
         )
@@ -227,10 +230,10 @@ class Loss:
 
 
 def loss(start: Position, info: StreamInfo) -> Loss | None:
-    """What of a stream was lost between where a reader stands and what is there now; None if nothing was.
+    """The entries of a stream after `start` that are gone; None if there are none.
 
-    A count tells it to the entry, also at the very start: `0-0/0` stands before the first entry there ever was, `0-0/7`
-    before the eighth. Only `0-0` without a count begins with the oldest, whichever that is, and misses nothing.
+    With a count the loss is exact, also at the start: `0-0/0` is before the first entry that the stream ever had,
+    `0-0/7` before the eighth. `0-0` without a count means the oldest entry that exists, so nothing is lost.
     """
     if start.id == START and (start.count is None or info.added is None):
         return None
@@ -238,7 +241,7 @@ def loss(start: Position, info: StreamInfo) -> Loss | None:
         return Loss(None, reset=True)
     if start.count is not None and info.added is not None:
         dropped = info.added - info.length
-        # Fewer were dropped than were read, so the last that was read must still be there, unless it is another stream.
+        # Fewer entries were dropped than read, so the last one read must still exist, unless the stream is a new one.
         replaced = dropped < start.count and info.first is not None and info.first > start.id
         if info.added < start.count or replaced:
             return Loss(None, reset=True)
@@ -250,19 +253,19 @@ def loss(start: Position, info: StreamInfo) -> Loss | None:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a stream: the entries behind `after`, up to and with `last`."""
+    """Entries of a stream after `after`, up to and including `last`."""
 
     stream: str
     after: EntryId
     last: EntryId
     count: int | None = None
-    """How many entries that were; None: nobody knows."""
+    """Number of entries; None if unknown."""
 
 
 def slices(stream: str, start: Position, end: Position, first_ms: int, parts: int) -> list[Slice]:
-    """What is between two positions, in parts of about equal time. `first_ms` is when the first entry in it was
-    appended, or before."""
-    after = START if start.began_anew(end) else start.id
+    """Splits what is between two positions into parts of about equal time. `first_ms` is a lower bound for the time of
+    the first entry."""
+    after = START if start.restarted(end) else start.id
     if after == end.id:
         return []
     from_ms = max(after.ms, first_ms)
@@ -274,11 +277,48 @@ def slices(stream: str, start: Position, end: Position, first_ms: int, parts: in
 
 
 def shares(pending: Mapping[str, int], rows_max: int) -> dict[str, int]:
-    """How many rows each of some streams may give of `rows_max`: what few want goes to those who have more. Each that
-    has any gives one at least, so that none waits for ever."""
+    """Divides `rows_max` among streams with this many pending rows. What a short stream does not need goes to longer
+    ones. Each stream with pending rows gets at least one, so that none starves."""
     left, given = rows_max, dict.fromkeys(pending, 0)
     for place, name in enumerate(sorted(pending, key=lambda name: (pending[name], name))):
         share = max(1, left // (len(pending) - place))
         given[name] = min(pending[name], share)
         left = max(0, left - given[name])
     return given
+
+
+def check_order(start: Mapping[str, ServerOffset], end: Mapping[str, ServerOffset]) -> None:
+    """ConfigError if a batch would end before it starts."""
+    for server, of_server in end.items():
+        for name, last in of_server.streams.items():
+            begin = start.get(server, NOTHING).streams.get(name)
+            if begin is not None and begin.id > last.id:
+                raise ConfigError(
+                    f"the batch starts at {begin.id} in the stream {name} of {server}, after its end at {last.id}",
+                    do="give startingOffsets that are not after endingOffsets, nor after the end of the stream",
+                )
+
+
+def check_known(
+    option: str,
+    given: Mapping[str, ServerOffset],
+    servers: Collection[str],
+    streams: Mapping[str, Collection[str]],
+) -> None:
+    """ConfigError if an offset names a server or a stream that does not exist. `streams` has the streams of each server
+    that answers; those of other servers are not checked."""
+    for server, of_server in given.items():
+        if server not in servers:
+            raise ConfigError(f"{option} names a server {server!r}, which does not exist", do=_instead(servers))
+        existing = streams.get(server, of_server.streams)
+        for name in of_server.streams:
+            if name not in existing:
+                raise ConfigError(
+                    f"{option} names a stream {name!r}, which {server} does not have", do=_instead(existing)
+                )
+
+
+def _instead(names: Collection[str]) -> str:
+    some = sorted(names)[:NAMES_SHOWN_MAX]
+    more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""
+    return f"remove it, or name one of {', '.join(some)}{more}" if some else "remove it: there is none"

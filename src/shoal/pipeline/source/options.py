@@ -1,35 +1,35 @@
-"""The options of the source "shoal", read and checked.
+"""The options of the Spark source "shoal": names, defaults, and checks.
 
-Owns what they mean and their defaults; their names are in `names`.
+Owns the options. Spark accepts option names in any case; after this module they are in lower case.
 
-    kind                telemetry (default), and the other kinds there are
-    channel, where      of the kind channel
+    kind                telemetry (default) or channel
+    channel, where      of kind channel: a name or pattern, and a filter
     coordinator         shoal://user:password@host:port; or
     servers             s1=host:port,s2=host:port; or
-    stateDir            that of a local cluster (default: the one of `shoal up`)
-    user, password      the log-in, where the address has none
-    startingOffsets     earliest (default), latest, or JSON as Spark writes offsets down
+    stateDir            the state directory of a local cluster (default: that of `shoal up`)
+    user, password      login, if the address has none
+    startingOffsets     earliest (default), latest, or JSON as Spark stores offsets
     endingOffsets       of a batch: latest (default), or JSON
-    failOnDataLoss      true (default): a stream that was trimmed before it was read is an error, and so is a server
-                        that left with entries unread or, for a batch, one that does not answer;
-                        false: a warning, and the oldest that is left comes next
-    maxRowsPerBatch     how many entries one micro-batch takes at most (default 10000; 0: all there are)
-    maxBytesPerBatch    how large those may be together, about: by the newest entry of each stream (default 128 MiB)
-    partitionsPerServer in how many parts the streams of a server are read (default 1)
+    failOnDataLoss      true (default): an error if a stream was trimmed before it was read, if a server left with
+                        unread entries or, in a batch, if a server does not answer;
+                        false: a warning, and reading continues with the oldest entry left
+    maxRowsPerBatch     most entries in one micro-batch (default 10000; 0: no limit)
+    maxBytesPerBatch    their approximate total size, estimated from the newest entry of each stream (default 128 MiB)
+    partitionsPerServer number of tasks that read one server (default 1)
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 from shoal.errors import ConfigError
+from shoal.pipeline.source.cluster_address import ClusterAddress, read_cluster_address
 from shoal.pipeline.source.kinds import Kind, kind_of
-from shoal.pipeline.source.names import READING, named
 from shoal.pipeline.source.offsets import ServerOffset, read_offset
-from shoal.pipeline.source.where import Cluster, cluster_of
 
 MAX_ROWS_PER_BATCH: Final = 10_000
 MAX_BYTES_PER_BATCH: Final = 128 * 1024 * 1024
@@ -37,39 +37,85 @@ PARTITIONS_PER_SERVER_MAX: Final = 1024
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
+CLUSTER_OPTIONS: Final = ("coordinator", "stateDir", "servers", "user", "password")
+READER_OPTIONS: Final = (
+    *CLUSTER_OPTIONS,
+    "kind",
+    "channel",
+    "where",
+    "startingOffsets",
+    "endingOffsets",
+    "failOnDataLoss",
+    "maxRowsPerBatch",
+    "maxBytesPerBatch",
+    "partitionsPerServer",
+)
+WRITER_OPTIONS: Final = (*CLUSTER_OPTIONS, "channel")
+
+SPARK_PREFIXES: Final = ("checkpointlocation", "queryname", "asyncprogresstracking", "spark.")
+"""Prefixes of Spark's own options, which it passes to every source."""
+
+PATHS: Final = ("path", "paths")
+
+TABLE_OPTION: Final = "provider"
+"""Spark adds this option when a catalog table is created. It drops the other options when that table is read."""
+
 Start = str | dict[str, ServerOffset]
 """`EARLIEST`, `LATEST`, or an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What to read, and how."""
+    """Options of a reader."""
 
     kind: Kind
-    cluster: Cluster
+    cluster: ClusterAddress
     starting: Start
     ending: Start
     fail_on_data_loss: bool
     rows_max: int
-    """Entries of one micro-batch; 0: no limit."""
+    """Entries in one micro-batch; 0: no limit."""
     bytes_max: int
-    """How large they may be together, about; holds where `rows_max` does."""
+    """Approximate size of a micro-batch; used only with `rows_max`."""
     partitions_per_server: int
 
 
+def known_options(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    """The options of the source among those that Spark passes; ConfigError for an unknown one."""
+    if TABLE_OPTION in given:
+        raise ConfigError(
+            "Spark reads a catalog table without its options", do="create a temporary view, or use spark.read"
+        )
+    spelled = {name.lower(): name for name in known}
+    found = {}
+    for name, value in given.items():
+        lower = name.lower()
+        if lower in spelled:
+            found[lower] = value
+        elif lower in PATHS:
+            raise ConfigError(
+                f"the source takes no path, but {value!r} is given", do="name a channel with the option channel"
+            )
+        elif not lower.startswith(SPARK_PREFIXES):
+            near = get_close_matches(lower, spelled, 1)
+            advice = f"did you mean {spelled[near[0]]}?" if near else f"the options are {', '.join(known)}"
+            raise ConfigError(f"there is no option {name!r}", do=advice)
+    return found
+
+
 def read_options(given: Mapping[str, str]) -> SourceOptions:
-    """The options that Spark hands over; ConfigError if one of them cannot be."""
-    options = named(given, READING)
+    """The options that Spark passes to a reader; ConfigError if one has an invalid value."""
+    options = known_options(given, READER_OPTIONS)
     kind = kind_of(options)
     ending = _offset("endingOffsets", options.get("endingoffsets", LATEST), kind)
     if ending == EARLIEST:
         raise ConfigError("endingOffsets is earliest", do="give latest, or JSON")
     return SourceOptions(
         kind=kind,
-        cluster=cluster_of(options),
+        cluster=read_cluster_address(options),
         starting=_offset("startingOffsets", options.get("startingoffsets", EARLIEST), kind),
         ending=ending,
-        fail_on_data_loss=_truth("failOnDataLoss", options.get("failondataloss", "true")),
+        fail_on_data_loss=_flag("failOnDataLoss", options.get("failondataloss", "true")),
         rows_max=_number("maxRowsPerBatch", options.get("maxrowsperbatch", str(MAX_ROWS_PER_BATCH)), 0, 2**62),
         bytes_max=_number("maxBytesPerBatch", options.get("maxbytesperbatch", str(MAX_BYTES_PER_BATCH)), 1, 2**62),
         partitions_per_server=_number(
@@ -88,7 +134,7 @@ def _offset(name: str, text: str, kind: Kind) -> Start:
         raise ConfigError(f"{name} is {text!r}", do=f"give {EARLIEST}, {LATEST} or JSON ({error})") from error
 
 
-def _truth(name: str, text: str) -> bool:
+def _flag(name: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ConfigError(f"{name} is {text!r}", do="give true or false")
     return text.lower() == "true"

@@ -1,6 +1,6 @@
-"""The streams of one server, asked for without an event loop: what there is, and the entries of a slice.
+"""Redis commands on the streams of one server: their state, and the entries of a slice. Blocking.
 
-Owns the questions and the reading of their answers. What entries mean is decided in `kinds`.
+Owns the commands and the parsing of their replies. The meaning of entries belongs to `kinds`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any, Final
 import hiredis
 
 from shoal.errors import ConnectError, PipelineError, ProtocolError, ShoalError
-from shoal.history.servers import PAGE_ENTRIES, PageSize, ServerReader
+from shoal.history.server_reader import PAGE_ENTRIES, PageSize, ServerReader, parse_info
 from shoal.pipeline.source.kinds import Entry
 from shoal.pipeline.source.offsets import MISSING, EntryId, Slice, StreamInfo
 
 CLOCK_STEP_MS: Final = 10.0
-"""How old the time may be that a server tells: it looks at its clock once for many commands."""
+"""How old a server's reported time may be; it reads its clock once for many commands."""
 NOT_YET: Final = ("LOADING", "BUSY ", "MASTERDOWN")
-"""How a server refuses that will answer later: one that has just started reads its data first."""
+"""Prefixes of temporary errors, for example while a restarted server loads its data."""
 
 
 class ServerStreams(ServerReader):
     """The streams of one server."""
 
     def ask(self, *args: bytes | str | int) -> Any:
-        """The reply to one command; PipelineError if the server refuses it, ConnectError if it cannot answer yet."""
+        """The reply to one command; PipelineError if the server rejects it, ConnectError if it cannot answer yet."""
         try:
             return self._asking.ask(*args)
         except hiredis.ReplyError as error:
@@ -40,7 +40,7 @@ class ServerStreams(ServerReader):
         return PipelineError(f"{self.server.id} ({self._asking.where}) refused {name}: {error}", do=advice)
 
     def info(self, key: bytes) -> StreamInfo:
-        """What there is of a stream."""
+        """The state of a stream."""
         try:
             reply = self._asking.ask(b"XINFO", b"STREAM", key)
         except hiredis.ReplyError as error:
@@ -56,25 +56,24 @@ class ServerStreams(ServerReader):
                 added=None if (added := reply.get(b"entries-added")) is None else int(added),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError(f"an answer to XINFO that is none: {error}") from error
+            raise ProtocolError(f"invalid reply to XINFO: {error}") from error
 
     def entry_bytes(self, key: bytes, id: EntryId) -> int:
-        """How large an entry of a stream is; 0 if it is not there."""
+        """The size of an entry; 0 if it does not exist."""
         reply = self.ask(b"XRANGE", key, str(id), str(id))
         return sum(len(value) for _, fields in reply for value in fields)
 
     def ahead_ms(self) -> int:
-        """How far the server's clock is ahead of ours, about; 0 where both may be the same, for all that the length of
-        the question tells: a machine that is busy must not make one second look like another."""
+        """About how far the server's clock is ahead of ours; 0 if the two may agree within the duration of the query,
+        so that delays on a busy machine do not count as clock differences."""
         before_ms = time.time() * 1000
-        text = self.ask(b"INFO", b"server")
+        info = parse_info(bytes(self.ask(b"INFO", b"server")))
         after_ms = time.time() * 1000
-        for line in (text.decode() if isinstance(text, bytes) else str(text)).splitlines():
-            if line.startswith("server_time_usec:"):
-                there_ms = int(line.partition(":")[2]) / 1000
-                same = before_ms - CLOCK_STEP_MS <= there_ms <= after_ms
-                return 0 if same else round(there_ms - (before_ms + after_ms) / 2)
-        return 0
+        if "server_time_usec" not in info:
+            return 0
+        server_ms = int(info["server_time_usec"]) / 1000
+        same = before_ms - CLOCK_STEP_MS <= server_ms <= after_ms
+        return 0 if same else round(server_ms - (before_ms + after_ms) / 2)
 
     def entries(self, key: bytes, slice: Slice) -> Iterator[list[Entry]]:
         """The entries of a slice, in pages."""
@@ -90,8 +89,8 @@ class ServerStreams(ServerReader):
             size.learn(len(page), sum(len(value) for _, fields in page for value in fields.values()))
 
     def nth_id(self, key: bytes, after: EntryId, count: int, last: EntryId | None = None) -> tuple[EntryId, int]:
-        """The id of the `count`-th entry behind one, or of the last (up to `last`) if there are fewer, and how many
-        those are."""
+        """The id of the `count`-th entry after one, or of the last entry (up to `last`) if there are fewer; and how
+        many entries that is."""
         found = 0
         while found < count:
             page = self._page(key, after, last, min(count - found, PAGE_ENTRIES))
@@ -110,4 +109,4 @@ class ServerStreams(ServerReader):
                 if fields is not None
             ]
         except (TypeError, ValueError) as error:
-            raise ProtocolError(f"an answer to XRANGE that is none: {error}") from error
+            raise ProtocolError(f"invalid reply to XRANGE: {error}") from error

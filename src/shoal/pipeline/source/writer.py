@@ -1,16 +1,15 @@
-"""Writing to channels: each row a message, published at least once, with an id by which a repeat is known again.
+"""Writes rows to channels: each row is a message, published at least once, with an id that identifies repeats.
 
-Owns what columns mean and how ids are made. Publishing is the bus's.
+Owns the meaning of columns, and the ids. The bus publishes.
 
-    channel     text or bytes: where it goes; or the option `channel`, for all rows
-    payload     bytes or text
-    attributes  a map of texts to texts, numbers or truths, or JSON text as the source gives it; if there is one
+    channel     string or binary: the channel; or the option `channel`, for all rows
+    payload     binary or string
+    attributes  optional: a map of strings to strings, numbers or booleans, or JSON text as the source returns it
 
-A message carries the attribute `shoal_id`: `<writer>/<batch>/<partition>/<row>`. The writer is the id of the streaming
-query (or of the write), which survives a restart from the checkpoint; so a micro-batch that Spark repeats gives the
-same ids for the same rows, as long as its rows come in the same order. Consumers that must not see a message twice keep
-the ids. The name is ours: in a row that was read and is written again, the id of the first writing is replaced, for it
-is another message.
+Each message has the attribute `shoal_id`: `<writer>/<batch>/<partition>/<row>`. The writer is the id of the streaming
+query, which survives a restart from the checkpoint, or of the batch write. So a micro-batch that Spark repeats has the
+same ids for the same rows, provided that its rows come in the same order; consumers can drop repeats by id. A
+`shoal_id` that a row already has is replaced: a row that was read and is written again is another message.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from shoal.bus import connect
 from shoal.bus.locate import find_url
 from shoal.coordination.link import parse_address
 from shoal.errors import ConfigError
-from shoal.pipeline.source.columns import attributes_of, check_written
-from shoal.pipeline.source.names import WRITING, named
+from shoal.pipeline.source.columns import check_written, row_attributes
+from shoal.pipeline.source.options import WRITER_OPTIONS, known_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,30 +42,30 @@ BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has published."""
+    """The number of rows that one task has published."""
 
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Publishing:
-    """Where rows go."""
+class RowPublisher:
+    """Publishes rows."""
 
     url: str = field(repr=False)
-    """Of the coordinator, with the log-in."""
+    """The coordinator's address, with the login."""
     channel: str | None
-    """For all rows; None: each row says it."""
+    """The channel of all rows; None: the column `channel`."""
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Self:
-        """What options and columns ask for; ConfigError if that cannot be."""
-        given = named(options, WRITING)
+        """The publisher for some options and columns; ConfigError if they are invalid."""
+        given = known_options(options, WRITER_OPTIONS)
         channel = given.get("channel")
         check_written(schema, channel)
         return cls(_url(given), channel)
 
     def publish(self, batches: Iterator[pa.RecordBatch], prefix: str) -> int:
-        """Publishes all rows, and returns how many those were when servers have confirmed them all."""
+        """Publishes all rows, waits until servers have confirmed them, and returns their number."""
         return asyncio.run(self._publish(batches, prefix))
 
     async def _publish(self, batches: Iterator[pa.RecordBatch], prefix: str) -> int:
@@ -75,10 +74,10 @@ class Publishing:
             for batch in batches:
                 channels = batch["channel"].to_pylist() if self.channel is None else [self.channel] * batch.num_rows
                 for channel, payload, attributes in zip(
-                    channels, batch["payload"].to_pylist(), attributes_of(batch), strict=True
+                    channels, batch["payload"].to_pylist(), row_attributes(batch), strict=True
                 ):
                     if channel is None or payload is None:
-                        raise ConfigError("a row has a null for its channel or payload", do="leave such rows out")
+                        raise ConfigError("the channel or payload of a row is null", do="filter such rows out")
                     await bus.publish(channel, payload, attributes={**attributes, ID_ATTRIBUTE: f"{prefix}/{row}"})
                     row += 1
             await bus.drain()
@@ -86,10 +85,10 @@ class Publishing:
 
 
 def _url(options: Mapping[str, str]) -> str:
-    """The coordinator's address with the log-in; the options `user` and `password` win over what stands in it."""
+    """The coordinator's address with the login; the options `user` and `password` override those in the address."""
     if "servers" in options:
         raise ConfigError(
-            "servers is no option of writing: the coordinator says which server a channel is on",
+            "the option servers is not for writing: only the coordinator knows which server carries a channel",
             do="name a coordinator: shoal://host:port",
         )
     url = options.get("coordinator") or find_url(options.get("statedir"))
@@ -105,45 +104,45 @@ def _url(options: Mapping[str, str]) -> str:
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes micro-batches."""
 
-    def __init__(self, publishing: Publishing) -> None:
-        self._publishing = publishing
+    def __init__(self, publisher: RowPublisher) -> None:
+        self._publisher = publisher
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-        """What options and columns ask for. `overwrite` is of a query that gives all its rows each time."""
+        """The writer for some options and columns. `overwrite`: the query's output mode is complete."""
         if overwrite:
             raise ConfigError(
-                "the output mode is complete, and what was published cannot be replaced",
-                do='take outputMode("append"), or foreachBatch to publish all rows each time',
+                "the output mode is complete, but published messages cannot be replaced",
+                do='use outputMode("append"), or foreachBatch to publish all rows each time',
             )
-        return cls(Publishing.of(options, schema))
+        return cls(RowPublisher.of(options, schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Publishes the rows of one task."""
         task = TaskContext.get()
         assert task is not None
         query, batch = (task.getLocalProperty(name) for name in (QUERY_PROPERTY, BATCH_PROPERTY))
-        return Written(self._publishing.publish(iterator, f"{query}/{batch}/{task.partitionId()}"))
+        return Written(self._publisher.publish(iterator, f"{query}/{batch}/{task.partitionId()}"))
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes once. Its id is made when the write is planned, so that a task that is tried again repeats its ids."""
+    """Writes a batch. Its id is made when the write is planned, so that a repeated task repeats its ids."""
 
-    def __init__(self, publishing: Publishing) -> None:
-        self._publishing = publishing
+    def __init__(self, publisher: RowPublisher) -> None:
+        self._publisher = publisher
         self._id = secrets.token_hex(16)
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-        """What options and columns ask for."""
+        """The writer for some options and columns."""
         if overwrite:
             raise ConfigError(
-                "the mode is overwrite, and what was published cannot be replaced", do='take mode("append")'
+                "the mode is overwrite, but published messages cannot be replaced", do='use mode("append")'
             )
-        return cls(Publishing.of(options, schema))
+        return cls(RowPublisher.of(options, schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Publishes the rows of one task."""
         task = TaskContext.get()
         assert task is not None
-        return Written(self._publishing.publish(iterator, f"{self._id}/0/{task.partitionId()}"))
+        return Written(self._publisher.publish(iterator, f"{self._id}/0/{task.partitionId()}"))

@@ -1,7 +1,7 @@
-"""Latency between clients and servers: one-way samples, drawn as the Dynamoth paper draws them (V.B).
+"""Latency between clients and servers: one-way samples, drawn as in the Dynamoth paper (V.B).
 
-Owns where the samples come from: a matrix of measured round trips, when a file is given, or a distance model. A message
-from a client to a server takes one sample, a message from client to client by way of a server two.
+Owns the source of the samples: a file with a matrix of measured round trips, or a distance model. A message from a
+client to a server takes one sample, a message from client to client takes two.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shoal.balance.columns import Floats
 from shoal.errors import ConfigError
 
 NORTH_AMERICA: Final = (24.0, 60.0, -130.0, -55.0)
-"""Latitude and longitude, from and to: the paper keeps measurements from North America only."""
+"""Latitude and longitude, from and to: the paper uses measurements from North America only."""
 CITIES_FILE: Final = "wondernetwork_cities.csv"
-"""Where the places of the matrix are, if it lies beside the matrix."""
+"""The positions of the cities, in the same directory as the matrix; optional."""
 
 PLACES: Final = (
     # latitude, longitude, people in millions
@@ -44,34 +44,34 @@ PLACES: Final = (
     (49.3, -123.1, 3.0),
     (51.0, -114.1, 1.6),
 )
-"""The larger cities of North America: where the model's clients and servers are."""
+"""The larger cities of North America, where the model's clients and servers are."""
 FIBRE_KM_PER_MS: Final = 200.0
 DETOUR: Final = 1.7
-"""How much longer the way of a packet is than the straight line."""
+"""Length of a packet's path, divided by the straight line."""
 ACCESS_MS: Final = (17.0, 0.5)
-"""Median and spread (of the logarithm) of what the last mile and the routers add."""
+"""Median and spread (of the logarithm) of the delay of the last mile and the routers."""
 EARTH_KM: Final = 6371.0
 MODEL_SAMPLES: Final = 20_000
 MODEL_SEED: Final = 14
-"""The model's samples are always the same; which of them are drawn is a matter of the workload's seed."""
+"""The model's samples are always the same. The seed of the workload decides which of them are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """One-way samples in milliseconds, and where they are from."""
+    """One-way samples in milliseconds, and their source."""
 
     samples_ms: Floats
     source: str
 
     def mean_ms(self, rng: np.random.Generator, messages: int, samples_each: int) -> float:
-        """The mean latency of this many messages with this many samples each; 0 for none."""
+        """The mean latency of so many messages with so many samples each; 0 without messages."""
         if not messages:
             return 0.0
         return float(rng.choice(self.samples_ms, size=(messages, samples_each)).sum(axis=1).mean())
 
 
 def distance_model() -> Latencies:
-    """The built-in model: distances between pairs of cities, drawn by their size, and what access adds."""
+    """The built-in model: distances between pairs of cities, drawn by their size, plus the delay of access."""
     rng = np.random.default_rng(MODEL_SEED)
     places = np.array(PLACES)
     weights = places[:, 2] / places[:, 2].sum()
@@ -87,7 +87,7 @@ def distance_model() -> Latencies:
 def from_matrix(path: Path) -> Latencies:
     """Half of each round trip of a matrix (CSV, milliseconds, a row and a column for each city).
 
-    If the file with the cities' positions lies beside it, only those of North America are taken.
+    If the file with the cities' positions is beside it, only North American cities are used.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -97,16 +97,16 @@ def from_matrix(path: Path) -> Latencies:
         kept = [row for row in rows if wanted is None or row[0] in wanted]
         values = np.array([[float(row[column] or "nan") for column in columns] for row in kept])
     except (OSError, ValueError, IndexError) as error:
-        raise ConfigError(f"cannot read latencies from {path}: {error}", do="name a matrix in CSV") from error
+        raise ConfigError(f"cannot read latencies from {path}: {error}", do="give a matrix in CSV") from error
     samples = values[np.isfinite(values) & (values > 0)] / 2
     if not len(samples):
-        raise ConfigError(f"{path} has no latencies in it", do="name a matrix in CSV")
+        raise ConfigError(f"{path} contains no latencies", do="give a matrix in CSV")
     where = "" if wanted is None else ", North America"
     return Latencies(samples, f"{path.name}{where}")
 
 
 def _north_american(path: Path) -> set[str] | None:
-    """The cities within the box; None if nobody says where cities are."""
+    """The North American cities; None if there is no file with positions."""
     if not path.is_file():
         return None
     south, north, west, east = NORTH_AMERICA

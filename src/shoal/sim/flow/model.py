@@ -1,8 +1,8 @@
-"""What the flow simulator assumes about servers, moves and the pool: every figure, with its unit and where it is from.
+"""What the flow simulator assumes about servers, moves and the pool: every figure, with its unit and its source.
 
-Owns the records and nothing that runs.
+Owns the records; runs nothing.
 
-The default server is a Redis on one core of an ordinary machine, as measured with clients of our own: 1.5 million
+The default server is a Redis on one core of an ordinary machine, as measured with Shoal's clients: 1.5 million
 publications a second without subscribers, 1.0 to 1.2 million deliveries a second in a fan-out.
 """
 
@@ -16,46 +16,46 @@ from shoal.errors import ConfigError
 
 
 class ServerModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of server: what it can send, what a message costs it, and how it gives up."""
+    """One kind of server: its capacity, the cost of a message, and how it fails."""
 
     capacity_bytes_per_s: float = 125e6
-    """What it is said to be able to send (T of the paper's load ratio): the default is a link of 1 Gbit/s."""
+    """Configured capacity (T in the paper's load ratio). The default is a link of 1 Gbit/s."""
 
     fail_ratio: float = 1.15
-    """Load ratio past which it cannot send what it is given: the paper's observation. Its real limit is this times
-    its capacity, and its utilisation is the load ratio divided by this."""
+    """Load ratio above which it cannot send everything, as the paper observed. The real limit is this times the
+    capacity, and the utilisation is the load ratio divided by this."""
 
     cpu_capacity: float = 1.0
     """Cores that carry messages."""
 
     publication_cpu_s: float = 0.67e-6
-    """Time of a core for receiving one publication."""
+    """CPU time to receive one publication."""
 
     delivery_cpu_s: float = 0.9e-6
-    """Time of a core for delivering one message to one subscriber."""
+    """CPU time to deliver one message to one subscriber."""
 
     connection_messages_per_s: float = 600e3
     """What one connection to a subscriber can take."""
 
     connection_buffer_bytes: float = 8e6
-    """What one connection may have waiting: Redis's soft limit for pub/sub clients. Past it the client is cut off."""
+    """Output buffer of one connection: Redis's soft limit for pub/sub clients. A client that exceeds it is cut off."""
 
     output_buffer_bytes: float = 256e6
-    """What may wait on all connections together. Past it the server fails."""
+    """Output buffers of all connections together. A server that exceeds this fails."""
 
     recovery_s: float = 5.0
-    """For how long a server that failed delivers nothing."""
+    """A failed server delivers nothing for at least this long."""
 
     utilisation_max: float = 0.99
-    """Above this a queue's mean wait is no longer what a second shows: what goes on is in the backlog."""
+    """Utilisation used for the mean wait of a queue is capped here. Above it the backlog describes what happens."""
 
     @property
     def limit_bytes_per_s(self) -> float:
-        """What it really can send."""
+        """What it can really send."""
         return self.capacity_bytes_per_s * self.fail_ratio
 
     def validate(self) -> None:
-        """Raise ConfigError if a value cannot be."""
+        """Raises ConfigError if a value is impossible."""
         for name in self.__struct_fields__:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"server model: {name} is {getattr(self, name)!r}", do="give a number above 0")
@@ -64,39 +64,39 @@ class ServerModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class MoveModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a decision takes to come true."""
+    """How a decision is carried out."""
 
     delay_s: int = 2
-    """From the end of the window to the moment at which a channel is at its new servers: records that are late, the
-    plan, and the subscribers who go first."""
+    """From the end of the window until a channel is on its new servers: late telemetry records, the plan, and the
+    subscribers, who move first."""
 
     forward_s: int = 1
-    """For how long after that some clients still are where it was."""
+    """How long some clients still use the old servers after that."""
 
     forward_share: float = 0.05
-    """What is forwarded or repeated for them meanwhile, as a share of the channel's load, on the servers that it leaves
-    and comes to. In our protocol of moves hardly anything is; in the paper's everything was."""
+    """What is forwarded or repeated for those clients, as a share of the channel's load, on the servers that it leaves
+    and enters. Shoal's moves forward almost nothing; the paper's forward everything."""
 
     control_messages_per_client: float = 8.3
-    """Messages that a move takes for each client of the channel, as `shoal soak moves` counts them."""
+    """Control messages of a move for each client of the channel, as counted by `shoal soak moves`."""
 
 
 class PoolModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many servers there may be, and how they come."""
+    """How many servers there may be, and how long they take to start."""
 
     servers_first: int = 1
     servers_min: int = 1
     servers_max: int = 8
     start_s: int = 5
-    """From asking for a server to its joining."""
+    """From the request for a server until it joins."""
     server_hour_cost: float = 1.0
 
 
 class MeasureModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How loads are seen."""
+    """How load is measured."""
 
     noise: float = 0.0
-    """Spread of the measured rates of each channel and server, as a share of their value."""
+    """Standard deviation of the measured rates of each channel and server, as a share of their value."""
 
 
 DEFAULT_SERVER: Final = ServerModel()

@@ -1,7 +1,7 @@
-"""The pool: servers that are asked for, join, are drained and leave.
+"""The pool: servers that are requested, join, are drained and leave.
 
-Owns which servers there are and since when. Rows are for ever: a server that left keeps its row and is not used again,
-so that columns only grow; the situation that a policy sees has the present ones only.
+Owns which servers there are, and since when. A server keeps its row after it has left, so that columns only grow; the
+situation that a policy gets contains present servers only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.sim.flow.model import PoolModel, ServerModel
 
 
 class ServerPool:
-    """All servers that there ever were, by row."""
+    """All servers of a run, by row."""
 
     def __init__(self, model: PoolModel, server: ServerModel) -> None:
         self.model = model
@@ -34,21 +34,21 @@ class ServerPool:
 
     @property
     def adding(self) -> int:
-        """Servers that were asked for and are not there yet."""
+        """Servers that were requested and have not joined yet."""
         return len(self._starting)
 
     @property
     def rows(self) -> Hosts32:
-        """The rows of the servers that are there."""
+        """The rows of the present servers."""
         return np.flatnonzero(self.present).astype(np.int32)
 
-    def ask(self, servers: int, now_s: int) -> None:
-        """Asks for more servers, as far as the pool goes."""
+    def request(self, servers: int, now_s: int) -> None:
+        """Requests more servers, up to the maximum of the pool."""
         room = self.model.servers_max - int(self.present.sum()) - self.adding
         self._starting += [now_s + self.model.start_s] * max(0, min(servers, room))
 
     def join(self, now_s: int) -> int:
-        """Lets those in that are ready by now; returns how many."""
+        """Adds the servers that have started by now; returns how many."""
         ready = [at for at in self._starting if at <= now_s]
         self._starting = [at for at in self._starting if at > now_s]
         for _ in ready:
@@ -56,23 +56,23 @@ class ServerPool:
         return len(ready)
 
     def drain(self, rows: Hosts32) -> None:
-        """Nothing is to be placed there any more."""
+        """Drains servers: no channel is placed there any more."""
         self.draining[rows] = True
 
     def keep(self, rows: Hosts32) -> None:
-        """They stay after all."""
+        """Ends the draining of servers."""
         self.draining[rows] = False
 
     def leave(self, used: Bools) -> Hosts32:
-        """Removes those that are drained and carry nothing any more; returns their rows."""
-        gone = np.flatnonzero(self.present & self.draining & ~used).astype(np.int32)
+        """Removes drained servers that carry nothing any more; returns their rows."""
+        empty = np.flatnonzero(self.present & self.draining & ~used).astype(np.int32)
         spare = int(self.present.sum()) - self.model.servers_min
-        gone = gone[: max(0, spare)]
-        self.present[gone] = False
-        return gone
+        removed = empty[: max(0, spare)]
+        self.present[removed] = False
+        return removed
 
     def hosts(self, bytes_out: Floats, cpu: Floats) -> Hosts:
-        """The table that a policy sees, for what these servers carried (columns over all rows)."""
+        """The table of hosts for a policy, with what they carried (columns over all rows)."""
         rows = self.rows
         count = len(rows)
         return Hosts(

@@ -1,10 +1,11 @@
-"""Series: what a run of the flow simulator leaves, second by second, as columns.
+"""The result of a run of the flow simulator, second by second.
 
-Owns the record. Judging it is for those who ran it.
+Owns the record; judges nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,24 +14,24 @@ from shoal.balance.columns import Floats, Ints
 
 
 @dataclass(slots=True)
-class Second:
+class FlowSecond:
     """One second of a run."""
 
     clients: int
     servers: int
-    """Those that are there; each of them is paid for."""
+    """Present servers; all of them are paid for."""
     response_ms: float
     """Average over all responses of the second; infinite if a message was not delivered."""
     messages_out: float
     ratio_mean: float
-    """Load ratio of the servers that are there: what they were given to send, by their capacity."""
+    """Load ratio of the present servers: offered traffic divided by capacity."""
     ratio_max: float
     utilisation_max: float
-    """Of the busiest link or core: at 1 it can do no more."""
+    """Of the busiest link or core; it is full at 1."""
     undelivered: float
     """Messages that were not delivered."""
     decided: int
-    """Channels that a decision of this second places anew."""
+    """Channels that a decision of this second moves."""
     rebalanced: bool
     """Whether a decision changed anything, channels or servers."""
 
@@ -39,7 +40,7 @@ class Second:
 class Series:
     """All seconds of a run, in order."""
 
-    seconds: list[Second]
+    seconds: list[FlowSecond]
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -48,14 +49,22 @@ class Series:
         """One figure over time."""
         return np.array([getattr(second, name) for second in self.seconds], np.float64)
 
+    def sampled(self, columns: Sequence[str], every_s: int) -> dict[str, list[float]]:
+        """Some figures of every so many seconds, with the seconds themselves and those of all decisions."""
+        return {
+            "second": list(range(0, len(self), every_s)),
+            **{name: [round(value, 3) for value in self.column(name)[::every_s].tolist()] for name in columns},
+            "rebalanced_at": self.rebalanced_at.tolist(),
+        }
+
     @property
     def moves(self) -> int:
-        """Channels that were placed anew, over the whole run."""
+        """Number of channel moves in the whole run."""
         return sum(second.decided for second in self.seconds)
 
     @property
     def server_hours(self) -> float:
-        """What was paid for."""
+        """Hours of all servers together."""
         return sum(second.servers for second in self.seconds) / 3600
 
     @property

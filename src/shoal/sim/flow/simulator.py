@@ -1,7 +1,8 @@
 """The flow simulator: a workload, servers and a policy, one second after the other.
 
-Owns the order of things in a second: servers join, moves arrive, traffic flows, the window closes, the policy decides,
-drained servers leave. Everything happens in columns; the policy, its situation and its decision are the product's own.
+Owns the order of things in a second: servers join, migrations complete, traffic flows, the window closes, the policy
+decides, drained servers leave. Everything is done in columns. The policy, its situation and its decision are the
+product's own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from shoal.balance.forecast import Forecast
 from shoal.balance.policies import Policy
 from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.sim.flow.measuring import Measuring
+from shoal.sim.flow.load_meter import LoadMeter
+from shoal.sim.flow.migrations import Migrations
 from shoal.sim.flow.model import (
     DEFAULT_MEASURES,
     DEFAULT_MOVES,
@@ -30,19 +32,18 @@ from shoal.sim.flow.model import (
     PoolModel,
     ServerModel,
 )
-from shoal.sim.flow.moving import Moving
 from shoal.sim.flow.pool import ServerPool
-from shoal.sim.flow.queueing import MS_PER_S, Queues, Step
-from shoal.sim.flow.series import Second, Series
-from shoal.sim.flow.spreading import Elements, Spread
+from shoal.sim.flow.series import FlowSecond, Series
+from shoal.sim.flow.server_queues import MS_PER_S, QueueStep, ServerQueues
+from shoal.sim.flow.spread import Elements, Spread
 from shoal.sim.flow.traffic import Traffic, Workload
 
 STEP_S: Final = 1
-"""Time goes by the second, as the analyzer's does."""
+"""Time passes in seconds, as in telemetry."""
 
 
 class Models(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is assumed."""
+    """All assumptions."""
 
     server: ServerModel = DEFAULT_SERVER
     moves: MoveModel = DEFAULT_MOVES
@@ -54,7 +55,7 @@ DEFAULT_MODELS: Final = Models()
 
 
 class FlowSimulator:
-    """One run. Without a policy everything stays where it is placed at first."""
+    """One run. Without a policy all channels stay on their first servers."""
 
     def __init__(
         self,
@@ -75,13 +76,13 @@ class FlowSimulator:
         self._seed = seed
         self.pool = ServerPool(models.pool, models.server)
         first = placements if placements is not None else at_homes(workload.names, tuple(self.pool.ids))
-        self.moving = Moving(models.moves, first)
-        self._queues = Queues(models.server, len(self.pool))
-        self._measuring = Measuring(workload.names, models.server, models.measures, settings, seed, forecast)
+        self.migrations = Migrations(models.moves, first)
+        self._queues = ServerQueues(models.server, len(self.pool))
+        self._meter = LoadMeter(workload.names, models.server, models.measures, settings, seed, forecast)
         self._spread = Spread(first, seed)
 
-    def run(self, stop: Callable[[Second], bool] | None = None) -> Series:
-        """Runs to the end of the workload, or to the second after which `stop` says so."""
+    def run(self, stop: Callable[[FlowSecond], bool] | None = None) -> Series:
+        """Runs to the end of the workload, or up to a second for which `stop` returns true."""
         series = Series([])
         for now_s in range(0, self._workload.seconds, STEP_S):
             series.seconds.append(self._second(now_s))
@@ -89,32 +90,32 @@ class FlowSimulator:
                 break
         return series
 
-    def _second(self, now_s: int) -> Second:
+    def _second(self, now_s: int) -> FlowSecond:
         if self.pool.join(now_s):
             self._queues.grow(len(self.pool))
-        if self.moving.advance(now_s):
-            self._spread = Spread(self.moving.in_force, self._seed)
+        if self.migrations.advance(now_s):
+            self._spread = Spread(self.migrations.in_force, self._seed)
             self._queues.moved()
         traffic = self._workload.at(now_s)
         elements = self._spread.at(traffic)
-        extra = self.moving.extra(traffic, self._models.server, len(self.pool))
+        extra = self.migrations.extra(traffic, self._models.server, len(self.pool))
         step = self._queues.step(now_s, STEP_S, traffic, elements, extra)
-        second = self._seen(traffic, elements, step)
-        self._measuring.add(traffic, step)
-        if self._policy is not None and self._measuring.is_full:
+        second = self._summary(traffic, elements, step)
+        self._meter.add(traffic, step)
+        if self._policy is not None and self._meter.is_full:
             decision = self._decide(self._policy, now_s + STEP_S, elements.part)
             second.decided, second.rebalanced = len(decision), not decision.is_empty
-        self.pool.leave(self.moving.used(len(self.pool)))
+        self.pool.leave(self.migrations.used(len(self.pool)))
         return second
 
-    def _seen(self, traffic: Traffic, elements: Elements, step: Step) -> Second:
+    def _summary(self, traffic: Traffic, elements: Elements, step: QueueStep) -> FlowSecond:
         server, rows = self._models.server, self.pool.rows
         ratios = step.bytes_out[rows] / server.capacity_bytes_per_s
         cores = step.cpu[rows] / server.cpu_capacity
         weight = traffic.responses[elements.rows] * elements.part
         total = float(weight.sum())
         delay_ms = float((weight * step.delay_s).sum()) / total * MS_PER_S if total else 0.0
-        return Second(
+        return FlowSecond(
             clients=traffic.clients,
             servers=len(rows),
             response_ms=float("inf") if step.undelivered else float(traffic.latency_ms) + delay_ms,
@@ -128,27 +129,27 @@ class FlowSimulator:
         )
 
     def _decide(self, policy: Policy, now_s: int, parts: Floats) -> Decision:
-        under_way = self.moving.under_way
-        decided = self.moving.decided
-        situation = self._measuring.close(now_s, decided, decided.part if under_way else parts, self.pool)
-        if under_way:  # one plan at a time, as the balancer has it
+        under_way = self.migrations.under_way
+        decided = self.migrations.decided
+        situation = self._meter.close(now_s, decided, decided.part if under_way else parts, self.pool)
+        if under_way:  # one plan at a time, as in the balancer
             return Decision.nothing()
         decision = policy(situation, self._settings)
         if decision.is_empty:
             return decision
         rows = self.pool.rows
-        self._measuring.planned(decision.moves, now_s)
+        self._meter.planned(decision.moves, now_s)
         if len(decision):
             new = decision.placements
-            self.moving.decide(decision.moves, Placements(new.mode, new.offsets, rows[new.servers]), now_s)
+            self.migrations.decide(decision.moves, Placements(new.mode, new.offsets, rows[new.servers]), now_s)
         self.pool.drain(rows[decision.drain])
         self.pool.keep(rows[decision.keep])
-        self.pool.ask(decision.add, now_s)
+        self.pool.request(decision.add, now_s)
         return decision
 
 
 def at_homes(names: pa.Array, servers: tuple[str, ...]) -> Placements:
-    """Every channel where the hash ring of these servers says: where channels without an entry live."""
+    """Each channel on its home in the hash ring of these servers, where channels without an entry live."""
     ring = Ring(1, tuple(ServerAddress(server, "", 0) for server in servers))
     row = {server: index for index, server in enumerate(servers)}
     return Placements.single(np.fromiter((row[ring.home(name.as_py())] for name in names), np.int32, len(names)))

@@ -1,6 +1,6 @@
-"""Traffic: what all channels do in one step, as columns of rates.
+"""Traffic: what all channels do in one step, in columns of rates.
 
-Owns the record, and what a workload must offer. Never touches servers: where a channel lives changes nothing here.
+Owns the record, and the interface of a workload. Servers are not part of it: traffic does not depend on placements.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Traffic:
     """One step. Row `i` is channel `i` of the workload's names."""
 
     publications: Floats
-    """A second; each counted once, however many servers it goes to."""
+    """A second. Each is counted once, however many servers it goes to."""
     publishers: Ints
     subscribers: Ints
     message_bytes: float | Floats
-    """What one delivery of one message weighs: in all channels, or by channel."""
+    """Size of one delivery: of all channels, or by channel."""
     responses: Floats
-    """Response times that are taken a second, by channel: they weigh the average."""
+    """Response times measured a second, by channel: the weights of the average."""
     latency_ms: float
-    """What the network adds to each of them: the mean of the samples that were drawn for this step."""
+    """Latency of the network in each of them: the mean of the samples that were drawn for this step."""
     clients: int
 
     @property
@@ -36,20 +36,20 @@ class Traffic:
         return self.publications * self.subscribers
 
     def bytes_of(self, rows: Ints) -> float | Floats:
-        """What one delivery weighs in the channels of some rows."""
+        """Size of one delivery in the channels of some rows."""
         return self.message_bytes[rows] if isinstance(self.message_bytes, np.ndarray) else self.message_bytes
 
 
 class Workload(Protocol):
-    """A source of traffic over time, the same for every policy. All randomness is drawn by its seed."""
+    """A source of traffic over time, the same for every policy. Its seed determines everything random."""
 
     @property
     def names(self) -> pa.Array:
-        """The names of the channels (binary): fixed, and by seed, so that every seed meets the ring elsewhere."""
+        """The names of the channels (binary). They contain the seed, so that each seed has other homes in the ring."""
 
     @property
     def seconds(self) -> int:
         """How long it lasts."""
 
     def at(self, second: int) -> Traffic:
-        """What happens in the second that begins at `second`."""
+        """The traffic of the second that begins at `second`."""

@@ -1,15 +1,18 @@
-"""Workloads of the flow simulator: who publishes what to whom over time, from a seed.
+"""Workloads of the flow simulator: traffic over time, from a seed.
 
-Owns: nothing itself. `rgame` is the Dynamoth paper's game (with towns, if asked for), `micro` its two micro-benchmarks,
-`zipf` many channels of very different load, `recorded` what load windows of the past tell, `curves` how all of that
-changes over time.
+    rgame.py          the game of the Dynamoth paper, with or without towns
+    micro.py          its two micro-benchmarks
+    zipf.py           many channels with zipf loads
+    recorded_load.py  the load of past load windows
+    curves.py         how the number of clients changes over time
+
+Owns only the list of names.
 """
 
 from shoal.sim.flow.workloads.curves import Curve, day, ramp, ups_and_downs
 from shoal.sim.flow.workloads.micro import OneChannel, many_publishers, many_subscribers
-from shoal.sim.flow.workloads.recorded import Recorded, traffic_of
+from shoal.sim.flow.workloads.recorded_load import Recorded, traffic_of
 from shoal.sim.flow.workloads.rgame import RGame, RGameMap
-from shoal.sim.flow.workloads.walkers import Walk
 from shoal.sim.flow.workloads.zipf import Hot, Zipf, ZipfChannels
 
 __all__ = [
@@ -19,7 +22,6 @@ __all__ = [
     "RGame",
     "RGameMap",
     "Recorded",
-    "Walk",
     "Zipf",
     "ZipfChannels",
     "day",

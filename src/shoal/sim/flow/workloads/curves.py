@@ -1,7 +1,7 @@
-"""Curves: how many clients there are, or how much they do, over time.
+"""Curves: how the number of clients, or their load, changes over time.
 
-Owns straight lines between points, and the two curves that have a name: a day, and the ups and downs of the Dynamoth
-paper's experiment 3.
+Owns straight lines between points, and two named curves: a day, and the ups and downs of the Dynamoth paper's
+experiment 3.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ class Curve:
 
     @property
     def seconds(self) -> int:
-        """When the last point is."""
+        """The second of the last point."""
         return int(self.points[-1][0])
 
     def at(self, seconds: npt.ArrayLike) -> Floats:
-        """The values at these moments; before the first and after the last point as there."""
+        """The values at these moments; constant before the first and after the last point."""
         times, values = zip(*self.points, strict=True)
         return np.asarray(np.interp(np.asarray(seconds, np.float64), times, values), np.float64)
 
 
 def ramp(first: float, last: float, each_s: float, hold_s: float = 0.0) -> Curve:
-    """From one value to another by one every `1 / each_s` seconds, then level for `hold_s`."""
+    """From one value to another, `each_s` a second, then level for `hold_s`."""
     top_s = abs(last - first) / each_s
     points = ((0.0, first), (top_s, last))
     return Curve((*points, (top_s + hold_s, last)) if hold_s else points)
 
 
 def ups_and_downs(scale: float = 1.0) -> Curve:
-    """Experiment 3: step by step to 800 clients, down to 200, up to almost 600. The paper prints no times."""
+    """Experiment 3: up to 800 clients, down to 200, up to almost 600. The paper gives no times."""
     points = ((0, 50), (500, 800), (600, 800), (850, 200), (1050, 200), (1300, 590), (1400, 590))
     return Curve(tuple((float(second), clients * scale) for second, clients in points))
 
@@ -48,7 +48,7 @@ def ups_and_downs(scale: float = 1.0) -> Curve:
 NIGHT: Final = (0.32, 0.22, 0.16, 0.13, 0.12, 0.15, 0.24, 0.38, 0.48, 0.53, 0.57, 0.6)
 NOON: Final = (0.63, 0.62, 0.61, 0.64, 0.7, 0.78, 0.87, 0.95, 1.0, 0.96, 0.76, 0.5)
 DAY: Final = (*NIGHT, *NOON)
-"""Share of the busiest hour, by hour: least before dawn, most in the evening, as players of online games come."""
+"""Share of the busiest hour, by hour: lowest before dawn, highest in the evening, as in online games."""
 
 
 def day(hour_s: float = 3600.0) -> Curve:

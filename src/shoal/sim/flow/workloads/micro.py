@@ -1,7 +1,7 @@
 """The two micro-benchmarks of the Dynamoth paper's experiment 1: one channel that is too much for one server.
 
-Owns both: one publisher to many subscribers (1a), many publishers to one subscriber (1b). Response times are those of
-deliveries: publisher to server to subscriber, two latency samples.
+Owns both: one publisher to many subscribers (1a), many publishers to one subscriber (1b). A response time is that of a
+delivery, from publisher to server to subscriber: two latency samples.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from shoal.lab.rgame import SAMPLES_PER_RESPONSE
 from shoal.sim.flow.latency import Latencies
 from shoal.sim.flow.traffic import Traffic
 
 PUBLICATIONS_PER_S: Final = 10.0
 """Of each publisher."""
-SAMPLES_PER_RESPONSE: Final = 2
 MESSAGE_BYTES: Final = 200.0
 LATENCY_MESSAGES_MAX: Final = 1000
-"""For how many messages a second latencies are drawn."""
+"""Latencies are drawn for at most so many messages a second."""
 
 
 class OneChannel:
-    """A channel with this many publishers and subscribers, the same all the time."""
+    """A channel with a constant number of publishers and subscribers."""
 
     def __init__(self, publishers: int, subscribers: int, seconds: int, latencies: Latencies, seed: int) -> None:
         self.names = pa.array([b"c"], pa.binary())
@@ -37,7 +37,7 @@ class OneChannel:
         self._publications = np.array([rate])
 
     def at(self, second: int) -> Traffic:
-        """What happens in that second."""
+        """The traffic of a second."""
         return Traffic(
             publications=self._publications,
             publishers=np.array([self._publishers]),

@@ -1,30 +1,25 @@
-"""RGame: the Dynamoth paper's game. Tiles are channels; players publish on, and hear, the tile that they stand in.
+"""RGame, the game of the Dynamoth paper, as a workload: players publish and subscribe on the channel of their tile.
 
-Owns the counts of players by tile and second, made once from the seed. A response time is a player's own update on its
-way back: client to server to the same client, so it takes two latency samples.
+Owns the number of players by tile and second, made once from the seed. The movement is in `shoal.lab.rgame`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import Floats
+from shoal.lab.rgame import DEFAULT_WALK, SAMPLES_PER_RESPONSE, UPDATES_PER_S, Walk, Walkers
 from shoal.sim.flow.latency import Latencies
 from shoal.sim.flow.traffic import Traffic
 from shoal.sim.flow.workloads.curves import Curve
-from shoal.sim.flow.workloads.walkers import DEFAULT_WALK, Walk, Walkers
-
-UPDATES_PER_S: Final = 3.0
-SAMPLES_PER_RESPONSE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RGameMap:
-    """A game: how many tiles a side, how players walk, what an update weighs."""
+    """A map: tiles on each side, how players walk, and the size of an update."""
 
     side: int
     walk: Walk = DEFAULT_WALK
@@ -32,7 +27,7 @@ class RGameMap:
 
 
 class RGame:
-    """One game from a seed: who stands where at every second of the curve of players."""
+    """One game from a seed: the players on each tile in every second of the curve."""
 
     def __init__(self, game: RGameMap, players: Curve, latencies: Latencies, seed: int) -> None:
         rng = np.random.default_rng([seed, game.side])
@@ -46,12 +41,12 @@ class RGame:
         self.latency_ms: Floats = np.empty(self.seconds)
         walkers = Walkers(int(self.players.max()), game.walk, rng)
         for second, active in enumerate(self.players.tolist()):
-            self.counts[second] = walkers.tiles(active, game.side)
+            self.counts[second] = walkers.players_per_tile(active, game.side)
             self.latency_ms[second] = latencies.mean_ms(rng, round(active * UPDATES_PER_S), SAMPLES_PER_RESPONSE)
             walkers.step(1.0)
 
     def at(self, second: int) -> Traffic:
-        """What the players do in that second."""
+        """The traffic of a second."""
         here = self.counts[second]
         people = here.astype(np.int64)
         updates = UPDATES_PER_S * here

@@ -1,6 +1,6 @@
-"""Zipf channels: few are busy, many are not; over a day, or with one that becomes hot all of a sudden.
+"""Channels with zipf loads: few are busy, most are not. Their load may follow a day, and one may suddenly become hot.
 
-Owns the loads of up to millions of channels, as columns. Channel `i` of the names has a random rank, by seed.
+Owns the loads of up to millions of channels, in columns. The seed gives each channel a random rank.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import Floats, Ints
+from shoal.lab.rgame import SAMPLES_PER_RESPONSE
 from shoal.sim.flow.latency import Latencies
 from shoal.sim.flow.traffic import Traffic
 from shoal.sim.flow.workloads.curves import Curve
 
 LATENCY_MESSAGES = 2000
-SAMPLES_PER_RESPONSE = 2
+"""Latencies are drawn for so many messages a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Zipf:
-    """How loads are shared out: the channel of rank `r` has weight `r ** -exponent` in publications."""
+    """The distribution of loads: the channel of rank `r` has weight `r ** -exponent` in publications."""
 
     channels: int
     publications_per_s: float
@@ -30,13 +31,13 @@ class Zipf:
     subscribers: int = 10
     """Of each channel."""
     publications_each_per_s: float = 3.0
-    """Of one publisher: how many publishers there are follows."""
+    """Of one publisher; the number of publishers follows from it."""
     message_bytes: float = 200.0
 
 
 @dataclass(frozen=True, slots=True)
 class Hot:
-    """One channel becomes hot at a moment and stays so until another."""
+    """One channel is hot between two moments."""
 
     from_s: int
     until_s: int
@@ -45,7 +46,7 @@ class Hot:
 
 
 class ZipfChannels:
-    """Channels with zipf loads, scaled by a curve over time; the last name is the one that becomes hot, if any does."""
+    """Channels with zipf loads, scaled by a curve over time. The last channel is the one that becomes hot, if any."""
 
     def __init__(self, zipf: Zipf, scale: Curve, latencies: Latencies, seed: int, *, hot: Hot | None = None) -> None:
         rng = np.random.default_rng([seed, zipf.channels])
@@ -60,7 +61,7 @@ class ZipfChannels:
         self._latency_ms = [latencies.mean_ms(rng, LATENCY_MESSAGES, SAMPLES_PER_RESPONSE) for _ in range(self.seconds)]
 
     def at(self, second: int) -> Traffic:
-        """What happens in that second."""
+        """The traffic of a second."""
         rates, subscribers = self._rates * self._scale[second], self._subscribers
         if self._hot is not None and self._hot.from_s <= second < self._hot.until_s:
             subscribers = subscribers.copy()

@@ -1,0 +1,361 @@
+"""Plans what the source reads next: offsets from servers, parts from offsets.
+
+Owns the rules for servers that join, leave or do not answer, and the size of a batch. Spark's classes are in
+`datasource`, the reading is in `parts`; nothing here needs Spark.
+
+- The servers are those of the ring when an offset is made. A new server is read from its oldest entry.
+- A server that left the ring is read to its end while it answers. It keeps its offset, so entries are not read again if
+  it comes back. If it no longer answers, its unread entries are lost.
+- A server that does not answer keeps its offset, with one warning, until it answers.
+- A stream that was trimmed or restarted before it was read is an error with `failOnDataLoss`, else a warning.
+- With `earliest`, entries trimmed before the first batch are not counted as lost: that batch starts with the oldest
+  entry that exists when it is read. Offsets contain such a stream only from its first batch on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shoal.errors import ConnectError
+from shoal.logs import get_log
+from shoal.pipeline.source.cluster_view import ClusterView, ServerView
+from shoal.pipeline.source.kinds import reads_in_time
+from shoal.pipeline.source.offsets import (
+    ANY,
+    NOTHING,
+    SEQUENCE_MAX,
+    START,
+    EntryId,
+    Position,
+    ServerOffset,
+    Slice,
+    StreamInfo,
+    check_known,
+    loss,
+    shares,
+    slices,
+)
+from shoal.pipeline.source.options import LATEST, SourceOptions, Start
+from shoal.pipeline.source.parts import Part, Retry, report_loss
+from shoal.pipeline.source.streams import ServerStreams
+from shoal.plan.ring import ServerAddress
+
+FEW_ENTRIES: Final = 64
+"""Up to this number of entries, a batch is planned without a check of their size."""
+
+_log: Final = get_log(__name__)
+
+Offset = Mapping[str, ServerOffset]
+
+
+@dataclass(frozen=True, slots=True)
+class _Backlog:
+    """The unread entries of one stream."""
+
+    server: str
+    stream: str
+    key: bytes
+    at: Position | None
+    """The position in the last offset; None if it does not contain the stream."""
+    base: Position
+    """Where reading continues."""
+    info: StreamInfo
+    ahead_ms: int
+
+    @property
+    def name(self) -> str:
+        """Unique among the streams of all servers."""
+        return f"{self.server}/{self.stream}"
+
+    @property
+    def count(self) -> int:
+        """Upper bound for the number of entries to read."""
+        start, info = self.base, self.info
+        if info.last == start.id:
+            return 0
+        if start.count is None or info.added is None or info.last < start.id:
+            return info.length
+        return max(0, min(info.length, info.added - start.count))
+
+
+class OffsetPlanner:
+    """Makes offsets and parts. Remembers which servers answer, and nothing that a restart needs.
+
+    `complete` is for a batch, which is read only once: with `failOnDataLoss`, a server that does not answer is then an
+    error, because its entries would not be read later.
+    """
+
+    def __init__(self, options: SourceOptions, complete: bool = False) -> None:
+        self._options = options
+        self._cluster = ClusterView(options, complete)
+        self._missed: set[tuple[str, str]] = set()
+
+    def first(self, starting: Start | None = None) -> dict[str, ServerOffset]:
+        """The offset of a reader that has read nothing yet."""
+        wanted = self._options.starting if starting is None else starting
+        if isinstance(wanted, dict):
+            self.check("startingOffsets", wanted)
+            return wanted
+        found: dict[str, ServerOffset] = {}
+        for server, view in self._cluster.refresh().items():
+            # Entries that come into an empty stream from now on count. Where a stream has entries, the first batch
+            # starts with the oldest one that exists when it is read.
+            at = {name: info.end for name, info in view.infos.items() if wanted == LATEST or not info.length}
+            found[server] = ServerOffset(at, view.ahead_ms)
+        if wanted == LATEST:
+            found |= {server: ServerOffset({}, at_latest=True) for server in self._cluster.silent_servers()}
+        return found
+
+    def check(self, option: str, given: Offset) -> None:
+        """ConfigError if an offset names a server or stream that does not exist."""
+        streams = {server: view.keys for server, view in self._cluster.refresh().items()}
+        check_known(option, given, [server.id for server in self._cluster.ring()], streams)
+
+    def next(self, start: Offset, rows_max: int = 0, until: Offset | None = None) -> dict[str, ServerOffset]:
+        """How far to read now: to the end, but at most `rows_max` entries (0: no limit), and not beyond `until`."""
+        views = self._cluster.refresh(start)
+        backlogs = [
+            backlog
+            for server, view in views.items()
+            for backlog in self._backlogs(server, view, start.get(server, NOTHING))
+        ]
+        ends = {backlog.name: backlog.info.end for backlog in backlogs}
+        if rows_max:
+            ends |= self._limited([backlog for backlog in backlogs if backlog.count > 0], rows_max)
+        if until is not None:
+            ends |= {backlog.name: _bounded(backlog, ends[backlog.name], until) for backlog in backlogs}
+        found = {**start, **self._servers_left(start, views), **self._streams_gone(start, views)}
+        for server, view in views.items():
+            before = start.get(server, NOTHING)
+            of_server = [backlog for backlog in backlogs if backlog.server == server]
+            moved = _moved(before, of_server, ends, view.ahead_ms)
+            if moved is not None and not self._cluster.silent(server):
+                found[server] = moved
+        return found
+
+    def parts(self, start: Offset, end: Offset) -> list[Part]:
+        """What is between two offsets, in parts that can be read at the same time."""
+        self._cluster.ring()
+        found: list[Part] = []
+        for id, of_server in end.items():
+            begins = {name: _begin(start, id, name, of_server) for name in of_server.streams}
+            changed = {name for name, at in of_server.streams.items() if at.id != begins[name].id}
+            if not changed or start.get(id, NOTHING).at_latest:  # then reading starts at `end`
+                continue
+            address = self._cluster.address(id)
+            if address is None:
+                entries = _entries([begins[name].count_to(of_server.streams[name]) for name in changed])
+                self._report_loss(id, f"has left the ring; {entries} that this batch planned to read are lost")
+                continue
+            fresh = frozenset(changed - start.get(id, NOTHING).streams.keys())
+            found += self._parts_of(address, begins, of_server, changed, fresh)
+        return found
+
+    # -- offsets
+
+    def _backlogs(self, server: str, view: ServerView, before: ServerOffset) -> list[_Backlog]:
+        """The unread entries of each stream of a server. Reports what was lost."""
+        found = []
+        for name, info in view.infos.items():
+            at = before.streams.get(name)
+            base = at or (info.end if before.at_latest else _oldest(info))
+            lost = loss(base, info)
+            if lost is not None:
+                self._report_loss(f"the stream {name} of {server}", str(lost))
+                base = _oldest(info) if lost.reset else base
+            found.append(_Backlog(server, name, view.keys[name], at, base, info, view.ahead_ms))
+        return found
+
+    def _limited(self, backlogs: Sequence[_Backlog], rows_max: int) -> dict[str, Position]:
+        """How far a batch of limited size reads each stream. If streams must be read at the same pace, none is read
+        beyond the time at which the share of another one ends; that other one advances, so there is always progress."""
+        limits = shares({backlog.name: backlog.count for backlog in backlogs}, self._fitting(rows_max, backlogs))
+        ends = {backlog.name: backlog.info.end for backlog in backlogs}
+        limited = [backlog for backlog in backlogs if limits[backlog.name] < backlog.count]
+        for backlog in limited:
+            ends[backlog.name] = self._nth(backlog, limits[backlog.name])
+        moving = [backlog for backlog in limited if ends[backlog.name].id > backlog.base.id]
+        if moving and reads_in_time(self._options.kind):
+            cut_ms = min(ends[backlog.name].id.ms - backlog.ahead_ms for backlog in moving)
+            for backlog in backlogs:
+                last = EntryId(max(0, cut_ms + backlog.ahead_ms), SEQUENCE_MAX)
+                if last < ends[backlog.name].id:
+                    ends[backlog.name] = self._nth(backlog, limits[backlog.name], last)
+        return ends
+
+    def _fitting(self, rows_max: int, backlogs: Sequence[_Backlog]) -> int:
+        """How many entries fit into a batch, by `rows_max` and by its size in bytes."""
+        total = sum(backlog.count for backlog in backlogs)
+        if total <= FEW_ENTRIES:
+            return rows_max
+        total_bytes = 0
+        for server in {backlog.server for backlog in backlogs}:
+            of_server = [backlog for backlog in backlogs if backlog.server == server]
+
+            def size(streams: ServerStreams, of_server: list[_Backlog] = of_server) -> int:
+                return sum(each.count * streams.entry_bytes(each.key, each.info.last) for each in of_server)
+
+            total_bytes += self._cluster.ask(server, size) or 0
+        return max(1, min(rows_max, total * self._options.bytes_max // max(1, total_bytes)))
+
+    def _nth(self, backlog: _Backlog, limit: int, last: EntryId | None = None) -> Position:
+        """The position after the `limit`-th unread entry, or after the last one up to `last`. The current position if
+        there is none, or if the server does not answer."""
+
+        def ask(streams: ServerStreams) -> tuple[EntryId, int, StreamInfo]:
+            return *streams.nth_id(backlog.key, backlog.base.id, limit, last), streams.info(backlog.key)
+
+        answer = None if self._cluster.silent(backlog.server) else self._cluster.ask(backlog.server, ask)
+        if answer is None or not answer[1]:
+            return backlog.base
+        id, count, now = answer
+        before, after = _oldest(backlog.info).count, _oldest(now).count
+        if backlog.base.count is None or before is None or after is None:
+            return Position(id)
+        at = max(backlog.base.count, before)
+        return Position(id, at + count if after <= at else None)  # None: trimmed while it was counted
+
+    def _servers_left(self, start: Offset, views: Mapping[str, ServerView]) -> dict[str, ServerOffset]:
+        """New offsets of servers that left the ring with unread entries and no longer answer. Reports the loss once."""
+        found = {}
+        for server in sorted(self._cluster.left(start)):
+            of_server = start[server]
+            if server in views:
+                infos = views[server].infos
+                if all(info.last == START or of_server.streams.get(name) == info.end for name, info in infos.items()):
+                    self._cluster.forget(server)  # read to its end
+                continue
+            if of_server.behind:
+                entries = _entries([of_server.behind])
+                self._report_loss(server, f"has left the ring and does not answer: at least {entries} were not read")
+                found[server] = replace(of_server, unread={})
+            elif self._cluster.silent(server):
+                _log.warning("server left the ring while it did not answer; entries may be lost", server=server)
+            self._cluster.forget(server)
+        return found
+
+    def _streams_gone(self, start: Offset, views: Mapping[str, ServerView]) -> dict[str, ServerOffset]:
+        """New offsets of servers that answer but no longer have streams with unread entries. Reports the loss once. For
+        a stream without unread entries it only warns, since later entries may have existed."""
+        found = {}
+        for server, view in views.items():
+            before = start.get(server, NOTHING)
+            gone = sorted(before.streams.keys() - view.keys.keys())
+            unread = {name: count for name, count in before.unread.items() if gone and name in (*gone, ANY)}
+            if unread:
+                names = ", ".join(name for name in gone if ANY in unread or name in unread)
+                entries = _entries([*unread.values()])
+                why = f"no longer exist, although the server answers: at least {entries} were not read"
+                self._report_loss(f"the streams {names} of {server}", why)
+                left = {name: count for name, count in before.unread.items() if name not in unread}
+                found[server] = replace(before, unread=left)
+            for name in gone:
+                if name not in unread and (server, name) not in self._missed:
+                    _log.warning("stream no longer exists", server=server, stream=name)
+            self._missed |= {(server, name) for name in gone}
+        return found
+
+    # -- parts
+
+    def _parts_of(
+        self,
+        server: ServerAddress,
+        begins: Mapping[str, Position],
+        end: ServerOffset,
+        changed: set[str],
+        fresh: frozenset[str],
+    ) -> list[Part]:
+        options, per_server = self._options, self._options.partitions_per_server
+        keys, infos = self._infos(server.id, changed)
+        for name in sorted(changed - keys.keys()):
+            entries = _entries([begins[name].count_to(end.streams[name])])
+            self._report_loss(f"the stream {name} of {server.id}", f"no longer exists; {entries} were not read")
+        cuts = -(-per_server // max(1, len(infos)))
+        found: list[Slice] = []
+        for name, info in sorted(infos.items()):
+            first_ms = 0 if info.first is None else info.first.ms
+            found += slices(name, begins[name], end.streams[name], first_ms, cuts)
+        by_task = [found[place::per_server] for place in range(per_server)]
+        return [
+            Part(
+                server,
+                options.cluster.login,
+                options.kind,
+                {name: keys[name] for name in infos},
+                {name: begins[name] for name in infos},
+                {name: end.streams[name] for name in infos},
+                fresh,
+                tuple(of_task),
+                end.ahead_ms,
+                options.fail_on_data_loss,
+            )
+            for of_task in by_task
+            if of_task
+        ]
+
+    def _infos(self, server: str, names: set[str]) -> tuple[dict[str, bytes], dict[str, StreamInfo]]:
+        """The keys of all streams of a server, and the state of some. A batch is planned for these, so a server that
+        does not answer is retried, and then it is an error."""
+        retry = Retry(server)
+        while True:
+            try:
+                with self._cluster.open(server) as streams:
+                    keys = self._options.kind.streams(streams.ask)
+                    return keys, {name: streams.info(keys[name]) for name in names if name in keys}
+            except ConnectError as error:
+                retry.wait(error)
+
+    def _report_loss(self, what: str, why: str) -> None:
+        report_loss(what, why, self._options.fail_on_data_loss)
+
+
+def _begin(start: Offset, server: str, stream: str, end: ServerOffset) -> Position:
+    """Where a batch starts in a stream: at the previous offset or, if that does not contain the stream, before the
+    oldest entry that existed when the stream was first seen."""
+    return start.get(server, NOTHING).streams.get(stream) or Position(START, end.began.get(stream))
+
+
+def _oldest(info: StreamInfo) -> Position:
+    """The position before the oldest entry that exists now. Entries dropped later are lost."""
+    return Position(START, None if info.added is None else info.added - info.length)
+
+
+def _bounded(backlog: _Backlog, end: Position, until: Offset) -> Position:
+    """`end`, but not beyond `until`. A stream that `until` does not contain is newer, and is not read."""
+    bound = until.get(backlog.server, NOTHING).streams.get(backlog.stream, backlog.base)
+    if end.id <= bound.id:
+        return end
+    return bound if bound.id > backlog.base.id else backlog.base
+
+
+def _moved(
+    before: ServerOffset, backlogs: Sequence[_Backlog], ends: Mapping[str, Position], ahead_ms: int
+) -> ServerOffset | None:
+    """The next offset of a server; None if it does not change."""
+    streams, began = dict(before.streams), {}
+    for backlog in backlogs:
+        end = ends[backlog.name]
+        if backlog.at is None and end.id == START:
+            continue  # nothing to read yet
+        if backlog.at is None and backlog.base.count is not None and end.id != backlog.base.id:
+            began[backlog.stream] = backlog.base.count
+        streams[backlog.stream] = end
+    if streams == dict(before.streams) and not before.at_latest:
+        return None
+    unread = {each.stream: count for each in backlogs if (count := _unread(ends[each.name], each.info))}
+    return ServerOffset(streams, ahead_ms, unread, began)
+
+
+def _unread(end: Position, info: StreamInfo) -> int:
+    """A lower bound for the entries of a stream after a position."""
+    if end.id >= info.last:
+        return 0
+    return 1 if end.count is None or info.added is None else max(0, info.added - end.count)
+
+
+def _entries(counts: Sequence[int | None]) -> str:
+    """The sum of some numbers of entries, in words."""
+    known = sum(count for count in counts if count is not None)
+    return "entries" if None in counts else "1 entry" if known == 1 else f"{known} entries"

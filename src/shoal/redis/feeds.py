@@ -1,0 +1,193 @@
+"""The subscriptions and connections behind a PubSub: one feed for each channel and pattern.
+
+Owns the order in which items of many subscriptions reach one reader: feeds take turns, item by item, so that a busy
+channel does not starve a quiet one. Items stay in the bounded inboxes of the bus until they are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from redis import exceptions
+
+from shoal.bus import Bus
+from shoal.channels.subscription import Subscription as CoreSubscription
+from shoal.message import Item
+from shoal.redis.conversion import Response, translated
+
+
+class Feed:
+    """One subscription of a PubSub."""
+
+    def __init__(self, bus: Bus, name: bytes, pattern: bool, queue: ReadQueue) -> None:
+        self.name = name
+        self.pattern = pattern
+        self._bus = bus
+        self._queue = queue
+        self._core: CoreSubscription | None = None
+        self._begun = False
+        self._queued = False
+
+    async def open(self) -> None:
+        """Subscribes; returns when the subscription is in force."""
+        with translated():
+            self._core = await self._bus.adapter.subscribe(self.name, self.pattern, None, self)
+
+    def begin(self) -> None:
+        """Releases items. The confirmation is already in the queue before them."""
+        self._begun = True
+        self.wake()
+
+    def hold(self) -> None:
+        """Holds items until `begin`, because another confirmation comes first."""
+        self._begun = False
+
+    def close(self) -> None:
+        """Unsubscribes."""
+        if self._core is not None:
+            self._bus.adapter.unsubscribe(self._core)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the subscription is in force on all its servers."""
+        return self._core is not None and self._core.settled
+
+    def take(self) -> Item:
+        """The next item. The feed goes to the end of the queue if it has more."""
+        core = self._core
+        assert core is not None
+        item = core.inbox.take()
+        self._queued = False
+        self.wake()
+        if core.overflowed:
+            self._bus.adapter.made_room(core)
+        return item
+
+    def rest(self) -> list[Item]:
+        """All items that have arrived and were not taken."""
+        core = self._core
+        return [] if core is None else [core.inbox.take() for _ in range(len(core.inbox.items))]
+
+    def wake(self) -> None:
+        """Called by the bus when the inbox has a new item."""
+        if self._begun and not self._queued and self._core is not None and self._core.inbox.items:
+            self._queued = True
+            self._queue.put(self)
+
+    def end(self) -> None:
+        """Called by the bus when it is closed."""
+        self._queue.end()
+
+
+Entry: TypeAlias = Feed | Item | Response
+
+
+class ReadQueue:
+    """What one reader gets next: feeds with items, remaining items of closed feeds, and replies to commands."""
+
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+
+    def put(self, entry: Entry) -> None:
+        """Adds an entry and wakes the reader."""
+        self._entries.append(entry)
+        self._wake()
+
+    def end(self) -> None:
+        """Ends the queue. The reader gets a ConnectionError after the remaining entries."""
+        self._ended = True
+        self._wake()
+
+    def interrupt(self) -> None:
+        """Wakes the reader without an entry, so that it checks its connection."""
+        self._wake()
+
+    def remove(self, feed: Feed) -> None:
+        """Removes a feed."""
+        self._entries = deque(entry for entry in self._entries if entry is not feed)
+
+    async def get(self, timeout_s: float | None) -> Response | Item | None:
+        """The next reply or item; None after `timeout_s` without one, or when interrupted.
+
+        With a timeout of 0, other tasks get one turn of the event loop first.
+        """
+        if not self._entries:
+            await self._wait(timeout_s)
+        if not self._entries:
+            if self._ended:
+                raise exceptions.ConnectionError("the pubsub was closed")
+            return None
+        entry = self._entries.popleft()
+        return entry.take() if isinstance(entry, Feed) else entry
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        if timeout_s is not None and timeout_s <= 0:
+            await asyncio.sleep(0)
+            return
+        if self._waiter is not None:
+            raise RuntimeError("two tasks read from one pubsub at the same time: give each its own")
+        if self._ended:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                await self._waiter
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class PubSubConnection:
+    """All connections of one PubSub, with the main attributes of redis-py's connection."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        settled: Callable[[], bool],
+        disconnected: Callable[[], None],
+        reconnected: Callable[[], None],
+        socket_timeout: float | None,
+    ) -> None:
+        self.bus = bus
+        self.socket_timeout = socket_timeout
+        """The client's value, for code that reads it. The bus has its own timeouts."""
+        self._settled = settled
+        self._disconnected = disconnected
+        self._reconnected = reconnected
+        self._up = True
+
+    @property
+    def is_connected(self) -> bool:
+        """False after `disconnect`, until the next read or `connect`."""
+        return self._up
+
+    async def connect(self) -> None:
+        """After `disconnect`: waits until all subscriptions are in force again, and confirms them again."""
+        if self._up:
+            return
+        with translated():
+            adapter = self.bus.adapter
+            if not await adapter.until(self._settled, adapter.limits.subscribe_timeout_s):
+                raise exceptions.ConnectionError(
+                    "the subscriptions are not in force again, because an agent does not answer: see `shoal status`"
+                )
+        self._up = True
+        self._reconnected()
+
+    async def disconnect(self, nowait: bool = False) -> None:
+        """Closes the connections. The bus reconnects by itself and fetches what was missed."""
+        self._up = False
+        self._disconnected()
+        with translated():
+            await self.bus.adapter.disconnect_all()

@@ -1,0 +1,56 @@
+"""What a shell is given by its surroundings: connections, the time of day, random numbers, the coordinator.
+
+Owns the record `Runtime` and its production values. A shell (the asyncio code around a protocol core) takes everything
+that reaches outside the process from here, and the monotonic clock from its event loop (`loop.time()`). So the same
+shell runs in production and, on virtual time, in the simulator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random, SystemRandom
+from typing import Final, Protocol
+
+from shoal.coordination.interface import Coordinator
+from shoal.wire.dial import Dial, tcp
+
+TIMER_GRAIN_S: Final = 0.000_5
+"""A shell arms its timers so much later than its core asked for. uvloop rounds delays to milliseconds: without it a
+timer can fire early, the core finds nothing due, and the loop spins until the time has come."""
+
+
+class ConnectCoordinator(Protocol):
+    """Connects to the coordinator at a URL; `timeout_s` bounds each operation on it."""
+
+    def __call__(self, url: str, timeout_s: float, runtime: Runtime) -> Awaitable[Coordinator]:
+        """A coordinator that answers; CoordinatorUnavailableError if it does not."""
+
+
+async def _connect_redis(url: str, timeout_s: float, runtime: Runtime) -> Coordinator:
+    from shoal.coordination.redis import RedisCoordinator  # the simulator never needs it
+
+    return await RedisCoordinator.connect(url, timeout_s=timeout_s, dial=runtime.dial, random=runtime.random)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The surroundings of a shell; the defaults are a real process's."""
+
+    dial: Dial = tcp
+    """Opens a connection to a server."""
+    wall: Callable[[], float] = time.time
+    """The time of day, in seconds since 1970."""
+    monotonic: Callable[[], float] = time.monotonic
+    """A clock that goes on within a turn of the event loop; the loop's own may stand still."""
+    random: Random = field(default_factory=SystemRandom)
+    """Identities and nonces are drawn from it, so in production it is the operating system's."""
+    connect_coordinator: ConnectCoordinator = _connect_redis
+
+    async def coordinator(self, url: str, timeout_s: float) -> Coordinator:
+        """Connects to the coordinator at a URL."""
+        return await self.connect_coordinator(url, timeout_s, self)
+
+
+PRODUCTION = Runtime()

@@ -1,0 +1,56 @@
+"""Small jobs of bulk matching, profiles and what-if, on Spark or in process, and their results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shoal.balance.window import LoadWindow
+from shoal.filters.language import parse
+from shoal.pipeline import generated_windows, matching_job, profiles_job, what_if_job
+from shoal.pipeline.filter_sets import keep
+from shoal.pipeline.forecast import loads_of
+from shoal.pipeline.what_if import Case, ServerPool
+from shoal.sim.flow.workloads import traffic_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILTERS = {1: "a < 30", 2: "a < 20 and b > 10", 5: "b >= 90"}
+
+
+def run_bulk_jobs(directory: Path, spark: SparkSession | None) -> dict[str, Any]:
+    """The results, as JSON holds them. Without a session the jobs run in process."""
+    directory.mkdir()
+    rng = np.random.default_rng(1)
+    archive = directory / "archive.parquet"
+    columns = {name: rng.integers(100, size=4000) for name in "ab"}
+    pq.write_table(pa.table(columns), archive, row_group_size=500)
+    filters = keep(list(FILTERS), [parse(text) for text in FILTERS.values()], directory / "filters")
+    if spark is None:
+        matches = matching_job.match_in_process(filters, archive, "counts")
+    else:
+        matches = matching_job.match_on_spark(spark, filters, archive, "counts")
+    options = profiles_job.ProfileOptions(samples=1100)
+    profiles = profiles_job.run(filters, FILTERS, archive, options, directory / "profiles", spark)
+    cases = [Case(), Case(settings={"safe_ratio": 0.6})]
+    finding = what_if_job.find(days(), cases, 1, spark, note=lambda _: None)
+    return {
+        "top": matches.top,
+        "events": matches.events,
+        "pairs": profiles.pairs,
+        "shares": pq.read_table(directory / "profiles" / profiles_job.PROFILE_FILE)["share"].to_pylist(),
+        "costs": finding.runs["cost"].to_pylist(),
+    }
+
+
+def days() -> what_if_job.Days:
+    windows: list[LoadWindow] = generated_windows.make_windows(1, 3)
+    pool = ServerPool(capacity_bytes_per_s=125e6, servers_first=2)
+    traffic = {0: traffic_of(windows[:20]), 1: traffic_of(windows[20:40])}
+    loads = loads_of(windows[:40])
+    return what_if_job.Days(traffic=traffic, loads=loads, day_s=40, pool=pool, source="made")

@@ -1,0 +1,51 @@
+"""The README's example and the tutorial's programs run as they stand on the page, against a real cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+RUN_TIMEOUT_S = 110.0
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert found, f"{page.name} has no {language} block"
+    return found
+
+
+def run(program: str, url: str) -> str:
+    """What a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "SHOAL_URL": url, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_of_the_readme_prints_what_the_readme_says(url: str) -> None:
+    assert run(blocks(README, "python")[0], url) == blocks(README, "text")[0]
+
+
+def test_the_example_of_the_readme_is_short() -> None:
+    lines = [line for line in blocks(README, "python")[0].splitlines() if line.strip()]
+    assert len(lines) <= 20
+
+
+@pytest.mark.parametrize("number", range(len(blocks(TUTORIAL, "python"))))
+def test_programs_of_the_tutorial_run(number: int, url: str) -> None:
+    assert run(blocks(TUTORIAL, "python")[number], url)
