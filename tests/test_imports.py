@@ -30,7 +30,9 @@ LAYERS: Final = (
     ("history",),  # recorded messages: buses join them to live ones, jobs archive them, commands show them
     ("config",),  # the settings of every package below
     ("flow",),  # the simulator of load, shoal.sim.flow: runs policies, and no participant
+    ("load_kinds",),  # the kinds of units and hosts of the packages below
     ("balance", "overlay", "engine", "queues", "channels", "places", "filters"),
+    ("load",),  # telemetry records and load windows, of any kind of unit
     ("lab",),  # shared by simulator, benchmarks, soaks, experiments and the demo; nothing that ships imports it
     ("plan",),
     ("runtime",),  # the surroundings of a shell: connections, clocks, randomness, coordinator
@@ -46,9 +48,7 @@ LAYERS: Final = (
 )
 """Top to bottom. A package imports from lower layers; packages of one layer do not import each other."""
 
-SAME_LAYER: Final = {
-    ("balance", "channels"): "load windows are folded from the analyzer's telemetry records",
-}
+SAME_LAYER: Final[dict[tuple[str, str], str]] = {}
 """(importer, imported) pairs of one layer that are allowed, and why."""
 
 RESTRICTED: Final = {
@@ -139,7 +139,9 @@ ALLOWED = """
     cli: cluster sim soak
     bench: cluster
     soak: sim cluster
-    channels: plan
+    channels: plan load
+    balance: load
+    pipeline: load load_kinds
     plan: errors
     limits: errors
     sim: channels bus cluster
@@ -150,7 +152,9 @@ FORBIDDEN = """
     cluster: bench soak sim
     plan: channels
     errors: limits
-    channels: filters sim flow
+    channels: filters sim flow balance
+    balance: channels load_kinds
+    load: channels balance load_kinds
     sim: cli soak
     bus: redis shoal sim
     pyspark_shoal: cli

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from shoal import config
-from shoal.balance.window import LoadWindow
 from shoal.cli import main, pipeline_what_if
 from shoal.errors import ConfigError, PipelineError
+from shoal.load.window import LoadWindow
 from shoal.pipeline import generated_windows, what_if, what_if_job
 from shoal.pipeline.kept_windows import WindowKeeper, read_windows, read_windows_manifest
 from shoal.pipeline.what_if import Case, ServerPool

@@ -7,15 +7,13 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from tests.balance.reporting import record
+from tests.load.reporting import record
 
 from shoal.balance.options import BalancerOptions
 from shoal.balance.recording import DecisionRecord, Outcome
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import LoadWindow
 from shoal.channels.agent import Agent, AgentOptions
 from shoal.channels.serving import SILENT_LEASES_MAX
-from shoal.channels.telemetry import xadd
 from shoal.cluster.balancing import Balancing
 from shoal.cluster.balancing_store import BalancingStore
 from shoal.cluster.leading import Leader
@@ -25,6 +23,9 @@ from shoal.cluster.telemetry_reader import TelemetryReader
 from shoal.cluster.timing import DEFAULT_TIMING
 from shoal.coordination.interface import Lease
 from shoal.limits import Limits
+from shoal.load.record import xadd
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.plan.keys import KEEPER_LEASE
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
@@ -222,7 +223,7 @@ class Balance:
 
     def write_decision(self, record: DecisionRecord, *, quiet: bool) -> None:
         """The balancer has decided something."""
-        self.decisions.append((self.world.now, LoadWindow.from_bytes(record.window).end_s - FIRST_SECOND))
+        self.decisions.append((self.world.now, LoadWindow.from_bytes(record.window, KINDS).end_s - FIRST_SECOND))
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Nothing to note."""

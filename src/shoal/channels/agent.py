@@ -13,7 +13,7 @@ life), the coordinator, the other servers. Only what trying again cannot mend en
 password, a server that is too old, a cluster with another key.
 
 The start is made short, since clients wait for the word of a restarted agent: the modules that take long to
-load (the compiled scanner, Arrow) are loaded in a thread while the connections are made, and a
+load (the compiled scanner) are loaded in a thread while the connections are made, and a
 predecessor's lease is taken over before that is done.
 """
 

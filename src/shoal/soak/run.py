@@ -21,9 +21,7 @@ from typing import Any, Final
 
 import hiredis
 import msgspec
-import pyarrow.compute as pc
 
-from shoal.channels.telemetry import DATA_FIELD, decode
 from shoal.cluster.acl import READER
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
@@ -31,6 +29,9 @@ from shoal.cluster.timing import Timing
 from shoal.errors import ShoalError
 from shoal.experiments.real.limited_cluster import place_channels
 from shoal.lab.load import Stop
+from shoal.load.kinds import CHANNEL
+from shoal.load.record import DATA_FIELD, decode
+from shoal.load_kinds import KINDS
 from shoal.soak.faults import FaultInjector
 from shoal.soak.load_shape import IDLE_CHANNELS, LoadShape, draw, draw_burst_shape
 from shoal.soak.move_requests import MoveRequester, start_moves
@@ -157,6 +158,6 @@ def _count_forwarded(state: ClusterState) -> int:
         except (ShoalError, hiredis.ReplyError):
             continue
         for _, fields in entries:
-            record = decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD])
-            total += pc.sum(record.channels.column("forwarded")).as_py() or 0
+            record = decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD], KINDS)
+            total += int(record.tables[CHANNEL]["forwarded"].sum())
     return total

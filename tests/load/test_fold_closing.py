@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.balance.folding import ONE, Reader, T, settled
-from tests.balance.reporting import hosts_of, record, units_of
+from tests.load.folding import ONE, Reader, T, settled
+from tests.load.reporting import hosts_of, record, units_of
 
-from shoal.balance.clocks import SKEW_S_MAX
-from shoal.balance.fold import EXPECTED_WINDOWS, PENDING_S_MAX
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import LoadWindow
+from shoal.load.clocks import SKEW_S_MAX
+from shoal.load.fold import EXPECTED_WINDOWS, PENDING_S_MAX
+from shoal.load.window import LoadWindow
 
 # -- when windows close ----------------------------------------------------------------------------------------------
 

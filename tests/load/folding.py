@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
-from tests.balance.reporting import record
+from tests.load.reporting import record
 
-from shoal.balance.fold import fold
-from shoal.balance.fold_state import FoldState
-from shoal.balance.reports import records_to_batch
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import LoadWindow
-from shoal.channels.telemetry import Record
+from shoal.load.fold import fold
+from shoal.load.fold_state import FoldState
+from shoal.load.record import Record
+from shoal.load.reports import records_to_batch
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 
 SETTINGS = BalanceSettings(window_s=2, lateness_s=1.5)
 
@@ -35,7 +36,7 @@ class Reader:
         return self.fold(records_to_batch((made, now_s) for made in records), now_s)
 
     def fold(self, batch: pa.RecordBatch, now_s: float) -> list[LoadWindow]:
-        windows, self.state = fold(self.state, batch, now_s, self.settings)
+        windows, self.state = fold(self.state, batch, now_s, self.settings, KINDS)
         self.windows += windows
         return windows
 

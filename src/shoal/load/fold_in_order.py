@@ -12,15 +12,15 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from shoal.balance.fold import fold
-from shoal.balance.fold_state import FoldState
-from shoal.balance.reports import BATCH_SCHEMA
-from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import LoadWindow
+from shoal.load.fold import WindowTimes, fold
+from shoal.load.fold_state import FoldState
+from shoal.load.kinds import Kinds
+from shoal.load.reports import BATCH_SCHEMA
+from shoal.load.window import LoadWindow
 
 
 def fold_in_order(
-    state: FoldState, batch: pa.RecordBatch | pa.Table, settings: BalanceSettings
+    state: FoldState, batch: pa.RecordBatch | pa.Table, times: WindowTimes, kinds: Kinds
 ) -> tuple[list[LoadWindow], FoldState]:
     """The windows that a batch closes, oldest first, and the next state. The time is that of the latest arrival."""
     table = pa.table({name: batch[name] for name in BATCH_SCHEMA.names}).combine_chunks()
@@ -28,11 +28,11 @@ def fold_in_order(
     known = np.isfinite(arrived_s)
     arrived_s = np.where(known, arrived_s, arrived_s[known].max(initial=0.0))  # the fold drops a row without a time
     order = np.argsort(arrived_s, kind="stable")
-    times = arrived_s[order]
+    moments = arrived_s[order]
     table = table.take(pa.array(order)).combine_chunks()
-    bounds = [*np.flatnonzero(np.diff(times, prepend=-np.inf)).tolist(), len(times)]
+    bounds = [*np.flatnonzero(np.diff(moments, prepend=-np.inf)).tolist(), len(moments)]
     windows: list[LoadWindow] = []
     for begin, end in pairwise(bounds):
-        closed, state = fold(state, table.slice(begin, end - begin), float(times[begin]), settings)
+        closed, state = fold(state, table.slice(begin, end - begin), float(moments[begin]), times, kinds)
         windows += closed
     return windows, state

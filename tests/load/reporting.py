@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-
-from shoal.balance.window import LoadWindow
-from shoal.channels.telemetry import CHANNELS_SCHEMA, SERVER_SCHEMA, Record, RecordId
+from shoal.channels.telemetry import CHANNEL, SERVER
+from shoal.load.record import Record, RecordId
+from shoal.load.table import UnitTable
+from shoal.load.window import LoadWindow
 
 
 def record(
     host: str,
     second: int,
-    channels: Mapping[bytes, Mapping[str, int]] | None = None,
+    channels: Mapping[bytes, Mapping[str, Any]] | None = None,
     *,
     instance: str = "a",
     sequence: int | None = None,
@@ -23,11 +23,11 @@ def record(
     cpu_share: float = 0.5,
     capacity: float = 10_000.0,
     uncounted: int = 0,
+    site: str = "",
 ) -> Record:
     """One second of one server; columns of a channel that are not given are 0, or complete."""
-    rows = [_row(name, figures) for name, figures in (channels or {}).items()]
     measured = interval_s is not None
-    server: dict[str, Any] = dict.fromkeys(SERVER_SCHEMA.names, 0)
+    server: dict[str, Any] = {column.name: 0 for column in SERVER.row}
     server |= {
         "interval_s": interval_s,
         "bytes_out_per_s": bandwidth if measured else None,
@@ -41,14 +41,11 @@ def record(
     }
     return Record(
         RecordId(host, instance, second, second if sequence is None else sequence),
-        pa.RecordBatch.from_pylist(rows, schema=CHANNELS_SCHEMA),
-        pa.RecordBatch.from_pylist([server], schema=SERVER_SCHEMA),
+        SERVER,
+        server,
+        {CHANNEL.name: UnitTable.of_rows(CHANNEL, channels or {})},
+        site,
     )
-
-
-def _row(name: bytes, figures: Mapping[str, int]) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(CHANNELS_SCHEMA.names, 0)
-    return row | {"channel": name, "publisher_ids": [], "subscriber_ids": [], "complete": True} | dict(figures)
 
 
 def units_of(window: LoadWindow) -> dict[tuple[str, bytes], dict[str, Any]]:

@@ -1,23 +1,23 @@
-"""What the fold remembers between two batches, and its bytes.
+"""What the fold remembers between two batches, and its bytes. Version 3.
 
-Owns the record and how it is copied, written and read: Spark keeps it as bytes between batches, and so does whoever
-wants to go on after a restart. What it means is decided in `fold`.
+Owns the record and how it is copied, written and read: jobs on Spark keep it as bytes between batches. What it means is
+decided in `fold`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
-from shoal.balance.clocks import Clock
-from shoal.balance.reports import LOAD_SCHEMA, Figures, Report
 from shoal.errors import ProtocolError
+from shoal.load.clocks import Clock
+from shoal.load.reports import HostReport, Report
 
-STATE_VERSION: Final = 2
+STATE_VERSION: Final = 3
 
 NEVER_S: Final = -(2**62)
 """Before every second."""
@@ -71,7 +71,7 @@ class FoldCounters(msgspec.Struct):
     """Records of hosts beyond `HOSTS_MAX`."""
     windows: int = 0
     rows: int = 0
-    """Rows of channels in all records that could be read."""
+    """Rows of units in all records that could be read."""
 
 
 @dataclass(slots=True)
@@ -98,10 +98,10 @@ class FoldState:
             for host, piece in by_host.items():
                 index, _ = reports.setdefault(id(piece.report), (len(reports), piece.report))
                 pieces.append((second, host, piece.rank, piece.share, index))
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, LOAD_SCHEMA, options=_OPTIONS) as writer:
-            for _, report in reports.values():
-                writer.write_batch(report.channels)
+        batches: dict[str, list[pa.RecordBatch]] = {}
+        for _, report in reports.values():
+            for kind, batch in report.units.items():
+                batches.setdefault(kind, []).append(batch)
         return msgspec.msgpack.encode(
             _Saved(
                 STATE_VERSION,
@@ -109,8 +109,8 @@ class FoldState:
                 self.hosts,
                 self.counters,
                 pieces,
-                [report.figures for _, report in reports.values()],
-                sink.getvalue().to_pybytes(),
+                [(report.host, tuple(report.units)) for _, report in reports.values()],
+                {kind: _stream(found) for kind, found in batches.items()},
             )
         )
 
@@ -118,21 +118,27 @@ class FoldState:
     def from_bytes(cls, data: bytes) -> FoldState:
         """The state in some bytes; `ProtocolError` when they are none, or of another version."""
         try:
+            version = msgspec.msgpack.decode(data, type=_Version).version
+            if version != STATE_VERSION:
+                raise ProtocolError(f"a fold state of version {version!r}; this process knows version {STATE_VERSION}")
             saved = msgspec.msgpack.decode(data, type=_Saved)
-            if saved.version != STATE_VERSION:
-                raise ProtocolError(f"a fold state of version {saved.version}, this reader knows {STATE_VERSION}")
-            with pa.ipc.open_stream(pa.BufferReader(saved.channels)) as reader:
-                batches = list(reader)
-            reports = [Report(figures, batch) for figures, batch in zip(saved.figures, batches, strict=True)]
+            batches = {kind: _batches(stream) for kind, stream in saved.units.items()}
+            reports = [Report(host, {kind: next(batches[kind]) for kind in kinds}) for host, kinds in saved.reports]
             state = cls(saved.closed_until, {}, saved.hosts, saved.counters)
             for second, host, rank, share, index in saved.pieces:
                 state.pending.setdefault(second, {})[host] = Piece(rank, share, reports[index])
-        except (msgspec.DecodeError, pa.ArrowException, OSError, ValueError, IndexError) as error:
+        except (msgspec.DecodeError, pa.ArrowException, OSError, ValueError, LookupError, StopIteration) as error:
             raise ProtocolError(f"not the state of a fold: {error}") from error
         return state
 
     def __reduce__(self) -> tuple[Callable[[bytes], FoldState], tuple[Any, ...]]:
         return FoldState.from_bytes, (self.to_bytes(),)
+
+
+class _Version(msgspec.Struct, array_like=True):
+    """The beginning of every version."""
+
+    version: int
 
 
 class _Saved(msgspec.Struct, array_like=True):
@@ -144,6 +150,21 @@ class _Saved(msgspec.Struct, array_like=True):
     counters: FoldCounters
     pieces: list[tuple[int, str, Rank, float, int]]
     """Second, host, rank, share, and which report it is of."""
-    figures: list[Figures]
-    channels: bytes
-    """The channels of each report, as batches of one Arrow stream."""
+    reports: list[tuple[HostReport, tuple[str, ...]]]
+    """Each with the kinds of its units."""
+    units: dict[str, bytes]
+    """By kind: the units of each report that has some, as batches of one Arrow stream."""
+
+
+def _stream(batches: list[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=_OPTIONS) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _batches(stream: bytes) -> Iterator[pa.RecordBatch]:
+    with pa.ipc.open_stream(pa.BufferReader(stream)) as reader:
+        return iter(list(reader))

@@ -26,17 +26,17 @@ from __future__ import annotations
 
 import math
 from itertools import groupby
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import pyarrow as pa
 
-from shoal.balance.fold_state import NEVER_S, FoldState, HostMemory, Piece, Rank, RecordKey
-from shoal.balance.reports import Arrival, Report, arrivals, read_report
-from shoal.balance.settings import BalanceSettings
-from shoal.balance.summing import sum_up
-from shoal.balance.window import LoadWindow
 from shoal.errors import ProtocolError
+from shoal.load.fold_state import NEVER_S, FoldState, HostMemory, Piece, Rank, RecordKey
+from shoal.load.kinds import Kinds
+from shoal.load.reports import Arrival, Report, arrivals, read_report
+from shoal.load.summing import sum_up
+from shoal.load.window import LoadWindow
 
 EXPECTED_WINDOWS: Final = 3
 """For how many windows a host that has gone silent is waited for."""
@@ -63,30 +63,42 @@ RECENT_RECORDS_MAX: Final = 64
 """Records of each host that are remembered to know them again: more than the corrections of a clock can bring back."""
 
 
+class WindowTimes(Protocol):
+    """How long windows are, and how long they wait. The balancer's settings are one."""
+
+    @property
+    def window_s(self) -> int:
+        """The length of a window, in whole seconds."""
+
+    @property
+    def lateness_s(self) -> float:
+        """How long after its end a window waits for late records."""
+
+
 def fold(
-    state: FoldState, batch: pa.RecordBatch | pa.Table, now_s: float, settings: BalanceSettings
+    state: FoldState, batch: pa.RecordBatch | pa.Table, now_s: float, times: WindowTimes, kinds: Kinds
 ) -> tuple[list[LoadWindow], FoldState]:
-    """The windows that a batch (see `shoal.balance.reports`) and the time close, oldest first, and the next state."""
+    """The windows that a batch (see `shoal.load.reports`) and the time close, oldest first, and the next state."""
     state = state.copy()
     if state.closed_until == NEVER_S:
-        state.closed_until = _aligned(now_s - PENDING_S_MAX, settings)
+        state.closed_until = _aligned(now_s - PENDING_S_MAX, times)
     found, garbage = arrivals(batch, now_s)
     state.counters.garbage += garbage
     for host, of_host in groupby(sorted(found, key=_host), _host):
-        _take(state, host, list(of_host), settings)
-    return _close(state, now_s, settings), state
+        _take(state, host, list(of_host), times, kinds)
+    return _close(state, now_s, times, kinds), state
 
 
 def _host(arrival: Arrival) -> str:
-    return arrival.id.server
+    return arrival.id.host
 
 
-def _aligned(at_s: float, settings: BalanceSettings) -> int:
+def _aligned(at_s: float, times: WindowTimes) -> int:
     """The start of the window that a time is in."""
-    return math.floor(at_s / settings.window_s) * settings.window_s
+    return math.floor(at_s / times.window_s) * times.window_s
 
 
-def _take(state: FoldState, host: str, found: list[Arrival], settings: BalanceSettings) -> None:
+def _take(state: FoldState, host: str, found: list[Arrival], times: WindowTimes, kinds: Kinds) -> None:
     """Takes in what one host reported."""
     known = state.hosts.get(host)
     if known is None and len(state.hosts) >= HOSTS_MAX:
@@ -101,12 +113,12 @@ def _take(state: FoldState, host: str, found: list[Arrival], settings: BalanceSe
             state.counters.duplicates += 1
             continue
         try:
-            news.append((arrival, read_report(arrival)))
+            news.append((arrival, read_report(arrival, kinds)))
         except ProtocolError:
             state.counters.garbage += 1
             continue
         recent[key] = None
-    state.counters.rows += sum(report.channels.num_rows for _, report in news)
+    state.counters.rows += sum(batch.num_rows for _, report in news for batch in report.units.values())
     if not news:
         return
     clock = memory.clock.observe((arrival.arrived_s, arrival.arrived_s - arrival.id.second - 1) for arrival, _ in news)
@@ -114,7 +126,7 @@ def _take(state: FoldState, host: str, found: list[Arrival], settings: BalanceSe
     for arrival, report in news:
         end = _place(state, arrival, report, clock.shift_s)
         reported_until = max(reported_until, end)
-        if end <= state.closed_until and arrival.arrived_s < end + settings.lateness_s:
+        if end <= state.closed_until and arrival.arrived_s < end + times.lateness_s:
             present_until = max(present_until, end)
     state.hosts[host] = HostMemory(
         clock=clock,
@@ -131,7 +143,7 @@ def _place(state: FoldState, arrival: Arrival, report: Report, shift_s: int) -> 
     if named + 1 > arrival.arrived_s + EARLY_S_MAX:
         state.counters.early += 1
         return NEVER_S
-    covered_s = report.figures.covered_s
+    covered_s = report.host.covered_s
     length = max(1, round(covered_s))
     end = named + (length if named + covered_s <= arrival.arrived_s + REACH_S_MAX else 1)
     first = max(end - min(length, RECORD_S_MAX), state.closed_until)
@@ -139,10 +151,10 @@ def _place(state: FoldState, arrival: Arrival, report: Report, shift_s: int) -> 
         state.counters.late += 1
         return end
     state.counters.taken += 1
-    host = arrival.id.server
+    host = arrival.id.host
     for second in range(first, end):
         _, instance, own_second, sequence = arrival.id
-        rank: Rank = (report.figures.measured, second == named, sequence, instance, own_second)
+        rank: Rank = (report.host.measured, second == named, sequence, instance, own_second)
         pieces = state.pending.setdefault(second, {})
         rival = pieces.get(host)
         state.counters.overlapping += rival is not None
@@ -151,32 +163,32 @@ def _place(state: FoldState, arrival: Arrival, report: Report, shift_s: int) -> 
     return end
 
 
-def _close(state: FoldState, now_s: float, settings: BalanceSettings) -> list[LoadWindow]:
+def _close(state: FoldState, now_s: float, times: WindowTimes, kinds: Kinds) -> list[LoadWindow]:
     """Closes what is due, oldest first, and forgets who is gone."""
-    length = settings.window_s
+    length = times.window_s
     windows: list[LoadWindow] = []
     while state.pending:
         start = min(state.pending) // length * length
         end = start + length
-        if not _is_due(state, start, end, now_s, settings):
+        if not _is_due(state, start, end, now_s, times):
             break
-        window = sum_up(start, end, state.pending)
+        window = sum_up(start, end, state.pending, kinds)
         seconds = [state.pending.pop(second, {}) for second in range(start, end)]
         for host in set().union(*seconds) & state.hosts.keys():
             state.hosts[host] = msgspec.structs.replace(state.hosts[host], present_until=end)
         state.closed_until = end
         state.counters.windows += 1
         windows.append(window)
-    state.closed_until = max(state.closed_until, _aligned(now_s - settings.lateness_s, settings))
+    state.closed_until = max(state.closed_until, _aligned(now_s - times.lateness_s, times))
     for host in [host for host, memory in state.hosts.items() if now_s - memory.heard_at > HOST_SILENT_S_MAX]:
         del state.hosts[host]
     return windows
 
 
-def _is_due(state: FoldState, start: int, end: int, now_s: float, settings: BalanceSettings) -> bool:
+def _is_due(state: FoldState, start: int, end: int, now_s: float, times: WindowTimes) -> bool:
     """Whether the oldest window that is open shall be closed."""
-    if now_s >= end + settings.lateness_s or len(state.pending) > PENDING_S_MAX:
+    if now_s >= end + times.lateness_s or len(state.pending) > PENDING_S_MAX:
         return True
-    since = start - EXPECTED_WINDOWS * settings.window_s
+    since = start - EXPECTED_WINDOWS * times.window_s
     expected = [memory.reported_until for memory in state.hosts.values() if memory.present_until > since]
     return bool(expected) and min(expected) >= end

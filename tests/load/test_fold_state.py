@@ -9,22 +9,22 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.balance.folding import ONE, SETTINGS, Reader, T, settled
-from tests.balance.reporting import hosts_of, record, units_of
+from tests.load.folding import ONE, SETTINGS, Reader, T, settled
+from tests.load.reporting import hosts_of, record, units_of
 
-from shoal.balance.fold import HOST_SILENT_S_MAX, PENDING_S_MAX, RECENT_RECORDS_MAX, fold
-from shoal.balance.fold_state import FoldState
-from shoal.balance.reports import BATCH_SCHEMA, entries_to_batch, records_to_batch
 from shoal.balance.settings import BalanceSettings
-from shoal.channels import telemetry
-from shoal.channels.telemetry import Record
 from shoal.errors import ProtocolError
+from shoal.load.fold import HOST_SILENT_S_MAX, PENDING_S_MAX, RECENT_RECORDS_MAX, fold
+from shoal.load.fold_state import FoldState
+from shoal.load.record import Record, encode
+from shoal.load.reports import BATCH_SCHEMA, entries_to_batch, records_to_batch
+from shoal.load_kinds import KINDS
 
 # -- garbage and limits ----------------------------------------------------------------------------------------------
 
 
 def entry(made: Record) -> tuple[bytes, bytes]:
-    return made.id.encode(), telemetry.encode(made)
+    return made.id.encode(), encode(made)
 
 
 def test_garbage_is_counted_and_skipped() -> None:
@@ -33,7 +33,7 @@ def test_garbage_is_counted_and_skipped() -> None:
     rows = [
         (b"no id", entry(good)[1]),
         (good.id.encode(), b""),
-        (good.id.encode(), b"nothing that Arrow knows"),
+        (good.id.encode(), b"not a record"),
         (good.id.encode(), entry(good)[1][:-40]),
         (good.id.encode(), entry(other)[1]),
         entry(record("one", T, ONE, sequence=1, bandwidth=float("nan"))),
@@ -49,20 +49,9 @@ def test_garbage_is_counted_and_skipped() -> None:
     assert reader.state.counters.garbage == len(rows) + 2
 
 
-def test_nulls_in_columns_that_have_none_are_garbage() -> None:
-    made = record("one", T, ONE)
-    columns = [
-        pa.nulls(1, column.type) if field.name == "bytes_out" else column
-        for field, column in zip(made.channels.schema, made.channels.columns, strict=True)
-    ]
-    reader = settled("one")
-    reader.read(T + 1.1, made._replace(channels=pa.RecordBatch.from_arrays(columns, schema=made.channels.schema)))
-    assert reader.state.counters.garbage == 1
-
-
 @given(rows=st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=60)), max_size=5))
 def test_no_garbage_is_fatal(rows: list[tuple[bytes, bytes]]) -> None:
-    windows, state = fold(FoldState(), entries_to_batch(rows, float(T)), float(T), SETTINGS)
+    windows, state = fold(FoldState(), entries_to_batch(rows, float(T)), float(T), SETTINGS, KINDS)
     assert not windows
     assert state.counters.garbage == len(rows)
 
@@ -70,14 +59,14 @@ def test_no_garbage_is_fatal(rows: list[tuple[bytes, bytes]]) -> None:
 def test_rows_with_nulls_or_without_a_time_are_garbage() -> None:
     whole = records_to_batch([(record("one", T, ONE), T + 1.1)]).to_pylist()[0]
     rows = [whole | {name: None} for name in BATCH_SCHEMA.names] + [whole | {"arrived_s": float("nan")}]
-    _, state = fold(FoldState(), pa.RecordBatch.from_pylist(rows, schema=BATCH_SCHEMA), T + 1.1, SETTINGS)
+    _, state = fold(FoldState(), pa.RecordBatch.from_pylist(rows, schema=BATCH_SCHEMA), T + 1.1, SETTINGS, KINDS)
     assert state.counters.garbage == len(rows)
 
 
 def test_hosts_that_are_silent_for_long_are_forgotten_and_new_ones_refused_at_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal.balance.fold.HOSTS_MAX", 2)
+    monkeypatch.setattr("shoal.load.fold.HOSTS_MAX", 2)
     reader = settled("one", "two")
     reader.read(T + 1.1, record("three", T, ONE))
     assert reader.state.counters.refused == 1
@@ -132,9 +121,9 @@ def test_order_batches_and_repeats_inside_the_lateness_make_no_difference(
     made: list[Record], seed: int, cuts: int
 ) -> None:
     late = BalanceSettings(window_s=2, lateness_s=100.0)
-    whole, state = fold(FoldState(), records_to_batch((each, T + 9.0) for each in made), T + 9.0, late)
+    whole, state = fold(FoldState(), records_to_batch((each, T + 9.0) for each in made), T + 9.0, late, KINDS)
     assert not whole
-    whole, _ = fold(state, records_to_batch([]), T + 200.0, late)
+    whole, _ = fold(state, records_to_batch([]), T + 200.0, late, KINDS)
     mixed = made + made[: len(made) // 2]
     random.Random(seed).shuffle(mixed)
     reader = Reader(late)
@@ -151,9 +140,9 @@ def test_order_batches_and_repeats_inside_the_lateness_make_no_difference(
 def test_the_fold_never_changes_what_it_was_handed(made: list[Record]) -> None:
     before = settled("one").state
     data = before.to_bytes()
-    first = fold(before, records_to_batch((each, T + 7.0) for each in made), T + 7.0, SETTINGS)
+    first = fold(before, records_to_batch((each, T + 7.0) for each in made), T + 7.0, SETTINGS, KINDS)
     assert before.to_bytes() == data
-    again = fold(before, records_to_batch((each, T + 7.0) for each in made), T + 7.0, SETTINGS)
+    again = fold(before, records_to_batch((each, T + 7.0) for each in made), T + 7.0, SETTINGS, KINDS)
     assert first[0] == again[0]
     assert first[1].to_bytes() == again[1].to_bytes()
 
@@ -183,12 +172,12 @@ def test_nothing_is_counted_twice_and_windows_never_overlap(made: list[Record], 
 @given(made=st.lists(records, max_size=8).map(tell_apart))
 @settings(deadline=None)
 def test_the_state_survives_bytes_and_pickle(made: list[Record]) -> None:
-    _, state = fold(FoldState(), records_to_batch((each, T + 7.0) for each in made), T + 4.0, SETTINGS)
+    _, state = fold(FoldState(), records_to_batch((each, T + 7.0) for each in made), T + 4.0, SETTINGS, KINDS)
     for copy in (FoldState.from_bytes(state.to_bytes()), pickle.loads(pickle.dumps(state))):
         assert copy.to_bytes() == state.to_bytes()
         assert (
-            fold(copy, records_to_batch([]), T + 99.0, SETTINGS)[0]
-            == (fold(state, records_to_batch([]), T + 99.0, SETTINGS)[0])
+            fold(copy, records_to_batch([]), T + 99.0, SETTINGS, KINDS)[0]
+            == (fold(state, records_to_batch([]), T + 99.0, SETTINGS, KINDS)[0])
         )
 
 

@@ -7,13 +7,14 @@ from itertools import pairwise
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.balance.folding import ONE, SETTINGS, T, settled
-from tests.balance.reporting import record
+from tests.load.folding import ONE, SETTINGS, T, settled
+from tests.load.reporting import record
 
-from shoal.balance.fold_in_order import fold_in_order
-from shoal.balance.fold_state import FoldState
-from shoal.balance.reports import BATCH_SCHEMA, records_to_batch
-from shoal.balance.window import LoadWindow
+from shoal.load.fold_in_order import fold_in_order
+from shoal.load.fold_state import FoldState
+from shoal.load.reports import BATCH_SCHEMA, records_to_batch
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 
 
 def arrivals() -> st.SearchStrategy[list[tuple[str, int, float]]]:
@@ -25,7 +26,7 @@ def arrivals() -> st.SearchStrategy[list[tuple[str, int, float]]]:
 def fold_all(batches: list[pa.Table]) -> tuple[list[LoadWindow], FoldState]:
     state, windows = FoldState(), []
     for batch in batches:
-        closed, state = fold_in_order(state, batch, SETTINGS)
+        closed, state = fold_in_order(state, batch, SETTINGS, KINDS)
         windows += closed
     return windows, state
 
@@ -50,7 +51,7 @@ def test_it_is_the_fold_of_a_reader_that_is_awake() -> None:
     state = awake.state
     awake.run(found)
     batch = records_to_batch((made, arrived_s) for arrived_s, made in reversed(found))
-    windows, _ = fold_in_order(state, batch, SETTINGS)
+    windows, _ = fold_in_order(state, batch, SETTINGS, KINDS)
     assert [window.to_bytes() for window in windows] == [window.to_bytes() for window in awake.windows]
     assert len(windows) == 10
 
@@ -59,11 +60,11 @@ def test_rows_without_a_time_are_garbage_and_hold_up_nothing() -> None:
     rows = records_to_batch((record("a", T + second, ONE), T + second + 1.1) for second in range(6)).to_pylist()
     rows[2]["arrived_s"] = None
     batch = pa.RecordBatch.from_pylist(rows, schema=BATCH_SCHEMA)
-    windows, state = fold_in_order(FoldState(), batch, SETTINGS)
+    windows, state = fold_in_order(FoldState(), batch, SETTINGS, KINDS)
     assert state.counters.garbage == 1
     assert state.counters.rows == 5
     assert len(windows) >= 1
 
 
 def test_nothing_gives_nothing() -> None:
-    assert fold_in_order(FoldState(), BATCH_SCHEMA.empty_table(), SETTINGS)[0] == []
+    assert fold_in_order(FoldState(), BATCH_SCHEMA.empty_table(), SETTINGS, KINDS)[0] == []

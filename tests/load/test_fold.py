@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.balance.folding import ONE, T, settled
-from tests.balance.reporting import hosts_of, record, units_of
+from tests.load.folding import ONE, T, settled
+from tests.load.reporting import hosts_of, record, units_of
 
-from shoal.balance.fold_state import FoldState
+from shoal.load.fold_state import FoldState
 
 # -- sums ------------------------------------------------------------------------------------------------------------
 
@@ -20,8 +20,11 @@ def test_a_window_holds_rates_and_the_largest_counts() -> None:
     (window,) = reader.read(T + 2.1, record("one", T + 1, more | {b"d": {}}, bandwidth=3000.0, cpu_share=0.4))
     assert (window.start_s, window.end_s) == (T, T + 2)
     assert units_of(window)["one", b"c"] == {
-        "host": "one",
+        "kind": "channel",
         "unit": b"c",
+        "host": "one",
+        "host_kind": "server",
+        "site": None,
         "seconds": 2,
         "publications": 20.0,
         "forwarded": 2.0,

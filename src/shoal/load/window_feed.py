@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from shoal.balance.window import LoadWindow
 from shoal.coordination.layout import PREFIX, WINDOWS
 from shoal.errors import ProtocolError
+from shoal.load.kinds import Kinds
+from shoal.load.window import LoadWindow
 from shoal.wire.commands import Command
 
 FEED_KEY: Final = f"{PREFIX}{WINDOWS}spark".encode()
@@ -49,8 +50,8 @@ def read_command(after: bytes, count: int) -> Command:
     return (b"XRANGE", FEED_KEY, b"(" + after, b"+", b"COUNT", b"%d" % count)
 
 
-def read_window(fields: Mapping[bytes, bytes]) -> LoadWindow:
+def read_window(fields: Mapping[bytes, bytes], kinds: Kinds) -> LoadWindow:
     """The window in an entry; ProtocolError if there is none."""
     if _DATA not in fields:
         raise ProtocolError("an entry of the feed of load windows holds none")
-    return LoadWindow.from_bytes(fields[_DATA])
+    return LoadWindow.from_bytes(fields[_DATA], kinds)
