@@ -26,7 +26,7 @@ from shoal.balance.homes import Homes
 from shoal.balance.situation import Pool, Situation
 from shoal.balance.totals import channel_totals, pattern_share
 from shoal.errors import PlanError
-from shoal.load.costs import places_of, prices
+from shoal.load.costs import prices
 from shoal.load.kinds import CHANNEL, SERVER, Kinds
 from shoal.load.window import LoadWindow
 from shoal.plan.entry import Entry
@@ -87,7 +87,7 @@ def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, hom
     units = window.units_of(CHANNEL)
     names, rows, entry_rows = _names(units["unit"], plan.entries)
     placements = _placements(names, entry_rows, plan.entries, ring, ids, homes)
-    cores = prices(window, CPU, kinds)[places_of(units, window.hosts)]
+    cores = prices(window, CHANNEL, CPU, kinds)
     past = np.asarray(history.past, np.float64).reshape(-1, 2)
     moved_at = _moved_at(names, history.moved_at)
     places = pc.index_in(units["host"], pa.array(ids)).fill_null(-1).to_numpy()

@@ -25,33 +25,28 @@ def work_of(units: pa.Table, cost: Cost) -> Floats:
     return work
 
 
-def prices(window: LoadWindow, resource: str, kinds: Kinds) -> Floats:
-    """What one piece of work took of a resource, for each row of `window.hosts`; 0 where nothing was measured."""
+def prices(window: LoadWindow, kind: str, resource: str, kinds: Kinds) -> Floats:
+    """What one piece of work took of a resource, for each row of `window.units_of(kind)`; 0 where nothing was
+    measured."""
     hosts = window.hosts
-    if resource not in hosts.column_names:
-        return np.zeros(hosts.num_rows)
+    names = hosts["host"].combine_chunks()
     done = np.zeros(hosts.num_rows)
-    for kind in kinds.units:
-        cost = kind.cost(resource)
-        units = window.units_of(kind.name)
-        if cost.work and units.num_rows:
-            done += np.bincount(places_of(units, hosts), work_of(units, cost), hosts.num_rows)
+    wanted: Ints = np.zeros(0, np.int64)
+    for other in kinds.units:
+        units, cost = window.units_of(other.name), other.cost(resource)
+        if units.num_rows and (cost.work or other.name == kind):
+            places: Ints = pc.index_in(units["host"], names).to_numpy()
+            done += np.bincount(places, work_of(units, cost), hosts.num_rows)
+            wanted = places if other.name == kind else wanted
     used = hosts[resource].fill_null(0.0).to_numpy()
     price: Floats = np.divide(used, done, out=np.zeros(len(done)), where=done > 0)
-    return price
+    return price[wanted]
 
 
 def used_by_units(window: LoadWindow, kind: str, kinds: Kinds) -> Mapping[str, Floats]:
     """What each row of `window.units_of(kind)` used of each resource that its kind names."""
-    units, hosts = window.units_of(kind), window.hosts
-    places = places_of(units, hosts)
+    units = window.units_of(kind)
     return {
-        cost.resource: prices(window, cost.resource, kinds)[places] * work_of(units, cost)
+        cost.resource: prices(window, kind, cost.resource, kinds) * work_of(units, cost)
         for cost in kinds.unit_kinds[kind].costs
     }
-
-
-def places_of(units: pa.Table, hosts: pa.Table) -> Ints:
-    """The row of the host of each unit."""
-    places: Ints = pc.index_in(units["host"], hosts["host"].combine_chunks()).to_numpy()
-    return places

@@ -6,8 +6,9 @@ Owns the schema, what the columns of every window mean, and the bytes of a windo
 Rates are amounts a second over the time that the host really observed, so a second that is missing makes a rate less
 sure but not smaller. A host that reported nothing at all in the interval has no rows.
 
-A kept window of version 2 is read as one of channels (kind `channel`) on servers (host kind `server`) without a site, and
-one of fewer kinds as one in which the others did nothing. An unknown column is refused: a newer Shoal wrote it.
+A kept window of version 2 is read as one of channels (kind `channel`) on servers (host kind `server`) without a site. A
+window of fewer kinds is read as one in which the others did nothing. An unknown column is refused: a newer Shoal wrote
+it.
 """
 
 from __future__ import annotations

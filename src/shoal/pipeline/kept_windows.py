@@ -152,4 +152,5 @@ def _windows(path: Path) -> Iterator[LoadWindow]:
             try:
                 yield LoadWindow.from_bytes(file.read(size), KINDS, KEPT_VERSIONS)
             except ProtocolError as error:
-                raise PipelineError(f"{path} is damaged: {error}", do="remove the file") from error
+                what = "is damaged" if error.do is None else "cannot be read"
+                raise PipelineError(f"{path} {what}: {error.what}", do=error.do or "remove the file") from error
