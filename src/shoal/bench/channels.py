@@ -53,7 +53,7 @@ Figures = dict[str, float]
 Samples = dict[tuple[str, str], list[Figures]]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ChannelsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured."""
 
     rounds: int = 5
@@ -71,7 +71,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.tasks, min(expected, fitting))
 
 
-async def measure(options: Options, note: Callable[[str], None]) -> dict[str, Any]:
+async def measure(options: ChannelsOptions, note: Callable[[str], None]) -> dict[str, Any]:
     """Runs everything on a new cluster; returns what `shoal bench channels --json` prints."""
     note("starting a cluster of one server and its agent")
     async with LocalCluster(servers=1) as cluster, contextlib.AsyncExitStack() as stack:
@@ -139,7 +139,7 @@ async def _run(
     target: Target,
     channel: str,
     messages: int,
-    options: Options,
+    options: ChannelsOptions,
 ) -> Figures:
     """One run of one contender on a new channel."""
     connections = options.connections if workload == FANOUT else 1
@@ -242,7 +242,7 @@ def ratios(rows: dict[tuple[str, str], dict[str, Any]]) -> Figures:
     }
 
 
-def describe(options: Options) -> dict[str, str]:
+def describe(options: ChannelsOptions) -> dict[str, str]:
     """What each workload and contender does, in words."""
     return {
         "all": (

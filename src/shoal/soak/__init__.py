@@ -4,7 +4,7 @@ A soak has one or more rounds, each with its own cluster. Its parts:
 
     rounds.py         the phases of every round: cluster, load processes, quiet, verdict
     run.py            rounds with faults, and with requested moves
-    balanced.py       rounds with a balancer, in which the load is raised
+    balancer_round.py rounds with a balancer, in which the load is raised
     outcome.py        options, the sum over all rounds, and the facts that are printed
 
 the load
@@ -18,14 +18,14 @@ the load
     plain_clients.py  plain Redis clients, and watchers of control messages
     faults.py         kills of agents, servers and the coordinator
     move_schedule.py  when which channel is requested to move
-    carrying.py       how much one channel carries on one server, and on several
+    channel_capacity.py how much one channel carries on one server, and on several
 
 the logs
 
     round_log.py      the lines of all logs
     plan_follower.py  logs changes of the plan
     move_requests.py  the same, and requests moves
-    observing.py      the same for rounds with a balancer, with its decisions and the load of servers
+    balancer_follower.py the same for rounds with a balancer, with its decisions and the load of servers
 
 the verdict
 

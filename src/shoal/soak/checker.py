@@ -44,13 +44,13 @@ class Severity(enum.StrEnum):
 
 
 class CheckLogs(msgspec.Struct, frozen=True):
-    """The order to the checking process, answered with a `Report`."""
+    """The order to the checking process, answered with a `RoundReport`."""
 
     directory: str
     severity: Severity
 
 
-class Report(msgspec.Struct):
+class RoundReport(msgspec.Struct):
     """The verdict on a round."""
 
     messages: int = 0
@@ -82,7 +82,7 @@ SubscriptionLine: TypeAlias = (
 )
 
 ORDERS: Final = msgspec.json.Decoder(CheckLogs)
-REPORTS: Final = msgspec.json.Decoder(Report)
+REPORTS: Final = msgspec.json.Decoder(RoundReport)
 
 
 class Checker:
@@ -104,7 +104,7 @@ class Checker:
         self._verdicts: list[Verdict] = []
         self._subscriptions = 0
 
-    def check(self) -> Report:
+    def check(self) -> RoundReport:
         """Reads every log and judges every subscription."""
         self._read_faults()
         self._read_moves()
@@ -244,7 +244,7 @@ class Checker:
 
     # Reporting
 
-    def _report(self) -> Report:
+    def _report(self) -> RoundReport:
         verdicts = self._verdicts
         for verdict in verdicts:
             self._counts.update(verdict.seen)
@@ -259,7 +259,7 @@ class Checker:
         gaps = sum(verdict.gaps_reported for verdict in verdicts)
         if gaps and self._severity is not Severity.SERVERS:
             self._violations.append(f"gaps: {gaps} were reported, though no server was killed")
-        return Report(
+        return RoundReport(
             messages=len(self._history.messages),
             deliveries=sum(verdict.deliveries for verdict in verdicts),
             lost=sum(verdict.lost for verdict in verdicts),

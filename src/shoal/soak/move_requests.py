@@ -28,7 +28,7 @@ from shoal.soak.load_orders import PlainPlaces
 from shoal.soak.load_shape import ChannelKind, LoadShape
 from shoal.soak.move_ledger import Fate, target_of
 from shoal.soak.move_schedule import PlannedMove, choose_servers, draw_burst, draw_idle, draw_moves
-from shoal.soak.outcome import Options
+from shoal.soak.outcome import SoakOptions
 from shoal.soak.plan_follower import PlanFollower, followed
 from shoal.soak.round_log import MoveRequested, Note, RequestRemoved, RoundLog
 
@@ -120,7 +120,7 @@ class MoveRequester(PlanFollower):
 
 @asynccontextmanager
 async def start_moves(
-    cluster: LocalCluster, shape: LoadShape, options: Options, directory: Path
+    cluster: LocalCluster, shape: LoadShape, options: SoakOptions, directory: Path
 ) -> AsyncIterator[MoveRequester]:
     """Draws the moves of a round and places its plain subscribers; follows the plan until the block is left."""
     key = bytes.fromhex(cluster.state.public_key)
@@ -140,7 +140,7 @@ async def start_moves(
             yield requester
 
 
-def _draw(shape: LoadShape, options: Options, rng: Random) -> list[PlannedMove]:
+def _draw(shape: LoadShape, options: SoakOptions, rng: Random) -> list[PlannedMove]:
     busy = [channel.name for channel in shape.channels if channel.kind is not ChannelKind.IDLE]
     if options.burst:
         return draw_burst(busy, shape.seconds, rng)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from shoal.limits import Limits
-from shoal.soak.checker import Report, Severity
+from shoal.soak.checker import RoundReport, Severity
 from shoal.soak.corners import wanted_corners
 from shoal.soak.faults import FaultPlan
 from shoal.soak.histogram import Histogram
@@ -23,7 +23,7 @@ OPEN_TOLD_MAX: Final = 20
 _SUMS: Final = ("messages", "deliveries", "lost", "duplicated", "reordered", "gaps_reported", "violation_count")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a soak. `moves` are spread over the soak; with `burst`, so many channels move at once instead."""
 
     servers: int
@@ -62,12 +62,12 @@ class BaseOutcome(ABC):
         self.rounds = 0
         self.faults = 0
         self.forwarded = 0
-        self.report = Report()
+        self.report = RoundReport()
         self.exercised: Counter[str] = Counter()
         self.kept: list[Path] = []
         self.seconds = 0.0
 
-    def add(self, report: Report, faults: int, forwarded: int = 0) -> None:
+    def add(self, report: RoundReport, faults: int, forwarded: int = 0) -> None:
         """Adds a round."""
         total = self.report
         self.rounds += 1
@@ -158,10 +158,10 @@ class BaseOutcome(ABC):
         }
 
 
-class Outcome(BaseOutcome):
+class SoakOutcome(BaseOutcome):
     """The sum over rounds with faults, or with requested moves."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SoakOptions) -> None:
         super().__init__(options.protocol, options.corners)
         self.options = options
 

@@ -3,7 +3,7 @@
 Owns the phases, and the processes of a round:
 
     begin     the cluster starts, subscriptions come into force, publishers begin
-    load      publishers and subscribers work, and each kind of round does its own (`run`, `balanced`)
+    load      publishers and subscribers work, and each kind of round does its own (`run`, `balancer_round`)
     quiet     publishers are silent but open; everything published must arrive, everything must settle
     verdict   a checking process reads the logs
 """
@@ -26,7 +26,7 @@ import msgspec
 from shoal.cluster.local import LocalCluster
 from shoal.lab.load import LoadProcess, Stop
 from shoal.soak import checker
-from shoal.soak.checker import CheckLogs, Report, Severity
+from shoal.soak.checker import CheckLogs, RoundReport, Severity
 from shoal.soak.load_orders import REPORTS, LoadStatus, PlainPlaces, Role, StartLoad
 from shoal.soak.load_shape import LoadShape
 from shoal.soak.plan_follower import PlanFollower
@@ -110,7 +110,7 @@ class BaseRound(ABC):
     async def finish(self, cluster: LocalCluster) -> None:
         """Reads what is needed from the cluster before it ends."""
 
-    async def execute(self) -> Report:
+    async def execute(self) -> RoundReport:
         """Runs all phases and returns the verdict."""
         self._show("starting the cluster")
         async with self.make_cluster(self.directory / "cluster") as cluster, contextlib.AsyncExitStack() as stack:
@@ -125,12 +125,12 @@ class BaseRound(ABC):
         self._show("checking")
         return await self._check()
 
-    async def _check(self) -> Report:
+    async def _check(self) -> RoundReport:
         """Lets a checking process judge the logs."""
         order = CheckLogs(str(self.directory), self._severity)
         log = self.directory / "checker.err"
         async with LoadProcess("checking process", "shoal.soak.checker", checker.REPORTS, log=log) as process:
-            return await process.ask(order, Report, CHECK_S_MAX)
+            return await process.ask(order, RoundReport, CHECK_S_MAX)
 
     def _keep_logs(self, cluster: LocalCluster) -> None:
         """Copies logs and decisions, which are deleted with the cluster, for rounds with violations."""

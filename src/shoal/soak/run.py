@@ -34,7 +34,7 @@ from shoal.lab.load import Stop
 from shoal.soak.faults import FaultInjector
 from shoal.soak.load_shape import IDLE_CHANNELS, LoadShape, draw, draw_burst_shape
 from shoal.soak.move_requests import MoveRequester, start_moves
-from shoal.soak.outcome import BaseOutcome, Options, Outcome
+from shoal.soak.outcome import BaseOutcome, SoakOptions, SoakOutcome
 from shoal.soak.round_log import CornerMet, Problem
 from shoal.soak.rounds import SETTLE_S_MAX, BaseRound, Tell
 from shoal.wire.blocking import ask
@@ -45,9 +45,9 @@ RESTART_PAUSE_S_MAX: Final = 1.0
 """Without this limit the supervisor would wait longer and longer before it restarts a process that is killed often."""
 
 
-async def run_soak(options: Options, tell: Tell) -> Outcome:
+async def run_soak(options: SoakOptions, tell: Tell) -> SoakOutcome:
     """Runs all rounds."""
-    outcome = Outcome(options)
+    outcome = SoakOutcome(options)
     began = time.monotonic()
     rounds = math.ceil(options.seconds / ROUND_S_MAX)
     for number in range(rounds):
@@ -77,7 +77,7 @@ def round_directory(outcome: BaseOutcome) -> Iterator[Path]:
 class Round(BaseRound):
     """A round with faults, or with requested moves."""
 
-    def __init__(self, options: Options, seed: int, directory: Path, tell: Tell) -> None:
+    def __init__(self, options: SoakOptions, seed: int, directory: Path, tell: Tell) -> None:
         super().__init__(_shape(options, seed), options.severity, directory, tell)
         self.forwarded = 0
         self._options = options
@@ -136,7 +136,7 @@ class Round(BaseRound):
             self.forwarded = await asyncio.to_thread(_count_forwarded, cluster.state)
 
 
-def _shape(options: Options, seed: int) -> LoadShape:
+def _shape(options: SoakOptions, seed: int) -> LoadShape:
     if options.burst:
         return draw_burst_shape(seed, options.seconds, options.burst, options.limits)
     servers = [f"s{number}" for number in range(1, options.servers + 1)]

@@ -56,7 +56,7 @@ LINK_FULL: Final = 0.9
 """Above this share of its capacity a link is the limit."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class LoadStep(msgspec.Struct, frozen=True):
     """One load that was tried."""
 
     share: float
@@ -96,9 +96,9 @@ class Carried(msgspec.Struct, frozen=True):
 
     servers: int
     limited: bool
-    one: list[Step]
+    one: list[LoadStep]
     """Loads that were tried on one server."""
-    several: list[Step]
+    several: list[LoadStep]
     """Loads that were tried on all servers."""
 
     @property
@@ -134,18 +134,18 @@ class Carried(msgspec.Struct, frozen=True):
 def measure_carried(servers: int, note: Callable[[str], None]) -> Carried:
     """Measures one server, then all of them."""
     limit = LINK.limit
-    found: list[list[Step]] = []
+    found: list[list[LoadStep]] = []
     for count in (1, servers):
         note(f"load of one channel on {count} server{'s'[: count - 1]}")
 
-        async def work(network: ExperimentNetwork, count: int = count) -> list[Step]:
+        async def work(network: ExperimentNetwork, count: int = count) -> list[LoadStep]:
             return await _try_loads(network, count)
 
         found.append(run_on_network(limit, work))
     return Carried(servers, limit is not None, *found)
 
 
-async def _try_loads(network: ExperimentNetwork, servers: int) -> list[Step]:
+async def _try_loads(network: ExperimentNetwork, servers: int) -> list[LoadStep]:
     async with (
         limited_cluster(network, LINK, servers) as cluster,
         start_clients(network) as clients,
@@ -159,7 +159,7 @@ async def _try_loads(network: ExperimentNetwork, servers: int) -> list[Step]:
         await trial.run(WARM_UP)  # a publisher learns where a channel lives when it first publishes
         await trial.run(WARM_UP)
         trial.delivery_bytes = trial.measured_bytes or DELIVERY_BYTES
-        found: list[Step] = []
+        found: list[LoadStep] = []
         for share in LOADS:
             found.append(await trial.run(share))
             if not found[-1].is_carried:
@@ -183,7 +183,7 @@ class _Trial:
         self._meter = meter
         self._servers = servers
 
-    async def run(self, share: float) -> Step:
+    async def run(self, share: float) -> LoadStep:
         publications = share * self._servers * LINK.bytes_per_s / (SUBSCRIBERS * self.delivery_bytes)
         seen = await observe(
             self._network,
@@ -196,7 +196,7 @@ class _Trial:
         )
         window = seen.window
         self.measured_bytes = seen.sent_bytes / max(len(window.delays_ms), 1)
-        return Step(
+        return LoadStep(
             share=share,
             deliveries_per_s=window.expected / SECONDS,
             undelivered=window.undelivered,
@@ -209,12 +209,12 @@ class _Trial:
         )
 
 
-def _carried(steps: list[Step]) -> float:
+def _carried(steps: list[LoadStep]) -> float:
     """The highest load that was carried, in deliveries a second."""
     return max((step.deliveries_per_s for step in steps if step.is_carried), default=0.0)
 
 
-def _shown(step: Step) -> dict[str, Any]:
+def _shown(step: LoadStep) -> dict[str, Any]:
     return {
         name: round(value, 3) if isinstance(value, float) else value
         for name, value in msgspec.structs.asdict(step).items()

@@ -30,7 +30,7 @@ COORDINATOR_S_MAX: Final = 10.0
 LOOK_S: Final = 0.2
 
 
-class Observing(PlanFollower):
+class BalancerFollower(PlanFollower):
     """Follows one round with a balancer."""
 
     def __init__(
@@ -118,13 +118,13 @@ class Observing(PlanFollower):
 
 
 @asynccontextmanager
-async def begin_observing(cluster: LocalCluster, shape: LoadShape, directory: Path) -> AsyncIterator[Observing]:
+async def start_following(cluster: LocalCluster, shape: LoadShape, directory: Path) -> AsyncIterator[BalancerFollower]:
     """Follows the plan, the ring, the decisions and the load until the block is left."""
     async with (
         await RedisCoordinator.connect(cluster.url_for(ADMIN), timeout_s=COORDINATOR_S_MAX) as coordinator,
         ServerMeter(cluster) as meter,
     ):
         channels = [channel.name for channel in shape.channels]
-        observing = Observing(cluster, meter, coordinator, channels, RoundLog(directory / "moves.log"))
+        observing = BalancerFollower(cluster, meter, coordinator, channels, RoundLog(directory / "moves.log"))
         async with followed(observing):
             yield observing

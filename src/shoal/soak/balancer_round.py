@@ -1,7 +1,7 @@
 """Soaks with a balancer: the load of a real cluster is raised, and the balancer must react.
 
 Owns what happens in such a round, what the balancer must achieve, and the facts that are printed. The load is in
-`surges`, the log of the balancer in `observing`, and the report on it in `balance`.
+`surges`, the log of the balancer in `balancer_follower`, and the report on it in `balance`.
 
     hot-channel   one channel becomes too large for a server: it must be replicated within seconds
     scale-out     all channels become too busy for the servers: servers must be added, and the load balanced
@@ -23,10 +23,10 @@ from shoal.cluster.local import LocalCluster
 from shoal.lab.load import Stop
 from shoal.limits import Limits
 from shoal.soak.balance import Balance
-from shoal.soak.carrying import Carried, measure_carried
-from shoal.soak.checker import Report, Severity
+from shoal.soak.channel_capacity import Carried, measure_carried
+from shoal.soak.checker import RoundReport, Severity
 from shoal.soak.load_orders import RaiseLoad
-from shoal.soak.observing import Observing, begin_observing
+from shoal.soak.balancer_follower import BalancerFollower, start_following
 from shoal.soak.outcome import BaseOutcome
 from shoal.soak.rounds import BaseRound, RoundProgress, Tell
 from shoal.soak.run import round_directory
@@ -45,7 +45,7 @@ CARRIED_SHARE_MIN: Final = 0.7
 """Each of several servers must carry this share of what one server carries of the channel alone."""
 
 
-class Scenario(enum.StrEnum):
+class SurgeScenario(enum.StrEnum):
     """What the balancer must handle."""
 
     HOT_CHANNEL = "hot-channel"
@@ -63,15 +63,15 @@ _ALWAYS: Final = (
     "move asked lazily",
 )
 _CORNERS: Final = {
-    Scenario.HOT_CHANNEL: (*_ALWAYS, "decided replicate to all_subscribers", "move single to all_subscribers"),
-    Scenario.SCALE_OUT: (*_ALWAYS, "servers added", "move single to single"),
+    SurgeScenario.HOT_CHANNEL: (*_ALWAYS, "decided replicate to all_subscribers", "move single to all_subscribers"),
+    SurgeScenario.SCALE_OUT: (*_ALWAYS, "servers added", "move single to single"),
 }
 
 
 class BalancedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a soak. `servers_max` is how many servers there may be at the end."""
 
-    scenario: Scenario
+    scenario: SurgeScenario
     servers: int
     servers_max: int
     seconds: float
@@ -85,7 +85,7 @@ class BalancedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def surge(self) -> Surge:
         """The load."""
-        if self.scenario is Scenario.HOT_CHANNEL:
+        if self.scenario is SurgeScenario.HOT_CHANNEL:
             return hot_channel(self.seed, self.seconds, self.servers, self.limits)
         return scale_out(self.seed, self.seconds, self.servers, self.servers_max, self.limits)
 
@@ -96,7 +96,7 @@ def run_balanced(options: BalancedOptions, tell: Tell) -> BalancedOutcome:
     began = time.monotonic()
     with round_directory(outcome) as directory:
         outcome.add(asyncio.run(BalancedRound(options.surge(), options.warm_s, directory, tell).execute()), 0)
-    if options.scenario is Scenario.HOT_CHANNEL:
+    if options.scenario is SurgeScenario.HOT_CHANNEL:
         outcome.add_carried(measure_carried(options.servers, lambda phase: tell(RoundProgress(phase))))
     outcome.seconds = time.monotonic() - began
     return outcome
@@ -111,13 +111,13 @@ class BalancedRound(BaseRound):
         warm_s: float,
         directory: Path,
         tell: Tell,
-        is_shown: Callable[[Observing], bool] | None = None,
+        is_shown: Callable[[BalancerFollower], bool] | None = None,
     ) -> None:
         super().__init__(surge.shape, Severity.CALM, directory, tell)
         self._surge = surge
         self._warm_s = warm_s
         self._is_shown = is_shown
-        self._observing: Observing | None = None
+        self._observing: BalancerFollower | None = None
 
     def make_cluster(self, directory: Path) -> LocalCluster:
         """A cluster with a balancer that applies its decisions."""
@@ -135,7 +135,7 @@ class BalancedRound(BaseRound):
 
     async def prepare(self, cluster: LocalCluster, stack: contextlib.AsyncExitStack) -> None:
         """Follows the balancer."""
-        observing = begin_observing(cluster, self.shape, self.directory)
+        observing = start_following(cluster, self.shape, self.directory)
         self.follower = self._observing = await stack.enter_async_context(observing)
 
     async def load(self, cluster: LocalCluster) -> None:
@@ -165,7 +165,7 @@ class BalancedOutcome(BaseOutcome):
         self.options = options
         self.carried: Carried | None = None
 
-    def add(self, report: Report, faults: int, forwarded: int = 0) -> None:
+    def add(self, report: RoundReport, faults: int, forwarded: int = 0) -> None:
         """Adds the round, and a violation for everything that the balancer failed to achieve."""
         self.report.balance = report.balance
         broken = list(_broken(self.options, report.balance))
@@ -209,7 +209,7 @@ class BalancedOutcome(BaseOutcome):
         }
         return {
             "servers": balance.servers,
-            **(hot if self.options.scenario is Scenario.HOT_CHANNEL else out),
+            **(hot if self.options.scenario is SurgeScenario.HOT_CHANNEL else out),
             **(self.carried.facts() if self.carried else {}),
             "channels_moved": balance.moved,
             "moved_twice": len(balance.moved_twice),
@@ -228,7 +228,7 @@ class BalancedOutcome(BaseOutcome):
 
 def _broken(options: BalancedOptions, balance: Balance) -> list[str]:
     """What the balancer failed to achieve."""
-    if options.scenario is Scenario.HOT_CHANNEL:
+    if options.scenario is SurgeScenario.HOT_CHANNEL:
         return _late("the hot channel was replicated", balance.replicated_s, REPLICATED_S_MAX)
     found = _late("the load was balanced", balance.balanced_s, BALANCED_S_MAX)
     if balance.moved_twice:
