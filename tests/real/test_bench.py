@@ -8,8 +8,8 @@ import json
 import pytest
 
 from shoal import cli
-from shoal.bench.channels import WORKLOADS, ChannelsOptions, ratios
-from shoal.bench.contender import CONTENDERS
+from shoal.lab.bench.channels import WORKLOADS, ChannelsOptions, ratios
+from shoal.lab.bench.contender import CONTENDERS
 
 FIXED_RATIOS = {
     "throughput_vs_redis_py",

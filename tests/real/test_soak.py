@@ -14,12 +14,12 @@ import pytest
 from tests.support.soak_command import LONGER, run_soak
 
 from shoal.cli import main
+from shoal.lab.soak.checker import Checker, RoundReport, Severity
+from shoal.lab.soak.corners import wanted_corners
+from shoal.lab.soak.faults import FaultPlan
+from shoal.lab.soak.outcome import SoakOptions, SoakOutcome
+from shoal.lab.soak.run import Round
 from shoal.limits import DEFAULT_LIMITS
-from shoal.soak.checker import Checker, RoundReport, Severity
-from shoal.soak.corners import wanted_corners
-from shoal.soak.faults import FaultPlan
-from shoal.soak.outcome import SoakOptions, SoakOutcome
-from shoal.soak.run import Round
 
 FACTS = {
     *("protocol", "seeds", "messages", "deliveries", "moves", "faults", "lost", "duplicated", "reordered"),
@@ -158,10 +158,10 @@ def test_a_log_that_is_missing_or_unreadable_is_a_violation(tmp_path: Path) -> N
 
 
 def test_the_checking_process_shares_no_code_with_the_router() -> None:
-    program = "import sys, shoal.soak.checker; print(*(name for name in sys.modules if name.startswith('shoal.')))"
+    program = "import sys, shoal.lab.soak.checker; print(*(name for name in sys.modules if name.startswith('shoal.')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    assert "shoal.sim.checkers" in loaded
+    assert "shoal.lab.sim.checkers" in loaded
     rooms = {name.split(".")[1] for name in loaded}
     assert not rooms & {"channels", "bus", "redis", "cluster"}
 

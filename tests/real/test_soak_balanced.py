@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from shoal.cli import main
+from shoal.lab.soak.balance import Balance
+from shoal.lab.soak.balancer_follower import BalancerFollower
+from shoal.lab.soak.balancer_round import BalancedOptions, BalancedOutcome, BalancedRound, SurgeScenario
+from shoal.lab.soak.channel_capacity import Carried, LoadStep
+from shoal.lab.soak.checker import RoundReport
+from shoal.lab.soak.surges import HOT as HOT_CHANNEL
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.entry import Phase
-from shoal.soak.balance import Balance
-from shoal.soak.balancer_round import BalancedOptions, BalancedOutcome, BalancedRound, SurgeScenario
-from shoal.soak.channel_capacity import Carried, LoadStep
-from shoal.soak.checker import RoundReport
-from shoal.soak.balancer_follower import BalancerFollower
-from shoal.soak.surges import HOT as HOT_CHANNEL
 
 QUICK = {"SHOAL_BALANCE_WINDOW_S": "1", "SHOAL_BALANCE_WAIT_S": "2"}
 WARM_S = 1.5
@@ -35,7 +35,10 @@ def options(scenario: SurgeScenario, servers: int = 2, servers_max: int = 2) -> 
 
 
 async def run(
-    wanted: BalancedOptions, directory: Path, is_shown: Callable[[BalancerFollower], bool], monkeypatch: pytest.MonkeyPatch
+    wanted: BalancedOptions,
+    directory: Path,
+    is_shown: Callable[[BalancerFollower], bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Balance:
     """A small round until something is shown: what it shows of the balancer. Nothing may be lost in it."""
     for name, value in QUICK.items():
@@ -96,14 +99,19 @@ OUT = Balance(joined_s=12.0, relieved_s=29.0, servers=8)
         (SurgeScenario.SCALE_OUT, msgspec.structs.replace(OUT, moved_twice=("c",)), ["twice"]),
     ],
 )
-def test_what_was_promised_of_the_balancer_must_hold(scenario: SurgeScenario, balance: Balance, kinds: list[str]) -> None:
+def test_what_was_promised_of_the_balancer_must_hold(
+    scenario: SurgeScenario, balance: Balance, kinds: list[str]
+) -> None:
     found = outcome(scenario, balance)
     assert [violation.split(":")[0] for violation in found.facts()["violations"]] == kinds
     assert found.holds is (not kinds)
 
 
 def test_a_corner_that_was_not_met_and_a_message_that_was_lost_fail_the_run() -> None:
-    for report in (RoundReport(balance=OUT), RoundReport(balance=OUT, lost=1, violation_count=1, violations=["lost: one"])):
+    for report in (
+        RoundReport(balance=OUT),
+        RoundReport(balance=OUT, lost=1, violation_count=1, violations=["lost: one"]),
+    ):
         found = BalancedOutcome(options(SurgeScenario.SCALE_OUT, servers=4, servers_max=8))
         found.add(report, 0)
         assert not found.holds

@@ -1,6 +1,6 @@
 """`shoal bench`: side-by-side measurements from the command line.
 
-Owns their flags and how their figures look. What is measured is decided in `shoal.bench`.
+Owns their flags and how their figures look. What is measured is decided in `shoal.lab.bench`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from shoal.bench import channels, plan
 from shoal.cli import bench_match, bench_pipeline
 from shoal.cli.numbers import positive, positive_int
 from shoal.cli.output import Subparsers, add_command, console, note, result
+from shoal.lab.bench import channels, plan
 
 Facts: TypeAlias = dict[str, Any]
 
@@ -45,7 +45,7 @@ def register(subparsers: Subparsers) -> None:
         "--run-seconds",
         type=positive,
         metavar="S",
-        help=f"channels, match: about how long one run takes (default {channels.ChannelsOptions().run_s:g}, match: 0.5)",
+        help=f"channels, match: about how long a run takes (default {channels.ChannelsOptions().run_s:g}, match: 0.5)",
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="plan, match, quotes: which load (default 1)")
     _add_channels(parser.add_argument_group("channels"))

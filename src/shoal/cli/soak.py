@@ -1,6 +1,6 @@
 """`shoal soak`: the simulator's checks against real processes on real servers, with faults on request.
 
-Owns the command's words and what it prints. The runs are `shoal.soak.run` and `shoal.soak.balancer_round`.
+Owns the command's words and what it prints. The runs are `shoal.lab.soak.run` and `shoal.lab.soak.balancer_round`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.soak.balancer_round import BalancedOptions
-    from shoal.soak.outcome import BaseOutcome, SoakOptions
-    from shoal.soak.rounds import RoundProgress, Tell
+    from shoal.lab.soak.balancer_round import BalancedOptions
+    from shoal.lab.soak.outcome import BaseOutcome, SoakOptions
+    from shoal.lab.soak.rounds import RoundProgress, Tell
 
 SERVERS_MAX = 64
 SUBSCRIBERS = 200
@@ -105,11 +105,11 @@ def run(args: argparse.Namespace) -> int:
 def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
     """What is to be run; ConfigError if it cannot be."""
     if args.protocol in ("channels", "moves"):
-        from shoal.soak.run import run_soak
+        from shoal.lab.soak.run import run_soak
 
         options = _options(args)
         return lambda tell: asyncio.run(run_soak(options, tell))
-    from shoal.soak.balancer_round import run_balanced
+    from shoal.lab.soak.balancer_round import run_balanced
 
     balanced = _balanced_options(args)
     return lambda tell: run_balanced(balanced, tell)
@@ -120,7 +120,7 @@ def _seconds(args: argparse.Namespace) -> float:
 
 
 def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
-    from shoal.soak.balancer_round import BalancedOptions, SurgeScenario
+    from shoal.lab.soak.balancer_round import BalancedOptions, SurgeScenario
 
     others = ("subscribers", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator")
     for name in others if args.protocol == SurgeScenario.SCALE_OUT else (*others, "to"):
@@ -150,8 +150,8 @@ def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
 
 
 def _options(args: argparse.Namespace) -> SoakOptions:
-    from shoal.soak.faults import FaultPlan
-    from shoal.soak.outcome import SoakOptions
+    from shoal.lab.soak.faults import FaultPlan
+    from shoal.lab.soak.outcome import SoakOptions
 
     if args.to is not None:
         raise ConfigError("--to is for `shoal soak scale-out`", do="leave it out")
