@@ -19,8 +19,8 @@ from tests.coordination.contract import CoordinatorContract
 from shoal.coordination.interface import Change, Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, CoordinatorUnavailableError, LeaseLostError
 from shoal.lab.sim import FaultOptions, ModelClient, ModelCoordinator, Network, World
-from shoal.lab.sim.coordinator import CoordinatorOptions
-from shoal.lab.sim.loop import SimLoop
+from shoal.lab.sim.models.coordinator import CoordinatorOptions
+from shoal.lab.sim.world.loop import SimLoop
 
 T = TypeVar("T")
 

@@ -18,14 +18,14 @@ from shoal.channels.agent.session import SILENT_LEASES_MAX
 from shoal.channels.telemetry.telemetry_record import xadd
 from shoal.cluster.timing import DEFAULT_TIMING
 from shoal.coordination.interface import Lease
-from shoal.lab.sim.coordinator import ModelCoordinator
-from shoal.lab.sim.link import Endpoint, directions
-from shoal.lab.sim.network import Network
-from shoal.lab.sim.node import Node
-from shoal.lab.sim.options import FaultOptions
-from shoal.lab.sim.process import COORDINATOR_URL, FIRST_SECOND, Process, Processes
-from shoal.lab.sim.redis_node import RedisNode
-from shoal.lab.sim.world import World
+from shoal.lab.sim.models.coordinator import ModelCoordinator
+from shoal.lab.sim.models.redis_node import RedisNode
+from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.link import Endpoint, directions
+from shoal.lab.sim.world.network import Network
+from shoal.lab.sim.world.node import Node
+from shoal.lab.sim.world.process import COORDINATOR_URL, FIRST_SECOND, Process, Processes
+from shoal.lab.sim.world.world import World
 from shoal.leader.balancer_shell import Balancing
 from shoal.leader.balancer_store import BalancingStore
 from shoal.leader.leadership import Leader
