@@ -551,7 +551,7 @@ print(desk.world.events_run, seen)
 
 
 def test_a_run_is_the_same_under_any_hash_seed() -> None:
-    here = Path(__file__).parents[2]
+    here = Path(__file__).parents[3]
     outputs = []
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": f"{here / 'src'}{os.pathsep}{here}"}
