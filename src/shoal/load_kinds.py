@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from shoal.channels.telemetry import CHANNEL, SERVER
+from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.load.kinds import Kinds
 
 KINDS: Final = Kinds(units=(CHANNEL,), hosts=(SERVER,))

@@ -17,7 +17,7 @@ from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, NEVER, SINGLE
 from shoal.balance.homes import Homes
 from shoal.balance.joining import History, PoolFacts, join
 from shoal.balance.situation import Pool, Situation
-from shoal.channels.telemetry import DELIVERY_WORK, PUBLICATION_WORK
+from shoal.channels.telemetry.channel_kind import DELIVERY_WORK, PUBLICATION_WORK
 from shoal.errors import PlanError
 from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState

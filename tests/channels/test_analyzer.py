@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.channels.observed import FORWARDED, FRAME_BYTES_MAX, beacon, envelope, observed, push
 from tests.support.redis_server import RedisServer
 
-from shoal.channels.analyzer import Analyzer, ServerSample, warm_up
-from shoal.channels.globs import match_names
-from shoal.channels.scanner import Scanner
-from shoal.channels.telemetry import CHANNEL, SERVER
+from shoal.channels.telemetry.analyzer import Analyzer, ServerSample, warm_up
+from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
+from shoal.channels.telemetry.pattern_kernel import match_names
+from shoal.channels.telemetry.scanner import Scanner
 from shoal.errors import ProtocolError
 from shoal.load.table import UnitTable
 

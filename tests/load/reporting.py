@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.channels.telemetry import CHANNEL, SERVER
+from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.load.record import Record, RecordId
 from shoal.load.table import UnitTable
 from shoal.load.window import LoadWindow

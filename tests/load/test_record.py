@@ -17,7 +17,7 @@ from tests.load.lamps import BOTH, LAMP, SHELF, shelf_record
 from tests.load.reporting import record as server_record
 from tests.support.redis_server import RedisServer
 
-from shoal.channels.telemetry import CHANNEL, SERVER
+from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.errors import ProtocolError
 from shoal.load.kinds import Kinds
 from shoal.load.record import NARROW_ROWS_MIN, Record, RecordId, decode, encode, xadd

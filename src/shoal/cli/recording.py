@@ -1,6 +1,6 @@
 """`shoal channels record` and `shoal channels recorded`: which channels are written down.
 
-Owns the words. The marks are beside the plan (`shoal.plan.recorded`); agents do the writing.
+Owns the words. The marks are beside the plan (`shoal.plan.recording_marks`); agents do the writing.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
     from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
-    from shoal.plan.recorded import set_recorded
+    from shoal.plan.recording_marks import set_recorded
     from shoal.plan.signing import Verifier
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
@@ -108,7 +108,7 @@ def _acts(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
     import hiredis
 
     from shoal.wire.blocking import ask
-    from shoal.wire.recorded import MARKS_KEY, read_marks
+    from shoal.wire.record_entry import MARKS_KEY, read_marks
 
     try:
         value = ask(server.host, server.port, login.username, login.password, b"GET", MARKS_KEY)
@@ -119,7 +119,7 @@ def _acts(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
 
 async def _recorded(url: str) -> list[bytes]:
     from shoal.coordination.redis import RedisCoordinator
-    from shoal.plan.recorded import recorded_patterns
+    from shoal.plan.recording_marks import recorded_patterns
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
         return await recorded_patterns(coordinator)

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from shoal.cluster.acl import READER
 from shoal.cluster.local import LocalCluster
-from shoal.cluster.telemetry_reader import TelemetryReader
 from shoal.errors import ProtocolError
+from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import DEFAULT_LIMITS
 from shoal.load.kinds import CHANNEL, SERVER
 from shoal.load.reports import arrivals, read_report

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from shoal.balance.columns import Floats
+from shoal.flow import ServerModel, Traffic, at_homes, distance_model
+from shoal.flow.model import DEFAULT_SERVER
+from shoal.flow.workloads import Curve, Zipf, ZipfChannels
+from shoal.flow.workloads.curves import DAY
 from shoal.load.kinds import CHANNEL, SERVER
 from shoal.load.window import LoadWindow, repeated, window_schema
 from shoal.load_kinds import KINDS
-from shoal.sim.flow import ServerModel, Traffic, at_homes, distance_model
-from shoal.sim.flow.model import DEFAULT_SERVER
-from shoal.sim.flow.workloads import Curve, Zipf, ZipfChannels
-from shoal.sim.flow.workloads.curves import DAY
 
 HOUR_S: Final = 60
 DAY_S: Final = 24 * HOUR_S

@@ -18,7 +18,7 @@ import hiredis
 from msgspec import structs
 
 from shoal.balance.settings import BalanceSettings
-from shoal.bus.locate import find_url
+from shoal.bus.location import find_url
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ShoalError
 from shoal.load.window import LoadWindow

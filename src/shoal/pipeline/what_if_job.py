@@ -22,6 +22,8 @@ from shoal import config
 from shoal.balance.forecast import Forecast
 from shoal.balance.options import BalancerOptions
 from shoal.errors import PipelineError
+from shoal.flow import ServerModel
+from shoal.flow.workloads import traffic_of
 from shoal.load.kinds import SERVER
 from shoal.load.window import LoadWindow
 from shoal.pipeline import what_if
@@ -31,8 +33,6 @@ from shoal.pipeline.kept_windows import read_windows, read_windows_manifest
 from shoal.pipeline.spark.tasks import collect_numbers
 from shoal.pipeline.spark.worker_files import send
 from shoal.pipeline.what_if import Case, ServerPool
-from shoal.sim.flow import ServerModel
-from shoal.sim.flow.workloads import traffic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

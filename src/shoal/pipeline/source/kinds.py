@@ -28,7 +28,7 @@ from shoal.plan.keys import channel_of
 from shoal.plan.keys import channel_text as stream_name
 from shoal.wire.envelope import TELEMETRY_KEY
 from shoal.wire.glob import glob_match
-from shoal.wire.recorded import INDEX_KEY, record_key
+from shoal.wire.record_entry import INDEX_KEY, record_key
 
 Ask = Callable[..., Any]
 """Sends one command to a server and returns the reply."""
