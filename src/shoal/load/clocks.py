@@ -1,10 +1,10 @@
-"""Clocks: how far the clock of one host is from the reader's, as far as arrivals tell.
+"""Clocks: how far the clock of a host is from the reader's, estimated from arrivals.
 
 Owns the estimate. A record of second `s` is written after `s + 1` by its host's clock and arrives later still, so its
-arrival by the reader's clock minus `s + 1` is the difference of the two clocks plus a delay, which is never negative:
-the least of the last ones is the best estimate. A host that is always late by the same amount looks like one whose
-clock is behind, and is treated alike: what it says last is taken for what is so now, rather than lost, which matters
-because it is the overloaded one that is late.
+arrival by the reader's clock minus `s + 1` is the difference of the two clocks plus a delay. The delay is never
+negative, so the least of the last values is the best estimate. A host that is always late by the same amount looks like
+one whose clock is behind, and is treated in the same way: its last record counts as the present and is not dropped.
+Overloaded hosts are late, so this matters.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SKEW_S_MAX: Final = 30
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of one host's clock."""
+    """The state of the estimate for one host."""
 
     shift_s: int = 0
-    """Seconds to add to what the host says to have the reader's time."""
+    """Seconds to add to the host's time to get the reader's."""
     least: tuple[tuple[int, float], ...] = ()
     """The least difference seen in each second of the reader's clock, oldest first."""
 

@@ -8,18 +8,18 @@ with the time as an argument and event time from the records; the same in proces
                                                                  --else--> pending
     pending --every expected host has reported its end, or `lateness_s` has passed--> closed window
 
-- A record of second `s` whose `interval_s` is about `n` covers `n` seconds, a part of it each: from `s` on, for an
-  agent that is behind closes two seconds at once and names the first; but if that would reach beyond its arrival, up to
-  `s`, for an agent that was away says all that happened meanwhile with its first second.
-- Of two records of one host for one second, one speaks, for they are two views of the same traffic: two instances of
-  its agent (the old one was not dead yet), a clock that was set back, or a record that reaches into the second of
-  another. In this order: the one that was measured over a known time (an instance's first record saw a part of a
-  second), the one that names the second itself, the higher sequence (the instance that lives longer), the higher
-  instance id, the later record.
+- A record of second `s` whose `interval_s` is about `n` covers `n` seconds and gives a part of itself to each: from `s`
+  on, because an agent that is behind closes two seconds at once and names the first. If that would reach beyond its
+  arrival, it covers the seconds up to `s`: an agent that was away reports everything since then with its first second.
+- Of two records of one host for one second, one counts, because both describe the same traffic: two instances of the
+  agent (the old one was not dead yet), a clock that was set back, or a record that reaches into the second of another.
+  In this order: the one that was measured over a known time (an instance's first record saw a part of a second), the
+  one that names the second itself, the higher sequence (the instance that lives longer), the higher instance id, the
+  later record.
 - A host is expected in a window if it is in one of the `EXPECTED_WINDOWS` before, or had a record for one that would
-  have been in time if the others had waited. A host whose records are dropped makes nobody wait. Before anybody is
+  have been in time if the others had waited. Windows do not wait for a host whose records are dropped. While no host is
   expected, windows wait for `lateness_s`.
-- An interval about which nobody reported gives no window.
+- An interval without any record gives no window.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _aligned(at_s: float, times: WindowTimes) -> int:
 
 
 def _take(state: FoldState, host: str, found: list[Arrival], times: WindowTimes, kinds: Kinds) -> None:
-    """Takes in what one host reported."""
+    """Takes in the records of one host."""
     known = state.hosts.get(host)
     if known is None and len(state.hosts) >= HOSTS_MAX:
         state.counters.refused += len(found)
@@ -138,7 +138,7 @@ def _take(state: FoldState, host: str, found: list[Arrival], times: WindowTimes,
 
 
 def _place(state: FoldState, arrival: Arrival, report: Report, shift_s: int) -> int:
-    """Puts a record where it counts, and returns the second up to which it says something; `NEVER_S` if it is early."""
+    """Adds a record to the seconds that it covers, and returns the end of the last one; `NEVER_S` if it is early."""
     named = arrival.id.second + shift_s
     if named + 1 > arrival.arrived_s + EARLY_S_MAX:
         state.counters.early += 1
@@ -164,7 +164,7 @@ def _place(state: FoldState, arrival: Arrival, report: Report, shift_s: int) -> 
 
 
 def _close(state: FoldState, now_s: float, times: WindowTimes, kinds: Kinds) -> list[LoadWindow]:
-    """Closes what is due, oldest first, and forgets who is gone."""
+    """Closes windows that are due, oldest first, and forgets hosts that are silent."""
     length = times.window_s
     windows: list[LoadWindow] = []
     while state.pending:
@@ -186,7 +186,7 @@ def _close(state: FoldState, now_s: float, times: WindowTimes, kinds: Kinds) -> 
 
 
 def _is_due(state: FoldState, start: int, end: int, now_s: float, times: WindowTimes) -> bool:
-    """Whether the oldest window that is open shall be closed."""
+    """Whether the oldest open window is to be closed."""
     if now_s >= end + times.lateness_s or len(state.pending) > PENDING_S_MAX:
         return True
     since = start - EXPECTED_WINDOWS * times.window_s

@@ -1,8 +1,8 @@
 """The fold over rows that carry their own times: moment by moment, as they arrived.
 
-Owns the order. A reader that is awake folds what it reads when it reads it; one that reads a backlog at once, or in
-micro-batches, must fold it as if it had been awake, or it would take for late what was not. So the same rows give the
-same windows, whatever batches they come in, as long as batches follow each other in time.
+Owns the order. A live reader folds rows when they arrive. A reader of a backlog or of micro-batches must fold them in
+the same order, or it would drop records as late that were in time. So the same rows give the same windows in any
+batches, as long as batches follow each other in time.
 """
 
 from __future__ import annotations

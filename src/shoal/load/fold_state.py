@@ -26,7 +26,7 @@ RecordKey: TypeAlias = tuple[str, int, int]
 """Instance, second and sequence: what makes a record unique among those of its host."""
 
 Rank: TypeAlias = tuple[bool, bool, int, str, int]
-"""Which of two records of one host speaks for a second: the larger rank (see `fold`)."""
+"""Of two records of one host for one second, the one with the larger rank counts (see `fold`)."""
 
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class HostMemory(msgspec.Struct, frozen=True, array_like=True):
-    """What is remembered of one host."""
+    """The state of one host."""
 
     clock: Clock = Clock()
     recent: tuple[RecordKey, ...] = ()
@@ -59,14 +59,14 @@ class FoldCounters(msgspec.Struct):
 
     taken: int = 0
     garbage: int = 0
-    """Rows that are no record."""
+    """Rows that are no record, or one that cannot be read."""
     duplicates: int = 0
     late: int = 0
     """Records of which every second was in a closed window already."""
     early: int = 0
     """Records about a time that had not come yet when they arrived: the host's clock is wrong."""
     overlapping: int = 0
-    """Seconds for which two records of one host spoke, and one was chosen."""
+    """Seconds for which there were two records of one host, of which one counts."""
     refused: int = 0
     """Records of hosts beyond `HOSTS_MAX`."""
     windows: int = 0
@@ -76,12 +76,12 @@ class FoldCounters(msgspec.Struct):
 
 @dataclass(slots=True)
 class FoldState:
-    """All that the fold knows. A value: the fold copies it and never changes what it was handed."""
+    """The state of the fold. A value: the fold changes a copy."""
 
     closed_until: int = NEVER_S
     """Every second before this one is in a closed window, or too late for one."""
     pending: dict[int, dict[str, Piece]] = field(default_factory=dict)
-    """By second, then by host: who speaks for it."""
+    """By second, then by host: the piece that counts."""
     hosts: dict[str, HostMemory] = field(default_factory=dict)
     counters: FoldCounters = field(default_factory=FoldCounters)
 

@@ -19,10 +19,10 @@ FEED_KEY: Final = f"{PREFIX}{WINDOWS}spark".encode()
 ALIVE_KEY: Final = f"{PREFIX}{WINDOWS}alive".encode()
 
 FEED_WINDOWS_MAX: Final = 64
-"""Windows that are kept, about. Older ones are of no use to anybody: the balancer has used its own."""
+"""About how many windows are kept. The balancer has used its own in place of older ones."""
 
 WINDOW_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The largest window that is handed over. Of a cluster with more channels than that, the balancer folds its own."""
+"""The largest window that is handed over. For larger clusters the balancer folds its own."""
 
 ALIVE_S: Final = 3.0
 """How long the job counts as alive after it said so last. It says so every second."""

@@ -1,13 +1,11 @@
 """The analyzer: closes each second with all that the paper's local load analyzer records (Dynamoth, III.A).
 
-Owns what the figures of a second mean and how they are derived: from the scanner's counts, the agent's
-register of subscribers, and samples of the server's own counters. Never touches a socket or a clock; the
-columns and their types stand in `telemetry`.
+Owns how the figures of a second are derived: from the scanner's counts, the agent's register of subscribers, and
+samples of the server's own counters. Never touches a socket or a clock. `channel_kind` declares the columns.
 
-Two figures are worth an explanation. `bytes_out` of a channel is exact, not an estimate from payloads: the
-observer hears each message in a frame whose length differs from a subscriber's only by the words in front
-of the channel. The server's `bytes_out_per_s` leaves out the agent's own copy of every message, because it
-does not leave the machine; the server counts it like any other.
+`bytes_out` of a channel is exact, not an estimate from payloads: the agent receives each message in a frame whose
+length differs from a subscriber's only by the words before the channel. The server's `bytes_out_per_s` leaves out the
+agent's own copy of every message, which does not leave the machine, but which the server counts like any other.
 """
 
 from __future__ import annotations
@@ -40,14 +38,14 @@ class ServerSample:
     at_s: float
     """When it was taken, on the caller's clock."""
     run_id: str
-    """Another one means that the server was restarted and its totals began again."""
+    """Changes when the server restarts and its totals begin again."""
     bytes_in_total: int
     bytes_out_total: int
     cpu_seconds_total: float
     connections: int
     memory_bytes: int
     max_out_bytes_per_s: float
-    """What the server may send at most, from the configuration; 0 when nobody said."""
+    """The most that the server may send, from the configuration; 0 if it is not configured."""
 
     @classmethod
     def from_info(cls, info: bytes, at_s: float, max_out_bytes_per_s: float) -> ServerSample:
@@ -70,7 +68,7 @@ class ServerSample:
 
 
 class Second(NamedTuple):
-    """A closed second: one row for each channel active or subscribed, and one for the server."""
+    """A closed second: a row for each channel that is active or subscribed, and the row of the server."""
 
     second: int
     channels: UnitTable
@@ -78,7 +76,7 @@ class Second(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Where everything goes: first the channels that the register or NUMSUB names, then other active ones."""
+    """The order of rows: first the channels that the register or NUMSUB names, then other active ones."""
 
     names: Ragged
     place: npt.NDArray[np.int64]
@@ -217,7 +215,7 @@ def _matches(names: Ragged, pattern: bytes) -> npt.NDArray[np.bool_]:
 
 
 def _server(previous: ServerSample | None, sample: ServerSample, counts: UnitCounts) -> HostRow:
-    """The row of the server; rates compare with the previous sample of the same life of the server."""
+    """The row of the server; rates compare with the previous sample of the same incarnation of the server."""
     maximum = sample.max_out_bytes_per_s
     row: dict[str, float | int | None] = dict.fromkeys(column.name for column in SERVER.row)
     row |= {
