@@ -104,6 +104,7 @@ class Agent:
         )
         self._plan: dict[str, bytes] = {}
         self._plan_moved = False
+        self._report_changed = asyncio.Event()
         self._granted_at: float | None = None
         self._opened_at: float | None = None
 
@@ -135,7 +136,13 @@ class Agent:
                 tenure.run(),
                 self._watch_plan(coordinator),
                 self._keep_serving(tenure, loaded),
-                write_reports(coordinator, self._address.id, self._take_report, self._limits.word_interval_s),
+                write_reports(
+                    coordinator,
+                    self._address.id,
+                    self._take_report,
+                    self._report_changed,
+                    self._limits.word_interval_s,
+                ),
             )
 
     def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
@@ -220,6 +227,14 @@ class Agent:
         self._plan_moved = False
         serving.flush()
         serving.turn()
+
+    def _flushed(self) -> None:
+        """The core has been given something, and its commands were sent."""
+        serving, forward_links = self._serving, self._forward_links
+        if forward_links is not None:
+            forward_links.flush()
+        if serving is not None and serving.core.report_may_change:
+            self._report_changed.set()
 
     def _take_report(self) -> Report | None:
         return self._serving.core.take_report() if self._serving is not None else None
@@ -343,7 +358,7 @@ class Agent:
         self._forward_links = ForwardLinks(
             self._address.id, login.username, login.password, self._limits, core, self._random, dial=self._runtime.dial
         )
-        serving = Serving(core, monitor, self._limits, self._forward_links.flush, self._runtime.wall)
+        serving = Serving(core, monitor, self._limits, self._flushed, self._runtime.wall)
         for name, value in self._plan.items():
             self._plan_to_core(serving, name, value)
         self._plan.clear()
