@@ -49,9 +49,11 @@ from shoal.sim.world import World
 
 BEGIN_S: Final = 3.0
 CALM_S: Final = 8.0
+QUIET_S_MIN: Final = 4.0
 QUIET_S: Final = 10.0
 LOOK_S: Final = 2.0
-"""So long the run is quiet at least, and so often it is looked whether everything has settled."""
+"""The quiet phase is checked every `LOOK_S`. From `QUIET_S_MIN` on it ends when no check finds anything missing; from
+`QUIET_S` on, as soon as no process waits for anything."""
 QUIET_DEATH: Final = 0.4
 QUIET_DEATH_S: Final = 0.05
 """How often, and how soon, a server dies after somebody spoke on a quiet channel."""
@@ -384,10 +386,19 @@ class Scenario:
         world.run(world.now + CALM_S)
         self.go_on()
         self.active = False
-        world.run(world.now + QUIET_S)
-        while not self.quiet() and world.now < LIVENESS_S_MAX:
+        quiet_at = world.now
+        world.run(quiet_at + QUIET_S_MIN)
+        while world.now < LIVENESS_S_MAX and not (
+            self.quiet() and (world.now >= quiet_at + QUIET_S or not self.verdict().violations)
+        ):
             world.run(world.now + LOOK_S)
         return self._judged()
+
+    def verdict(self) -> Verdict:
+        """The verdict on what has happened so far."""
+        verdict = judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
+        check_settled(self.apps, verdict)
+        return verdict
 
     def _judged(self) -> Outcome:
         world = self.world
@@ -395,11 +406,10 @@ class Scenario:
             app.finish()
         for lives in self.agent_lives:
             self._count_agent(lives[-1])
-        verdict = judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
+        verdict = self.verdict()
         self.processes.note_failures()
         for failure in self.processes.failures:
             verdict.violate("failure", failure)
-        check_settled(self.apps, verdict)
         self.check(verdict)
         self.exercised.update(self.faults.counts)
         self.exercised.update(verdict.seen)
