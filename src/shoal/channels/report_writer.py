@@ -1,7 +1,7 @@
 """Writes an agent's report to the coordinator.
 
-Owns when it is written: when it has changed, and at most every `INTERVAL_S`. `reporting` decides what it says. While the
-coordinator cannot be reached, the newest report waits. While no channel moves, the writer sleeps.
+Owns when it is written: when it has changed, and at most every `INTERVAL_S`. `reporting` decides what it says. While
+the coordinator cannot be reached, the newest report waits. While no channel moves, the writer sleeps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def write_reports(
     changed: asyncio.Event,
     retry_s: float,
 ) -> None:
-    """Writes the reports of a server's agent until it is cancelled. `changed` is set when the report may have changed."""
+    """Writes the reports of a server's agent until it is cancelled. `changed`: the report may have changed."""
     unwritten: Report | None = None
     complained = False
     while True:
