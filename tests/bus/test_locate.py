@@ -1,4 +1,4 @@
-"""Where a client finds the cluster when nobody says."""
+"""How a client finds the cluster when no address is given."""
 
 from __future__ import annotations
 
