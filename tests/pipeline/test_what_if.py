@@ -132,7 +132,7 @@ def test_the_grid_has_the_defaults_first_and_every_combination_that_can_be(tmp_p
     ("text", "words"),
     [
         ("[[grid]]\nhigh = 1\n", "'high', which is not a setting"),
-        ('[[grid]]\npolicy = "none"\n', "no policy 'none'"),
+        ('[[grid]]\npolicy = "none"\n', "unknown policy 'none'"),
         ("[[grid]]\nhigh_ratio = 'much'\n", "high_ratio"),
         ("grid", "cannot read the grid"),
         ("a = 1\n", "has no grid"),

@@ -168,10 +168,10 @@ class Reporting:
     @property
     def may_change(self) -> bool:
         """Whether the report can differ from the one taken last: channels move, or did at that time, or the agent began
-        a new life."""
+        a new incarnation."""
         last = self._last
         return self._host.state is states.Agent.SERVING and (
-            bool(self._moving)
+            bool(self._due_at)
             or self._handovers.pending
             or last is None
             or bool(last.channels)

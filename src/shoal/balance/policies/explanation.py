@@ -1,6 +1,6 @@
-"""From a draft of the `shoal` policy to a decision: the reason of every move, and the figures behind it.
+"""Turns a draft of the `shoal` policy into a decision: the reason of every move, and the figures behind it.
 
-Owns what a move tells about itself. Decides nothing.
+Owns the explanation of moves. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from shoal.balance.columns import Floats, Ints, Placements
 from shoal.balance.decision import Decision, Reason
 from shoal.balance.policies.draft import Draft
-from shoal.balance.policies.sizing import Sizing
+from shoal.balance.policies.pool_size import Sizing
 
 FIGURES: Final = (
     "left_before",
@@ -29,11 +29,12 @@ FIGURES: Final = (
     "growth",
 )
 """Load ratios of the busiest server left and of the busiest chosen, as measured before and as expected after; the
-channel's own load; its number of servers; the growth that was reckoned with beside all that."""
+channel's load; its number of servers; the estimated growth.
+"""
 
 
 def decision(draft: Draft, sizing: Sizing) -> Decision:
-    """The decision that a draft is. Moves that carry most come first."""
+    """Return the decision for a draft. The largest moves come first."""
     situation = draft.situation
     rows, placements = draft.placements()
     before, after = draft.estimate.ratio / draft.estimate.growth, draft.ratio / draft.estimate.growth
@@ -82,7 +83,9 @@ def _reasons(draft: Draft, rows: Ints, left: Ints) -> tuple[Reason, ...]:
 
 
 def _busiest(old: Placements, rows: Ints, new: Placements, before: Floats, after: Floats) -> tuple[Ints, Ints]:
-    """For each move the busiest server that it leaves and the busiest that it chooses; if none, of all it has."""
+    """Return, for each move, the busiest server that it leaves and the busiest that it chooses; if none, of all its
+    servers.
+    """
     left = old.servers[old.offsets[rows]].astype(np.int64)
     chosen = new.servers[new.offsets[:-1]].astype(np.int64)
     for at in np.flatnonzero((old.degree[rows] > 1) | (new.degree > 1)).tolist():

@@ -1,4 +1,4 @@
-"""Barriers in Redis: a set of the members that arrived.
+"""Barriers in Redis: a set of the members that have arrived.
 
 Owns the records under `@barrier/`. It never touches keys or grants.
 """
@@ -14,14 +14,14 @@ from shoal.coordination.layout import BARRIER, CHANNEL, redis_key
 from shoal.coordination.link import Link, Session
 
 BARRIER_KEEP_S: Final = 6 * 3600
-"""How long a barrier is remembered after the last arrival."""
+"""How long a barrier is kept after the last arrival."""
 
 BARRIER_POLL_S: Final = 1.0
-"""How often a waiting member looks, in case the notification of the last arrival was lost."""
+"""How often a waiting member polls, in case the notification of the last arrival was lost."""
 
 
 class RedisBarrier(Barrier):
-    """A barrier that opens when the set has `parties` members; from then on nobody takes an arrival back."""
+    """A barrier that opens when the set has `parties` members. Once it is open, no arrival is withdrawn."""
 
     def __init__(self, link: Link, feed: Feed, name: str, member: str, parties: int) -> None:
         self.name = name
@@ -40,7 +40,7 @@ class RedisBarrier(Barrier):
                     await self._link.run(f"reach barrier {self.name}", self._arrive)
                     await self._until_open(listener)
             except TimeoutError:
-                return await self._link.run(f"leave barrier {self.name}", self._take_back)
+                return await self._link.run(f"leave barrier {self.name}", self._withdraw)
         return True
 
     async def _until_open(self, listener: Listener) -> None:
@@ -57,8 +57,10 @@ class RedisBarrier(Barrier):
     async def _is_open(self, session: Session) -> bool:
         return int((await session.ask(("SCARD", self._key)))[0]) >= self.parties
 
-    async def _take_back(self, session: Session) -> bool:
-        """True when the barrier has opened after all; an open barrier must stay open for those who saw it."""
+    async def _withdraw(self, session: Session) -> bool:
+        """Withdraw the arrival. Returns True if the barrier has opened in the meantime: an open barrier must stay
+        open.
+        """
         (arrived,) = await session.watch([self._key], ("SCARD", self._key))
         if int(arrived) >= self.parties:
             return True

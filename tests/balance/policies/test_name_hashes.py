@@ -1,4 +1,4 @@
-"""Hashes of many names agree with those of one."""
+"""Hashes of many names agree with those of single names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.balance.policies.situations import make_channels, make_situation
 
 from shoal.balance.columns import Placements
-from shoal.balance.policies.naming import SLOTS, key_slots, ring_hashes
+from shoal.balance.policies.name_hashes import SLOTS, key_slots, ring_hashes
 from shoal.balance.policies.ring_homes import ring_of
 from shoal.plan.ring import Ring, ServerAddress, ring_hash
 

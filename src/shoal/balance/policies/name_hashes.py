@@ -1,4 +1,4 @@
-"""Hashes of many channel names at once: the ring's BLAKE2b, and Redis Cluster's slot of a key.
+"""Hashes of many channel names at once: the ring's BLAKE2b, and Redis Cluster's key slots.
 
 Owns the two compiled loops. They agree with `shoal.plan.ring.ring_hash` and with `CLUSTER KEYSLOT`.
 """
@@ -17,12 +17,12 @@ Hashes = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int32]
 
 SLOTS: Final = 16384
-"""How many slots Redis Cluster has."""
+"""Number of slots in Redis Cluster."""
 
 _BLOCK: Final = 128
 _ROUNDS: Final = 12
 _PARAMETERS: Final = 0x01010008
-"""BLAKE2b's first parameter word: 8 bytes of digest, no key, no tree."""
+"""BLAKE2b's first parameter word: digest of 8 bytes, no key, no tree."""
 _IV: Final = np.array(
     [
         0x6A09E667F3BCC908,
@@ -70,7 +70,7 @@ _CLOSE: Final = ord("}")
 
 
 def ring_hashes(names: pa.Array) -> Hashes:
-    """The position of each name on the ring: 64 bits of BLAKE2b."""
+    """Return the position of each name on the ring: 64 bits of BLAKE2b."""
     hashes = np.empty(len(names), np.uint64)
     if len(names):
         _blake2b_all(*_bytes_of(names), hashes)
@@ -78,7 +78,7 @@ def ring_hashes(names: pa.Array) -> Hashes:
 
 
 def key_slots(names: pa.Array) -> Slots:
-    """The slot of each name: CRC16 of what stands in its first `{}`, or of all of it if nothing does."""
+    """Return the slot of each name: CRC16 of the text in its first `{}`, or of the whole name if there is none."""
     slots = np.empty(len(names), np.int32)
     if len(names):
         _slots_all(*_bytes_of(names), slots)
@@ -86,7 +86,7 @@ def key_slots(names: pa.Array) -> Slots:
 
 
 def _bytes_of(names: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """All names one after the other, and where each begins and the last one ends."""
+    """Return all names concatenated, and the start of each name and the end of the last."""
     wide = names.cast(pa.large_binary())
     _, offsets, data = wide.buffers()
     begins = np.frombuffer(offsets, np.int64)[wide.offset : wide.offset + len(wide) + 1]

@@ -1,17 +1,17 @@
-"""Writes of versioned keys in Redis: compare, fence, write and announce, for one key or for many.
+"""Writes of versioned keys in Redis: compare, fence, write and notify, for one key or many.
 
-Owns the transaction that changes keys. It never reads a key for anybody else, and touches leases only to check, in the
-same transaction as a fenced write, that one is still held.
+Owns the transaction that changes keys. It reads keys only within that transaction, and touches leases only to check, in
+the same transaction as a fenced write, that the lease is still held.
 
-    WATCH keys, lease; MGET them; INCR the counter    what is there, and a version for each value to write
-    MULTI; SET, ZADD; DEL, ZREM; INCR, PUBLISH; EXEC  what may be written, all of it or nothing
+    WATCH keys, lease; MGET them; INCR the counter    current values, and a version for each value to write
+    MULTI; SET, ZADD; DEL, ZREM; INCR, PUBLISH; EXEC  all permitted writes, atomically
 
-Versions come from a counter of the area that is raised *after* the key was watched and read. So a version that gets
-written is greater than the one it replaces, whatever others do, and each attempt to write has a version of its own:
-after a lost connection the version found there says whether the lost attempt was carried out.
+Versions come from a counter of the area that is incremented *after* the key was watched and read. A written version is
+therefore greater than the one it replaces, and each attempt has its own version: after a lost connection, the stored
+version shows whether the lost attempt was applied.
 
-Many writes go in chunks. EXEC refuses a whole chunk when one of its keys has changed; after `CHUNK_TRIES` of that its
-writes are made one by one, so that a key that others keep changing holds up no other for long.
+Large batches are split into chunks. EXEC rejects a whole chunk if one of its keys has changed. After `CHUNK_TRIES`
+rejections the writes of the chunk are made one by one, so that one contended key does not hold up the others for long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 
 from shoal.coordination.grants import Grants
 from shoal.coordination.interface import KeyWrite, Lease
-from shoal.coordination.keys import not_ours
+from shoal.coordination.keys import invalid_record
 from shoal.coordination.layout import (
     CHANNEL,
     LEASE,
@@ -39,17 +39,17 @@ from shoal.coordination.link import Collision, Command, Link, Session
 from shoal.errors import ConflictError, CoordinatorError, LeaseLostError
 
 CHUNK_KEYS: Final = 200
-"""Most keys in one transaction: the server does nothing else meanwhile, and one change of any of them refuses all."""
+"""Most keys in one transaction. The server is blocked meanwhile, and a change of any key rejects them all."""
 
 CHUNK_BYTES: Final = 1024 * 1024
-"""Most bytes of values in one transaction, though always one value."""
+"""Most bytes of values in one transaction; a single larger value is allowed."""
 
 CHUNK_TRIES: Final = 4
 """How often a chunk is tried before its writes are made one by one."""
 
 
 class _Pending:
-    """A write on its way: the versions that it was tried with, and what came of it."""
+    """A write in progress: the versions it was tried with, and its outcome."""
 
     __slots__ = ("_tried", "outcome", "write")
 
@@ -58,17 +58,17 @@ class _Pending:
         self.outcome: int | CoordinatorError | None = None
         self._tried: set[int] = set()
 
-    def judge(self, raw: bytes | None, version: int) -> bool:
-        """Whether to write over what is stored now, under `version` (0 for a delete); if not, the outcome is set.
+    def settle(self, raw: bytes | None, version: int) -> bool:
+        """Return whether to overwrite the stored value with `version` (0 for a delete); otherwise set the outcome.
 
-        An attempt whose answer was lost is recognised by its version, or by the key being gone. Garbage is an error
-        only where the version matters: otherwise the write is what mends it.
+        An attempt whose reply was lost is recognised by its version, or by the missing key. An invalid record is an
+        error only if `expect` is given; otherwise the write replaces it.
         """
         try:
             found = 0 if raw is None else decode_value(raw).version
         except GarbageError as error:
             if self.write.expect is not None:
-                self.outcome = not_ours(self.write.key, error)
+                self.outcome = invalid_record(self.write.key, error)
                 return False
             found = 0
         if found in self._tried:
@@ -93,28 +93,28 @@ class Writer:
         self._link = link
 
     async def write(self, write: KeyWrite, fence: Lease | None) -> int:
-        """One write; the version, or what stands against it is raised."""
+        """Make one write; return its version or raise its error."""
         return _result(await self._single(_Pending(write), fence))
 
     async def write_all(self, writes: Sequence[KeyWrite], fence: Lease | None) -> list[int | CoordinatorError]:
-        """Many writes; the outcome of each in its place."""
+        """Make many writes; return the outcome of each, in order."""
         outcomes: list[int | CoordinatorError] = []
         for chunk in _chunks(writes):
             pending = [_Pending(write) for write in chunk]
-            await self._together(pending, fence)
+            await self._try_chunk(pending, fence)
             outcomes += [await self._single(one, fence) if one.outcome is None else one.outcome for one in pending]
         return outcomes
 
     async def _single(self, one: _Pending, fence: Lease | None) -> int | CoordinatorError:
         async def attempt(session: Session) -> int | CoordinatorError:
             await _transact(session, [one], fence)
-            assert one.outcome is not None, "what was neither refused nor interrupted is decided"
+            assert one.outcome is not None, "a transaction that was neither rejected nor interrupted has an outcome"
             return one.outcome
 
         return await self._link.run(_title(one.write), attempt)
 
-    async def _together(self, pending: list[_Pending], fence: Lease | None) -> None:
-        """Tries writes in one transaction; those that have no outcome then were refused again and again."""
+    async def _try_chunk(self, pending: list[_Pending], fence: Lease | None) -> None:
+        """Try writes in one transaction. Those without an outcome afterwards were rejected `CHUNK_TRIES` times."""
         collisions = 0
 
         async def attempt(session: Session) -> None:
@@ -130,13 +130,13 @@ class Writer:
 
 
 async def _transact(session: Session, pending: Sequence[_Pending], fence: Lease | None) -> None:
-    """One attempt: decides what can be decided, and writes the rest; Collision when nothing was written."""
-    raws, versions = await _look(session, pending, fence)
+    """Make one attempt: settle conflicts, write the rest. Raises Collision if nothing was written."""
+    raws, versions = await _watch_and_read(session, pending, fence)
     due: list[tuple[KeyWrite, int]] = []
     written: list[_Pending] = []
     for one, raw in zip(pending, raws, strict=True):
         version = 0 if one.write.value is None else next(versions[counter_key(one.write.key)])
-        if one.judge(raw, version):
+        if one.settle(raw, version):
             due.append((one.write, version))
             written.append(one)
     if due:
@@ -145,23 +145,23 @@ async def _transact(session: Session, pending: Sequence[_Pending], fence: Lease 
         one.outcome = version
 
 
-async def _look(
+async def _watch_and_read(
     session: Session, pending: Sequence[_Pending], fence: Lease | None
 ) -> tuple[list[bytes | None], dict[str, Iterator[int]]]:
-    """Watch keys and the lease that fences them; return what is stored, and new versions by counter.
+    """Watch the keys and the fencing lease; return the stored values, and new versions by counter.
 
-    MGET, since it takes a value of the wrong type for none where GET fails.
+    MGET returns nil for a value of the wrong type; GET would fail.
     """
     keys = [redis_key(one.write.key) for one in pending]
     if fence is not None:
         keys.append(redis_key(LEASE + fence.name))
     counts = Counter(counter_key(one.write.key) for one in pending if one.write.value is not None)
-    raws, *tops = await session.watch(keys, ("MGET", *keys), *(_raise(*count) for count in counts.items()))
+    raws, *tops = await session.watch(keys, ("MGET", *keys), *(_reserve_versions(*count) for count in counts.items()))
     if fence is not None and not Grants.is_held(raws.pop(), fence.token):
         raise LeaseLostError(
             f"{fence.holder} lost the lease {fence.name} (token {fence.token}), "
             f"so {pending[0].write.key} was not written",
-            do="stop what the lease allowed, and acquire it again",
+            do="stop the work that needs the lease, then acquire it again",
         )
     versions = {
         counter: iter(range(int(top) - count + 1, int(top) + 1))
@@ -170,14 +170,13 @@ async def _look(
     return raws, versions
 
 
-def _raise(counter: str, count: int) -> Command:
-    """Takes numbers from a counter. A single one by INCR, since not every role may do more."""
+def _reserve_versions(counter: str, count: int) -> Command:
+    """Reserve numbers from a counter. INCR for a single one, because not every role may use INCRBY."""
     return ("INCR", counter) if count == 1 else ("INCRBY", counter, count)
 
 
 def _commands(due: Sequence[tuple[KeyWrite, int]]) -> Iterator[Command]:
-    """What carries writes out, and ends every change: the area's counter shows it, and a notification tells whoever
-    listens."""
+    """Yield the commands for the writes, then the increments of the area counters and the notification."""
     records: list[str | bytes] = []
     gone: list[str] = []
     listed: defaultdict[str, list[str | int]] = defaultdict(list)

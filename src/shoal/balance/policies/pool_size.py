@@ -1,14 +1,14 @@
-"""How many servers: when to add, to drain, and to keep after all.
+"""The number of servers: when to add, drain or keep them.
 
-Owns the part of the `shoal` policy's objective that is about servers. In one unit (that of `server_hour_price`), an
-hour of the pool costs
+Owns the part of the `shoal` policy's objective that concerns servers. In the unit of `server_hour_price`, an hour of
+the pool costs
 
     server_hour_price * (cost of its servers)  +  OVERLOAD_HOUR_PRICE * (servers' worth of load above safe_ratio)
 
-at the load of the horizon, or at what is forecast beyond it. Servers are added, in one step, as long as the sum falls;
-servers that were being drained are kept first, for they are there already. Servers are drained when the others stay
-well below `safe_ratio` and the money pays for moving their channels within `PAYBACK_H`; the dearest for what they carry
-go first.
+at the load of the horizon, or at the forecast beyond it. Servers are added, in one step, as long as the sum falls;
+servers that are being drained are kept first, because they are already running. Servers are drained if the others stay
+well below `safe_ratio` and the savings pay for moving their channels within `PAYBACK_H`; those with the highest cost
+per capacity go first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 
 OVERLOAD_HOUR_PRICE: Final = 20.0
-"""What an hour of one server's worth of load too much costs, in the unit of `server_hour_price`."""
+"""Cost of an hour of overload by one server's worth of load, in the unit of `server_hour_price`."""
 PAYBACK_H: Final = 1.0
 """Hours within which draining a server must pay for the moves."""
 NO_HOSTS: Final = np.zeros(0, np.int32)
@@ -33,7 +33,7 @@ NO_HOSTS: Final = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """Servers to add, to drain and to keep, and who may take channels then."""
+    """Servers to add, drain and keep, and which servers may then take channels."""
 
     takes: Bools
     add: int = 0
@@ -44,7 +44,7 @@ class Sizing:
 
 
 def grown(situation: Situation, load: Estimate, settings: BalanceSettings, least: int = 0) -> Sizing:
-    """As many more servers as lower what an hour costs, but at least `least` of them; draining ones are kept first."""
+    """Add servers as long as they lower the cost of an hour, but at least `least`; draining ones are kept first."""
     hosts, pool = situation.hosts, situation.pool
     per_capacity = hosts.cost / load.capacity
     spare = np.flatnonzero(~hosts.takes & ~load.dead & ~load.silent)
@@ -82,7 +82,7 @@ def grown(situation: Situation, load: Estimate, settings: BalanceSettings, least
 
 
 def shrunk(situation: Situation, load: Estimate, settings: BalanceSettings) -> Sizing:
-    """Without as many servers as the others can spare. Only for calm times: nothing grows, nobody is on the way."""
+    """Remove as many servers as the others can spare. Only for calm times: no growth, and no servers being added."""
     hosts, pool = situation.hosts, situation.pool
     takes = load.takes.copy()
     before = load.bound(takes)

@@ -1,13 +1,13 @@
-"""Policy `bounded-load`: consistent hashing in which no server carries more than `BOUND_FACTOR` times its part.
+"""Policy `bounded-load`: consistent hashing in which no server carries more than `BOUND_FACTOR` times its fair share.
 
-After Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", with bytes a second in the place of
-balls: a channel goes to the first server clockwise from its hash that has room. A server's bound is its part of all
-load, by capacity, times `BOUND_FACTOR`. Channels within the bound stay where they are, those at home before the others;
-the rest walk on along the ring. It never replicates and never shrinks.
+After Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", with bytes per second instead of
+balls: a channel goes to the first server clockwise from its hash that has room. A server's bound is its share of the
+total load, by capacity, times `BOUND_FACTOR`. Channels within the bound stay where they are, with priority for those at
+home; the others continue along the ring. The policy never replicates and never shrinks.
 
-A channel that is larger than every bound cannot be placed within one: the first on a server stays where it is. A
-channel without load stays too. One that finds room nowhere goes to the server whose ratio is lowest with it, unless it
-is there already.
+A channel that is larger than every bound cannot be placed within one: the first such channel on a server stays there. A
+channel without load stays too. A channel that finds no room anywhere goes to the server with the lowest resulting
+ratio, or stays if it is already there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 
 from shoal.balance.columns import SINGLE, Bools, Floats, Hosts32, Ints, Placements
 from shoal.balance.decision import Decision, Reason
-from shoal.balance.policies.deciding import AS_THEY_ARE, Servers, decide_for, hash_reasons
-from shoal.balance.policies.naming import ring_hashes
-from shoal.balance.policies.reckoning import (
+from shoal.balance.policies.decision_builder import NO_CHANGE, Servers, decide_for, hash_reasons
+from shoal.balance.policies.name_hashes import ring_hashes
+from shoal.balance.policies.ring_homes import ring_of
+from shoal.balance.policies.server_state import (
     addable,
     average_ratio,
     estimated_loads,
@@ -30,19 +31,18 @@ from shoal.balance.policies.reckoning import (
     silent,
     targets,
 )
-from shoal.balance.policies.ring_homes import ring_of
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 from shoal.wire.raw_bytes import kernel
 
 BOUND_FACTOR: Final = 1.25
-"""How far above its part of the load a server may be filled (the paper's 1 + epsilon)."""
+"""How far above its fair share a server may be filled (the paper's 1 + epsilon)."""
 _ROUNDING: Final = 1.0 + 1e-9
-"""A bound that is passed by less than this is kept: sums in another order differ by as much."""
+"""Tolerance of the bound: sums in another order differ by rounding."""
 
 
 def decide(situation: Situation, settings: BalanceSettings) -> Decision:
-    """Every channel within the bounds, and a new server if the average is too high."""
+    """Place every channel within the bounds, and add a server if the average load is too high."""
     hosts, channels, placements = situation.hosts, situation.channels, situation.placements
     members = targets(hosts)
     if not members.any():
@@ -75,7 +75,7 @@ def decide(situation: Situation, settings: BalanceSettings) -> Decision:
 
 
 def load_bounds(situation: Situation) -> Floats:
-    """Bytes a second that each server may be filled up to."""
+    """Return the bytes per second up to which each server may be filled."""
     hosts = situation.hosts
     members = targets(hosts)
     total = float(estimated_loads(situation, situation.placements).sum())
@@ -87,13 +87,13 @@ def load_bounds(situation: Situation) -> Floats:
 
 
 def growth(situation: Situation, settings: BalanceSettings) -> Servers:
-    """One more server if the average is above the ratio for growth, a plan is due, and none is coming."""
+    """Add one server if the average is above `grow_ratio`, a plan is due, and none is being added."""
     capacity = known_capacity(situation)
     average = average_ratio(situation.hosts.bytes_out, capacity)
     if average <= settings.grow_ratio or situation.pool.adding or not addable(situation):
-        return AS_THEY_ARE
+        return NO_CHANGE
     if not is_due(situation, settings):
-        return AS_THEY_ARE
+        return NO_CHANGE
     busiest = highest_ratio(situation.hosts.bytes_out, capacity)
     return Servers(add=1, reason=Reason.GROW, figures={"max_ratio": busiest, "average_ratio": average})
 
@@ -112,7 +112,7 @@ def _place_all(
     capacity: Floats,
     servers: Hosts32,
 ) -> None:
-    """Keep what is within the bounds where it stands, and let the others walk the ring."""
+    """Keep channels that are within the bounds in place, and place the others along the ring."""
     loads = residual.copy()
     servers[:] = -1
     for row in by_seniority:

@@ -1,6 +1,6 @@
-"""From placements before and after to a decision: which rows changed, and the figures behind each move.
+"""Builds a decision from the placements before and after: the changed rows, and the figures behind each move.
 
-Owns the figures that all policies here give as a reason. Decides nothing.
+Owns the figures that these policies give as reasons. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shoal.balance.columns import Bools, Floats, Hosts32, Ints, Placements
 from shoal.balance.decision import Decision, Reason, positions
-from shoal.balance.policies.reckoning import dead, draining, estimated_loads, silent
+from shoal.balance.policies.server_state import dead, draining, estimated_loads, silent
 from shoal.balance.situation import Situation
 
 FIGURE_NAMES: Final = (
@@ -25,18 +25,19 @@ FIGURE_NAMES: Final = (
     "publications",
     "subscribers",
 )
-"""Load ratios of the busiest server that the channel leaves and of the busiest that it comes to (of all that it has if
-there is none), as measured before and as expected after; then what the channel does in a second. A dead server is at
-0."""
+"""Load ratios of the busiest server that the channel leaves and of the busiest that it gets (of all its servers if
+there is none), as measured before and as expected after; then the channel's activity per second. A dead server has
+ratio 0.
+"""
 
 REASONS: Final = tuple(Reason)
 Reasons = npt.NDArray[np.int8]
-"""A reason for each channel, as its number in `REASONS`."""
+"""The reason for each channel, as its index in `REASONS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """What is to be done about servers."""
+    """The changes of servers."""
 
     add: int = 0
     drain: Hosts32 = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -45,11 +46,11 @@ class Servers:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-AS_THEY_ARE: Final = Servers()
+NO_CHANGE: Final = Servers()
 
 
 def differing(old: Placements, new: Placements) -> Ints:
-    """The rows that are not on the same servers in the same mode; the order of the servers says nothing."""
+    """Return the rows with other servers or another mode; the order of the servers does not matter."""
     differs: Bools = (old.mode != new.mode) | (old.degree != new.degree)
     rows = np.flatnonzero(~differs)
     degree = old.degree
@@ -68,10 +69,10 @@ def differing(old: Placements, new: Placements) -> Ints:
     return np.flatnonzero(differs)
 
 
-def decide_for(situation: Situation, new: Placements, reasons: Reasons, servers: Servers = AS_THEY_ARE) -> Decision:
-    """The decision that makes `new` of the present placements, as far as servers report.
+def decide_for(situation: Situation, new: Placements, reasons: Reasons, servers: Servers = NO_CHANGE) -> Decision:
+    """Return the decision that changes the current placements to `new`, except for channels on silent servers.
 
-    `reasons` has one for each channel.
+    `reasons` has one reason per channel.
     """
     rows = differing(situation.placements, new)
     rows = rows[~on_silent(situation)[rows]]
@@ -90,12 +91,12 @@ def decide_for(situation: Situation, new: Placements, reasons: Reasons, servers:
 
 
 def all_for(reason: Reason, channels: int) -> Reasons:
-    """The same reason for every channel."""
+    """Return the same reason for every channel."""
     return np.full(channels, REASONS.index(reason), np.int8)
 
 
 def on_silent(situation: Situation) -> Bools:
-    """Which channels have a server that did not report."""
+    """Return which channels have a server that did not report."""
     placements = situation.placements
     found = np.zeros(len(placements), np.bool_)
     found[placements.rows[silent(situation)[placements.servers]]] = True
@@ -103,7 +104,7 @@ def on_silent(situation: Situation) -> Bools:
 
 
 def hash_reasons(situation: Situation, usual: Reason) -> Reasons:
-    """For each channel why it would move: its server is dead or being drained, or else the policy's usual reason."""
+    """Return the reason for moving each channel: its server is dead or draining, or else the policy's usual reason."""
     placements, hosts = situation.placements, situation.hosts
     reasons = all_for(usual, len(placements))
     rows = placements.rows
@@ -113,7 +114,7 @@ def hash_reasons(situation: Situation, usual: Reason) -> Reasons:
 
 
 def only(placements: Placements, rows: Ints) -> Placements:
-    """The placements of some rows."""
+    """Return the placements of some rows."""
     degree = placements.degree
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(degree[rows], out=offsets[1:])
@@ -146,7 +147,7 @@ def _finite_ratios(situation: Situation, placements: Placements) -> Floats:
 
 
 def _apart(placements: Placements, others: Placements, hosts: int) -> Bools:
-    """Which servers of each row `others` does not have in that row; all of them if it has all."""
+    """Return which servers of each row are not in that row of `others`; all of them if every one is."""
     if len(placements.servers) == len(others.servers) == len(placements):
         return np.ones(len(placements), np.bool_)
     apart = ~np.isin(placements.rows * hosts + placements.servers, others.rows * hosts + others.servers)
@@ -155,7 +156,7 @@ def _apart(placements: Placements, others: Placements, hosts: int) -> Bools:
 
 
 def _highest(ratios: Floats, placements: Placements, counted: Bools) -> Floats:
-    """By row: the highest ratio among the servers that count."""
+    """Return the highest ratio among the counted servers of each row."""
     shown = np.where(counted, ratios[placements.servers], -np.inf)
     highest: Floats = np.maximum.reduceat(shown, placements.offsets[:-1])
     return highest

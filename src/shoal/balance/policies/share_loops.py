@@ -1,10 +1,10 @@
 """Compiled loops of the `shoal` policy: which shares leave a server, and which server takes each.
 
-Owns the loops and the records of arrays that they work on. A loop is compiled at its first call, never at import, and
-then comes from the cache on disk. Knows nothing of settings, reasons or plans.
+Owns the loops and their records of arrays. A loop is compiled at its first call, never at import, and then loaded from
+the cache on disk. The loops do not depend on settings, reasons or plans.
 
-A *share* is one server's part of one channel: an element of `Placements.servers`. A share's size is what it adds to
-its server's load ratio, in whichever of bandwidth and CPU is the server's scarcer one.
+A *share* is one server's part of one channel: an element of `Placements.servers`. Its size is what it adds to its
+server's load ratio, in the scarcer one of bandwidth and CPU.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from shoal.wire.compiled_cache import keep
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 COVER: Final = 2.0
-"""A share that relieves its server in one move may be this many times larger than what the server has to lose."""
+"""A share that relieves its server in one move may be larger than needed by this factor."""
 SCANNED_MAX: Final = 256
-"""Shares of one server that `improve` looks at, largest first."""
+"""Shares of one server that `improve` examines, largest first."""
 COUNT_WEIGHT: Final = 1e-9
-"""What an earlier arrival counts against a server when all else is equal: channels without load spread too."""
+"""Weight of earlier arrivals in a tie, so that channels without load spread too."""
 
 
 class Shares(NamedTuple):
-    """The shares, row by row. `host` changes as they move; `free` says which may still leave their server."""
+    """The shares, row by row. `host` changes as they move; `free` is whether a share may still leave its server."""
 
     row: Ints
     """The channel's row."""
     first: Ints
-    """By channel: its first share; one more at the end."""
+    """By channel: its first share; one extra element at the end."""
     host: Hosts32
     bytes_out: Floats
     cpu: Floats
@@ -42,20 +42,20 @@ class Shares(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What each server carries and can carry. All but the capacities change as shares move."""
+    """Load and capacity of each server. All but the capacities change as shares move."""
 
     bytes_out: Floats
     cpu: Floats
     capacity: Floats
     cpu_capacity: Floats
     arrivals: Ints
-    """Shares that each server was given so far."""
+    """Shares that each server has received so far."""
     room_bytes: Floats
-    """What each server may still be given: it falls with every arrival, and no departure makes it more."""
+    """Load that each server may still receive. It falls with every arrival, and departures do not raise it."""
     room_cpu: Floats
 
 
-class Shelves(NamedTuple):
+class ServerShares(NamedTuple):
     """The shares of each server, largest first: those of server `h` are `order[starts[h]:starts[h + 1]]`."""
 
     order: Ints
@@ -63,13 +63,13 @@ class Shelves(NamedTuple):
 
 
 def kernel(function: Function) -> Function:
-    """Marks a compiled loop: compiled at its first call, then loaded from the cache on disk."""
+    """Mark a compiled loop: compiled at its first call, then loaded from the cache on disk."""
     return cast(Function, keep(numba.njit(function)))
 
 
 @kernel
-def shelve(host: Hosts32, size: Floats, hosts: int) -> tuple[Ints, Ints]:
-    """The order and the starts of `Shelves`. Shares of one size stay in their order."""
+def group_by_server(host: Hosts32, size: Floats, hosts: int) -> tuple[Ints, Ints]:
+    """Return `order` and `starts` of `ServerShares`. Shares of equal size keep their order."""
     starts = np.zeros(hosts + 1, np.int64)
     for server in host:
         starts[server + 1] += 1
@@ -81,20 +81,20 @@ def shelve(host: Hosts32, size: Floats, hosts: int) -> tuple[Ints, Ints]:
         order[at[host[share]]] = share
         at[host[share]] += 1
     for server in range(hosts):
-        shelf = order[starts[server] : starts[server + 1]]
-        order[starts[server] : starts[server + 1]] = shelf[np.argsort(-size[shelf], kind="mergesort")]
+        own = order[starts[server] : starts[server + 1]]
+        order[starts[server] : starts[server + 1]] = own[np.argsort(-size[own], kind="mergesort")]
     return order, starts
 
 
 @kernel
-def moves_for(levels: Floats, ratio: Floats, size: Floats, free: Bools, shelves: Shelves) -> Ints:
-    """How many shares must leave, at least, to bring every server to each of some levels (ascending)."""
+def moves_for(levels: Floats, ratio: Floats, size: Floats, free: Bools, by_server: ServerShares) -> Ints:
+    """Return the minimum number of shares that must leave to bring every server to each of some levels (ascending)."""
     counts = np.zeros(len(levels), np.int64)
     for server in range(len(ratio)):
-        at, gone, moved = shelves.starts[server], 0.0, 0
+        at, gone, moved = by_server.starts[server], 0.0, 0
         for level in range(len(levels) - 1, -1, -1):
-            while at < shelves.starts[server + 1] and ratio[server] - gone > levels[level]:
-                share = shelves.order[at]
+            while at < by_server.starts[server + 1] and ratio[server] - gone > levels[level]:
+                share = by_server.order[at]
                 if free[share]:
                     gone += size[share]
                     moved += 1
@@ -112,7 +112,7 @@ def _ratio(load: Load, server: int) -> float:
 
 @kernel
 def _relief(load: Load, shares: Shares, server: int, share: int) -> float:
-    """What a share takes off its server's ratio, in the dimension that is the scarcer one now."""
+    """Return how much a share contributes to its server's ratio, in the currently scarcer dimension."""
     if load.bytes_out[server] / load.capacity[server] >= load.cpu[server] / load.cpu_capacity[server]:
         relief: float = shares.bytes_out[share] / load.capacity[server]
     else:
@@ -136,7 +136,7 @@ def _arrive(load: Load, shares: Shares, server: int, share: int) -> None:
 
 @kernel
 def _has(shares: Shares, share: int, server: int) -> bool:
-    """Whether the share's channel has this server already."""
+    """Return whether the share's channel is already on this server."""
     row = shares.row[share]
     for other in range(shares.first[row], shares.first[row + 1]):  # noqa: SIM110 (numba knows no generator in any())
         if shares.host[other] == server:
@@ -145,21 +145,21 @@ def _has(shares: Shares, share: int, server: int) -> bool:
 
 
 @kernel
-def shed(servers: Ints, levels: Floats, budget: int, load: Load, shares: Shares, shelves: Shelves) -> Ints:
-    """Takes shares off servers, one server after the other, until each is at its level; returns them.
+def shed(servers: Ints, levels: Floats, budget: int, load: Load, shares: Shares, by_server: ServerShares) -> Ints:
+    """Remove shares from servers, one server after the other, until each is at its level; return the shares.
 
-    Of a server's shares the largest useful ones leave: one that is enough by itself and not much more than enough,
-    else the largest that is not more than needed, and so on. A level below zero empties the server.
+    The largest useful shares of a server leave: one that suffices alone and is not much more than needed, else the
+    largest that is not more than needed, and so on. A level below zero empties the server.
     """
     chosen = np.empty(min(budget, len(shares.row)), np.int64)
     count = 0
     for server in servers:
         enough = -1
-        for at in range(shelves.starts[server], shelves.starts[server + 1]):
+        for at in range(by_server.starts[server], by_server.starts[server + 1]):
             excess = _ratio(load, server) - levels[server]
             if excess <= 0.0 or count == budget:
                 break
-            share = shelves.order[at]
+            share = by_server.order[at]
             if not shares.free[share] or shares.host[share] != server:
                 continue
             relief = _relief(load, shares, server, share)
@@ -184,11 +184,10 @@ def shed(servers: Ints, levels: Floats, budget: int, load: Load, shares: Shares,
 
 @kernel
 def place(chosen: Ints, level: float, takers: Ints, load: Load, shares: Shares) -> int:
-    """Gives each chosen share, which is on no server, to a taker that it does not bring above the level and that has
-    room for its coming.
+    """Give each chosen share, which is on no server, to a taker that stays below the level and has room for it.
 
-    Of all such servers it goes to the one that has most room afterwards in what the share needs. A share for which
-    there is none goes back. Either way it does not leave again. Returns how many found a place.
+    Of all such servers it goes to the one with the most room left in the dimension that the share needs. A share
+    without a suitable server goes back. In both cases it does not leave again. Returns the number of placed shares.
     """
     placed = 0
     any_taker = takers[0]
@@ -219,11 +218,13 @@ def place(chosen: Ints, level: float, takers: Ints, load: Load, shares: Shares) 
 
 
 @kernel
-def improve(goal: float, margin: float, budget: int, takers: Ints, load: Load, shares: Shares, shelves: Shelves) -> int:
-    """Lowers the busiest server as far as single moves can, then the next, while they are above the goal.
+def improve(
+    goal: float, margin: float, budget: int, takers: Ints, load: Load, shares: Shares, by_server: ServerShares
+) -> int:
+    """Lower the busiest server as far as single moves can, then the next, while they are above the goal.
 
-    Each move leaves both servers below what the busier was by at least the margin: that is what makes it end.
-    Returns how many moves it made.
+    Each move leaves both servers at least the margin below the previous ratio of the busier one, so the loop
+    terminates. Returns the number of moves.
     """
     moved = 0
     stuck = np.zeros(len(load.capacity), np.bool_)
@@ -234,7 +235,7 @@ def improve(goal: float, margin: float, budget: int, takers: Ints, load: Load, s
                 worst, worst_ratio = server, _ratio(load, server)
         if worst < 0:
             break
-        share, target = _best_move(worst, worst_ratio - margin, takers, load, shares, shelves)
+        share, target = _best_move(worst, worst_ratio - margin, takers, load, shares, by_server)
         if share < 0:
             stuck[worst] = True
             continue
@@ -248,13 +249,15 @@ def improve(goal: float, margin: float, budget: int, takers: Ints, load: Load, s
 
 @kernel
 def _best_move(
-    source: int, below: float, takers: Ints, load: Load, shares: Shares, shelves: Shelves
+    source: int, below: float, takers: Ints, load: Load, shares: Shares, by_server: ServerShares
 ) -> tuple[int, int]:
-    """The move off a server after which the busier of the two is lowest; (-1, -1) if none ends below the bound."""
+    """Return the move off a server with the lowest resulting maximum of the two; (-1, -1) if none ends below the
+    bound.
+    """
     best_share, best_target, best = -1, -1, below
     scanned = 0
-    for at in range(shelves.starts[source], shelves.starts[source + 1]):
-        share = shelves.order[at]
+    for at in range(by_server.starts[source], by_server.starts[source + 1]):
+        share = by_server.order[at]
         if not shares.free[share] or shares.host[share] != source:
             continue
         scanned += 1
