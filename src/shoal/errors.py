@@ -5,6 +5,7 @@
     ├── ConnectError                    no usable connection
     │   ├── AuthenticationError             the password or the user was refused
     │   ├── ServerTooOldError               the server lacks what Shoal needs
+    │   ├── VersionError                    an agent speaks other versions of the protocol than this process
     │   └── ClusterNotFoundError            nothing runs where we looked
     ├── PublishError                    a message that was not, or not surely, published
     │   ├── PayloadTooLargeError            over payload_bytes_max
@@ -81,6 +82,10 @@ class AuthenticationError(ConnectError):
 
 class ServerTooOldError(ConnectError):
     """The server lacks something that Shoal needs (RESP3, ACL users)."""
+
+
+class VersionError(ConnectError):
+    """An agent speaks other versions of the protocol than this process. Messages for its server stay in the buffer."""
 
 
 class ClusterNotFoundError(ConnectError):

@@ -177,7 +177,7 @@ def test_a_hole_is_given_a_moment_then_asked_for_then_delivered() -> None:
     driver.advance(DELAY_S * 0.2)
     assert asked(driver) == [(2, 4)]
     resend(driver, 2, 3, 4)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 5, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 5, 5, 2))
     assert driver.payloads(sub) == [b"2", b"3", b"4", b"5"]
     assert driver.counters.healed == 3
     driver.advance(60.0)
@@ -210,7 +210,7 @@ def test_a_large_hole_is_healed_page_by_page() -> None:
     while requests := asked(driver):
         pages += requests
         resend(driver, *range(requests[0][0], requests[0][1] + 1))
-        driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, requests[0][0]))
+        driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 11, requests[0][0]))
         driver.advance(0.001)
     assert pages == [(2, 5), (6, 9), (10, 10)]
     assert driver.payloads(sub) == [b"%d" % number for number in range(2, 12)]
@@ -227,13 +227,13 @@ def test_an_answer_that_comes_again_leads_to_no_other_question() -> None:
     questions = []
     for _ in repeated:
         resend(driver, 2, 3, 4, 5)
-        driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 2))
+        driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 11, 2))
         driver.advance(0.001)
         questions += asked(driver)
     assert questions == [(6, 9)]
     resend(driver, 6, 7, 8, 9)
     assert driver.payloads(sub) == [b"%d" % number for number in range(2, 10)], "its answer is still awaited"
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 6))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 11, 6))
     driver.advance(0.001)
     assert asked(driver) == [(10, 10)]
 
@@ -246,7 +246,7 @@ def test_the_answer_to_another_subscription_of_the_client_leads_to_no_question()
     driver.advance(DELAY_S * 1.1)
     assert asked(driver) == [(2, 5), (6, 9)]
     resend(driver, 2, 3, 4, 5)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 11, 2))
     driver.advance(0.001)
     assert asked(driver) == [(6, 9)], "the early one goes on, the late one still waits for its answer"
     resend(driver, 6, 7, 8, 9)
@@ -259,9 +259,9 @@ def test_a_late_answer_still_says_how_far_the_stream_has_come() -> None:
     arrive(driver, 8)
     driver.advance(DELAY_S * 1.1)
     resend(driver, 2, 3, 4, 5)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 8, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 8, 8, 2))
     driver.advance(0.001)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 9, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 9, 9, 2))
     resend(driver, 6, 7, 9)
     assert driver.payloads(sub) == [b"%d" % number for number in range(2, 10)]
 
@@ -315,7 +315,7 @@ def test_a_message_that_can_never_be_read_becomes_a_gap_in_the_end() -> None:
         driver.advance(TIMEOUT_S / 50)
         for first, _ in asked(driver):
             driver.tell("s1", control.Resend(TILE, bad))
-            driver.tell("s1", control.Healed(TILE, STREAM, 1, 3, first))
+            driver.tell("s1", control.Healed(TILE, STREAM, 1, 3, 3, first))
     items = driver.items(sub)
     assert [type(item) for item in items] == [Gap, Message]
     assert isinstance(items[0], Gap)
@@ -349,7 +349,7 @@ def test_what_the_publisher_no_longer_has_is_a_gap_with_the_exact_range() -> Non
     driver.advance(DELAY_S * 1.1)
     assert asked(driver) == [(2, 8)]
     resend(driver, 6, 7, 8)
-    driver.tell("s1", control.Healed(TILE, STREAM, 6, 9, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 6, 9, 9, 2))
     gap, *rest = driver.items(sub)
     assert gap == Gap("tile", OTHER, 2, 5, "its publisher no longer has them")
     assert isinstance(gap, Gap)
@@ -362,7 +362,7 @@ def test_a_floor_past_the_hole_reports_no_more_than_the_hole() -> None:
     driver, sub = subscribed()
     arrive(driver, 4, 6)
     driver.advance(DELAY_S * 1.1)
-    driver.tell("s1", control.Healed(TILE, STREAM, 100, 6, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 100, 6, 6, 2))
     items = driver.items(sub)
     assert [(item.first, item.last) for item in items if isinstance(item, Gap)] == [(2, 3)]
     assert [item.payload for item in items if isinstance(item, Message)] == [b"4"]
@@ -410,7 +410,7 @@ def test_held_messages_are_bounded_and_what_did_not_fit_is_asked_for() -> None:
         for first, last in asked(driver):
             resend(driver, *range(first, last + 1))
             resent |= set(range(first, last + 1))
-            driver.tell("s1", control.Healed(TILE, STREAM, 1, 7, first))
+            driver.tell("s1", control.Healed(TILE, STREAM, 1, 7, 7, first))
     assert driver.payloads(sub) == [b"%d" % number for number in range(2, 8)]
     assert resent == {2, 6, 7}
 
@@ -503,7 +503,7 @@ def test_after_a_restart_what_a_living_publisher_has_is_healed() -> None:
     driver.advance(DELAY_S * 1.1)
     assert asked(driver) == [(2, 3)]
     resend(driver, 2, 3)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 3, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 3, 3, 2))
     assert driver.payloads(sub) == [b"2", b"3"]
     driver.advance(TIMEOUT_S * 2)
     assert driver.items(sub) == []
@@ -559,7 +559,7 @@ def test_a_lapsed_stream_that_speaks_again_goes_on_from_there() -> None:
     driver.advance(DELAY_S * 1.1)
     assert asked(driver)[:1] == [(2, 6)]
     resend(driver, 5, 6)
-    driver.tell("s1", control.Healed(TILE, STREAM, 5, 8, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 5, 8, 8, 2))
     items = driver.items(sub)
     assert [item.sequence for item in items if isinstance(item, Message)] == [5, 6, 7, 8]
     assert [(item.first, item.last) for item in items if isinstance(item, Gap)] == [(2, 4)], "its publisher lost them"

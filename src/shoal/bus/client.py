@@ -133,8 +133,8 @@ class Bus:
         key, ring = self._plan
         verifier = Verifier(key)
         verifier.ring(ring)  # raises if the cluster did not sign it; the router would only count that
-        nonce = self._runtime.random.getrandbits(NONCE_BITS)
-        router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_nonce=nonce)
+        number = self._runtime.random.getrandbits(NONCE_BITS)
+        router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_number=number)
         adapter = Adapter(router, self._source, self.limits, self._runtime)
         router.ring(ring, adapter.now)
         adapter.flush()
@@ -276,11 +276,17 @@ class Bus:
         """Waits until servers have confirmed everything published so far and since.
 
         NotConfirmedError says what is missing after `timeout` seconds (None: `drain_timeout_s`);
-        PublishError what servers have refused.
+        PublishError what servers have refused; VersionError that an agent speaks another version.
         """
         adapter = self.adapter
         timeout_s = self.limits.drain_timeout_s if timeout is None else timeout
-        if not await adapter.until(lambda: adapter.router.settled or adapter.closed, timeout_s):
+        adapter.forget_refusal()
+        done = await adapter.until(
+            lambda: adapter.router.settled or adapter.closed or adapter.refused is not None, timeout_s
+        )
+        if adapter.refused is not None and not adapter.router.settled:
+            raise adapter.refused
+        if not done:
             raise self._not_confirmed(adapter, timeout_s)
         adapter.refusals.raise_all()
 
