@@ -23,14 +23,25 @@ from tests.support.core_driver import (
     ring,
 )
 
-from shoal.channels.agent.core import HEARTBEAT_SPREAD
+from shoal.channels.agent.core import HEARTBEAT_SPREAD, REFUSALS_PER_S_MAX, AgentCore
 from shoal.channels.states import Agent
+from shoal.channels.telemetry.scanner import Scanner
+from shoal.channels.telemetry.tables import TableLimits
 from shoal.errors import ProtocolError
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.entry import Entry
 from shoal.plan.placement import Mode, Placement
 from shoal.wire import control, envelope
-from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel, stream_id
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEADER,
+    HEADER_1,
+    HEARTBEAT_CHANNEL,
+    MAGIC,
+    MAGIC_1,
+    inbox_channel,
+    stream_id,
+)
 
 TILE = b"tile"
 RING = SIGNER.ring(ring(3, ("s1", "s2")))
@@ -461,6 +472,101 @@ def test_lives_have_names_of_their_own() -> None:
     second.open("life two")
     assert first.core.incarnation != second.core.incarnation
     assert all(incarnation > 0 for incarnation in (first.core.incarnation, second.core.incarnation))
+
+
+# Parts
+
+
+def test_a_client_is_present_with_the_last_part_of_its_answer() -> None:
+    driver = called(clients=1)
+    names = [b"tile.%d" % number for number in range(1500)]
+    *first, last = control.presents(driver.core.incarnation, 1, names, [], [])
+    driver.tell(*first)
+    assert driver.state() is Agent.CALLING
+    driver.tell(last)
+    assert driver.state() is Agent.SERVING
+    assert list(driver.core.register.channels) == names
+
+
+def test_a_long_answer_comes_in_parts() -> None:
+    driver = session()
+    streams = [(b"tile.%d" % number, STREAM, 1) for number in range(1500)]
+    for channel, stream, number in streams:
+        publish(driver, number, channel=channel, stream=stream)
+    driver.tell(hello(nonce=8, name=b"*", pattern=True))
+    received = driver.take_with_heads(inbox_channel(CLIENT), control.Answer)
+    assert [number for _, number, _ in received] == [8, 8, 8]
+    parts = [one.message for one in received if isinstance(one.message, control.Answer)]
+    assert [(part.part, part.parts) for part in parts] == [(0, 3), (1, 3), (2, 3)]
+    assert sorted(stream for part in parts for stream in part.streams) == sorted(streams)
+
+
+def test_an_answer_says_when_the_tables_were_full() -> None:
+    driver = AgentDriver()
+    tables = TableLimits(streams_per_channel_max=1)
+    driver.core = AgentCore("s1", AGENT, Scanner(1 << 20, tables), driver.core.book, DEFAULT_LIMITS)
+    driver.core.ring(RING)
+    driver.open()
+    publish(driver, 1)
+    driver.tell(hello(), hello(name=b"*", pattern=True))
+    assert [answer.complete for answer in driver.answers()] == [True, True]
+    publish(driver, 1, stream=stream_id(OTHER, 2))
+    driver.tell(hello(), hello(name=b"*", pattern=True), hello(name=b"other"))
+    assert [answer.complete for answer in driver.answers()] == [False, False, True]
+
+
+# Other versions
+
+
+def of_version(version: int, client: int = CLIENT, number: int = 5) -> bytes:
+    data = control.encode(control.Greet(1, 3), client, number)
+    return data[:2] + bytes((version,)) + data[3:]
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 255])
+def test_a_client_of_another_version_is_refused(version: int) -> None:
+    driver = session()
+    driver.hear(AGENT_CHANNEL, of_version(version))
+    ((client, number, refused),) = driver.take_with_heads(inbox_channel(CLIENT), control.Refused)
+    assert isinstance(refused, control.Refused)
+    assert (client, number) == (CLIENT, 5)
+    assert (refused.code, refused.version_min, refused.version_max) == ("version", 2, 2)
+    assert f"version {version}" in refused.text
+    assert driver.core.take_other_formats() == {"control messages of other versions": 1}
+    assert driver.core.counters.garbage == driver.core.counters.greetings == 0
+
+
+def test_refusals_are_limited() -> None:
+    driver = session()
+    for _ in range(50):
+        driver.hear(AGENT_CHANNEL, of_version(3))
+    assert len(driver.take(inbox_channel(CLIENT), control.Refused)) == REFUSALS_PER_S_MAX
+    driver.now += 1.0
+    driver.hear(AGENT_CHANNEL, of_version(3))
+    assert len(driver.take(inbox_channel(CLIENT), control.Refused)) == 1
+
+
+def test_a_client_of_format_1_is_noted_and_not_answered() -> None:
+    driver = session()
+    driver.hear(AGENT_CHANNEL, bytes.fromhex("f5439401010203"))
+    driver.hear(TILE, HEADER_1.pack(MAGIC_1, 0, 1, STREAM, 1, 5) + b"x")
+    driver.hear(TILE, HEADER.pack(MAGIC, 32, 1, STREAM, 1, 5) + b"x")
+    assert driver.core.take_other_formats() == {
+        "control messages of format 1": 1,
+        "messages in envelopes of format 1": 1,
+        "messages with unknown flags": 1,
+    }
+    assert driver.core.take_other_formats() == {}
+    assert not any(driver.take(inbox_channel(CLIENT), kind) for kind in (control.Refused, control.Welcome))
+    driver.tell(hello())
+    assert driver.answers()[0].streams == [], "a message that cannot be read is no baseline"
+
+
+@pytest.mark.parametrize("channel", [HEARTBEAT_CHANNEL, b"__shoal:other"])
+def test_other_versions_elsewhere_are_not_answered(channel: bytes) -> None:
+    driver = session()
+    driver.hear(channel, of_version(3))
+    assert driver.take(inbox_channel(CLIENT), control.Refused) == []
 
 
 # Garbage

@@ -25,7 +25,7 @@ from tests.support.core_driver import (
     sequences,
 )
 
-from shoal.channels.client.context import Connect, Disconnect, FetchRing
+from shoal.channels.client.context import AgentRefused, Connect, Disconnect, FetchRing
 from shoal.channels.states import Lane, Link
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.placement import Mode, Placement
@@ -371,6 +371,81 @@ def test_a_roll_call_is_answered_with_what_the_client_does_there() -> None:
     assert [(channel, last) for channel, _, last in mine] == [(here, 2)]
     theirs = [(there, out.stream, 1)]
     assert driver.heard("s2", control.Present) == [control.Present(1, 3, 0, 1, [], [b"til*"], theirs)]
+
+
+def test_an_answer_to_a_resync_with_long_lists_comes_in_parts() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, subscriptions_max=5000)
+    driver = RouterDriver(limits=limits)
+    names = [b"tile.%d" % number for number in range(1500)]
+    for name in names:
+        driver.subscribe(name)
+    driver.resync("s1", 4)
+    parts = driver.heard("s1", control.Present)
+    assert [(part.resync, part.part, part.parts) for part in parts] == [(4, 0, 3), (4, 1, 3), (4, 2, 3)]
+    assert [name for part in parts for name in part.channels] == names
+
+
+def test_an_answer_in_parts_is_one_answer() -> None:
+    driver = RouterDriver()
+    here = driver.servers["s1"]
+    here.silent = True
+    sub = driver.subscribe(b"*", pattern=True)
+    (hello,) = driver.heard("s1", control.Hello)
+    streams = [(b"tile.%d" % number, STREAM, number) for number in range(3000)]
+    parts = control.in_parts(answer_of("s1", b"*", streams=streams, absent=[(b"gone", STREAM, 7)]))
+    for part in (*parts[:3], *parts[:-1], parts[1]):  # the answer to a repeated Hello begins anew
+        driver.tell("s1", part, hello.nonce)
+    assert not driver.in_force(sub)
+    driver.tell("s1", parts[-1], hello.nonce)
+    assert driver.in_force(sub)
+    lasts = {(chan.name, stream.stream): stream.last for chan, stream in sub.all_streams()}
+    assert lasts == {(channel, stream): last for channel, stream, last in [*streams, (b"gone", STREAM, 7)]}
+
+
+# Other versions
+
+
+def refuse(driver: RouterDriver, number: int) -> list[AgentRefused]:
+    driver.tell("s1", control.Refused("version", 3, 4, 0, "too old"), number)
+    return driver.happened(AgentRefused)
+
+
+def test_an_agent_that_refuses_the_version_is_reported() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    driver.subscribe(b"tile")
+    ((_, number, greet),) = driver.heard_with_heads("s1", control.Greet)
+    assert isinstance(greet, control.Greet)
+    assert (greet.version_min, greet.version_max) == (2, 2)
+    assert refuse(driver, number) == [AgentRefused("s1", "version", 3, 4, "too old")]
+    driver.servers["s1"].silent = False
+    driver.advance(2.0)
+    assert driver.state("s1") is Link.USABLE, "it asked again, and the agent has been replaced meanwhile"
+    assert refuse(driver, number) == [], "a usable link has shown that its agent takes its messages"
+
+
+def test_a_refusal_of_a_message_that_was_not_sent_on_this_connection_is_ignored() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    driver.subscribe(b"tile")
+    before = driver.router.context.number
+    assert refuse(driver, before + 1) == []
+    driver.lose("s1")
+    driver.play()
+    assert refuse(driver, before) == []
+    assert driver.counters.garbage == 2
+
+
+def test_numbers_to_an_agent_grow_across_connections() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.publish(b"tile", b"1")
+    driver.lose("s1")
+    driver.play()
+    driver.resync("s1", 1)
+    numbers = [received.number for received in driver.servers["s1"].heard]
+    assert len(numbers) > 5
+    assert numbers == sorted(set(numbers))
 
 
 # Garbage

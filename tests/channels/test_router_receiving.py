@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, StandIn, blob
 
+from shoal.channels.client.context import UnknownFlags
 from shoal.channels.client.subscription import Subscription
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Gap, Message
@@ -320,6 +321,63 @@ def test_a_message_that_can_never_be_read_becomes_a_gap_in_the_end() -> None:
     assert [type(item) for item in items] == [Gap, Message]
     assert isinstance(items[0], Gap)
     assert (items[0].first, items[0].last) == (2, 2)
+
+
+# Other versions
+
+
+def with_flags(flags: int, sequence: int) -> bytes:
+    return envelope.prefix(flags, 1, STREAM) + envelope.SUFFIX.pack(sequence, 5) + b"newer"
+
+
+@pytest.mark.parametrize("pattern", [None, b"ti*"])
+def test_a_message_with_an_unknown_flag_is_not_delivered_and_its_hole_shows(pattern: bytes | None) -> None:
+    driver, sub = subscribed(pattern=pattern)
+    driver.push("s1", TILE, with_flags(64, 2), pattern)
+    assert driver.items(sub) == []
+    assert driver.counters.unknown_flags == 1
+    driver.message("s1", TILE, STREAM, 3, b"3", pattern=pattern)
+    assert driver.items(sub) == [], "number 2 was not received"
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver) == [(2, 2)]
+    driver.tell("s1", control.Resend(TILE, with_flags(64, 2)))
+    driver.advance(2 * TIMEOUT_S)
+    assert [type(item) for item in driver.items(sub)] == [Gap, Message]
+
+
+def test_unknown_flags_are_reported_once_a_minute() -> None:
+    driver, _ = subscribed()
+    for number in range(2, 6):
+        driver.push("s1", TILE, with_flags(32 | envelope.BEACON, number))
+    assert driver.happened(UnknownFlags) == [UnknownFlags(TILE, 32)]
+    driver.now += 61.0
+    driver.push("s1", TILE, with_flags(128 | 64, 9))
+    assert driver.happened(UnknownFlags) == [UnknownFlags(TILE, 192)]
+    assert driver.counters.unknown_flags == 5
+
+
+@pytest.mark.parametrize("words", [1, 8, 255])
+def test_an_extension_is_skipped(words: int) -> None:
+    driver, sub = subscribed()
+    for number, message in ((2, blob(STREAM, 2, b"2")), (3, blob(STREAM, 3, b"3", {"n": 1}))):
+        at = envelope.HEADER_BYTES
+        extended = message[:3] + bytes((words,)) + message[4:at] + bytes(8 * words) + message[at:]
+        driver.push("s1", TILE, extended)
+        (item,) = driver.items(sub)
+        assert isinstance(item, Message)
+        assert (item.payload, item.sequence) == (b"%d" % number, number)
+
+
+def test_an_envelope_of_format_1_is_a_foreign_payload() -> None:
+    driver, sub = subscribed()
+    old = envelope.HEADER_1.pack(envelope.MAGIC_1, 0, 1, STREAM, 2, 5) + b"old"
+    driver.push("s1", TILE, old)
+    (item,) = driver.items(sub)
+    assert isinstance(item, Message)
+    assert (item.foreign, item.payload) == (True, old)
+
+
+# Resends
 
 
 def test_a_resend_nobody_asked_for_is_ignored() -> None:

@@ -20,8 +20,8 @@ A message is a head of 24 bytes, little-endian, and a body, a MessagePack array 
                           of the question. Refused: the number of the refused message. Notice: 0. Heartbeat, Resync:
                           their own count
 
-The head keeps its layout in later versions, so that any version can answer Refused. Readers ignore additional fields at
-the end of a body, so that fields can be added without a new version.
+The head and the body of Refused keep their layout in later versions, so that any version can refuse any other. Readers
+ignore additional fields at the end of a body, so that fields can be added without a new version.
 
 Any client that may publish on the server can send any of these messages, so decoding is strict: bytes that do not
 decode raise `ProtocolError`, and the receiver counts and drops them. Rings and placements travel inside as signed bytes
@@ -341,11 +341,11 @@ def is_format_1(data: bytes) -> bool:
 
 
 def decode(data: bytes) -> Received:
-    """The control message in `data`; ProtocolError if it is none, or of another version."""
+    """The control message in `data`; ProtocolError if it is none, or of another version and not a Refused."""
     head = read_head(data)
     if head is None:
         raise ProtocolError("a peer sent something that is not a control message on an internal channel")
-    if head.version != VERSION:
+    if head.version != VERSION and head.kind != _kind_of[Refused]:
         raise ProtocolError(f"a peer sent a control message of version {head.version}; this process speaks {VERSION}")
     decoder = _decoders.get(head.kind)
     if decoder is None or head.scheme != _NO_SCHEME:

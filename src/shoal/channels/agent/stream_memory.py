@@ -52,7 +52,7 @@ class StreamMemory:
         return {stream: last for stream, last in self._scanner.streams(channel).streams if client_of(stream)}
 
     def current(self, name: bytes, pattern: bool) -> tuple[Streams, bool]:
-        """The streams of a channel, or of all channels that match a pattern; False if the tables lacked room for some."""
+        """The streams of a channel, or of channels that match a pattern, and whether the tables had room for all."""
         channels = [name]
         if pattern:
             channels = [channel for channel in self._scanner.channels() if glob_match(name, channel)]
