@@ -127,14 +127,14 @@ def test_agrees_with_a_plain_model(seconds: list[tuple[Any, Any, Any, Any]]) -> 
         assert set(found) == set(payloads) | subscribed
         for channel, row in found.items():
             own = payloads[channel]
-            clients = {int.from_bytes(p[9:15], "little") for p in own if len(p) == 31 and p[:2] == b"\xf5\x5a"}
+            clients = {int.from_bytes(p[10:16], "little") for p in own if len(p) == 40 and p[:2] == b"\xf5\x5b"}
             direct = numsub.get(channel, len(register.get(channel, ())))
             matching = {pattern: n for pattern, n in patterns.items() if channel in MATCHES[pattern]}
             by_pattern = sum(matching.values())
             assert row["publishers"] == len(clients)
             assert row["publisher_ids"] == sorted(clients)[:LISTED_MAX]
             assert row["publications"] == len(own)
-            assert row["foreign"] == sum(len(payload) != 31 for payload in own)
+            assert row["foreign"] == sum(len(payload) != 40 for payload in own)
             assert row["subscribers"] == direct
             assert row["registered"] == len(register.get(channel, ()))
             assert set(row["subscriber_ids"]) <= register.get(channel, frozenset())

@@ -22,7 +22,7 @@ from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, HEADER, HEARTBEAT_CHANNEL, MAGIC, stream_id
 
 LIMITS = Limits()
-PEER = b"__shoal:wor[d]"
+PEER = b"__shoal:heartbea[t]"
 ALICE, BOB = 0xA11CE, 0xB0B
 
 
@@ -108,11 +108,11 @@ class Bench:
     def publish(self, channel: bytes, payload: bytes) -> None:
         self.core.received(observed(channel, payload), 0.5)
 
-    def tell(self, message: control.Control) -> None:
-        self.publish(AGENT_CHANNEL, control.encode(message))
+    def tell(self, message: control.Control, client: int) -> None:
+        self.publish(AGENT_CHANNEL, control.encode(message, client, 1))
 
     def subscribe(self, client: int, name: bytes, pattern: bool = False) -> None:
-        self.tell(control.Hello(client, 1, name, pattern, True, version=1, ring_version=1))
+        self.tell(control.Hello(1, name, pattern, True, version=1, ring_version=1), client=client)
         self.answer()
 
     def close(self, second: int = 100) -> Record:

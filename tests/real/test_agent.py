@@ -24,7 +24,14 @@ from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, HEADER_BYTES, HEARTBEAT_CHANNEL, TELEMETRY_KEY, inbox_channel
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEADER_BYTES,
+    HEARTBEAT_CHANNEL,
+    TELEMETRY_KEY,
+    inbox_channel,
+    peer_channel,
+)
 
 ALICE, BOB, CAROL = 0xA11CE, 0xB0B, 0xCA401
 PATIENT = {"SHOAL_LIMITS_SERVER_LEASE_S": "30"}
@@ -182,12 +189,12 @@ async def test_clients_that_vanish_leave_the_register(served: Site) -> None:
 
 async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> None:
     heartbeat = control.encode(
-        control.Heartbeat(
-            "s2", agent=1, number=1, heard=1, incarnation=1, lease_ms=1_000_000, granted=False, ring_version=99
-        )
+        control.Heartbeat("s2", instance=1, heard=1, incarnation=1, lease_ms=1_000_000, granted=False, ring_version=99),
+        number=1,
     )
-    forged = control.encode(control.Present(ALICE, 99, [b"x" * 4000], [b"[" * 100], [(b"y" * 4000, 1, 1)]))
-    mark = control.encode(control.Resync(1, 1))[:2]
+    present = control.Present(1, 99, 0, 1, [b"x" * 4000], [b"[" * 100], [(b"y" * 4000, 1, 1)])
+    forged = control.encode(present, ALICE, 1)
+    mark = control.encode(control.Resync("s1", 1, 1))[:3]
     noise = [
         b"",
         b"\x00",
@@ -198,6 +205,7 @@ async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> 
         heartbeat[:-1],
         forged,
         b"\xf5\x5a" + b"\xff" * 40,
+        b"\xf5\x5b" + b"\xff" * 40,
     ]
     async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
         sub = await alice.subscribe(b"tile")
@@ -206,6 +214,7 @@ async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> 
             AGENT_CHANNEL,
             HEARTBEAT_CHANNEL,
             inbox_channel(ALICE),
+            peer_channel(ALICE),
             b"__shoal:",
             b"__shoal:other",
             b"tile.noise",
@@ -305,7 +314,7 @@ async def _heartbeat(pubsub: Any, condition: Callable[[control.Heartbeat], bool]
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=TIMEOUT_S)
-            heartbeat = control.decode(message["data"]) if message else None
+            heartbeat = control.decode(message["data"]).message if message else None
             if isinstance(heartbeat, control.Heartbeat) and condition(heartbeat):
                 return heartbeat
 
@@ -352,10 +361,10 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
 
     async def answer(name: bytes) -> control.Answer:
         async with plain_subscriber(served, inbox_channel(ALICE)) as inbox:
-            hello = control.Hello(ALICE, 5, name, False, True, version=1, ring_version=1)
-            await served.plain.publish(AGENT_CHANNEL, control.encode(hello))
+            hello = control.Hello(5, name, False, True, version=1, ring_version=1)
+            await served.plain.publish(AGENT_CHANNEL, control.encode(hello, ALICE, 1))
             message = await inbox.get_message(timeout=TIMEOUT_S)
-            found = control.decode(message["data"])
+            found = control.decode(message["data"]).message
             assert isinstance(found, control.Answer)
             return found
 

@@ -37,7 +37,8 @@ from shoal.load_kinds import KINDS
 from shoal.plan.keys import KEEPER_LEASE
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
-from shoal.wire.envelope import TELEMETRY_KEY
+from shoal.wire.connection import Connection
+from shoal.wire.envelope import AGENT_CHANNEL, TELEMETRY_KEY
 
 SERVER = "s1"
 LIMITS = Limits()
@@ -247,3 +248,23 @@ def test_a_balancer_that_leads_again_goes_by_no_load_of_its_last_time_in_the_lea
     later = [end for at, end in balance.decisions if at > lost_at]
     assert later
     assert min(later) > 25.0
+
+
+# Other versions
+
+
+def test_an_agent_logs_clients_of_other_versions_once_a_minute(led: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    led.start_agent(led.network.node("agent"))
+    led.run(5.0)
+    speaker = led.processes.new(led.network.node("speaker"))
+
+    async def speak() -> None:
+        async with Connection(SERVER, 1, username=None, password=None, name="old", dial=speaker.runtime.dial) as old:
+            for _ in range(100):
+                await old.ask((b"PUBLISH", AGENT_CHANNEL, b"\xf5C\x94\x01\x01\x02\x03"))
+                await asyncio.sleep(1.0)
+
+    with caplog.at_level("WARNING", logger="shoal.channels.agent.session"):
+        speaker.begin(speak())
+        led.run(100.0)
+    assert [record.message for record in caplog.records] == ["client of another version on the server"] * 2

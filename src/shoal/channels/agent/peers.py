@@ -49,7 +49,7 @@ class _Ear:
         for frame in frames:
             if isinstance(frame, hiredis.PushNotification) and frame[0] == b"pmessage":
                 with contextlib.suppress(ProtocolError):
-                    heartbeat = control.decode(frame[3])
+                    heartbeat = control.decode(frame[3]).message
                     if isinstance(heartbeat, control.Heartbeat) and heartbeat.server == self._server:
                         self.heard_at = self._clock()
                         self._heard(heartbeat)

@@ -264,6 +264,13 @@ class Scanner:
         """The index of each of many channels (-1: not known); `names` ends in padding, see `rawbytes`."""
         return table_queries.find_channels(self._tables, names, offsets)
 
+    def take_other_formats(self) -> tuple[int, int]:
+        """The number of messages in envelopes of format 1, and with unknown flags, since the last call."""
+        head = self._tables.head[0]
+        found = int(head["envelopes_1"]), int(head["unknown_flags"])
+        head["envelopes_1"] = head["unknown_flags"] = 0
+        return found
+
     def close_unit(self) -> UnitCounts:
         """What was counted since the last call, and the begin of a new time unit."""
         tables, head = self._tables, self._tables.head[0]

@@ -191,7 +191,7 @@ class MovesRun(ChannelScenario):
     def _noticed(self, data: bytes) -> None:
         """An agent says something to a client."""
         with contextlib.suppress(ProtocolError):
-            said = control.decode(data)
+            said = control.decode(data).message
             if isinstance(said, control.Notice):
                 self.watch.seen["notice"] += 1
                 if said.name.decode() in self.idle_channels:
