@@ -33,7 +33,7 @@ WAIT_S = 90.0
 LIMITS = Limits(linger_s=0.5, server_lease_s=1.5, heartbeat_interval_s=0.25)
 QUICK = {
     "SHOAL_LIMITS_SERVER_LEASE_S": "1.5",
-    "SHOAL_LIMITS_WORD_INTERVAL_S": "0.25",
+    "SHOAL_LIMITS_HEARTBEAT_INTERVAL_S": "0.25",
     "SHOAL_BALANCE_WINDOW_S": "1",
     "SHOAL_BALANCE_WAIT_S": "1",
     "SHOAL_BALANCE_SETTLE_S": "2",
