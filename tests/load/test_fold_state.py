@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -179,6 +180,13 @@ def test_the_state_survives_bytes_and_pickle(made: list[Record]) -> None:
             fold(copy, records_to_batch([]), T + 99.0, SETTINGS, KINDS)[0]
             == (fold(state, records_to_batch([]), T + 99.0, SETTINGS, KINDS)[0])
         )
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_state_of_another_version_is_refused(version: int) -> None:
+    fields = msgspec.msgpack.decode(settled("one").state.to_bytes())
+    with pytest.raises(ProtocolError, match=f"version {version}; this process knows version 3"):
+        FoldState.from_bytes(msgspec.msgpack.encode([version, *fields[1:-1]]))
 
 
 @given(st.binary(max_size=100))
