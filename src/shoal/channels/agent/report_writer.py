@@ -1,7 +1,7 @@
 """Writes an agent's report to the coordinator.
 
-Owns when it is written: when it has changed, and not more often than every `INTERVAL_S`. What it says is decided in
-`report`. A coordinator that cannot be reached is waited for; then the newest report is written.
+Owns when it is written: when it has changed, and at most every `INTERVAL_S`. `report` decides its content. If the
+coordinator is not reachable, the newest report is written when it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def write_reports(
                 complained = False
             except CoordinatorError as error:
                 if not complained:
-                    _log.warning("the report of moves cannot be written", server=server, why=str(error))
+                    _log.warning("move report not written", server=server, why=str(error))
                 complained = True
                 wait_s = retry_s
         await asyncio.sleep(wait_s)
