@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,8 +111,20 @@ def frame_bytes(prefix: bytes, payload_bytes: int) -> int:
 
 async def _measured(site: Site) -> dict[str, Any] | None:
     """A row of the server that compares two samples."""
-    rows = [record.server.to_pylist()[0] for record in await site.records()]
+    rows = [dict(record.host) for record in await site.records()]
     return next((row for row in rows if row["interval_s"] is not None), None)
+
+
+def mapped_files(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_a_serving_agent_has_not_loaded_arrow(served: Site) -> None:
+    await until(served.records)
+    assert served.agent is not None
+    maps = mapped_files(served.agent.pid)
+    assert "numba" in maps or "llvmlite" in maps
+    assert "arrow" not in maps
 
 
 async def test_a_killed_agent_is_followed_by_one_that_knows_everybody(served: Site) -> None:
@@ -168,8 +181,8 @@ async def test_clients_that_vanish_leave_the_register(served: Site) -> None:
         known = len(await served.records())
 
         async def forgotten() -> bool:
-            rows = [row for record in (await served.records())[known:] for row in record.channels.to_pylist()]
-            return any(row["channel"] == b"tile" and row["subscriber_ids"] == [BOB] for row in rows)
+            tables = [record.tables["channel"].rows() for record in (await served.records())[known:]]
+            return any(table[b"tile"]["subscriber_ids"] == [BOB] for table in tables if b"tile" in table)
 
         await until(forgotten)
 

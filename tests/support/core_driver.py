@@ -26,7 +26,7 @@ from shoal.channels.client.server_link import Command, ServerLink
 from shoal.channels.client.subscription import Subscription
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.channels.telemetry.scanner import Scanner
-from shoal.lab.sim.resp import encode_frame
+from shoal.lab.sim.models.resp import encode_frame
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes, Gap, Item, Message
 from shoal.plan.book import PlanBook

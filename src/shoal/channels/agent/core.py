@@ -473,6 +473,11 @@ class AgentCore:
         """A report for the coordinator, if there is a new one."""
         return self.dispatcher.take_report()
 
+    @property
+    def report_may_change(self) -> bool:
+        """Whether `take_report` may return one."""
+        return self.dispatcher.report_may_change
+
     # Time
 
     def next_timer(self) -> float | None:

@@ -65,6 +65,11 @@ class Handovers:
         self._waiting.pop(channel, None)
         self._under_way.pop(channel, None)
 
+    @property
+    def pending(self) -> bool:
+        """Whether a hand-over waits or is under way."""
+        return bool(self._waiting or self._under_way)
+
     def look(self) -> None:
         """Begins waiting handovers if all clients have sent their Present, and ends confirmed ones."""
         if self._waiting and self._host.complete:

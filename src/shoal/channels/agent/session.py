@@ -28,15 +28,15 @@ _log: Final = get_log(__name__)
 
 
 class ServerSession:
-    """A core and its monitor; `serve` takes one connection after the other. `forward` is called when the core may have
-    commands for other servers."""
+    """A core and its monitor; `serve` takes one connection after the other. `flushed` is called after each input to the
+    core: it may have commands for other servers, or a report."""
 
     def __init__(
-        self, core: AgentCore, monitor: Monitor, limits: Limits, forward: Callable[[], None], wall: Callable[[], float]
+        self, core: AgentCore, monitor: Monitor, limits: Limits, flushed: Callable[[], None], wall: Callable[[], float]
     ) -> None:
         self.core = core
         self.monitor = monitor
-        self._forward = forward
+        self._flushed = flushed
         self._wall = wall
         self.heard_at = float("-inf")
         """When the server last sent anything."""
@@ -94,7 +94,7 @@ class ServerSession:
         if self._connection is not None and self.core.outbox:
             self._connection.send(self.core.outbox)
             self.core.outbox.clear()
-        self._forward()
+        self._flushed()
 
     def _received(self, data: bytes) -> None:
         """Bytes from the server: the hot path of the process."""
