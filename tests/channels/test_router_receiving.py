@@ -113,7 +113,7 @@ def test_a_pattern_gets_its_channels_and_says_so() -> None:
 def test_a_pattern_that_covers_internal_channels_does_not_hear_them() -> None:
     driver = RouterDriver()
     sub = driver.subscribe(b"*", pattern=True)
-    for channel in (b"__shoal:agent", b"__shoal:word", b"__shoal:in:000000000b0b"):
+    for channel in (b"__shoal:agent", b"__shoal:heartbeat", b"__shoal:in:000000000b0b"):
         driver.push("s1", channel, b"secret", pattern=b"*")
     assert driver.items(sub) == []
 

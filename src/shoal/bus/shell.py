@@ -154,11 +154,11 @@ class Adapter:
             )
 
     def forget_refusal(self) -> None:
-        """From now on `refused` is about refusals that are still to come; agents repeat theirs."""
+        """Clear `refused`; agents repeat their refusals."""
         self.refused = None
 
     def _refused_by_agent(self, refused: AgentRefused) -> None:
-        """Fails the calls that wait for a server whose agent refuses this client. The router keeps asking."""
+        """Fail the calls that wait for a server whose agent refuses this client. The router keeps asking."""
         if self.errors.get(refused.server) != refused.text:
             _log.error("client refused by an agent", server=refused.server, code=refused.code, reason=refused.text)
         self.errors[refused.server] = refused.text

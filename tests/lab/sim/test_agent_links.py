@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from shoal.channels.agent.forward_links import ForwardLinks
-from shoal.channels.agent.peers import PEER_PATTERN, SILENT_WORDS_MAX, Peers
+from shoal.channels.agent.peers import PEER_PATTERN, SILENT_HEARTBEATS_MAX, Peers
 from shoal.channels.client.server_link import Command
 from shoal.lab.sim import Endpoint, FaultOptions, ModelCoordinator, Network, RedisNode, World
 from shoal.lab.sim.models.resp import CommandReader, encode_frame
@@ -20,7 +20,7 @@ from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
 
 RING = Ring(1, tuple(ServerAddress(server, server, 1) for server in ("s1", "s2")))
-SILENT_S = SILENT_WORDS_MAX * DEFAULT_LIMITS.heartbeat_interval_s
+SILENT_S = SILENT_HEARTBEATS_MAX * DEFAULT_LIMITS.heartbeat_interval_s
 OWED_S = DEFAULT_LIMITS.connect_timeout_s
 SLACK_S = 1.0
 """Connecting and the backoff take less."""

@@ -64,7 +64,7 @@ REFUSALS_PER_S_MAX: Final = 20
 
 
 class AgentCore:
-    """One agent. `instance` is a random number that tells this process from the ones before it."""
+    """One agent. `instance` is a random number that identifies this process."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class AgentCore:
     # The server
 
     def opened(self, run_id: str, now: float) -> None:
-        """There is a connection to the server. What happened on the server since the last one, nobody has seen."""
+        """There is a new connection to the server. The agent has not heard what happened since the last one."""
         self._now = now
         self.outbox.clear()
         self._inflight.clear()
@@ -122,8 +122,8 @@ class AgentCore:
         self.timers.set("heartbeat", now)
 
     def _begin_incarnation(self, run_id: str) -> None:
-        """A life is a time in which this agent has heard everything on this server without a break. What it knows of
-        the life before is kept apart, until those concerned have been heard in this one."""
+        """An incarnation is a time in which this agent has heard everything on this server without a break. The streams
+        of the one before are kept apart until they are heard in this one."""
         self._memory.begin_incarnation(self.incarnation, self.second)
         self._incarnations += 1
         name = f"{run_id} {self.instance} {self._incarnations}"
@@ -162,7 +162,7 @@ class AgentCore:
 
     @property
     def client(self) -> int:
-        """The id under which the agent asks publishers, as clients do."""
+        """The client id under which the agent asks publishers."""
         return self.instance & (1 << CLIENT_ID_BITS) - 1 or 1
 
     def listen(self, channel: bytes) -> None:
@@ -415,8 +415,8 @@ class AgentCore:
     # The plan
 
     def ring(self, data: bytes) -> None:
-        """A ring from the coordinator. Whoever asked before there was one is answered now. Nobody comes to publish here
-        by a later one than the first without an answer of this process."""
+        """A ring from the coordinator. Hellos that came before the first ring are answered now. Publishers that come by
+        a later ring than the first are answered by this process."""
         first = self.book.ring is None
         try:
             news = self.book.accept_ring(data)
@@ -444,18 +444,18 @@ class AgentCore:
         self.dispatcher.entry_changed(channel, self._now)
 
     def mark(self, pattern: bytes, on: bool) -> None:
-        """The coordinator says that channels are recorded, or no longer: each is looked at with its next message."""
+        """The coordinator marks channels as recorded, or no longer; each is looked up with its next message."""
         if self.recorder.mark(pattern, on):
             self.scanner.watch_all()
 
-    # Other servers (the adapter keeps a connection to each, and looks for a report now and then)
+    # Other servers (`forward_links` keeps a connection to each, `report_writer` takes reports)
 
     def take_forwards(self) -> dict[str, list[Command]]:
         """Commands for the connections to other servers, in order: PUBLISH only."""
         return self.dispatcher.forwards.take()
 
     def forward_opened(self, server: str, now: float) -> None:
-        """A connection to another server stands: what was not confirmed on the one before is sent again."""
+        """A connection to another server is open: unconfirmed commands of the one before are sent again."""
         self._now = now
         self.dispatcher.forwards.opened(server)
 
@@ -485,7 +485,7 @@ class AgentCore:
         return self.timers.next_at()
 
     def timer(self, now: float) -> None:
-        """Does what has come due."""
+        """Runs the timers that are due."""
         self._now = now
         for key in self.timers.due(now):
             if key == "heartbeat":

@@ -1,7 +1,6 @@
-"""An agent's metrics page: what the agent, its monitor and the last closed second say, read when it is
-asked for.
+"""An agent's metrics page: figures of the agent, its monitor and the last closed second, read at each scrape.
 
-Owns the names of the agent's metrics. Counts nothing itself. Channels appear only as the few busiest.
+Owns the names of the agent's metrics. Counts nothing itself. Only the few busiest channels appear.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class AgentMetrics(Collector):
         _log.info("metrics page", server=server, port=self._page.port)
 
     def watch(self, core: AgentCore, monitor: Monitor, now: Callable[[], float]) -> None:
-        """Tells whose metrics these are, and by which clock."""
+        """Sets the agent whose metrics are shown, and its clock."""
         self._core, self._monitor, self._now = core, monitor, now
         monitor.closed = self._closed
 
@@ -75,7 +74,7 @@ class AgentMetrics(Collector):
         self._top.roll()
 
     def collect(self) -> Iterable[Metric]:
-        """What a scrape sees."""
+        """The metrics of one scrape."""
         if self._core is None or self._monitor is None:
             return
         yield GaugeMetricFamily(

@@ -1,8 +1,7 @@
-"""The words of the other agents: one light connection to each other server of the ring.
+"""The heartbeats of the other agents: one light connection to each other server of the ring.
 
-Owns those connections. What the words are good for (telling a coordinator that is down from being cut off
-from it) is decided in `lease`. The subscription is a pattern that matches the heartbeat channel alone, so that
-NUMSUB of that channel counts clients only.
+Owns those connections. `lease` uses the heartbeats to tell a coordinator that is down from being cut off from it. The
+subscription is a pattern that matches the heartbeat channel alone, so that NUMSUB of that channel counts clients only.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from shoal.wire.dial import Dial, tcp
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
 
 PEER_PATTERN: Final = HEARTBEAT_CHANNEL[:-1] + b"[" + HEARTBEAT_CHANNEL[-1:] + b"]"
-WORD_BYTES_MAX: Final = 1 << 20
-SILENT_WORDS_MAX: Final = 20
-"""Word intervals without a word after which a connection counts as half open and is made anew."""
+HEARTBEAT_BYTES_MAX: Final = 1 << 20
+SILENT_HEARTBEATS_MAX: Final = 20
+"""Heartbeat intervals without a heartbeat after which a connection counts as half open and is replaced."""
 
 _log: Final = get_log(__name__)
 
 
-class _Ear:
-    """Hears the words on one server."""
+class _Listener:
+    """Receives the heartbeats on one server."""
 
     def __init__(self, server: str, heard: Callable[[control.Heartbeat], None]) -> None:
         self._server = server
@@ -45,7 +44,7 @@ class _Ear:
         self.ended = asyncio.Event()
 
     def received(self, frames: list[Any]) -> None:
-        """Pushes of the one pattern; what is no word of this server's agent is dropped."""
+        """Pushes of the one pattern; anything but heartbeats of this server's agent is dropped."""
         for frame in frames:
             if isinstance(frame, hiredis.PushNotification) and frame[0] == b"pmessage":
                 with contextlib.suppress(ProtocolError):
@@ -63,7 +62,7 @@ class _Ear:
 
 
 class Peers:
-    """Listens to every server of the ring but one's own."""
+    """Listens to every server of the ring but the agent's own."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Peers:
         self._heard = heard
         self._random = random
         self._dial = dial
-        self._tasks = ServerTasks(self._listen, "words of")
+        self._tasks = ServerTasks(self._listen, "heartbeats of")
 
     def follow(self, ring: Ring) -> None:
         """Listens to the servers of this ring, and to no others."""
@@ -101,35 +100,35 @@ class Peers:
             random=self._random,
         )
         while True:
-            ear = _Ear(address.id, self._heard)
+            listener = _Listener(address.id, self._heard)
             connection = Connection(
                 address.host,
                 address.port,
                 username=self._username,
                 password=self._password,
                 name=f"shoal-peer-{self._own}",
-                receiver=ear,
+                receiver=listener,
                 dial=self._dial,
                 connect_timeout_s=limits.connect_timeout_s,
-                frame_bytes_max=WORD_BYTES_MAX,
+                frame_bytes_max=HEARTBEAT_BYTES_MAX,
             )
             try:
                 await connection.open()
                 backoff.reset()
                 connection.send([(b"PSUBSCRIBE", PEER_PATTERN)])
-                await self._until_lost(ear)
+                await self._until_lost(listener)
             except (ConnectError, ProtocolError) as error:
-                _log.debug("cannot hear a server", server=address.id, why=str(error))
+                _log.debug("peer server not reachable", server=address.id, why=str(error))
             finally:
                 connection.abort()
             await asyncio.sleep(backoff.next_delay_s())
 
-    async def _until_lost(self, ear: _Ear) -> None:
+    async def _until_lost(self, listener: _Listener) -> None:
         """Returns when the connection is gone, or silent for so long that it may be half open."""
         loop = asyncio.get_running_loop()
-        silent_s = SILENT_WORDS_MAX * self._limits.heartbeat_interval_s
-        ear.heard_at = loop.time()
-        while not ear.ended.is_set() and loop.time() < (deadline := ear.heard_at + silent_s):
+        silent_s = SILENT_HEARTBEATS_MAX * self._limits.heartbeat_interval_s
+        listener.heard_at = loop.time()
+        while not listener.ended.is_set() and loop.time() < (deadline := listener.heard_at + silent_s):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
-                    await ear.ended.wait()
+                    await listener.ended.wait()

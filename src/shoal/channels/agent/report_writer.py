@@ -44,7 +44,7 @@ async def write_reports(
                 complained = False
             except CoordinatorError as error:
                 if not complained:
-                    _log.warning("the report of moves cannot be written", server=server, why=str(error))
+                    _log.warning("move report not written", server=server, why=str(error))
                 complained = True
                 wait_s = retry_s
         await asyncio.sleep(wait_s)

@@ -1,4 +1,5 @@
-"""What the parts of a router share: who it is, its limits and rules, its links, timers, and what it hands back.
+"""What the parts of a router share: its id, limits and rules, its links, timers and outputs, and how it sends control
+messages.
 
 Owns no decisions. `effects`, `dirty` and `ready` are the router's only outputs: the adapter empties them.
 """
@@ -42,7 +43,7 @@ class FetchRing(msgspec.Struct, frozen=True):
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """A message that somebody waits for has been confirmed; `token` is what `await_confirm` was given."""
+    """A message was confirmed whose confirmation is awaited; `token` is the argument of `await_confirm`."""
 
     token: object
 
@@ -78,7 +79,7 @@ REPORT_EVERY_S: Final = 60.0
 
 
 class Counters(msgspec.Struct):
-    """What has happened so far; metrics and `exercised` of the simulator read it."""
+    """Event counts, for metrics and for `exercised` of the simulator."""
 
     repeated: int = 0
     refused: int = 0
@@ -155,7 +156,7 @@ class Context:
         return self.number
 
     def want(self, link: ServerLink) -> None:
-        """Opens a link, unless it is open or on its way, or its server is not a member."""
+        """Opens a link, unless it is open or opening, or its server is not in the ring."""
         if link.state is states.Link.DOWN and self.book.address(link.server) is not None and not self.closing:
             link.step("wanted")
             self.effects.append(Connect(link.server, link.address.host, link.address.port))

@@ -1,11 +1,11 @@
 """The router: a client's side of the channel protocol, a state machine without I/O.
 
-Owns the links and the dispatch of what arrives. It is handed the time and what came from servers; it hands back what to
-send (`outbox` of each link in `dirty`), what to do (`effects`) and which subscriptions have news (`ready`). Publishing,
+Owns the links and the dispatch of what arrives. Its inputs are the time and the frames of servers; its outputs are the
+commands to send (`outbox` of each link in `dirty`), `effects` and the subscriptions with news (`ready`). Publishing,
 subscribing and receiving are its three parts.
 
     adapter                               router
-    opened / lost / received  ------>     links, words, replies
+    opened / lost / received  ------>     links, heartbeats, replies
     ring                      ------>     plan book -> place()
     publish / subscribe       ------>     publishing / subscribing
     timer                     ------>     retries, beacons, healing, leases
@@ -34,13 +34,13 @@ from shoal.wire import control
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 
 SERVERS_OWED_MAX: Final = 64
-"""Servers that were let go and have not heard all byes, of which is remembered what they missed. Beyond it the agent of
-one that comes back believes that somebody is there until it tells them something."""
+"""Dropped servers whose missed Byes are remembered. Beyond it the agent of a server that comes back keeps this client
+in its register until it sends it a Notice."""
 
 
 class Router:
-    """One client. `client` is a random number of 48 bits that nobody else uses; `first_number` should be hard to guess,
-    so that other clients cannot answer in an agent's name."""
+    """One client. `client` is a random number of 48 bits that no other client uses; `first_number` should be hard to
+    guess, so that other clients cannot answer in an agent's name."""
 
     def __init__(
         self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES, first_number: int = 1
@@ -80,7 +80,7 @@ class Router:
     # The application
 
     def subscribe(self, name: bytes, pattern: bool, now: float, wanted: Wanted | None = None) -> Subscription:
-        """A new subscription; watch its `in_force` and its `inbox`, to which only messages go that are `wanted`."""
+        """A new subscription; see its `in_force` and its `inbox`, which gets only `wanted` messages."""
         limits = self.limits
         if len(self.subscribing) >= limits.subscriptions_max:
             raise TooManySubscriptionsError(
@@ -91,7 +91,7 @@ class Router:
         return self.subscribing.open(name, pattern, inbox, wanted, now)
 
     def unsubscribe(self, sub: Subscription, now: float) -> None:
-        """Ends a subscription at once; what lies in its inbox stays there."""
+        """Ends a subscription at once; its inbox keeps its items."""
         self.subscribing.close(sub)
 
     def consumed(self, sub: Subscription, now: float) -> None:
@@ -99,7 +99,7 @@ class Router:
         self.receiving.made_room(sub, now)
 
     def close(self, now: float) -> None:
-        """The application leaves: every stream and subscription ends. The adapter sends what is left, then closes."""
+        """Ends every stream and subscription. The adapter sends the remaining commands, then closes."""
         self.context.closing = True
         self.publishing.close(now)
         for sub in self.subscribing:
@@ -113,7 +113,7 @@ class Router:
     # The plan
 
     def ring(self, data: bytes, now: float) -> None:
-        """A ring, from wherever: taken if it is signed and newer."""
+        """A ring from any source: accepted if it is signed and newer."""
         known = self.context.book.ring
         try:
             news = self.context.book.accept_ring(data)
@@ -127,7 +127,7 @@ class Router:
                 self.subscribing.report_missed(known)
 
     def entry(self, data: bytes, now: float) -> None:
-        """A plan entry, from wherever: taken if it is signed and newer."""
+        """A plan entry from any source: accepted if it is signed and newer."""
         try:
             channel, news = self.context.book.accept_entry(data)
         except PlanError as error:
@@ -146,7 +146,7 @@ class Router:
             self.counters.stale_entries += 1
 
     def _replace(self, now: float) -> None:
-        """Brings everything in line with a new ring."""
+        """Applies a new ring to links, streams and subscriptions."""
         ring = self.context.book.ring
         assert ring is not None
         for address in ring.servers:
@@ -165,7 +165,7 @@ class Router:
     # Links
 
     def _review(self, link: ServerLink) -> None:
-        """Opens a link that something lives on; lets go of one that nothing does and that has left the ring."""
+        """Opens a link that is in use; drops an unused one whose server has left the ring."""
         if link.wanted:
             self.context.want(link)
         elif self.context.book.address(link.server) is None:
@@ -175,14 +175,14 @@ class Router:
                 self._owe(link)
 
     def _owe(self, link: ServerLink) -> None:
-        """Keeps what the agent of a server that is let go has not heard, in case the server comes back."""
+        """Keeps the Byes that the agent of a dropped server has not received, in case the server comes back."""
         if link.byes:
             self._byes_owed[link.server] = link.byes
             if len(self._byes_owed) > SERVERS_OWED_MAX:
                 del self._byes_owed[next(iter(self._byes_owed))]
 
     def opened(self, server: str, now: float) -> None:
-        """The adapter has a connection, authenticated and speaking RESP3."""
+        """The adapter has opened a connection: authenticated, RESP3."""
         link = self.context.links[server]
         link.reset()
         link.step("opened")
@@ -201,7 +201,7 @@ class Router:
         self.context.tell_agent(link, control.Greet(nonce, self.context.book.version, link.incarnation))
 
     def lost(self, server: str, now: float) -> None:
-        """The connection is gone, or could not be made; the adapter waits a little before it tries again."""
+        """The connection is gone, or could not be opened; the adapter waits before it tries again."""
         link = self.context.links.get(server)
         if link is None or link.state is states.Link.DOWN:
             return
@@ -218,7 +218,7 @@ class Router:
         return lease_ms / 1000 * (1 - self.limits.clock_drift_max)
 
     def _take_heartbeat(self, link: ServerLink, ring_version: int, now: float) -> None:
-        """After the agent's word, direct or to everyone: is the server usable, and is there a newer ring?"""
+        """After a Heartbeat or a Welcome: is the server usable, and is there a newer ring?"""
         if not self.context.rules.lease:
             link.usable_until = float("inf")
         if now < link.usable_until:
@@ -241,7 +241,7 @@ class Router:
             self.context.timers.set(("watch", link), now)
 
     def _watch_due(self, link: ServerLink, now: float) -> None:
-        """Looks after an open link: one on which no PONG comes back is half open; one that may not be used asks why."""
+        """Checks an open link: drops it if no PONG comes back, and sends Greet if it is not usable."""
         limits = self.limits
         if not link.open:
             return
@@ -331,8 +331,8 @@ class Router:
                 self.counters.garbage += 1
 
     def _noticed(self, link: ServerLink, notice: control.Notice, now: float) -> None:
-        """A channel has moved. An agent that says what is known has not heard that it is, so it is told again; one that
-        believes this client on a channel that it does not hear there has not heard the bye."""
+        """A channel has moved. If the entry is already known, the agent has missed the confirmation, so it is sent
+        again. If this client does not subscribe there, the agent has missed the Bye."""
         self.counters.notices += 1
         if (False, notice.name) not in link.listening:
             self.context.tell_agent(link, control.Bye(notice.name, False, link.incarnation))
@@ -370,7 +370,7 @@ class Router:
         return self.context.timers.next_at()
 
     def timer(self, now: float) -> None:
-        """Does what has come due."""
+        """Runs the timers that are due."""
         for key in self.context.timers.due(now):
             assert isinstance(key, tuple)
             self._duties[key[0]](*key[1:], now)
@@ -382,8 +382,8 @@ class Router:
         self._forget_entries()
 
     def _forget_entries(self) -> None:
-        """Drops the entries of channels that were in no use at the last sweep and are in none now: whoever needs one
-        again is told it where the ring leads."""
+        """Drops the entries of channels that were unused at the last sweep and are unused now. The agent at the ring
+        home sends an entry again when it is needed."""
         book = self.context.book
         unused = {
             channel

@@ -1,14 +1,14 @@
 """A client's connection to one server, as the router sees it: what to send, what is confirmed, and whether the server
 may be used.
 
-Owns the lease rule of the client's side. The connection itself belongs to the adapter.
+Owns the client's half of the lease rule. The adapter owns the connection itself.
 
-The lease rule, without comparing clocks: an agent says on its server for how long it still holds the lease. A word
-may lie in a buffer for any time, on its way to the server and on its way to the client, so its age must be bounded.
-A PING does it for the second way: a word that arrives after the PONG was published after the PING was sent. For the
-first way each word says which earlier word its agent had heard back when it spoke: it was spoken after that one was
-published. The server may be used until the PING before that earlier word, plus what the word grants. All that is
-assumed of clocks is that they run at the same rate within `clock_drift_max`.
+The lease rule, without comparing clocks: an agent's heartbeat says for how long it still holds the lease. A heartbeat
+may be delayed in a buffer for any time, on its way to the server and on its way to the client, so its age must be
+bounded. A PING bounds the second way: a heartbeat that arrives after the PONG was published after the PING was sent.
+For the first way each heartbeat names the last of the agent's own heartbeats that it had received back: it was sent
+after that one was published. The server may be used until the PING before that earlier heartbeat, plus the lease that
+the new one grants. Clocks are only assumed to run at the same rate within `clock_drift_max`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEARTBEATS_REMEMBERED: Final = 8
 
 
 class Ping:
-    """Marks the place of a PING among the commands that wait for a reply."""
+    """The position of a PING among the commands that wait for a reply."""
 
     __slots__ = ("sent_at",)
 
@@ -41,7 +41,7 @@ class Ping:
 
 
 class Listen:
-    """Marks the place of a SUBSCRIBE or one of its kin: a push confirms it, or an error stands where replies stand."""
+    """The position of a SUBSCRIBE or similar command: a push confirms it, or an error comes in place of a reply."""
 
     __slots__ = ("channel",)
 
@@ -50,7 +50,7 @@ class Listen:
 
 
 class ServerLink:
-    """State of the connection to one server. `outbox` is what the adapter must send, in order."""
+    """State of the connection to one server. `outbox` holds the commands that the adapter must send, in order."""
 
     __slots__ = (
         "_anchors",
@@ -80,8 +80,8 @@ class ServerLink:
         self.inflight: deque[Lane | Ping | Listen | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
         self.byes: dict[tuple[bool, bytes], bool] = {}
-        """What was left, until it is certain that the agent could hear of it: a PONG has come back for a PING that was
-        sent after the Bye. True while such a PING is on its way."""
+        """Channels and patterns that were left, until it is certain that the agent could receive the Bye: the PONG of a
+        PING that was sent after it has come back. True while such a PING is on its way."""
         self.lanes: dict[Lane, None] = {}
         self.sites: dict[Site, None] = {}
         self.dirty = False
@@ -96,12 +96,12 @@ class ServerLink:
 
     @property
     def open(self) -> bool:
-        """Whether there is a connection that commands can be sent on."""
+        """Whether there is an open connection."""
         return self.state in _OPEN
 
     @property
     def wanted(self) -> bool:
-        """Whether anything of this client lives on the server."""
+        """Whether this client publishes or subscribes on the server."""
         return bool(self.lanes or self.sites)
 
     def step(self, event: str) -> None:
@@ -109,7 +109,7 @@ class ServerLink:
         self.state = states.step(states.LINK, self.state, event)
 
     def listen(self, command: bytes, channel: bytes) -> None:
-        """Queues SUBSCRIBE or one of its kin for one channel or pattern."""
+        """Queues SUBSCRIBE or a similar command for one channel or pattern."""
         self.outbox.append((command, channel))
         self.inflight.append(Listen(channel))
 
@@ -127,19 +127,19 @@ class ServerLink:
             self.inflight.append(self.ping)
 
     def ponged(self, ping: Ping) -> None:
-        """A PING came back: what arrives from now on was said after it was sent, and what was sent before is done."""
+        """A PONG came back: frames from now on were sent after the PING, and commands before the PING are done."""
         self.byes = {key: False for key, before in self.byes.items() if not before}
         self.anchor = ping.sent_at
         self.ping = None
 
     def greeted(self, nonce: int, now: float) -> None:
-        """A greeting is on its way to the agent."""
+        """A Greet is on its way to the agent."""
         self._greets[nonce] = now
         if len(self._greets) > GREETINGS_REMEMBERED:
             del self._greets[next(iter(self._greets))]
 
     def welcomed(self, nonce: int, welcome: control.Welcome, lease_s: float) -> bool:
-        """Takes an agent's answer to the greeting with this nonce; False if there is no such greeting."""
+        """Takes an agent's answer to the Greet with this nonce; False if there is no such Greet."""
         since = self._greets.pop(nonce, None)
         if since is None or welcome.server != self.server:
             return False
@@ -163,7 +163,7 @@ class ServerLink:
         self.usable_until = max(self.usable_until, since + lease_s)
 
     def reset(self) -> None:
-        """The connection is gone, and with it all that was on its way."""
+        """The connection is gone, and everything in flight with it."""
         self.outbox.clear()
         self.inflight.clear()
         self.listening.clear()
