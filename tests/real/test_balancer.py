@@ -292,7 +292,7 @@ async def test_servers_are_added_and_removed_by_request_and_no_id_comes_twice() 
         assert not (cluster.directory.root / "servers" / "s3").exists()
         assert await ask("add") == ("s4",)
         for do, name, count, says in (
-            ("add", "", 0, "0 servers cannot be added"),
+            ("add", "", 0, "cannot add 0 servers"),
             ("remove", "s3", 1, "no server 's3'"),
         ):
             with pytest.raises(ClusterError, match=says):
