@@ -1,4 +1,6 @@
-"""Balancers on a real cluster: servers come with the load and go with it, nothing is lost, whoever leads."""
+"""Balancers on a real cluster: servers are added and removed with the load, and nothing is lost when the leader
+changes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Watch:
-    """What the coordinator of a cluster holds."""
+    """Return the keys in the coordinator of a cluster."""
 
     def __init__(self, cluster: LocalCluster, coordinator: RedisCoordinator) -> None:
         self.cluster = cluster
@@ -61,7 +63,7 @@ class Watch:
         return self.verifier.ring(stored.value)
 
     async def leader(self) -> str | None:
-        """The name of the process that leads."""
+        """Return the name of the leading process."""
         lease = await self.coordinator.lease_of(KEEPER_LEASE)
         pids = {child.pid: child.name for child in self.cluster.status().processes if child.kind == "balancer"}
         return pids.get(int(lease.holder.split("-")[1])) if lease else None
@@ -82,7 +84,7 @@ async def watching(cluster: LocalCluster) -> AsyncIterator[Watch]:
 
 
 async def until(condition: Any) -> Any:
-    """The first true value of an awaitable condition."""
+    """Return the first true value of an awaitable condition."""
     async with asyncio.timeout(WAIT_S):
         while True:
             if value := await condition():
@@ -91,7 +93,7 @@ async def until(condition: Any) -> Any:
 
 
 class Crowd:
-    """Publishes on all channels, and counts what arrives."""
+    """Publishes on all channels, and counts arrivals."""
 
     def __init__(self, publisher: shoal.Bus, subscriber: shoal.Bus) -> None:
         self._publisher = publisher
@@ -146,7 +148,7 @@ async def crowd(cluster: LocalCluster) -> AsyncIterator[Crowd]:
 
 
 async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
-    """Load comes, servers are added and channels move; the leader dies; load goes, and servers go with it."""
+    """Load rises, servers are added and channels move; the leader dies; load falls, and servers are removed."""
     async with (
         LocalCluster(2, limits=LIMITS, balancers=2, max_out_bytes_per_s=80_000.0, servers_max=4) as cluster,
         watching(cluster) as watch,
@@ -189,7 +191,7 @@ async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
 
 
 async def shell(cluster: LocalCluster, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
-    """A command with --json: its exit status, and what it says."""
+    """Run a command with --json; return its exit status and output."""
     capsys.readouterr()
     where = ("--state-dir", str(cluster.directory.root))
     status = await asyncio.to_thread(cli.main, (*words, "--json", *where))
@@ -221,7 +223,7 @@ async def test_propose_apply_explain_and_replay(capsys: pytest.CaptureFixture[st
                 return bool([*await watch.servers_of(move["channel"])] == move["after"]["servers"])
 
             await until(there)
-        await cluster.restart("balancer-1")  # what is explained outlives who decided it
+        await cluster.restart("balancer-1")  # explanations outlive the leader that decided
         status, explained = await shell(cluster, capsys, "plan", "explain")
         assert {view["channel"] for view in explained["channels"]} == {move["channel"] for move in facts["moves"]}
         for view in explained["channels"]:
