@@ -1,4 +1,4 @@
-"""Settings: flags win over environment, environment over file, file over defaults; mistakes are named."""
+"""Settings: flags win over environment, environment over file, file over defaults; errors name the source."""
 
 from __future__ import annotations
 

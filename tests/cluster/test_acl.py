@@ -1,4 +1,4 @@
-"""The rights of each role: the patterns by reasoning, everything else on a real server."""
+"""Permissions of each role: the patterns by reasoning, everything else on a real server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_an_unknown_role_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterState]:
-    """A data server and a coordinator with our users; its event loop stands still while the tests ask."""
+    """A data server and a coordinator with the cluster's users; the event loop is blocked while the tests send
+    commands.
+    """
     with asyncio.Runner() as runner:
         local = LocalCluster(servers=1, agents=False)
         runner.run(local.__aenter__())
@@ -72,7 +74,7 @@ def cluster() -> Iterator[ClusterState]:
 
 @pytest.fixture
 def as_role(cluster: ClusterState) -> Ask:
-    """Asks the data server in the name of a role."""
+    """Send a command to the data server as a role."""
 
     def ask_as(role: str, *command: bytes | str | int) -> Any:
         server = cluster.servers[0]

@@ -1,7 +1,7 @@
-"""A proxy before a Redis server that cuts connections at a chosen command: before it, after it, or in its reply.
+"""A proxy for a Redis server that cuts connections at a chosen command: before it, after it, or in its reply.
 
-It counts the commands of all connections together, so a test says "at the third command from now". Connections that
-subscribe are passed on uncounted, because commands on them depend on when notifications come.
+It counts the commands of all connections together, so a test can say "at the third command from now". Subscribed
+connections are forwarded uncounted, because their commands depend on the timing of notifications.
 """
 
 from __future__ import annotations
@@ -215,9 +215,9 @@ class CutProxy:
         self._connections = kept
 
     async def settle(self, *, given_up: bool = False) -> None:
-        """Ends an outage, lets late commands reach the server, and waits until it has carried out everything.
+        """End an outage, let delayed commands reach the server, and wait until it has run everything.
 
-        A client that has given up may have sent something that was not read here yet: that is lost.
+        A client that has given up may have sent commands that the proxy has not read yet; they are lost.
         """
         self.plan, self.outage, self.down = [], False, False
         self.disturb = None

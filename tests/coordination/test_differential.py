@@ -1,15 +1,16 @@
 """The coordinator on Redis against the model's store: the same operations, with connections cut between their steps.
 
-A client works through a proxy that cuts its connections at chosen commands, while another client, whose connections are
-never cut, may write at that very moment. After each operation the state in Redis is read. Result and state together
-must be ones that the contract in `shoal.coordination.interface` allows, given the model's state before: the test plays
-every allowed history on copies of the model's store, and one of them must fit.
+A client works through a proxy that cuts its connections at chosen commands. Another client, whose connections are never
+cut, may write at the same moment. After each operation the state in Redis is read. The contract in
+`shoal.coordination.interface` must allow the result and the state together, given the model's state before: the test
+replays every allowed history on copies of the model's store, and one of them must match.
 
-- Without a disturbance, an operation whose connection was cut takes effect once and is answered as if nothing had
-  happened. `CoordinatorUnavailableError` leaves open whether it took effect.
-- With a disturbance, the operation takes effect before it or after it. If its answer was lost, it may also take effect
-  before the disturbance and be tried again after it: then a conditional write changes nothing and reports its finding.
-- Versions and tokens in Redis are other numbers than in the model. They grow, and each names one value or one grant.
+- Without a disturbance, an operation whose connection was cut takes effect once and returns its normal result.
+  `CoordinatorUnavailableError` leaves open whether it took effect.
+- With a disturbance, the operation takes effect before or after it. If its reply was lost, it may also take effect
+  before the disturbance and be retried after it: then a conditional write changes nothing and reports a conflict.
+- Versions and tokens in Redis are other numbers than in the model. They grow, and each identifies one value or one
+  grant.
 """
 
 from __future__ import annotations
@@ -305,9 +306,9 @@ class Scene:
     def _histories(
         self, operation: Operation, done: list[tuple[Operation, State]], result: Any
     ) -> Iterator[tuple[Store, list[Any]]]:
-        """The stores that the contract allows after an operation with this result, and what each part answered.
+        """Return the stores that the contract allows after an operation with this result, and the reply of each part.
 
-        `done` is what others did meanwhile, and the state that they found after it.
+        `done` has the operations of other clients, and the state after them.
         """
         unknown = result == UNAVAILABLE or (operation.batch and result == LOST)
         choices = []

@@ -132,7 +132,7 @@ def test_the_grid_has_the_defaults_first_and_every_combination_that_can_be(tmp_p
     ("text", "words"),
     [
         ("[[grid]]\nhigh = 1\n", "'high', which is not a setting"),
-        ('[[grid]]\npolicy = "none"\n', "unknown policy 'none'"),
+        ('[[grid]]\npolicy = "none"\n', "no policy 'none'"),
         ("[[grid]]\nhigh_ratio = 'much'\n", "high_ratio"),
         ("grid", "cannot read the grid"),
         ("a = 1\n", "has no grid"),
@@ -235,7 +235,7 @@ def test_too_few_days_and_days_that_are_not_there_are_said(folder: Path, tmp_pat
 def test_days_that_cannot_be_made_are_said(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pipeline", "what-if", "--windows", str(tmp_path / "w"), "--generate", text, "--out", str(tmp_path / "o")]
     assert main([*words, "--in-process"]) == 1
-    assert "write it as days=4,seed=1, with a day or more" in capsys.readouterr().err
+    assert "write it as days=4,seed=1, with at least one day" in capsys.readouterr().err
 
 
 def test_a_file_instead_of_a_folder_is_said_before_the_runs(
@@ -297,5 +297,5 @@ def test_the_command_writes_table_figure_and_settings(
     assert files == {"best.toml", "runs.parquet", "what-if.svg", "what-if.png"}
     assert main([*words, "--in-process", "--servers-max", "4"]) == 0
     said = capsys.readouterr().out
-    assert "the day held back (2)" in said
-    assert "best case of the grid on the day held back" in said
+    assert "held-back day (2)" in said
+    assert "best case of the grid on the held-back day" in said

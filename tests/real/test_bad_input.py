@@ -1,7 +1,7 @@
-"""Bad input on a real cluster: clear errors, forgeries and garbage counted, and nobody else harmed.
+"""Bad input on a real cluster: clear errors; forged and invalid messages are counted and harm no other client.
 
-Across every kind of garbage a publisher and a subscriber go on, and not one of their messages is lost, doubled
-or out of order.
+During every kind of invalid input, a publisher and a subscriber continue, and none of their messages is lost,
+duplicated or reordered.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def state(shared_cluster: ClusterThread) -> ClusterState:
 
 @pytest.fixture
 def signer(shared_cluster: ClusterThread) -> Signer:
-    """The cluster's own key, to sign what is stale but not forged."""
+    """The cluster's own key, for signing entries that are stale but not forged."""
 
     async def read(cluster: LocalCluster) -> Signer:
         return cluster._signer
@@ -73,7 +73,7 @@ def signer(shared_cluster: ClusterThread) -> Signer:
 
 @contextlib.asynccontextmanager
 async def plain_clients(state: ClusterState, role: str) -> AsyncIterator[dict[str, Any]]:
-    """Plain connections to every server, with the rights of a role."""
+    """Plain connections to every server, with the permissions of a role."""
     async with contextlib.AsyncExitStack() as stack:
         clients = {}
         for server in state.servers:
@@ -82,7 +82,7 @@ async def plain_clients(state: ClusterState, role: str) -> AsyncIterator[dict[st
         yield clients
 
 
-# Calls that cannot be
+# Invalid calls
 
 
 async def test_an_oversized_payload_is_refused_and_the_bus_goes_on(bus: shoal.Bus) -> None:
@@ -121,7 +121,7 @@ async def test_bad_attributes_are_refused_and_leave_no_hole(bus: shoal.Bus, attr
     assert item.payload == b"good"
 
 
-# Ways in that are none
+# Invalid addresses and logins
 
 
 async def test_a_wrong_password_is_said_without_being_shown(url: str) -> None:
@@ -159,7 +159,7 @@ async def test_a_redis_without_a_cluster_is_a_clear_error() -> None:
             pass
 
 
-# Rights
+# Permissions
 
 
 async def test_a_client_cannot_speak_in_an_agents_name(state: ClusterState) -> None:
@@ -169,11 +169,11 @@ async def test_a_client_cannot_speak_in_an_agents_name(state: ClusterState) -> N
                 await client.publish(HEARTBEAT_CHANNEL, b"I hold the lease")
 
 
-# Garbage on every internal channel
+# Invalid messages on every internal channel
 
 
 def garbage(channel: bytes, bus: shoal.Bus) -> dict[str, list[tuple[bytes, bytes]]]:
-    """What a stranger might publish, by kind. All of it must be harmless."""
+    """Invalid messages that a foreign client might publish, by kind. All of them must be harmless."""
     here = ServerAddress("s1", "127.0.0.1", 1)
     forged_ring = FORGER.ring(Ring(999, (here,)))
     forged_entry = FORGER.entry(channel, Placement(999, Mode.SINGLE, ("s1",)))
@@ -281,7 +281,7 @@ async def test_forgeries_are_counted_and_change_no_plan(bus: shoal.Bus, other: s
 async def test_what_is_stale_is_counted_and_changes_no_plan(
     bus: shoal.Bus, other: shoal.Bus, state: ClusterState, signer: Signer
 ) -> None:
-    """Rightly signed, but older than what is in use: somebody replays an old entry."""
+    """Correctly signed, but older than the entry in use: a replay of an old entry."""
     channel = b"bad.stale"
     async with bus.subscribe(channel) as messages, plain_clients(state, AGENT) as clients:
         ring = bus.ring

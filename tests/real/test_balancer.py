@@ -1,4 +1,6 @@
-"""Balancers on a real cluster: servers come with the load and go with it, nothing is lost, whoever leads."""
+"""Balancers on a real cluster: servers are added and removed with the load, and nothing is lost when the leader
+changes.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Watch:
-    """What the coordinator of a cluster holds."""
+    """Return the keys in the coordinator of a cluster."""
 
     def __init__(self, cluster: LocalCluster, coordinator: RedisCoordinator) -> None:
         self.cluster = cluster
@@ -62,7 +64,7 @@ class Watch:
         return self.verifier.ring(stored.value)
 
     async def leader(self) -> str | None:
-        """The name of the process that leads."""
+        """Return the name of the leading process."""
         lease = await self.coordinator.lease_of(KEEPER_LEASE)
         pids = {child.pid: child.name for child in self.cluster.status().processes if child.kind == "balancer"}
         return pids.get(int(lease.holder.split("-")[1])) if lease else None
@@ -83,7 +85,7 @@ async def watching(cluster: LocalCluster) -> AsyncIterator[Watch]:
 
 
 async def until(condition: Any) -> Any:
-    """The first true value of an awaitable condition."""
+    """Return the first true value of an awaitable condition."""
     async with asyncio.timeout(WAIT_S):
         while True:
             if value := await condition():
@@ -92,7 +94,7 @@ async def until(condition: Any) -> Any:
 
 
 class Crowd:
-    """Publishes on all channels, and counts what arrives."""
+    """Publishes on all channels, and counts arrivals."""
 
     def __init__(self, publisher: shoal.Bus, subscriber: shoal.Bus) -> None:
         self._publisher = publisher
@@ -147,7 +149,7 @@ async def crowd(cluster: LocalCluster) -> AsyncIterator[Crowd]:
 
 
 async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
-    """Load comes, servers are added and channels move; the leader dies; load goes, and servers go with it."""
+    """Load rises, servers are added and channels move; the leader dies; load falls, and servers are removed."""
     async with (
         LocalCluster(2, limits=LIMITS, balancers=2, max_out_bytes_per_s=80_000.0, servers_max=4) as cluster,
         watching(cluster) as watch,
@@ -190,7 +192,7 @@ async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
 
 
 async def shell(cluster: LocalCluster, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
-    """A command with --json: its exit status, and what it says."""
+    """Run a command with --json; return its exit status and output."""
     capsys.readouterr()
     where = ("--state-dir", str(cluster.directory.root))
     status = await asyncio.to_thread(cli.main, (*words, "--json", *where))
@@ -222,7 +224,7 @@ async def test_propose_apply_explain_and_replay(capsys: pytest.CaptureFixture[st
                 return bool([*await watch.servers_of(move["channel"])] == move["after"]["servers"])
 
             await until(there)
-        await cluster.restart("balancer-1")  # what is explained outlives who decided it
+        await cluster.restart("balancer-1")  # explanations outlive the leader that decided
         status, explained = await shell(cluster, capsys, "plan", "explain")
         assert {view["channel"] for view in explained["channels"]} == {move["channel"] for move in facts["moves"]}
         for view in explained["channels"]:
@@ -293,7 +295,7 @@ async def test_servers_are_added_and_removed_by_request_and_no_id_comes_twice() 
         assert not (cluster.directory.root / "servers" / "s3").exists()
         assert await ask("add") == ("s4",)
         for do, name, count, says in (
-            ("add", "", 0, "0 servers cannot be added"),
+            ("add", "", 0, "cannot add 0 servers"),
             ("remove", "s3", 1, "no server 's3'"),
         ):
             with pytest.raises(ClusterError, match=says):

@@ -1,4 +1,4 @@
-"""`shoal history` on a real cluster: archive and records together, in order, each message once, gaps shown."""
+"""`shoal history` on a real cluster: archive and records merged, in order, each message once, with gaps shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 async def channel(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A channel of the test's own that is recorded."""
+    """A recorded channel of the test's own."""
     name = f"history.{request.node.name}"
     await run_json_command(capsys, "channels", "record", name)
     yield name

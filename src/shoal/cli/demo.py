@@ -167,13 +167,13 @@ def _headless() -> Iterator[Callable[[DemoFrame], None]]:
     """Print events as they occur and one line per second, to standard error."""
     from shoal.lab.demo.view import event_line, line
 
-    told = seconds = 0
+    shown = seconds = 0
 
     def show(frame: DemoFrame) -> None:
-        nonlocal told, seconds
-        for event in frame.events[told:]:
+        nonlocal shown, seconds
+        for event in frame.events[shown:]:
             note(event_line(event))
-        told = len(frame.events)
+        shown = len(frame.events)
         if len(frame.history) > seconds:
             seconds = len(frame.history)
             note(line(frame))

@@ -72,7 +72,7 @@ class BalanceView(msgspec.Struct, frozen=True):
 
     def standing_as(self, *how: str) -> tuple[str, ...]:
         """Return the servers in these pool states."""
-        return tuple(server for server, stands in self.standing.items() if stands in how)
+        return tuple(server for server, state in self.standing.items() if state in how)
 
 
 class BalanceReader:

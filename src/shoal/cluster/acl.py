@@ -1,16 +1,16 @@
-"""The rights of each role on a data server, and the ACL files of all servers of a cluster.
+"""Permissions of each role on a data server, and the ACL files of all servers of a cluster.
 
-Owns the rights on data servers; the rights on the coordinator are in `shoal.coordination.acl`. Each role gets the
-rights that its work needs and no others: no role may script, restore, replicate, change the configuration or touch keys
-other than the telemetry stream and the records of channels, which clients may read.
+Owns the roles on data servers; permissions on the coordinator are in `shoal.coordination.acl`. Each role gets only what
+it needs: no role may run scripts, restore, replicate, change the configuration or access keys other than the telemetry
+stream and the records of channels, which clients may read.
 
-From 7.0 on the rules of clients tell commands apart: a client may publish on the channels of applications, to agents
-and to other clients, but cannot send what only agents send, and may not subscribe to what clients send to agents. It
-may use any pattern, so it can still hear everything; docs/identity.md says what that means.
+From Redis 7.0 on, rules distinguish commands: a client may publish on the channels of applications, to agents and to
+other clients, but not what only agents send, and it may not subscribe to what clients send to agents. Patterns are
+unrestricted, so a client can still hear everything (see docs/identity.md).
 
-Redis has only positive channel patterns, so "every name that does not begin with `__shoal:`" is a list of patterns for
-the names that differ from the prefix somewhere. They are tried in order on each command: the first one already matches
-every name that does not begin with an underscore.
+Redis has only positive channel patterns, so "every name that does not start with `__shoal:`" is written as patterns for
+all names that differ from the prefix in some position. Redis tries them in order on each command; the first one already
+matches every name that does not start with an underscore.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from shoal.wire.envelope import (
 from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY
 
 SELECTORS_SINCE: Final = (7, 0)
-"""The first server version that can give a command other channels or keys than the rest."""
+"""First Redis version with selectors: separate channels or keys for some commands."""
 CHANNEL_RIGHTS_SINCE: Final = (6, 2)
-"""The first server version with rights by channel at all; older ones are refused."""
+"""First Redis version with channel permissions; older servers are rejected."""
 
 CLIENT: Final = "client"
 AGENT: Final = "agent"
@@ -51,14 +51,16 @@ _RECORDS: Final = f"~{INDEX_KEY.decode()}*"
 _READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 
 _REPLAY: Final = "allkeys allchannels +@all"
-"""The rights of the coordinator's default user, which is off. A server reads its append-only file as that
-user and checks each transaction in it against them: without them it would come back empty, and only its log
-would say so."""
+"""Permissions of the coordinator's default user, whose login is disabled. Redis replays its append-only file as that
+user and checks each transaction against them: without them the coordinator would come back empty, and only its log
+would show it.
+"""
 
 
 def names_without_prefix(prefix: str) -> list[str]:
-    """Glob patterns that together match every channel name (but the empty one) that does not begin with `prefix`,
-    the most common names first."""
+    """Return glob patterns that together match every channel name (but the empty one) that does not start with `prefix`,
+    most common first.
+    """
     if set(prefix) & set("[]^\\*?-"):
         raise ValueError(f"{prefix!r} contains characters that have a meaning in patterns")
     differ = [f"{prefix[:index]}[^{prefix[index]}]*" for index in range(len(prefix))]
@@ -67,12 +69,12 @@ def names_without_prefix(prefix: str) -> list[str]:
 
 
 def client_publish_guarded(version: tuple[int, ...]) -> bool:
-    """Whether a server of this version can keep clients from publishing what only agents send."""
+    """Return whether a server of this version can prevent clients from publishing as agents."""
     return version[:2] >= SELECTORS_SINCE
 
 
 def rights(role: str, version: tuple[int, ...]) -> str:
-    """The ACL rules of a role on a server of this version."""
+    """Return the ACL rules of a role on a server of this version."""
     if role == CLIENT:
         common = f"{_BASE} {_UNSUBSCRIBE} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
         if not client_publish_guarded(version):
@@ -96,7 +98,7 @@ def rights(role: str, version: tuple[int, ...]) -> str:
 
 
 def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str]) -> str:
-    """The text of an ACL file. The default user cannot log in; passwords are stored as hashes only."""
+    """Return the text of an ACL file: login as the default user is disabled, and passwords are stored as hashes."""
     lines = [f"user default off resetpass {default}"]
     for role, rule in rules.items():
         digest = hashlib.sha256(passwords[role].encode()).hexdigest()
@@ -105,12 +107,12 @@ def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str
 
 
 def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
-    """The ACL file of a data server."""
+    """Return the ACL file of a data server."""
     return acl_file("resetkeys resetchannels -@all", {role: rights(role, version) for role in ROLES}, passwords)
 
 
 def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
-    """The ACL file of the coordinator: the same users."""
+    """Return the ACL file of the coordinator, with the same users."""
     here: dict[str, Role] = {
         CLIENT: "client",
         AGENT: "agent",

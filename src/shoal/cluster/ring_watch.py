@@ -1,6 +1,6 @@
-"""A look at ring and leases for those who do not keep them: the supervisor whose balancers are processes of their own.
+"""Polls the ring and the leases for a supervisor whose balancers are separate processes.
 
-Owns the looks, and nothing else. Believes only a ring that carries the cluster's signature.
+Owns the polling. Only a ring with the cluster's signature is accepted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shoal.leader.keeper_shell import LEASES, KeeperView
 from shoal.plan.keys import KEEPER_LEASE, RING_KEY
 from shoal.plan.signing import Verifier
 
-NO_LEADER: Final = "no balancer leads"
+NO_LEADER: Final = "no balancer is leading"
 
 
-class Watching:
-    """Looks at a coordinator every `poll_s`."""
+class RingWatch:
+    """Polls a coordinator every `poll_s`."""
 
     def __init__(self, coordinator: Coordinator, public_key: bytes, poll_s: float) -> None:
         self._coordinator = coordinator
@@ -30,19 +30,19 @@ class Watching:
 
     @property
     def view(self) -> KeeperView:
-        """What was seen last."""
+        """The last observed state."""
         return self._view
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Poll until cancelled."""
         while True:
             try:
-                self._view = await self._look()
+                self._view = await self._read()
             except (CoordinatorError, PlanError) as error:
                 self._view = KeeperView(False, False, (), self._view.ring, str(error))
             await asyncio.sleep(self._poll_s)
 
-    async def _look(self) -> KeeperView:
+    async def _read(self) -> KeeperView:
         stored = await self._coordinator.get(RING_KEY)
         leases = await self._coordinator.leases(LEASES)
         led = await self._coordinator.lease_of(KEEPER_LEASE) is not None
@@ -56,6 +56,6 @@ class Watching:
         )
 
     async def _windows(self) -> Standing | None:
-        """Where load windows come from, as the balancer says."""
+        """Return the source of load windows, as recorded by the balancer."""
         stored = await self._coordinator.get(WINDOWS_KEY)
         return decode(stored.value, Standing) if stored else None

@@ -1,6 +1,6 @@
-"""What agents report of their servers, second by second: the same telemetry that the balancer sees.
+"""The agents' reports about their servers, second by second: the same telemetry that the balancer uses.
 
-Owns the reading of it for those who show or judge what servers do. Decides nothing.
+Owns reading it for display and checks. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from shoal.load_kinds import KINDS
 
 @dataclass(frozen=True, slots=True)
 class ServerSecond:
-    """What one server did in one second. `load_ratio` is of the capacity that its agent was told (the paper's
-    equation 1), `cpu_share` of one core."""
+    """One second of one server. `load_ratio` is relative to the capacity configured in its agent (the paper's equation
+    1), `cpu_share` to one core.
+    """
 
     server: str
     second: int
@@ -51,12 +52,12 @@ class ServerMeter:
         await self._reader.close()
 
     def follow(self) -> None:
-        """Reads the servers that are in the ring now."""
+        """Follow the servers that are in the ring now."""
         members = {server.id for server in self._cluster.status().servers if server.in_ring}
         self._reader.follow([server for server in self._cluster.servers if server.id in members])
 
     def take(self) -> list[ServerSecond]:
-        """What was reported since the last call."""
+        """Return the reports since the last call."""
         rows, _ = arrivals(self._reader.take(), float("inf"))
         found = []
         for row in rows:

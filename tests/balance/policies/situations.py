@@ -128,9 +128,10 @@ def alive(situation: Situation) -> npt.NDArray[np.bool_]:
 
 @st.composite
 def drawn_situations(draw: st.DrawFn, min_channels: int = 0, steady: bool = False) -> Situation:
-    """Any situation that could be, and some that hardly could: giants, full servers, dead ones, nobody to take.
+    """Generate any possible situation, including extreme ones: giants, full servers, dead ones, none that takes
+    channels.
 
-    A steady one has no dead or draining servers and a pool that stays as it is.
+    A steady one has no dead or draining servers and an unchanging pool.
     """
     hosts = draw(st.integers(1, 7))
     rows = draw(st.integers(min_channels, 24))

@@ -95,8 +95,9 @@ def test_nothing_stays_on_a_dead_server(name: str, situation: Situation) -> None
 def test_no_server_is_filled_above_the_safe_ratio_unless_that_lowers_the_maximum(
     name: str, situation: Situation
 ) -> None:
-    """The maximum of the servers that give: a giant elsewhere that nobody can help is no reason not to help others. And
-    what is on a server that takes nothing more has to go somewhere."""
+    """The maximum counts only servers that give: a giant elsewhere that cannot be relieved must not prevent relief of
+    others. Channels on a server that takes nothing more must go somewhere.
+    """
     decision = policy(name)(situation, DEFAULT_SETTINGS)
     before = load_ratios(situation, situation.placements)
     placements = changed(situation.placements, decision.moves, decision.placements)

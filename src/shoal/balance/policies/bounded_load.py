@@ -53,15 +53,15 @@ def decide(situation: Situation, settings: BalanceSettings) -> Decision:
     points = ring.points_of(hashes)
     first = placements.servers[placements.offsets[:-1]]
     may_stay = members | silent(situation)
-    stands = np.where((placements.mode == SINGLE) & may_stay[first], first, -1).astype(np.int32)
+    current = np.where((placements.mode == SINGLE) & may_stay[first], first, -1).astype(np.int32)
     too_large = channels.bytes_out > bounds[members].max()
-    seniority = np.where(too_large, 0, np.where(stands == ring.owners[points], 1, 2))
+    seniority = np.where(too_large, 0, np.where(current == ring.owners[points], 1, 2))
     servers = np.empty(len(channels), np.int32)
     _place_all(
         np.lexsort((hashes, seniority)),
         np.argsort(hashes, kind="stable"),
         channels.bytes_out,
-        stands,
+        current,
         too_large,
         points,
         ring.owners,
@@ -103,7 +103,7 @@ def _place_all(
     by_seniority: Ints,
     by_hash: Ints,
     weights: Floats,
-    stands: Hosts32,
+    current: Hosts32,
     too_large: Bools,
     points: Ints,
     owners: Hosts32,
@@ -116,7 +116,7 @@ def _place_all(
     loads = residual.copy()
     servers[:] = -1
     for row in by_seniority:
-        here = stands[row]
+        here = current[row]
         is_first = too_large[row] and loads[here] == residual[here]
         stays = is_first or weights[row] == 0 or loads[here] + weights[row] <= bounds[here]
         if here >= 0 and stays:
@@ -140,7 +140,7 @@ def _place_all(
                 if capacity[owner] > 0:
                     room = max(room, bounds[owner] - loads[owner])
                     ratio = (loads[owner] + weight) / capacity[owner]
-                    if ratio < lowest or (ratio == lowest and owner == stands[row]):
+                    if ratio < lowest or (ratio == lowest and owner == current[row]):
                         chosen, lowest = owner, ratio
         if chosen < 0:
             chosen = owners[points[row]]

@@ -27,7 +27,7 @@ def _ratio(load: float, capacity: float) -> float:
 
 @part
 def _holds(own: Hosts32, server: int) -> bool:
-    for other in own:  # noqa: SIM110 (numba knows no generator in any())
+    for other in own:  # noqa: SIM110 (numba does not support generators in any())
         if other == server:
             return True
     return False

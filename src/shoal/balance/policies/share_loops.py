@@ -138,7 +138,7 @@ def _arrive(load: Load, shares: Shares, server: int, share: int) -> None:
 def _has(shares: Shares, share: int, server: int) -> bool:
     """Return whether the share's channel is already on this server."""
     row = shares.row[share]
-    for other in range(shares.first[row], shares.first[row + 1]):  # noqa: SIM110 (numba knows no generator in any())
+    for other in range(shares.first[row], shares.first[row + 1]):  # noqa: SIM110 (numba does not support generators in any())
         if shares.host[other] == server:
             return True
     return False
