@@ -17,6 +17,7 @@
     │   ├── ForgedEntryError                its signature is not the balancer's
     │   ├── StaleEntryError                 older than what we know
     │   └── UnknownServerError              it names a server that the plan does not have
+    ├── VersionError                    a format that this version does not read, and what to upgrade
     ├── ProtocolError                   somebody broke the protocol: `broken_by` says who
     ├── CoordinatorError                the coordinator did not do what was asked
     │   ├── ConflictError                   somebody else wrote first
@@ -129,6 +130,10 @@ class StaleEntryError(PlanError):
 
 class UnknownServerError(PlanError):
     """The entry names a server that the plan does not list."""
+
+
+class VersionError(ShoalError):
+    """Something was written in a format that this version of Shoal does not read: `do` says what to upgrade."""
 
 
 class ProtocolError(ShoalError):

@@ -15,15 +15,17 @@ from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ForgedEntryError
 from shoal.limits import Limits
 from shoal.plan.entry import Entry, Phase
+from shoal.plan.format import VALUE
 from shoal.plan.keys import (
-    ENTRIES_PREFIX,
+    FORMAT_KEY,
     KEEPER_LEASE,
-    MOVES_PREFIX,
     PUBLIC_KEY,
     RING_KEY,
-    entry_channel,
+    entries_prefix,
     entry_key,
+    entry_unit,
     move_key,
+    moves_prefix,
     report_key,
 )
 from shoal.plan.mover import Mover
@@ -54,6 +56,7 @@ class MoverScene:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def write_plan(self) -> None:
+        await self.coordinator.put(FORMAT_KEY, VALUE)
         await self.coordinator.put(PUBLIC_KEY, self.signer.public)
         await self.coordinator.put(RING_KEY, self.signer.ring(RING))
 
@@ -82,9 +85,9 @@ class MoverScene:
     async def _agents(self) -> None:
         """All agents in one: they know every entry as soon as it is written, and everybody follows."""
         known: dict[bytes, ChannelReport] = {}
-        async with contextlib.aclosing(self.coordinator.watch(ENTRIES_PREFIX)) as changes:
+        async with contextlib.aclosing(self.coordinator.watch(entries_prefix())) as changes:
             async for change in changes:
-                channel = entry_channel(change.key)
+                channel = entry_unit(change.key)
                 if change.now is None or channel is None:
                     continue
                 with contextlib.suppress(ForgedEntryError):
@@ -110,10 +113,10 @@ class MoverScene:
         """Whether these channels are where they were asked to be, and nobody asks any more."""
         entries = [await self.entry(channel) for channel in channels]
         there = all(
-            entry is not None and entry.phase is Phase.END and entry.placement.servers == (self.target(entry.channel),)
+            entry is not None and entry.phase is Phase.END and entry.placement.servers == (self.target(entry.unit),)
             for entry in entries
         )
-        return there and not await self.coordinator.list(MOVES_PREFIX)
+        return there and not await self.coordinator.list(moves_prefix())
 
     async def close(self) -> None:
         for task in self.tasks.values():

@@ -75,7 +75,7 @@ class Store:
 
     def put(self, entry: Entry) -> None:
         self.version += 1
-        self.entries[entry.channel] = Versioned(SIGNER.line(entry), self.version)
+        self.entries[entry.unit] = Versioned(SIGNER.line(entry), self.version)
 
     def ask(self, *servers: str, mode: Mode = Mode.SINGLE, eager: bool = False, channel: bytes = CHANNEL) -> None:
         self.version += 1

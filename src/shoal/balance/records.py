@@ -19,7 +19,7 @@ import msgspec
 from shoal.balance.proposal import Move, Place
 from shoal.balance.window_source import Standing
 from shoal.errors import PlanError
-from shoal.plan.keys import channel_of, channel_text
+from shoal.plan.keys import unit_of, unit_text
 
 STATE_KEY: Final = "balance/state"
 WINDOWS_KEY: Final = "balance/windows"
@@ -92,12 +92,12 @@ def why_of(move: Move, policy: str, digest: str, window_end_s: float, at_s: floa
 
 def why_key(channel: bytes) -> str:
     """The key under which the reason for a channel's placement is kept."""
-    return WHY_PREFIX + channel_text(channel)
+    return WHY_PREFIX + unit_text(channel)
 
 
 def why_channel(key: str) -> bytes | None:
     """The channel that a reason is about; None if the key is not that of any channel's."""
-    return channel_of(key, WHY_PREFIX)
+    return unit_of(key, WHY_PREFIX)
 
 
 def proposal_key(digest: str) -> str:

@@ -58,7 +58,7 @@ class UnderWay:
 
     def ask(self, request: MoveRequest, now_s: float) -> None:
         """A request of this plan is being written."""
-        self._asked[request.channel] = _Asked(request, now_s, False)
+        self._asked[request.unit] = _Asked(request, now_s, False)
 
     @property
     def waiting(self) -> int:

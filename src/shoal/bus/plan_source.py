@@ -1,8 +1,7 @@
-"""The coordinator as a client uses it: the cluster's public key once, the newest ring whenever it is
-wanted.
+"""The coordinator as a client uses it: the cluster's public key once, the newest ring whenever it is wanted.
 
-Owns the words for a cluster that is not there, and that one bus asks one question at a time. Connects for
-each question and leaves again: data flows without the coordinator, so a client holds no connection to it.
+Owns the errors for a cluster that is not there, and that one bus asks one question at a time. Connects for each
+question and leaves again: data flows without the coordinator, so a client holds no connection to it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from shoal.coordination.link import Address, parse_address
 from shoal.errors import ClusterNotFoundError, ConfigError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
+from shoal.plan.format import require_format
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.recorded import recorded_patterns
 from shoal.runtime import PRODUCTION, Runtime
@@ -29,7 +29,7 @@ _log: Final = get_log(__name__)
 
 
 class PlanSource:
-    """One coordinator and who we are there; the same user and password serve on the servers."""
+    """One coordinator and the log-in there; the same user and password serve on the servers."""
 
     def __init__(self, url: str, timeout_s: float, runtime: Runtime = PRODUCTION) -> None:
         if "://" in url and not url.startswith("shoal://"):
@@ -43,8 +43,10 @@ class PlanSource:
         self._runtime = runtime
 
     async def key_and_ring(self) -> tuple[bytes, bytes]:
-        """The public key and the signed ring; ClusterNotFoundError if the coordinator has none."""
+        """The public key and the signed ring; ClusterNotFoundError if the coordinator has none, VersionError if their
+        format is not this version's."""
         async with await self._connect() as coordinator:
+            await require_format(coordinator)
             key = await coordinator.get(PUBLIC_KEY)
             ring = await coordinator.get(RING_KEY)
         if key is None or ring is None:
@@ -58,6 +60,7 @@ class PlanSource:
     async def ring(self) -> bytes | None:
         """The newest signed ring."""
         async with await self._connect() as coordinator:
+            await require_format(coordinator)
             ring = await coordinator.get(RING_KEY)
         return None if ring is None else ring.value
 

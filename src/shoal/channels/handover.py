@@ -42,11 +42,11 @@ class HandOvers:
 
     def handed(self, entry: Entry) -> int:
         """The revision that the hand-over of a channel is good for; 0 if it is not over."""
-        return entry.newness if self._motions[entry.channel].handed == entry.placement.version else 0
+        return entry.newness if self._motions[entry.unit].handed == entry.placement.version else 0
 
     def follow(self, entry: Entry) -> None:
         """Begins a hand-over if the entry asks for one."""
-        channel, version = entry.channel, entry.placement.version
+        channel, version = entry.unit, entry.placement.version
         if entry.phase not in (Phase.SWITCH, Phase.NARROW) or not self._is_left(entry):
             self._waiting.pop(channel, None)
             self._under_way.pop(channel, None)

@@ -128,7 +128,7 @@ class Asking:
         self._book = await self._checked_book(key)
         if self._is_there():
             return self._result(True, "lives there already")
-        await self._coordinator.put(move_key(self._request.channel), encode_request(self._request))
+        await self._coordinator.put(move_key(self._request.unit), encode_request(self._request))
         if wait_s is None:
             return self._result(False, "asked for; see shoal plan show --moves")
         return await self._wait(self._began + wait_s)
@@ -137,9 +137,11 @@ class Asking:
         """The plan, if it has the servers, and somebody who moves channels."""
         from shoal.plan import keys
         from shoal.plan.book import PlanBook
+        from shoal.plan.format import require_format
         from shoal.plan.signing import Verifier
 
-        channel = self._request.channel
+        channel = self._request.unit
+        await require_format(self._coordinator)
         stored = await self._coordinator.list(keys.PLAN_PREFIX)
         public = key or (stored[keys.PUBLIC_KEY].value if keys.PUBLIC_KEY in stored else None)
         if public is None or keys.RING_KEY not in stored:
@@ -166,7 +168,7 @@ class Asking:
         from shoal.plan.keys import entry_key, move_key
         from shoal.plan.moving import decode_request
 
-        channel = self._request.channel
+        channel = self._request.unit
         while True:
             asked = await self._coordinator.get(move_key(channel))
             self._learn(await self._coordinator.get(entry_key(channel)))
@@ -208,7 +210,7 @@ class Asking:
     @property
     def _entry(self) -> Entry | None:
         assert self._book is not None
-        return self._book.entry(self._request.channel)
+        return self._book.entry(self._request.unit)
 
     def _is_there(self) -> bool:
         """Whether the channel lives where it is asked to be, and does not move."""
@@ -217,7 +219,7 @@ class Asking:
         assert self._book is not None
         entry = self._entry
         resting = entry is None or entry.phase is Phase.END
-        return resting and self._is_target(self._book.placement(self._request.channel))
+        return resting and self._is_target(self._book.placement(self._request.unit))
 
     def _is_target(self, placement: Placement) -> bool:
         return placement.mode is self._request.mode and {*placement.servers} == {*self._request.servers}
@@ -228,7 +230,7 @@ class Asking:
     def _result(self, moved: bool, outcome: str) -> MoveResult:
         entry = self._entry
         return MoveResult(
-            self._request.channel.decode("utf-8", "backslashreplace"),
+            self._request.unit.decode("utf-8", "backslashreplace"),
             self._request.mode.value,
             self._request.servers,
             moved,

@@ -82,11 +82,13 @@ async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
     """Whether the mark is news, and the servers whose agents do not know of it after `WAIT_S`."""
     from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator
+    from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
     from shoal.plan.recorded import set_recorded
     from shoal.plan.signing import Verifier
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+        await require_format(coordinator)
         news = await set_recorded(coordinator, pattern, on)
         key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
     servers = Verifier(key.value).ring(ring.value).servers if key is not None and ring is not None else ()

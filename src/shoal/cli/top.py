@@ -196,12 +196,14 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
 async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
     from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator
+    from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
     from shoal.plan.signing import Verifier
 
     address = parse_address(url, None, None)
     coordinator = await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S)
     await stack.enter_async_context(coordinator)
+    await require_format(coordinator)
     key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
     if key is None or ring is None:
         raise ClusterNotFoundError("the coordinator holds no ring yet", do="start the servers' agents")

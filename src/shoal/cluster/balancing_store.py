@@ -36,8 +36,8 @@ class BalancingStore:
     def __init__(self, coordinator: Coordinator, public_key: bytes, changed: asyncio.Event) -> None:
         self._coordinator = coordinator
         self._verifier = Verifier(public_key)
-        self._entries = Mirror(coordinator, keys.ENTRIES_PREFIX, self._read_entry, changed)
-        self._requests = Mirror(coordinator, keys.MOVES_PREFIX, _read_request, changed)
+        self._entries = Mirror(coordinator, keys.entries_prefix(), self._read_entry, changed)
+        self._requests = Mirror(coordinator, keys.moves_prefix(), _read_request, changed)
         self._marks = Mirror(coordinator, keys.POOL_PREFIX, _read_mark, changed)
         self._asks = Mirror(coordinator, records.ASKS_PREFIX, _read_ask, changed)
         self._proposals = Mirror(coordinator, records.PROPOSALS_PREFIX, _read_proposal, changed)
@@ -105,12 +105,12 @@ class BalancingStore:
         """Asks for moves, and says why if they are new. Where somebody else asks for another move of the channel,
         theirs stands."""
         requests = [
-            KeyWrite(keys.move_key(move.request.channel), encode_request(move.request), 0)
+            KeyWrite(keys.move_key(move.request.unit), encode_request(move.request), 0)
             for move in moves
-            if move.request.channel not in self._requests.values
+            if move.request.unit not in self._requests.values
         ]
         whys = [
-            KeyWrite(records.why_key(move.request.channel), records.encode(move.why))
+            KeyWrite(records.why_key(move.request.unit), records.encode(move.why))
             for move in moves
             if isinstance(move, WriteMove)
         ]
@@ -161,22 +161,22 @@ class BalancingStore:
             await self._coordinator.delete(key, fence=fence)
 
     def _read_entry(self, key: str, stored: Versioned) -> tuple[bytes, Entry] | None:
-        channel = keys.entry_channel(key)
+        channel = keys.entry_unit(key)
         try:
             entry = self._verifier.entry(stored.value)
         except ForgedEntryError as error:
             _log.warning("an entry is not believed", key=key, why=str(error))
             return None
-        return (entry.channel, entry) if entry.channel == channel else None
+        return (entry.unit, entry) if entry.unit == channel else None
 
 
 def _read_request(key: str, stored: Versioned) -> tuple[bytes, MoveRequest] | None:
-    channel = keys.move_channel(key)
+    channel = keys.move_unit(key)
     try:
         request = decode_request(stored.value)
     except PlanError:
         return None
-    return (request.channel, request) if request.channel == channel else None
+    return (request.unit, request) if request.unit == channel else None
 
 
 def _read_mark(key: str, stored: Versioned) -> tuple[str, Mark]:

@@ -21,10 +21,10 @@ from shoal.plan.keys import (
     ENTRIES_PREFIX,
     MOVES_PREFIX,
     REPORTS_PREFIX,
-    entry_channel,
     entry_key,
-    move_channel,
+    entry_unit,
     move_key,
+    move_unit,
     report_key,
 )
 from shoal.plan.mover import DropRequest, Mover, MoverView, PutEntry, Write
@@ -167,7 +167,7 @@ def _key_write(write: Write) -> KeyWrite:
 
 def _log_entry(write: PutEntry) -> None:
     entry = write.entry
-    facts = {"channel": entry.channel, "servers": ",".join(entry.placement.servers), "revision": entry.newness}
+    facts = {"channel": entry.unit, "servers": ",".join(entry.placement.servers), "revision": entry.newness}
     if write.given_up is not None:
         _log.warning("a move was given up", why=write.given_up, **facts)
     elif entry.phase in (Phase.PREPARE, Phase.END):
@@ -177,12 +177,12 @@ def _log_entry(write: PutEntry) -> None:
 
 
 def _read_entry(key: str, stored: Versioned) -> tuple[bytes, Versioned] | None:
-    channel = entry_channel(key)
+    channel = entry_unit(key)
     return None if channel is None else (channel, stored)
 
 
 def _read_request(key: str, stored: Versioned) -> tuple[bytes, Versioned] | None:
-    channel = move_channel(key)
+    channel = move_unit(key)
     return None if channel is None else (channel, stored)
 
 

@@ -1,4 +1,4 @@
-"""A look at ring and leases for those who do not keep them: the supervisor whose balancers are processes of their own.
+"""Watches ring and leases for a supervisor whose balancers are processes of their own.
 
 Owns the looks, and nothing else. Believes only a ring that carries the cluster's signature.
 """
@@ -12,7 +12,8 @@ from shoal.balance.records import WINDOWS_KEY, decode
 from shoal.balance.window_source import Standing
 from shoal.cluster.keeping import LEASES, KeeperView
 from shoal.coordination.interface import Coordinator
-from shoal.errors import CoordinatorError, PlanError
+from shoal.errors import CoordinatorError, PlanError, VersionError
+from shoal.plan.format import require_format
 from shoal.plan.keys import KEEPER_LEASE, RING_KEY
 from shoal.plan.signing import Verifier
 
@@ -38,11 +39,12 @@ class Watching:
         while True:
             try:
                 self._view = await self._look()
-            except (CoordinatorError, PlanError) as error:
+            except (CoordinatorError, PlanError, VersionError) as error:
                 self._view = KeeperView(False, False, (), self._view.ring, str(error))
             await asyncio.sleep(self._poll_s)
 
     async def _look(self) -> KeeperView:
+        await require_format(self._coordinator)
         stored = await self._coordinator.get(RING_KEY)
         leases = await self._coordinator.leases(LEASES)
         led = await self._coordinator.lease_of(KEEPER_LEASE) is not None
@@ -56,6 +58,6 @@ class Watching:
         )
 
     async def _windows(self) -> Standing | None:
-        """Where load windows come from, as the balancer says."""
+        """Where load windows come from, according to the balancer."""
         stored = await self._coordinator.get(WINDOWS_KEY)
         return decode(stored.value, Standing) if stored else None

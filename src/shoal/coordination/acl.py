@@ -34,7 +34,7 @@ POOL_AREA: Final = "pool/"
 SERVERS: Final = "servers"
 """The group of the servers' memberships, and the area of their leases."""
 REPORTS_AREA: Final = "reports/"
-"""What agents say of the channels that move, one key for each server."""
+"""What agents say of the units that move, one key for each kind of unit and each server."""
 
 READ_ONLY_KEYS_SINCE: Final = (7, 0)
 """The first server version that can give a key for reading only."""
@@ -119,9 +119,9 @@ def _grants(read: str, server_id: str | None) -> list[str]:
 
 
 def _reports(server_id: str | None) -> list[str]:
-    """What writing reports needs; nobody but the mover reads them all."""
+    """What writing reports needs; only the leader reads them all."""
     return [
-        f"~{PREFIX}{REPORTS_AREA}{server_id or '*'}",
+        f"~{PREFIX}{REPORTS_AREA}{f'*/{server_id}' if server_id else '*'}",
         f"~{index_key(REPORTS_AREA)}",
         f"~{counter_key(REPORTS_AREA)}",
     ]

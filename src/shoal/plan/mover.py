@@ -107,12 +107,12 @@ class _Case(msgspec.Struct, frozen=True):
     @property
     def newest(self) -> tuple[str, ...]:
         """Where the channel is going: its home if the new servers have all left the ring."""
-        return self.here(self.entry.placement.servers) or (self.ring.home(self.entry.channel),)
+        return self.here(self.entry.placement.servers) or (self.ring.home(self.entry.unit),)
 
     @property
     def concerned(self) -> tuple[str, ...]:
         """The servers whose agents have a part in the move."""
-        return self.here((*self.entry.servers, *self.entry.helped, self.ring.home(self.entry.channel)))
+        return self.here((*self.entry.servers, *self.entry.helped, self.ring.home(self.entry.unit)))
 
     def here(self, servers: tuple[str, ...]) -> tuple[str, ...]:
         """Those of some servers that are in the ring, each once."""
@@ -121,7 +121,7 @@ class _Case(msgspec.Struct, frozen=True):
     def report(self, server: str) -> ChannelReport | None:
         """What a server's agent says of this very entry; None as long as it does not know it."""
         report = self.reports.get(server)
-        said = report.channels.get(self.entry.channel) if report else None
+        said = report.channels.get(self.entry.unit) if report else None
         return said if said is not None and said.revision >= self.entry.newness else None
 
     def unaware(self, servers: tuple[str, ...]) -> tuple[str, ...]:
@@ -208,8 +208,8 @@ class Mover:
         except ForgedEntryError as error:
             _log.warning("an entry is not believed", channel=channel, why=str(error))
             return None
-        if entry.channel != channel:
-            _log.warning("an entry lies under the name of another channel", channel=channel, names=entry.channel)
+        if entry.unit != channel:
+            _log.warning("an entry lies under the name of another channel", channel=channel, names=entry.unit)
             return None
         return entry
 
@@ -241,7 +241,7 @@ class Mover:
             request = decode_request(data)
         except PlanError as error:
             return None, str(error)
-        if request.channel != channel:
+        if request.unit != channel:
             return None, "it names another channel"
         entry = case.entry if case else None
         if entry is not None and _is_target(entry.placement, request):

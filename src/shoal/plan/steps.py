@@ -86,16 +86,16 @@ def begin(entry: Entry | None, ring: Ring, request: MoveRequest, helped: Iterabl
     """The first entry of a move, whatever state the channel is in."""
     phase = step(entry.phase if entry else Phase.END, "asked")
     revision = next_revision(ring, entry)
-    earlier, publishing = unended(request.channel, entry, ring)
+    earlier, publishing = unended(request.unit, entry, ring)
     newest = Placement(revision, request.mode, request.servers)
     helped = _sorted((*helped, *(_left_out(entry, ring) if entry else ())))
-    return Entry(request.channel, newest, phase, earlier, publishing.version, revision, request.eager, helped, revision)
+    return Entry(request.unit, newest, phase, earlier, publishing.version, revision, request.eager, helped, revision)
 
 
 def begin_again(entry: Entry, ring: Ring, *, event: str = "asked", eager: bool | None = None) -> Entry:
     """The same move once more, from where the channel lives now."""
     revision = next_revision(ring, entry)
-    earlier, publishing = unended(entry.channel, entry, ring)
+    earlier, publishing = unended(entry.unit, entry, ring)
     return replace(
         entry,
         placement=replace(entry.placement, version=revision),

@@ -18,7 +18,7 @@ from shoal.balance.window import LoadWindow
 from shoal.cluster.balancing import Balancing
 from shoal.errors import PlanError
 from shoal.plan.entry import Phase
-from shoal.plan.keys import KEEPER_LEASE, MOVES_PREFIX, POOL_PREFIX, Mark, pool_server, read_mark
+from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, Mark, moves_prefix, pool_server, read_mark
 from shoal.plan.moving import MoveRequest, decode_request
 from shoal.sim.process import FIRST_SECOND
 
@@ -102,7 +102,7 @@ class BalancerWatch:
         self._check_right(key)
         if key == STATE_KEY:
             self._state_written()
-        elif key.startswith(MOVES_PREFIX):
+        elif key.startswith(moves_prefix()):
             self._request_written(key)
         elif key.startswith(POOL_PREFIX):
             self._mark_written(key)
@@ -165,15 +165,15 @@ class BalancerWatch:
             self.run.plan_begun(writer[0] if writer else "")
         reason = known[1].moves[int(index)].reason
         self.seen[f"moved for {reason}"] += 1
-        if self.at_rest and (reason != "merge" or request.channel in self._merged):
+        if self.at_rest and (reason != "merge" or request.unit in self._merged):
             self.violate("restless", f"{request} for {reason} under steady load")
         elif self.at_rest:
-            self._merged.add(request.channel)
+            self._merged.add(request.unit)
 
     def _check_request(self, request: MoveRequest, proposal: Proposal, index: int) -> None:
         """What is asked for is what was proposed, and names servers of the pool only."""
         move = proposal.moves[index]
-        if (move.channel, move.after.mode, move.after.servers) != (request.channel, request.mode, request.servers):
+        if (move.channel, move.after.mode, move.after.servers) != (request.unit, request.mode, request.servers):
             self.violate("other than proposed", f"{request} is not {move}")
         now = self.run.world.now
         for server in request.servers:
