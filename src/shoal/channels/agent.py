@@ -101,7 +101,7 @@ class Agent:
             self._limits,
             self._word_heard,
             self._random,
-            dial=runtime.dial,
+            book=runtime.address_book,
         )
         self._plan: dict[str, bytes] = {}
         self._format: int | None = None
@@ -312,14 +312,15 @@ class Agent:
         address = self._address
         complained = False
         while True:
+            endpoint = self._runtime.address_book.reach(address)
             connection = AgentConnection(
-                address.host,
-                address.port,
+                endpoint.host,
+                endpoint.port,
                 username=self._login.username,
                 password=self._login.password,
                 name=f"shoal-agent-{address.id}",
                 connect_timeout_s=self._limits.connect_timeout_s,
-                dial=self._runtime.dial,
+                dial=endpoint.dial,
             )
             try:
                 return connection, await connection.open()
@@ -353,7 +354,13 @@ class Agent:
             self._metrics.watch(core, monitor, self._loop.time)
         login = self._login
         self._forward_links = ForwardLinks(
-            self._address.id, login.username, login.password, self._limits, core, self._random, dial=self._runtime.dial
+            self._address.id,
+            login.username,
+            login.password,
+            self._limits,
+            core,
+            self._random,
+            book=self._runtime.address_book,
         )
         serving = Serving(core, monitor, self._limits, self._forward_links.flush, self._runtime.wall)
         for name, value in self._plan.items():

@@ -16,6 +16,7 @@ from shoal.channels.rules import Rules
 from shoal.channels.timers import Timers
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
+from shoal.plan.ring import ServerAddress
 
 if TYPE_CHECKING:
     from shoal.channels.subscription import Subscription
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
 class Connect(msgspec.Struct, frozen=True):
     """Open a connection to a server; answer with `opened` or `lost`."""
 
-    server: str
-    host: str
-    port: int
+    address: ServerAddress
+
+    @property
+    def server(self) -> str:
+        """The id of the server."""
+        return self.address.id
 
 
 class Disconnect(msgspec.Struct, frozen=True):
@@ -132,7 +136,7 @@ class Context:
         """Opens a link, unless it is open or on its way, or its server is not a member."""
         if link.state is states.Link.DOWN and self.book.address(link.server) is not None and not self.closing:
             link.step("wanted")
-            self.effects.append(Connect(link.server, link.address.host, link.address.port))
+            self.effects.append(Connect(link.address))
 
     def drop(self, link: ServerLink) -> None:
         """Drops the connection of a link, if it has one."""

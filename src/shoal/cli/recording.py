@@ -109,11 +109,13 @@ def _acts(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
     """Whether the agent of a server records a pattern; None if the server cannot be asked."""
     import hiredis
 
+    from shoal.runtime import PRODUCTION
     from shoal.wire.blocking import ask
     from shoal.wire.recorded import MARKS_KEY, read_marks
 
     try:
-        value = ask(server.host, server.port, login.username, login.password, b"GET", MARKS_KEY)
+        to = PRODUCTION.address_book.reach(server)
+        value = ask(to.host, to.port, login.username, login.password, b"GET", MARKS_KEY, dial=to.dial)
     except (ConnectError, hiredis.ReplyError):
         return None
     return pattern in read_marks(value)

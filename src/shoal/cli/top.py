@@ -246,13 +246,14 @@ def _loads(source: Source, channels_max: int) -> tuple[list[ServerLoad], list[Ch
 def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record | None, str | None]:
     """When the last record was written, and the record; or what is in the way."""
     from shoal.channels.telemetry import DATA_FIELD, decode
+    from shoal.runtime import PRODUCTION
     from shoal.wire.blocking import ask
     from shoal.wire.envelope import TELEMETRY_KEY
 
     try:
-        reply: Any = ask(
-            server.host, server.port, *source.login, "XINFO", "STREAM", TELEMETRY_KEY, timeout_s=_ASK_TIMEOUT_S
-        )
+        to = PRODUCTION.address_book.reach(server)
+        question = ("XINFO", "STREAM", TELEMETRY_KEY)
+        reply: Any = ask(to.host, to.port, *source.login, *question, timeout_s=_ASK_TIMEOUT_S, dial=to.dial)
         entry, fields = reply[b"last-entry"]
         values = dict(zip(fields[::2], fields[1::2], strict=True))
         return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD]), None

@@ -19,6 +19,7 @@ from shoal.errors import ProtocolError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.runtime import PRODUCTION, Runtime
+from shoal.wire.address_book import Endpoint
 from shoal.wire.connection import Connection
 
 READ_WINDOWS: Final = 4
@@ -59,7 +60,7 @@ class WindowReader:
         where = self._address
         await follow_stream(
             lambda: reader_connection(
-                where.host, where.port, where.username, where.password, self._limits, self._runtime.dial
+                Endpoint(where.host, where.port, dial=self._runtime.dial), where.username, where.password, self._limits
             ),
             self._limits,
             _newest,
