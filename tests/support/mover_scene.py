@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from tests.support.agent_site import until
 from tests.support.redis_server import RedisServer
 
-from shoal.cluster.moving import Leading, Moving
+from shoal.cluster.moving import Leading, Moving, ring_of
 from shoal.coordination.interface import Lease
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ForgedEntryError
@@ -28,11 +28,11 @@ from shoal.plan.keys import (
     moves_prefix,
     report_key,
 )
-from shoal.plan.mover import Mover
 from shoal.plan.moving import ChannelReport, MoveRequest, Report, encode_report, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
+from shoal.plan.steps import ChannelSteps
 
 SERVERS = ("s1", "s2", "s3")
 RING = Ring(1, tuple(ServerAddress(id, "127.0.0.1", 1) for id in SERVERS))
@@ -65,7 +65,7 @@ class MoverScene:
             self.turns += 1
             return self.leading.get(name)
 
-        moving = Moving(self.coordinator, lambda: Mover(self.signer, Limits()), turn, POLL_S)
+        moving = Moving(self.coordinator, ChannelSteps(Limits()), self.signer, turn, ring_of, POLL_S)
         self.tasks[name] = asyncio.create_task(moving.run())
 
     async def some_turns(self) -> None:
