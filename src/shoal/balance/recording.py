@@ -118,14 +118,15 @@ def make_record(
         window=window.to_bytes(),
         situation=record_situation(situation),
         ring_version=proposal.ring_version,
-        revisions=tuple((move.channel, move.revision) for move in proposal.moves),
+        revisions=tuple((move.unit, move.revision) for move in proposal.moves),
         lost=lost,
         proposal=proposal.encode(),
     )
 
 
 def replay(record: DecisionRecord) -> Proposal:
-    """Makes the decision of a record again. The same decision has the same digest as the record."""
+    """Makes the decision of a record again; moves of other kinds than channels are taken from the record. The same
+    decision has the same digest as the record."""
     situation = restore_situation(record.situation)
     revisions = dict(record.revisions)
     decision = with_lost(situation, policy(record.policy)(situation, record.settings), record.lost)
@@ -136,6 +137,7 @@ def replay(record: DecisionRecord) -> Proposal:
         settings=record.settings,
         ring_version=record.ring_version,
         revision_of=lambda channel: revisions.get(channel, 0),
+        others=proposal_of(record).others,
     )
 
 

@@ -173,7 +173,7 @@ class BalancerWatch:
     def _check_request(self, request: MoveRequest, proposal: Proposal, index: int) -> None:
         """What is asked for is what was proposed, and names servers of the pool only."""
         move = proposal.moves[index]
-        if (move.channel, move.after.mode, move.after.servers) != (request.unit, request.mode, request.servers):
+        if (move.unit, move.after.mode, move.after.servers) != (request.unit, request.mode, request.servers):
             self.violate("other than proposed", f"{request} is not {move}")
         now = self.run.world.now
         for server in request.servers:
@@ -204,10 +204,10 @@ class BalancerWatch:
         if ring is not None and ring.version != proposal.ring_version and now - run.ring_at > STALE_S:
             self.violate("stale", f"a proposal of ring {proposal.ring_version} is applied to ring {ring.version}")
         for move in proposal.moves:
-            entry = run.book.entry(move.channel)
+            entry = run.book.entry(move.unit)
             newness = entry.newness if entry else 0
-            if newness != move.revision and now - run.entry_at.get(move.channel, now) > STALE_S:
-                self.violate("stale", f"{move.channel.decode()} was at {move.revision}, and is at {newness}")
+            if newness != move.revision and now - run.entry_at.get(move.unit, now) > STALE_S:
+                self.violate("stale", f"{move.unit.decode()} was at {move.revision}, and is at {newness}")
 
     # -- the pool --------------------------------------------------------------------------------------------
 
