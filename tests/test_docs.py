@@ -14,9 +14,10 @@ import pytest
 from docs import tables
 
 from shoal import cli, config
-from shoal.channels import diagrams, receiving, states
+from shoal.channels import diagrams, states
+from shoal.channels.client import receiver as receiving
+from shoal.lab.sim.protocols import PROTOCOLS
 from shoal.limits import Limits
-from shoal.sim.campaign import PROTOCOLS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -69,8 +69,8 @@ def test_a_limit_is_a_number_above_zero(name: str, value: float) -> None:
         ({"command_reply_bytes_max": 8 * limits.MIB}, "raise command_reply_bytes_max"),
         ({"heal_page_messages": 5000}, "no publisher keeps more than its window"),
         (
-            {"word_interval_s": 2.0},
-            r"2 times limits.word_interval_s \(2.0\) is above limits.server_lease_s \(3.0\)",
+            {"heartbeat_interval_s": 2.0},
+            r"2 times limits.heartbeat_interval_s \(2.0\) is above limits.server_lease_s \(3.0\)",
         ),
         ({"gap_timeout_s": 0.01}, "before it is given up"),
         ({"reconnect_delay_s_min": 9.0}, "lower reconnect_delay_s_min or raise reconnect_delay_s_max"),

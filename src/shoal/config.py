@@ -43,6 +43,12 @@ TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {
 NOT_SETTINGS: Final = frozenset({"SHOAL_CONFIG", "SHOAL_NO_INSTALL", "SHOAL_URL", "SHOAL_READER"})
 """Variables with our prefix that are read elsewhere: the file to read (here), the front door's, and log-ins."""
 
+RENAMED: Final = {
+    "limits.word_interval_s": "limits.heartbeat_interval_s",
+    "limits.roll_call_s": "limits.resync_s",
+}
+"""Settings of earlier versions, with their names of today."""
+
 DEFAULT_FILE: Final = "shoal.toml"
 """Read from the current directory when no file is named."""
 
@@ -223,10 +229,13 @@ def _read_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _require_known(key: str, known: Iterable[str], source: str) -> None:
-    """Raise ConfigError with the nearest known key if this one is not known."""
+    """Raise ConfigError with the new or the nearest known key if this one is not known."""
     names = sorted(known, key=lambda name: ("." in name, name))
     if key in names:
         return
+    renamed = RENAMED | {env_name(old): env_name(new) for old, new in RENAMED.items()}
+    if key in renamed:
+        raise ConfigError(f"the setting {key} in {source} has a new name", do=f"write {renamed[key]}")
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
     raise ConfigError(f"unknown setting {key} in {source}", do=advice)

@@ -128,7 +128,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     # -- Words, leases, handshake ----------------------------------------------------------------------------
 
-    word_interval_s: float = 0.5
+    heartbeat_interval_s: float = 0.5
     """How often an agent gives its word on its server that it holds the lease: after this time at the latest."""
 
     server_lease_s: float = 3.0
@@ -149,7 +149,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hello_retry_s: float = 0.5
     """Wait for an agent's answer; it doubles with each repetition, up to 16 times."""
 
-    roll_call_s: float = 1.0
+    resync_s: float = 1.0
     """How long a restarted agent gathers answers before its register counts as complete."""
 
     # -- Moves -----------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ _RULES: Final = (
     _AtMost("payload_bytes_max", "resend_bytes_max", "a resend window must take the largest message"),
     _AtMost("resend_bytes_max", "resend_total_bytes_max", "one window cannot be larger than all of them"),
     _AtMost("heal_page_messages", "resend_messages_max", "no publisher keeps more than its window"),
-    _AtMost("word_interval_s", "server_lease_s", "a lease must survive one lost word", factor=2),
+    _AtMost("heartbeat_interval_s", "server_lease_s", "a lease must survive one lost word", factor=2),
     _AtMost("heal_delay_s", "gap_timeout_s", "a hole must be asked for before it is given up"),
     _AtMost("heal_retry_s", "gap_timeout_s", "a hole must be asked for twice before it is given up", factor=2),
     _AtMost("beacon_delay_s", "beacon_delay_s_max", "the first wait is the shortest"),

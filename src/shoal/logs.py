@@ -1,7 +1,7 @@
 """Structured logs on the standard library: an event and its fields, for people or for machines.
 
-    text   12:00:01.250 warning shoal.channels.agent: server restarted server=s2 after_s=1.5
-    json   {"time":"2026-01-31T12:00:01.250000+00:00","level":"warning","logger":"shoal.channels.agent",...}
+    text   12:00:01.250 warning shoal.channels.agent.process: server restarted server=s2 after_s=1.5
+    json   {"time":"2026-01-31T12:00:01.250000+00:00","level":"warning","logger":"shoal.channels.agent.process",...}
 
 Owns: the two formats, the handler on standard error, and `Log`, through which everything in Shoal logs. Never
 touches: standard output (results go there) and the root logger (an application that uses Shoal as a library

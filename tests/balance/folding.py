@@ -12,7 +12,7 @@ from shoal.balance.fold_state import FoldState
 from shoal.balance.reports import records_to_batch
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
-from shoal.channels.telemetry import Record
+from shoal.channels.telemetry.telemetry_record import Record
 
 SETTINGS = BalanceSettings(window_s=2, lateness_s=1.5)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.balance.window import LoadWindow
-from shoal.channels.telemetry import CHANNELS_SCHEMA, SERVER_SCHEMA, Record, RecordId
+from shoal.channels.telemetry.telemetry_record import CHANNELS_SCHEMA, SERVER_SCHEMA, Record, RecordId
 
 
 def record(

@@ -16,8 +16,8 @@ from shoal.balance.fold import HOST_SILENT_S_MAX, PENDING_S_MAX, RECENT_RECORDS_
 from shoal.balance.fold_state import FoldState
 from shoal.balance.reports import BATCH_SCHEMA, entries_to_batch, records_to_batch
 from shoal.balance.settings import BalanceSettings
-from shoal.channels import telemetry
-from shoal.channels.telemetry import Record
+from shoal.channels.telemetry import telemetry_record as telemetry
+from shoal.channels.telemetry.telemetry_record import Record
 from shoal.errors import ProtocolError
 
 # -- garbage and limits ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bus.locate import find_url
+from shoal.bus.location import find_url
 from shoal.errors import ClusterNotFoundError
 
 

@@ -1,4 +1,4 @@
-"""The agent: answers hellos with the baseline, gives its word as long as it may, calls the roll after a restart, and
+"""The agent: answers hellos with the baseline, gives its word as long as it may, starts a resync after a restart, and
 remembers the life before; garbage is counted and harms nobody."""
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tests.support.core_driver import (
     ring,
 )
 
-from shoal.channels.agent_core import WORD_SPREAD
+from shoal.channels.agent.core import HEARTBEAT_SPREAD
 from shoal.channels.states import Agent
 from shoal.errors import ProtocolError
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.entry import Entry
 from shoal.plan.placement import Mode, Placement
 from shoal.wire import control, envelope
-from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, inbox_channel, stream_id
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel, stream_id
 
 TILE = b"tile"
 RING = SIGNER.ring(ring(3, ("s1", "s2")))
 U64_MAX = (1 << 64) - 1
 
 
-def serving(clients: int = 0) -> AgentDriver:
+def session(clients: int = 0) -> AgentDriver:
     """An agent that serves, holds its lease and knows the ring."""
     driver = AgentDriver()
     driver.core.ring(RING)
@@ -64,22 +64,22 @@ def publish(driver: AgentDriver, *numbers: int, channel: bytes = TILE, stream: i
 
 
 def test_a_greeting_is_answered_with_the_lease() -> None:
-    driver = serving()
+    driver = session()
     driver.tell(control.Greet(CLIENT, 7, 3))
     (welcome,) = driver.take(inbox_channel(CLIENT), control.Welcome)
     sure_ms = 1000 * DEFAULT_LIMITS.server_lease_s * (1 - DEFAULT_LIMITS.clock_drift_max)
     assert sure_ms - 2 < welcome.lease_ms <= sure_ms
-    assert welcome == control.Welcome(7, "s1", driver.core.life, welcome.lease_ms, 3, b"")
+    assert welcome == control.Welcome(7, "s1", driver.core.incarnation, welcome.lease_ms, 3, b"")
 
 
 def test_a_client_with_an_older_ring_is_told_the_newer_one() -> None:
-    driver = serving()
+    driver = session()
     driver.tell(control.Greet(CLIENT, 7, 2))
     assert driver.take(inbox_channel(CLIENT), control.Welcome)[0].ring == RING
 
 
 def test_without_a_lease_the_answer_grants_nothing() -> None:
-    driver = serving()
+    driver = session()
     driver.core.lease.refused()
     driver.tell(control.Greet(CLIENT, 7, 3))
     assert driver.take(inbox_channel(CLIENT), control.Welcome)[0].lease_ms == 0
@@ -89,19 +89,21 @@ def test_without_a_lease_the_answer_grants_nothing() -> None:
 
 
 def test_the_word_is_given_again_and_again() -> None:
-    driver = serving()
+    driver = session()
     driver.advance(0.0)
-    driver.words()
+    driver.heartbeats()
     driver.core.lease.granted(driver.now)
     driver.advance(2.0)
-    words = driver.words()
-    assert [word.number for word in words] == list(range(words[0].number, words[0].number + 4))
-    assert {(word.server, word.agent, word.granted, word.ring_version) for word in words} == {("s1", AGENT, True, 3)}
-    assert all(first.lease_ms > second.lease_ms for first, second in itertools.pairwise(words))
+    heartbeats = driver.heartbeats()
+    assert [heartbeat.number for heartbeat in heartbeats] == list(range(heartbeats[0].number, heartbeats[0].number + 4))
+    assert {
+        (heartbeat.server, heartbeat.agent, heartbeat.granted, heartbeat.ring_version) for heartbeat in heartbeats
+    } == {("s1", AGENT, True, 3)}
+    assert all(first.lease_ms > second.lease_ms for first, second in itertools.pairwise(heartbeats))
 
 
 def test_agents_that_began_together_do_not_speak_together_for_ever() -> None:
-    interval_s = DEFAULT_LIMITS.word_interval_s
+    interval_s = DEFAULT_LIMITS.heartbeat_interval_s
     spoken: list[list[float]] = []
     for instance in (1, 2):
         driver = AgentDriver(instance=instance)
@@ -109,61 +111,61 @@ def test_agents_that_began_together_do_not_speak_together_for_ever() -> None:
         times: list[float] = []
         while len(times) < 20:
             driver.advance(0.001)
-            times += [driver.now] * len(driver.words())
+            times += [driver.now] * len(driver.heartbeats())
         gaps = [after - before for before, after in itertools.pairwise(times)]
         assert max(gaps) <= interval_s + 0.002
-        assert min(gaps) >= interval_s * (1 - WORD_SPREAD) - 0.002
+        assert min(gaps) >= interval_s * (1 - HEARTBEAT_SPREAD) - 0.002
         spoken.append(times)
     together = sum(first == second for first, second in zip(*spoken, strict=True))
     assert together <= 2  # the first one, and hardly another
 
 
 def test_a_word_says_which_of_its_own_words_came_back() -> None:
-    driver = serving()
+    driver = session()
     driver.advance(0.0)
-    (first,) = driver.words()
+    (first,) = driver.heartbeats()
     assert first.heard == 0
-    driver.hear(WORD_CHANNEL, control.encode(first))
+    driver.hear(HEARTBEAT_CHANNEL, control.encode(first))
     driver.advance(0.5)
-    (second,) = driver.words()
+    (second,) = driver.heartbeats()
     assert second.heard == first.number
 
 
 def test_words_of_another_agent_do_not_come_back_as_its_own() -> None:
-    driver = serving()
+    driver = session()
     driver.advance(0.0)
-    (word,) = driver.words()
-    driver.hear(WORD_CHANNEL, control.encode(msgspec.structs.replace(word, agent=AGENT + 1, number=99)))
+    (heartbeat,) = driver.heartbeats()
+    driver.hear(HEARTBEAT_CHANNEL, control.encode(msgspec.structs.replace(heartbeat, agent=AGENT + 1, number=99)))
     driver.advance(0.5)
-    assert driver.words()[0].heard == 0
+    assert driver.heartbeats()[0].heard == 0
 
 
 def test_when_the_lease_is_over_the_word_grants_nothing() -> None:
-    driver = serving()
+    driver = session()
     driver.advance(DEFAULT_LIMITS.server_lease_s + 1.0)
-    last = driver.words()[-1]
+    last = driver.heartbeats()[-1]
     assert (last.lease_ms, last.granted) == (0, False)
 
 
 def test_while_the_server_is_away_there_is_no_word() -> None:
-    driver = serving()
-    driver.words()
+    driver = session()
+    driver.heartbeats()
     driver.core.lost(driver.now)
     driver.advance(5.0)
-    assert driver.words() == []
+    assert driver.heartbeats() == []
 
 
 # Hellos
 
 
 def test_a_subscriber_is_registered_and_told_the_baseline() -> None:
-    driver = serving()
+    driver = session()
     publish(driver, 1, 2, 3)
     publish(driver, 8, stream=stream_id(OTHER + 1, 1))
     publish(driver, 4, channel=b"elsewhere")
     driver.tell(hello(nonce=5))
     (answer,) = driver.answers()
-    assert (answer.nonce, answer.name, answer.life) == (5, TILE, driver.core.life)
+    assert (answer.nonce, answer.name, answer.incarnation) == (5, TILE, driver.core.incarnation)
     assert sorted(answer.streams) == sorted([(TILE, STREAM, 3), (TILE, stream_id(OTHER + 1, 1), 8)])
     assert answer.absent == []
     assert (answer.entry, answer.ring, answer.version) == (b"", b"", 0)
@@ -171,7 +173,7 @@ def test_a_subscriber_is_registered_and_told_the_baseline() -> None:
 
 
 def test_a_pattern_is_told_every_channel_that_it_matches() -> None:
-    driver = serving()
+    driver = session()
     for channel in (TILE, b"time", b"other"):
         publish(driver, 2, channel=channel)
     driver.tell(hello(name=b"ti*", pattern=True))
@@ -181,7 +183,7 @@ def test_a_pattern_is_told_every_channel_that_it_matches() -> None:
 
 
 def test_beacons_and_foreign_messages_are_not_taken_for_messages() -> None:
-    driver = serving()
+    driver = session()
     publish(driver, 2)
     driver.hear(TILE, b"foreign")
     driver.hear(TILE, envelope.beacon(1, STREAM, 2, 2, 0))
@@ -190,7 +192,7 @@ def test_beacons_and_foreign_messages_are_not_taken_for_messages() -> None:
 
 
 def test_a_publisher_is_known_from_its_hello_on() -> None:
-    driver = serving()
+    driver = session()
     driver.tell(publisher_hello(last=17))
     assert driver.answers(OTHER)[0].streams == []
     assert driver.core.register.channels == {}
@@ -199,14 +201,14 @@ def test_a_publisher_is_known_from_its_hello_on() -> None:
 
 
 def test_a_publishers_hello_never_lowers_what_was_heard() -> None:
-    driver = serving()
+    driver = session()
     publish(driver, 1, 2, 3, 4, 5)
     driver.tell(publisher_hello(last=2), hello())
     assert driver.answers()[0].streams == [(TILE, STREAM, 5)]
 
 
 def test_an_entry_is_passed_on_as_it_was_signed() -> None:
-    driver = serving()
+    driver = session()
     entry = SIGNER.entry(TILE, Placement(9, Mode.ALL_SUBSCRIBERS, ("s1", "s2")))
     driver.core.entry(entry)
     driver.tell(hello(ring_version=1))
@@ -215,13 +217,13 @@ def test_an_entry_is_passed_on_as_it_was_signed() -> None:
 
 
 def test_a_bye_ends_the_registration() -> None:
-    driver = serving()
+    driver = session()
     driver.tell(hello(), control.Bye(CLIENT, TILE, False))
     assert not driver.core.register.clients
 
 
 def test_the_answer_says_how_new_the_entry_is() -> None:
-    driver = serving()
+    driver = session()
     driver.core.entry(SIGNER.entry(TILE, Placement(9, Mode.SINGLE, ("s1",))))
     driver.core.entry(SIGNER.line(Entry(TILE, Placement(9, Mode.SINGLE, ("s1",)), revision=12)))
     driver.tell(hello())
@@ -232,9 +234,9 @@ def test_the_answer_says_how_new_the_entry_is() -> None:
 
 
 def test_who_stands_by_an_entry_is_remembered_until_it_leaves() -> None:
-    driver = serving()
-    driver.tell(hello(), control.Stand(CLIENT, TILE, 7), control.Stand(OTHER, TILE, 7))
-    driver.tell(control.Gone(OTHER, TILE, STREAM, 7))
+    driver = session()
+    driver.tell(hello(), control.Subscribed(CLIENT, TILE, 7), control.Subscribed(OTHER, TILE, 7))
+    driver.tell(control.Left(OTHER, TILE, STREAM, 7))
     assert driver.core.register.confirmed(CLIENT, TILE) == 7
     assert driver.core.register.confirmed(OTHER, TILE) == 0
     driver.tell(control.Bye(CLIENT, TILE, False), hello())
@@ -244,7 +246,7 @@ def test_who_stands_by_an_entry_is_remembered_until_it_leaves() -> None:
 
 @pytest.mark.parametrize("data", [FORGER.ring(ring(9, ("s9",))), SIGNER.ring(ring(2, ("s9",))), b"garbage", b""])
 def test_a_ring_that_is_forged_or_stale_is_counted(data: bytes) -> None:
-    driver = serving()
+    driver = session()
     driver.core.ring(data)
     driver.core.entry(FORGER.entry(TILE, Placement(9, Mode.SINGLE, ("s9",))))
     assert driver.core.counters.forged == 2
@@ -261,7 +263,7 @@ def test_who_asks_before_there_is_a_ring_is_answered_when_there_is_one() -> None
     assert [answer.nonce for answer in driver.answers()] == [1]
 
 
-# The roll-call
+# The resync
 
 
 def called(clients: int | None) -> AgentDriver:
@@ -272,15 +274,15 @@ def called(clients: int | None) -> AgentDriver:
     return driver
 
 
-def present(client: int, roll: int = 1, streams: control.StreamList | None = None) -> control.Present:
-    return control.Present(client, roll, [TILE], [b"ti*"], streams or [])
+def present(client: int, resync: int = 1, streams: control.StreamList | None = None) -> control.Present:
+    return control.Present(client, resync, [TILE], [b"ti*"], streams or [])
 
 
 def test_it_observes_and_calls_the_roll_before_anything_else() -> None:
     driver = called(clients=2)
     kinds = [command[:2] for command in driver.commands]
-    assert kinds == [(b"PSUBSCRIBE", b"*"), (b"PUBLISH", WORD_CHANNEL), (b"PUBSUB", b"NUMSUB")]
-    assert driver.take(WORD_CHANNEL, control.RollCall) == [control.RollCall(AGENT, 1)]
+    assert kinds == [(b"PSUBSCRIBE", b"*"), (b"PUBLISH", HEARTBEAT_CHANNEL), (b"PUBSUB", b"NUMSUB")]
+    assert driver.take(HEARTBEAT_CHANNEL, control.Resync) == [control.Resync(AGENT, 1)]
     assert driver.state() is Agent.CALLING
 
 
@@ -302,7 +304,7 @@ def test_a_bye_takes_back_a_hello_that_still_waits() -> None:
     driver.tell(
         hello(), hello(nonce=6, name=b"ti*", pattern=True), publisher_hello(last=3), control.Bye(CLIENT, TILE, False)
     )
-    driver.advance(DEFAULT_LIMITS.roll_call_s)
+    driver.advance(DEFAULT_LIMITS.resync_s)
     assert driver.state() is Agent.SERVING
     assert set(driver.core.register.channels) == set()
     assert set(driver.core.register.patterns) == {b"ti*"}
@@ -313,21 +315,21 @@ def test_a_bye_takes_back_a_hello_that_still_waits() -> None:
 def test_who_says_hello_again_after_a_bye_is_registered_when_the_roll_call_is_over() -> None:
     driver = called(clients=2)
     driver.tell(hello(nonce=5), control.Bye(CLIENT, TILE, False), hello(nonce=6))
-    driver.advance(DEFAULT_LIMITS.roll_call_s)
+    driver.advance(DEFAULT_LIMITS.resync_s)
     assert set(driver.core.register.channels) == {TILE}
     assert [answer.nonce for answer in driver.answers()] == [6]
 
 
 def test_the_same_client_twice_is_one_and_another_roll_does_not_count() -> None:
     driver = called(clients=2)
-    driver.tell(present(CLIENT), present(CLIENT), present(OTHER, roll=99))
+    driver.tell(present(CLIENT), present(CLIENT), present(OTHER, resync=99))
     assert driver.state() is Agent.CALLING
 
 
 def test_whoever_stays_silent_is_not_waited_for_forever() -> None:
     driver = called(clients=2)
     driver.tell(hello())
-    driver.advance(DEFAULT_LIMITS.roll_call_s - 0.01)
+    driver.advance(DEFAULT_LIMITS.resync_s - 0.01)
     assert driver.answers() == []
     driver.advance(0.02)
     assert driver.state() is Agent.SERVING
@@ -337,7 +339,7 @@ def test_whoever_stays_silent_is_not_waited_for_forever() -> None:
 def test_a_server_that_does_not_count_its_clients_is_waited_for() -> None:
     driver = called(clients=None)
     assert driver.state() is Agent.CALLING
-    driver.advance(DEFAULT_LIMITS.roll_call_s)
+    driver.advance(DEFAULT_LIMITS.resync_s)
     assert driver.state() is Agent.SERVING
 
 
@@ -361,7 +363,7 @@ def test_who_comes_after_the_count_does_not_stand_for_somebody_who_is_silent() -
     driver = called(clients=2)
     driver.tell(present(CLIENT), control.Greet(OTHER, 1, 3))
     assert driver.state() is Agent.CALLING
-    driver.advance(DEFAULT_LIMITS.roll_call_s)
+    driver.advance(DEFAULT_LIMITS.resync_s)
     assert driver.state() is Agent.SERVING
     assert not driver.core.complete
 
@@ -369,10 +371,10 @@ def test_who_comes_after_the_count_does_not_stand_for_somebody_who_is_silent() -
 def test_a_late_answer_completes_the_call() -> None:
     driver = called(clients=2)
     driver.tell(present(CLIENT))
-    driver.advance(2 * DEFAULT_LIMITS.roll_call_s)
+    driver.advance(2 * DEFAULT_LIMITS.resync_s)
     driver.tell(present(OTHER))
     assert driver.core.complete
-    assert driver.core.counters.roll_calls == 1, "nobody wanted to know"
+    assert driver.core.counters.resyncs == 1, "nobody wanted to know"
 
 
 def test_a_connection_that_is_lost_during_the_call_calls_again() -> None:
@@ -381,7 +383,7 @@ def test_a_connection_that_is_lost_during_the_call_calls_again() -> None:
     driver.core.lost(driver.now)
     assert driver.state() is Agent.AWAY
     driver.open(clients=0)
-    assert driver.take(WORD_CHANNEL, control.RollCall)[-1].roll == 2
+    assert driver.take(HEARTBEAT_CHANNEL, control.Resync)[-1].resync == 2
     assert driver.answers() == [], "who asked on the old connection will ask again"
 
 
@@ -389,20 +391,20 @@ def test_a_connection_that_is_lost_during_the_call_calls_again() -> None:
 
 
 def test_a_new_agent_does_not_remember() -> None:
-    driver = serving()
+    driver = session()
     driver.tell(hello())
     assert not driver.answers()[0].remembers
 
 
 def test_after_a_restart_of_the_server_those_not_heard_again_are_absent() -> None:
-    driver = serving()
+    driver = session()
     other = stream_id(OTHER + 1, 1)
     publish(driver, 1, 2)
     publish(driver, 7, stream=other)
-    before = driver.core.life
+    before = driver.core.incarnation
     driver.core.lost(driver.now)
     driver.open("life two")
-    assert driver.core.life != before
+    assert driver.core.incarnation != before
     assert not driver.core.register.clients
     publish(driver, 3)
     driver.tell(hello())
@@ -414,7 +416,7 @@ def test_after_a_restart_of_the_server_those_not_heard_again_are_absent() -> Non
 
 def test_two_restarts_in_a_row_are_remembered_too() -> None:
     """A publisher that has been silent through both may have published last before the first."""
-    driver = serving()
+    driver = session()
     publish(driver, 1, 2)
     for run_id in ("life two", "life three"):
         driver.core.lost(driver.now)
@@ -426,7 +428,7 @@ def test_two_restarts_in_a_row_are_remembered_too() -> None:
 def test_what_was_silent_for_long_before_is_not_waited_for() -> None:
     """Otherwise every stream of every life would be listed for ever, and subscriptions that have forgotten it would
     report it as missing."""
-    driver = serving()
+    driver = session()
     publish(driver, 1, 2)
     driver.core.lost(driver.now)
     driver.open("life two")
@@ -439,20 +441,20 @@ def test_what_was_silent_for_long_before_is_not_waited_for() -> None:
 
 
 def test_lives_have_names_of_their_own() -> None:
-    first, second = serving(), serving()
+    first, second = session(), session()
     second.core.lost(second.now)
     second.open("life two")
-    assert first.core.life != second.core.life
-    assert all(life > 0 for life in (first.core.life, second.core.life))
+    assert first.core.incarnation != second.core.incarnation
+    assert all(incarnation > 0 for incarnation in (first.core.incarnation, second.core.incarnation))
 
 
 # Garbage
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.binary(max_size=60), marked=st.booleans(), channel=st.sampled_from([AGENT_CHANNEL, WORD_CHANNEL]))
+@given(data=st.binary(max_size=60), marked=st.booleans(), channel=st.sampled_from([AGENT_CHANNEL, HEARTBEAT_CHANNEL]))
 def test_garbage_is_counted_and_harmless(data: bytes, marked: bool, channel: bytes) -> None:
-    driver = serving()
+    driver = session()
     publish(driver, 1)
     driver.hear(channel, b"\xf5C" + data if marked else data)
     publish(driver, 2)
@@ -474,7 +476,7 @@ def test_garbage_is_counted_and_harmless(data: bytes, marked: bool, channel: byt
     ids=lambda message: type(message).__name__,
 )
 def test_a_message_that_is_not_for_agents_is_garbage(message: control.Control) -> None:
-    driver = serving()
+    driver = session()
     driver.tell(message)
     assert driver.core.counters.garbage == 1
 
@@ -491,13 +493,13 @@ def test_a_message_that_is_not_for_agents_is_garbage(message: control.Control) -
         control.Present(CLIENT, 1, [b""], [b"["], [(b"", U64_MAX, U64_MAX), (b"y" * 100_000, 0, 0)]),
         control.Bye(CLIENT, b"never there", True),
         control.Greet(0, U64_MAX, (1 << 32) - 1),
-        control.Stand(CLIENT, b"never there", U64_MAX),
-        control.Gone(CLIENT, b"x" * 100_000, U64_MAX, U64_MAX),
+        control.Subscribed(CLIENT, b"never there", U64_MAX),
+        control.Left(CLIENT, b"x" * 100_000, U64_MAX, U64_MAX),
     ],
     ids=lambda message: f"{type(message).__name__}",
 )
 def test_extreme_values_harm_nobody(message: control.Control) -> None:
-    driver = serving()
+    driver = session()
     publish(driver, 1, 2)
     driver.tell(message)
     driver.tell(hello(nonce=4711))
@@ -506,13 +508,13 @@ def test_extreme_values_harm_nobody(message: control.Control) -> None:
 
 
 def test_bytes_that_are_not_resp_are_the_peers_fault() -> None:
-    driver = serving()
+    driver = session()
     with pytest.raises(ProtocolError):
         driver.core.received(b"HTTP/1.1 200 OK\r\n\r\n", driver.now)
 
 
 def test_replies_go_to_those_who_asked_in_order() -> None:
-    driver = serving()
+    driver = session()
     heard: list[object] = []
     driver.core.ask((b"PING",), lambda reply, now: heard.append(reply))
     driver.core.ask((b"PING",))
@@ -526,7 +528,7 @@ def test_a_stream_that_presents_itself_late_is_announced_to_those_who_were_answe
     driver = AgentDriver()
     driver.core.ring(SIGNER.ring(ring(1, ("s1",))))
     driver.open(clients=2)
-    driver.advance(driver.core.limits.roll_call_s)
+    driver.advance(driver.core.limits.resync_s)
     assert driver.state() is Agent.SERVING
     late = control.Present(OTHER, 1, [], [], [(b"tile", STREAM, 4), (b"__shoal:word", STREAM, 4)])
     driver.tell(late)
@@ -541,7 +543,7 @@ def test_a_stream_that_presents_itself_late_is_announced_to_those_who_were_answe
 
 
 def test_it_says_which_ring_there_was_when_it_began() -> None:
-    driver = serving()
+    driver = session()
     driver.core.ring(SIGNER.ring(ring(4, ("s1", "s2", "s3"))))
     driver.tell(hello())
     assert driver.answers()[0].since == 3

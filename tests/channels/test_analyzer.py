@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.channels.observed import FORWARDED, FRAME_BYTES_MAX, beacon, envelope, observed, push
 from tests.support.redis_server import RedisServer
 
-from shoal.channels.analyzer import Analyzer, ServerSample, warm_up
-from shoal.channels.globs import match_names
-from shoal.channels.scanner import Scanner
-from shoal.channels.telemetry import CHANNELS_SCHEMA, SERVER_SCHEMA
+from shoal.channels.telemetry.analyzer import Analyzer, ServerSample, warm_up
+from shoal.channels.telemetry.pattern_kernel import match_names
+from shoal.channels.telemetry.scanner import Scanner
+from shoal.channels.telemetry.telemetry_record import CHANNELS_SCHEMA, SERVER_SCHEMA
 from shoal.errors import ProtocolError
 
 SAMPLE = ServerSample(0.0, "life", 0, 0, 0.0, 1, 1, 1000.0)

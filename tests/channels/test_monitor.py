@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from shoal.channels import monitor as module
-from shoal.channels.agent_core import AgentCore
-from shoal.channels.analyzer import Analyzer
-from shoal.channels.monitor import Monitor
-from shoal.channels.scanner import Scanner
-from shoal.channels.telemetry import Record, decode
+from shoal.channels.agent.core import AgentCore
+from shoal.channels.telemetry import monitor as module
+from shoal.channels.telemetry.analyzer import Analyzer
+from shoal.channels.telemetry.monitor import Monitor
+from shoal.channels.telemetry.scanner import Scanner
+from shoal.channels.telemetry.telemetry_record import Record, decode
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, HEADER, MAGIC, WORD_CHANNEL, stream_id
+from shoal.wire.envelope import AGENT_CHANNEL, HEADER, HEARTBEAT_CHANNEL, MAGIC, stream_id
 
 LIMITS = Limits()
 PEER = b"__shoal:wor[d]"
@@ -125,8 +125,8 @@ class Bench:
         (command,) = [command for command in self.commands if command[0] == b"XADD"]
         return decode(command[-1])
 
-    def asked(self, *words: bytes) -> list[tuple[bytes, ...]]:
-        return [command for command in self.commands if command[: len(words)] == words]
+    def asked(self, *heartbeats: bytes) -> list[tuple[bytes, ...]]:
+        return [command for command in self.commands if command[: len(heartbeats)] == heartbeats]
 
 
 @pytest.fixture
@@ -294,9 +294,9 @@ def test_whoever_wants_to_know_is_told_of_each_second(bench: Bench) -> None:
 
 
 def test_the_pattern_of_the_peers_matches_the_word_channel_alone() -> None:
-    from shoal.channels.peers import PEER_PATTERN
+    from shoal.channels.agent.peers import PEER_PATTERN
     from shoal.wire.glob import glob_match
 
     assert PEER_PATTERN == PEER
-    assert glob_match(PEER_PATTERN, WORD_CHANNEL)
-    assert not glob_match(PEER_PATTERN, WORD_CHANNEL + b"s")
+    assert glob_match(PEER_PATTERN, HEARTBEAT_CHANNEL)
+    assert not glob_match(PEER_PATTERN, HEARTBEAT_CHANNEL + b"s")

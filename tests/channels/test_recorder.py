@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import OTHER, SIGNER, STREAM, AgentDriver, blob, ring
 
-from shoal.channels.link import Command
-from shoal.channels.record import STREAMS_EVERY
-from shoal.channels.recorder import OPENING_MAX
+from shoal.channels.client.server_link import Command
+from shoal.channels.recording.record import STREAMS_EVERY
+from shoal.channels.recording.recorder import OPENING_MAX
 from shoal.limits import DEFAULT_LIMITS
 from shoal.wire import control, envelope
 from shoal.wire.envelope import HEADER, inbox_channel, stream_id
-from shoal.wire.recorded import INDEX_KEY, RecordedGap, RecordedMessage, read_entry, record_key
+from shoal.wire.record_entry import INDEX_KEY, RecordedGap, RecordedMessage, read_entry, record_key
 
 ORDERS = b"orders.eu"
 RING = SIGNER.ring(ring(3, ("s1", "s2")))
@@ -336,13 +336,13 @@ def test_a_corrupt_entry_harms_nobody() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans(), st.integers(1, 300)), min_size=1, max_size=4))
-def test_every_number_is_recorded_or_in_a_gap(lives: list[tuple[int, bool, int]]) -> None:
+def test_every_number_is_recorded_or_in_a_gap(incarnations: list[tuple[int, bool, int]]) -> None:
     """Lives of an agent, each after an absence in which the publisher went on; it has the last `keeps` messages."""
     store = Store()
     sequence = 0
-    for life, (missed, heals, said) in enumerate(lives):
-        sequence += missed if life else 0
-        driver = Driver(store, instance=100 + life)
+    for incarnation, (missed, heals, said) in enumerate(incarnations):
+        sequence += missed if incarnation else 0
+        driver = Driver(store, instance=100 + incarnation)
         for _ in range(said):
             sequence += 1
             driver.publish(sequence)
@@ -357,4 +357,4 @@ def test_every_number_is_recorded_or_in_a_gap(lives: list[tuple[int, bool, int]]
         assert {*numbers} | missing == {*range(1, sequence + 1)}
         assert not {*numbers} & missing
     ends = [said for said in store.said() if isinstance(said, list)]
-    assert len(ends) >= sum(said for _, _, said in lives) // (STREAMS_EVERY + 2)
+    assert len(ends) >= sum(said for _, _, said in incarnations) // (STREAMS_EVERY + 2)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.channels.register import Register
+from shoal.channels.agent.register import Register
 
 
 def test_a_client_is_found_by_channel_and_by_pattern() -> None:
@@ -156,7 +156,7 @@ def test_a_bye_that_is_older_than_the_last_hello_means_nothing() -> None:
     assert not register.remove(1, b"a", False, nonce=6)
     assert list(register.channels[b"a"]) == [1]
     register.add(1, b"a", False)
-    assert not register.remove(1, b"a", False, nonce=6), "an answer to a roll-call has no nonce and changes none"
+    assert not register.remove(1, b"a", False, nonce=6), "an answer to a resync has no nonce and changes none"
     assert register.remove(1, b"a", False, nonce=8)
     assert b"a" not in register.channels
 

@@ -24,13 +24,13 @@ from tests.support.core_driver import (
     sequences,
 )
 
-from shoal.channels.context import Connect, Disconnect, FetchRing
+from shoal.channels.client.context import Connect, Disconnect, FetchRing
 from shoal.channels.states import Lane, Link
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel
 
 SURE = 1 - DEFAULT_LIMITS.clock_drift_max
 INBOX = inbox_channel(CLIENT)
@@ -38,8 +38,8 @@ INBOX = inbox_channel(CLIENT)
 
 def spoken(driver: RouterDriver, count: int) -> list[PushNotification]:
     """Words of s1 that have come meanwhile."""
-    words = [driver.servers["s1"].word() for _ in range(count)]
-    return [PushNotification([b"message", WORD_CHANNEL, control.encode(word)]) for word in words]
+    heartbeats = [driver.servers["s1"].heartbeat() for _ in range(count)]
+    return [PushNotification([b"message", HEARTBEAT_CHANNEL, control.encode(heartbeat)]) for heartbeat in heartbeats]
 
 
 def counts(driver: RouterDriver) -> dict[str, int]:
@@ -63,7 +63,7 @@ def test_inbox_and_word_come_first_then_the_greeting_then_subscriptions() -> Non
     driver.router.subscribe(b"tile", False, driver.now)
     driver.router.opened("s1", driver.now)
     commands = driver.link("s1").outbox
-    assert commands[:2] == [(b"SUBSCRIBE", INBOX), (b"SUBSCRIBE", WORD_CHANNEL)]
+    assert commands[:2] == [(b"SUBSCRIBE", INBOX), (b"SUBSCRIBE", HEARTBEAT_CHANNEL)]
     assert commands[2][:2] == (b"PUBLISH", AGENT_CHANNEL)
     assert isinstance(control.decode(commands[2][2]), control.Greet)
     assert commands[3] == (b"SUBSCRIBE", b"tile")
@@ -156,11 +156,11 @@ def test_a_word_grants_from_the_ping_before_the_word_that_its_agent_had_heard() 
     driver.subscribe(b"tile")
     link = driver.link("s1")
     driver.now = BEGIN + 1.0
-    driver.word("s1")  # 1: sends a PING at +1.0 and gets the PONG
+    driver.heartbeat("s1")  # 1: sends a PING at +1.0 and gets the PONG
     driver.now = BEGIN + 1.5
-    driver.word("s1")  # 2: arrives after the PONG of the PING sent at +1.0
+    driver.heartbeat("s1")  # 2: arrives after the PONG of the PING sent at +1.0
     driver.now = BEGIN + 2.0
-    driver.word("s1")  # 3: its agent had heard word 2, so it is younger than +1.0
+    driver.heartbeat("s1")  # 3: its agent had heard word 2, so it is younger than +1.0
     assert link.usable_until == pytest.approx(BEGIN + 1.0 + 3.0 * SURE)
 
 
@@ -171,8 +171,8 @@ def test_a_word_whose_agent_heard_nothing_that_we_did_grants_nothing(heard: int)
     link = driver.link("s1")
     until = link.usable_until
     driver.now = BEGIN + 1.0
-    driver.servers["s1"].words = 6
-    driver.word("s1", heard=heard)
+    driver.servers["s1"].heartbeats = 6
+    driver.heartbeat("s1", heard=heard)
     assert link.usable_until == until
 
 
@@ -196,8 +196,8 @@ def test_a_word_of_another_agent_of_the_server_stands_on_its_own_chain() -> None
     driver.subscribe(b"tile")
     driver.advance(1.2)
     until = driver.link("s1").usable_until
-    word = msgspec.structs.replace(driver.servers["s1"].word(), agent=AGENT + 1)
-    driver.push("s1", WORD_CHANNEL, control.encode(word))
+    heartbeat = msgspec.structs.replace(driver.servers["s1"].heartbeat(), agent=AGENT + 1)
+    driver.push("s1", HEARTBEAT_CHANNEL, control.encode(heartbeat))
     assert driver.link("s1").usable_until == until
 
 
@@ -352,7 +352,7 @@ def test_closing_says_goodbye_and_connects_no_more() -> None:
     assert driver.happened(FetchRing) == []
 
 
-# The roll-call
+# The resync
 
 
 def test_a_roll_call_is_answered_with_what_the_client_does_there() -> None:
@@ -362,8 +362,8 @@ def test_a_roll_call_is_answered_with_what_the_client_does_there() -> None:
     driver.subscribe(b"til*", pattern=True)
     driver.publish(here, b"1", b"2")
     out = driver.publish(there, b"1")
-    driver.push("s1", WORD_CHANNEL, control.encode(control.RollCall(AGENT, 9)))
-    driver.push("s2", WORD_CHANNEL, control.encode(control.RollCall(AGENT, 3)))
+    driver.push("s1", HEARTBEAT_CHANNEL, control.encode(control.Resync(AGENT, 9)))
+    driver.push("s2", HEARTBEAT_CHANNEL, control.encode(control.Resync(AGENT, 3)))
     mine = driver.router.publishing.present(driver.link("s1"))
     assert driver.heard("s1", control.Present) == [control.Present(CLIENT, 9, [here], [b"til*"], mine)]
     assert [(channel, last) for channel, _, last in mine] == [(here, 2)]
@@ -374,7 +374,11 @@ def test_a_roll_call_is_answered_with_what_the_client_does_there() -> None:
 
 
 @settings(max_examples=60)
-@given(data=st.binary(max_size=60), marked=st.booleans(), channel=st.sampled_from([INBOX, WORD_CHANNEL, AGENT_CHANNEL]))
+@given(
+    data=st.binary(max_size=60),
+    marked=st.booleans(),
+    channel=st.sampled_from([INBOX, HEARTBEAT_CHANNEL, AGENT_CHANNEL]),
+)
 def test_garbage_on_internal_channels_is_counted_and_harmless(data: bytes, marked: bool, channel: bytes) -> None:
     driver = RouterDriver()
     sub = driver.subscribe(b"tile")
@@ -391,11 +395,11 @@ def test_garbage_on_internal_channels_is_counted_and_harmless(data: bytes, marke
     ("channel", "message"),
     [
         (INBOX, control.Greet(1, 2, 3)),
-        (INBOX, control.RollCall(1, 2)),
-        (INBOX, control.Word("s1", 1, 1, 1, 1, 60_000, True, 1)),
-        (WORD_CHANNEL, control.Welcome(1, "s1", 1, 60_000, 1, b"")),
-        (WORD_CHANNEL, control.Heal(OTHER, b"tile", STREAM, 1, 1)),
-        (WORD_CHANNEL, control.Word("s9", 1, 1, 1, 1, 60_000, True, 1)),
+        (INBOX, control.Resync(1, 2)),
+        (INBOX, control.Heartbeat("s1", 1, 1, 1, 1, 60_000, True, 1)),
+        (HEARTBEAT_CHANNEL, control.Welcome(1, "s1", 1, 60_000, 1, b"")),
+        (HEARTBEAT_CHANNEL, control.Heal(OTHER, b"tile", STREAM, 1, 1)),
+        (HEARTBEAT_CHANNEL, control.Heartbeat("s9", 1, 1, 1, 1, 60_000, True, 1)),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -19,8 +19,8 @@ from tests.support.core_driver import (
     sequences,
 )
 
-from shoal.channels.context import Confirmed, Refused
-from shoal.channels.outgoing import Outgoing
+from shoal.channels.client.context import Confirmed, Refused
+from shoal.channels.client.outgoing import Outgoing
 from shoal.channels.states import Lane
 from shoal.errors import PublishError
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -74,7 +74,7 @@ def test_a_hello_that_is_not_answered_is_repeated() -> None:
     driver.heard("s1", control.Hello)
     driver.servers["s1"].silent = True
     driver.publish(TILE, b"1")
-    driver.advance(2.0, words=False)
+    driver.advance(2.0, heartbeats=False)
     assert len(driver.heard("s1", control.Hello)) >= 2
 
 

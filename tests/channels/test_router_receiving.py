@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, StandIn, blob
 
-from shoal.channels.subscription import Subscription
+from shoal.channels.client.subscription import Subscription
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Gap, Message
 from shoal.wire import control, envelope
@@ -53,7 +53,7 @@ def asked(driver: RouterDriver, server: str = "s1") -> list[tuple[int, int]]:
 def restart_server(driver: RouterDriver, **changes: object) -> None:
     """The server dies and is back with nothing; its agent says what `changes` say."""
     here = driver.servers["s1"]
-    here.life += 1
+    here.incarnation += 1
     here.streams.clear()
     for name, value in changes.items():
         setattr(here, name, value)
@@ -534,7 +534,7 @@ def test_a_subscription_that_comes_late_to_a_server_is_told_who_has_died_there()
     """A publisher used a new server, both died, and the subscription had not heard of the ring with that server. Its
     agent remembers how far the stream had come."""
     driver, sub = subscribed(pattern=b"ti*")
-    driver.servers["s2"] = StandIn("s2", life=2, absent={(TILE, STREAM): 3})
+    driver.servers["s2"] = StandIn("s2", incarnation=2, absent={(TILE, STREAM): 3})
     driver.change_ring(("s1", "s2"))
     driver.advance(TIMEOUT_S * 2)
     assert [(gap.channel, gap.first, gap.last) for gap in driver.gaps(sub)] == [("tile", 2, 3)]

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, StandIn, blob, channel_at, ring
 
+from shoal.channels.client.subscription import Subscription
 from shoal.channels.states import Site
-from shoal.channels.subscription import Subscription
 from shoal.errors import TooManySubscriptionsError
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Gap
@@ -410,7 +410,7 @@ def test_what_an_entry_moved_to_a_server_that_left_before_it_answered_is_no_gap(
     other = next(server for server in ("s1", "s2", "s3") if server != home)
     driver.servers[other].silent = True
     with_entry(driver, Mode.ALL_SUBSCRIBERS, home, other)
-    assert sub.sites[other].life == 0
+    assert sub.sites[other].incarnation == 0
     driver.change_ring(tuple(server for server in ("s1", "s2", "s3") if server != other), version=2)
     assert other not in sub.sites
     assert unknown_gaps(sub) == []

@@ -25,11 +25,11 @@ from tests.channels.observed import (
     push,
 )
 
-from shoal.channels.scanner import Frame, Scanner
-from shoal.channels.tables import FIRST_RECORDS, TableLimits
+from shoal.channels.telemetry.scanner import Frame, Scanner
+from shoal.channels.telemetry.tables import FIRST_RECORDS, TableLimits
 from shoal.errors import ProtocolError
-from shoal.wire import rawbytes
-from shoal.wire.rawbytes import compilation_announced, hash_pair, hash_words, kernel, load_u64, padded
+from shoal.wire import raw_bytes as rawbytes
+from shoal.wire.raw_bytes import compilation_announced, hash_pair, hash_words, kernel, load_u64, padded
 
 NOTHING = object()
 CHANNELS = [
@@ -253,9 +253,9 @@ def test_tables_grow() -> None:
 
 
 @kernel
-def mix(value: np.uint64, word: np.uint64) -> np.uint64:
+def mix(value: np.uint64, heartbeat: np.uint64) -> np.uint64:
     """One step of `hash_words`."""
-    value = (value ^ word) * np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ heartbeat) * np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(32))
 
 
@@ -404,7 +404,7 @@ def test_a_broken_connection_stays_broken_until_reset_and_the_tables_survive_it(
 
 
 def test_importing_compiles_nothing() -> None:
-    code = "from shoal.channels import analyzer, scan_kernel; assert not scan_kernel.scan_frames.signatures"
+    code = "from shoal.channels.telemetry import analyzer, scan_kernel; assert not scan_kernel.scan_frames.signatures"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.channels.observed import FRAME_BYTES_MAX, envelope, observed
 from tests.support.redis_server import RedisServer
 
-from shoal.channels import telemetry
-from shoal.channels.analyzer import Analyzer, ServerSample
-from shoal.channels.scanner import Scanner
-from shoal.channels.telemetry import Record, RecordId
+from shoal.channels.telemetry import telemetry_record as telemetry
+from shoal.channels.telemetry.analyzer import Analyzer, ServerSample
+from shoal.channels.telemetry.scanner import Scanner
+from shoal.channels.telemetry.telemetry_record import Record, RecordId
 from shoal.errors import ProtocolError
 
 ID = RecordId("redis://host:1/x", "f00", 1_700_000_000, 7)

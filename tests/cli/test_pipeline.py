@@ -52,7 +52,7 @@ def test_without_java_it_says_what_to_install(
 
 def test_nothing_but_spark_itself_imports_spark() -> None:
     program = (
-        "import sys, shoal, shoal.cli.pipeline_load, shoal.cluster.doctor, shoal.cluster.local, shoal.demo.run\n"
+        "import sys, shoal, shoal.cli.pipeline_load, shoal.cluster.doctor, shoal.cluster.local, shoal.lab.demo.run\n"
         "import shoal.pipeline.load_service, shoal.pipeline.source.offset_planner\n"
         "assert 'pyspark' not in sys.modules"
     )

@@ -16,10 +16,10 @@ from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
 from shoal.errors import AuthenticationError
 from shoal.wire.blocking import ask
-from shoal.wire.envelope import AGENT_CHANNEL, TELEMETRY_KEY, WORD_CHANNEL, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, TELEMETRY_KEY, inbox_channel
 from shoal.wire.glob import glob_match
 
-WORD = WORD_CHANNEL.decode()
+WORD = HEARTBEAT_CHANNEL.decode()
 Ask = Callable[..., Any]
 
 
@@ -27,7 +27,7 @@ Ask = Callable[..., Any]
 def test_the_patterns_match_every_name_but_one(name: str) -> None:
     raw = name.encode("utf-8", "surrogatepass")
     matched = any(glob_match(pattern.encode(), raw) for pattern in all_names_but(WORD))
-    assert matched == (raw not in (b"", WORD_CHANNEL))
+    assert matched == (raw not in (b"", HEARTBEAT_CHANNEL))
 
 
 def test_the_first_pattern_takes_common_names() -> None:

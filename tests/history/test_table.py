@@ -19,7 +19,7 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Attributes, Gap, Message
 from shoal.wire import envelope
 from shoal.wire.envelope import ATTRIBUTES, HEADER, MAGIC, stream_id
-from shoal.wire.recorded import Fields, RecordedGap, foreign_blob, gap_fields, message_fields, streams_fields
+from shoal.wire.record_entry import Fields, RecordedGap, foreign_blob, gap_fields, message_fields, streams_fields
 
 BOB = 0xB0B
 STREAM = stream_id(BOB, 1)

@@ -23,7 +23,7 @@ from shoal.balance.fold_in_order import fold_in_order
 from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
-from shoal.channels import telemetry
+from shoal.channels.telemetry import telemetry_record as telemetry
 from shoal.cli import pipeline_load
 from shoal.cluster.local import LocalCluster
 from shoal.errors import CheckpointError

@@ -15,10 +15,10 @@ from shoal import config
 from shoal.balance.window import LoadWindow
 from shoal.cli import main, pipeline_what_if
 from shoal.errors import ConfigError, PipelineError
+from shoal.flow.workloads import traffic_of
 from shoal.pipeline import generated_windows, what_if, what_if_job
 from shoal.pipeline.kept_windows import WindowKeeper, read_windows, read_windows_manifest
 from shoal.pipeline.what_if import Case, ServerPool
-from shoal.sim.flow.workloads import traffic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

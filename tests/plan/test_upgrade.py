@@ -10,21 +10,21 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from shoal.cluster.keeping import Keeping
-from shoal.cluster.timing import DEFAULT_TIMING
 from shoal.coordination.interface import Versioned
 from shoal.errors import CoordinatorUnavailableError, ForgedEntryError, VersionError
+from shoal.lab.sim.models.coordinator import Store
+from shoal.leader.keeper import Keeper
+from shoal.leader.keeper_shell import Keeping
+from shoal.leader.timing import LeaderTiming
 from shoal.limits import Limits
 from shoal.plan import keys
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import read_format, require_format
-from shoal.plan.keeper import Keeper
 from shoal.plan.moving import MoveRequest, decode_request
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Members, Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 from shoal.plan.upgrade import upgrade_plan
-from shoal.sim.coordinator import Store
 
 PRIVATE = bytes(range(32))
 SIGNER = Signer(PRIVATE)
@@ -84,7 +84,7 @@ def of_format_1() -> Coordinator:
 
 def keeping_on(coordinator: Any) -> Keeping:
     limits = Limits(server_lease_s=3.0)
-    return Keeping(coordinator, SIGNER, Keeper(SIGNER, limits, (), 0.0), DEFAULT_TIMING, "a")
+    return Keeping(coordinator, SIGNER, Keeper(SIGNER, limits, (), 0.0), LeaderTiming(), "a")
 
 
 async def upgrade(coordinator: Coordinator) -> None:

@@ -38,7 +38,7 @@ from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 from shoal.wire import control, envelope
-from shoal.wire.envelope import AGENT_CHANNEL, WORD_CHANNEL, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel
 
 WAIT_S = 60.0
 FORGER = Signer(bytes(32))
@@ -165,7 +165,7 @@ async def test_a_client_cannot_speak_in_an_agents_name(state: ClusterState) -> N
     async with plain_clients(state, CLIENT) as clients:
         for client in clients.values():
             with pytest.raises(NoPermissionError):
-                await client.publish(WORD_CHANNEL, b"I hold the lease")
+                await client.publish(HEARTBEAT_CHANNEL, b"I hold the lease")
 
 
 # Garbage on every internal channel
@@ -181,19 +181,21 @@ def garbage(channel: bytes, bus: shoal.Bus) -> dict[str, list[tuple[bytes, bytes
     noise = [b"", b"x", b"\xf5", b"\xf5C", b"\xf5C\xc1", b"\xf5C" + b"\x91" * 5000, b"\xf5\x5a" * 20, bytes(100)]
     misplaced: list[control.Control] = [
         control.Greet(1, 1, 1),
-        control.RollCall(1, 1),
+        control.Resync(1, 1),
         control.Resend(channel, b"not an envelope"),
         control.Healed(channel, STRANGER, 99, 99, 1),
         control.Heal(0xBAD, channel, STRANGER, 0, (1 << 64) - 1),
-        control.Word("nowhere", 1, 1, 1, 1, 60_000, True, 1),
+        control.Heartbeat("nowhere", 1, 1, 1, 1, 60_000, True, 1),
     ]
     header = envelope.prefix(envelope.ATTRIBUTES, 1, STRANGER) + envelope.SUFFIX.pack(1, 1)
     return {
         "noise on the agent's channel": [(AGENT_CHANNEL, data) for data in noise],
-        "noise on the word channel": [(WORD_CHANNEL, data) for data in noise],
+        "noise on the heartbeat channel": [(HEARTBEAT_CHANNEL, data) for data in noise],
         "noise in inboxes": [(inbox, data) for data in noise],
         "messages in the wrong place": [
-            (where, control.encode(message)) for where in (AGENT_CHANNEL, WORD_CHANNEL, inbox) for message in misplaced
+            (where, control.encode(message))
+            for where in (AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox)
+            for message in misplaced
         ],
         "forged rings and entries": [
             (inbox, control.encode(control.Welcome(1 << 60, "s1", 1, 60_000, 999, forged_ring))),

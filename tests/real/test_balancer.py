@@ -15,11 +15,11 @@ import shoal
 from shoal import cli
 from shoal.balance.window import LoadWindow
 from shoal.cluster.acl import ADMIN
-from shoal.cluster.audit_log import AuditLog
+from shoal.cluster.control_socket import request
 from shoal.cluster.local import LocalCluster
-from shoal.cluster.requests import request
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError
+from shoal.leader.audit_log import AuditLog
 from shoal.limits import Limits
 from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, RING_KEY, entry_key
 from shoal.plan.ring import Ring
@@ -29,7 +29,7 @@ CHANNELS = [f"tile.{number}" for number in range(8)]
 PAYLOAD = b"x" * 400
 WAIT_S = 90.0
 
-LIMITS = Limits(linger_s=0.5, server_lease_s=1.5, word_interval_s=0.25)
+LIMITS = Limits(linger_s=0.5, server_lease_s=1.5, heartbeat_interval_s=0.25)
 QUICK = {
     "SHOAL_LIMITS_SERVER_LEASE_S": "1.5",
     "SHOAL_LIMITS_WORD_INTERVAL_S": "0.25",

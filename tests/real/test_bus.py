@@ -18,7 +18,7 @@ from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import free_port
 
 import shoal
-from shoal.channels.context import Refused
+from shoal.channels.client.context import Refused
 from shoal.errors import (
     AuthenticationError,
     BusClosedError,

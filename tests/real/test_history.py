@@ -19,7 +19,7 @@ from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, run_here
-from shoal.wire.recorded import MESSAGE_FIELD, record_key
+from shoal.wire.record_entry import MESSAGE_FIELD, record_key
 
 
 @pytest.fixture(autouse=True)

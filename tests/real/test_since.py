@@ -24,7 +24,7 @@ from shoal.history.server_reader import Login
 from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.wire.blocking import ask
-from shoal.wire.recorded import RecordedMessage, read_entry, record_key
+from shoal.wire.record_entry import RecordedMessage, read_entry, record_key
 
 WAIT_S = 60.0
 PUBLISHERS, JOINERS, COUNT = 3, 8, 400

@@ -15,7 +15,7 @@ from typing import Any
 import redis.asyncio as redis_py
 from tests.support.redis_server import RedisServer
 
-from shoal.channels.telemetry import DATA_FIELD, Record, decode
+from shoal.channels.telemetry.telemetry_record import DATA_FIELD, Record, decode
 from shoal.coordination.interface import LeaseInfo
 from shoal.coordination.redis import RedisCoordinator
 from shoal.plan.format import VALUE

@@ -18,23 +18,23 @@ from typing import Any, Final, TypeVar
 from hiredis import PushNotification, ReplyError
 
 from shoal.channels import states
-from shoal.channels.agent_core import AgentCore
-from shoal.channels.context import Connect, Disconnect, Effect
-from shoal.channels.link import Command, ServerLink
-from shoal.channels.outgoing import Outgoing
-from shoal.channels.router import Router
+from shoal.channels.agent.core import AgentCore
+from shoal.channels.client.context import Connect, Disconnect, Effect
+from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.router import Router
+from shoal.channels.client.server_link import Command, ServerLink
+from shoal.channels.client.subscription import Subscription
 from shoal.channels.rules import ALL_RULES, Rules
-from shoal.channels.scanner import Scanner
-from shoal.channels.subscription import Subscription
+from shoal.channels.telemetry.scanner import Scanner
+from shoal.lab.sim.models.resp import encode_frame
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes, Gap, Item, Message
 from shoal.plan.book import PlanBook
 from shoal.plan.placement import BY_THE_RING
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
-from shoal.sim.resp import encode_frame
 from shoal.wire import control, envelope
-from shoal.wire.envelope import AGENT_CHANNEL, RESERVED_PREFIX, WORD_CHANNEL, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, RESERVED_PREFIX, inbox_channel
 from shoal.wire.glob import glob_match
 
 SIGNER: Final = Signer(bytes(range(32)))
@@ -97,7 +97,7 @@ class StandIn:
     """A server and its agent, as the script wants them. `silent` agents answer nothing, `mute` servers too."""
 
     server: str
-    life: int = 1
+    incarnation: int = 1
     lease_ms: int = 3000
     ring_version: int = 1
     ring: bytes = b""
@@ -106,7 +106,7 @@ class StandIn:
     silent: bool = False
     mute: bool = False
     reachable: bool = True
-    words: int = 0
+    heartbeats: int = 0
     streams: dict[tuple[bytes, int], int] = field(default_factory=dict)
     absent: dict[tuple[bytes, int], int] = field(default_factory=dict)
     entries: dict[bytes, bytes] = field(default_factory=dict)
@@ -130,17 +130,19 @@ class StandIn:
             streams, absent = of(self.streams), of(self.absent)
         entry = b"" if hello.pattern else self.entries.get(hello.name, b"")
         return control.Answer(
-            hello.nonce, hello.name, self.life, 1, entry, b"", self.remembers, streams, absent, self.since
+            hello.nonce, hello.name, self.incarnation, 1, entry, b"", self.remembers, streams, absent, self.since
         )
 
     def welcome(self, greet: control.Greet) -> control.Welcome:
-        return control.Welcome(greet.nonce, self.server, self.life, self.lease_ms, self.ring_version, self.ring)
+        return control.Welcome(greet.nonce, self.server, self.incarnation, self.lease_ms, self.ring_version, self.ring)
 
-    def word(self, heard: int | None = None) -> control.Word:
+    def heartbeat(self, heard: int | None = None) -> control.Heartbeat:
         """The next word; `heard` is the last own word that came back, by default the one before."""
-        self.words += 1
-        back = self.words - 1 if heard is None else heard
-        return control.Word(self.server, AGENT, self.words, back, self.life, self.lease_ms, True, self.ring_version)
+        self.heartbeats += 1
+        back = self.heartbeats - 1 if heard is None else heard
+        return control.Heartbeat(
+            self.server, AGENT, self.heartbeats, back, self.incarnation, self.lease_ms, True, self.ring_version
+        )
 
 
 class RouterDriver:
@@ -161,7 +163,7 @@ class RouterDriver:
         self.servers = {server: StandIn(server) for server in servers}
         self.effects: list[Effect] = []
         self.ready: list[Subscription] = []
-        self._next_word = BEGIN + limits.word_interval_s
+        self._next_word = BEGIN + limits.heartbeat_interval_s
         self.ring = ring(1, servers)
         self.router.ring(SIGNER.ring(self.ring), self.now)
 
@@ -262,9 +264,9 @@ class RouterDriver:
         """A control message in the router's inbox."""
         self.push(server, inbox_channel(self.router.context.client), control.encode(message))
 
-    def word(self, server: str, heard: int | None = None) -> None:
+    def heartbeat(self, server: str, heard: int | None = None) -> None:
         """The agent of a server gives its word."""
-        self.push(server, WORD_CHANNEL, control.encode(self.servers[server].word(heard)))
+        self.push(server, HEARTBEAT_CHANNEL, control.encode(self.servers[server].heartbeat(heard)))
 
     def lose(self, server: str) -> None:
         """The connection to a server is gone."""
@@ -282,17 +284,17 @@ class RouterDriver:
         self.router.ring(SIGNER.ring(self.ring), self.now)
         self.play()
 
-    def advance(self, seconds: float, *, words: bool = True) -> None:
+    def advance(self, seconds: float, *, heartbeats: bool = True) -> None:
         """Lets time pass: timers fire when they are due, agents give their word as they should."""
         end = self.now + seconds
         while True:
             self.now = max(self.now, min(self.router.next_timer() or end, self._next_word, end))
             if self.now >= self._next_word:
-                self._next_word += self.limits.word_interval_s
+                self._next_word += self.limits.heartbeat_interval_s
                 for here in self.servers.values():
                     link = self.router.context.links.get(here.server)
-                    if words and link is not None and link.open and not (here.silent or here.mute):
-                        self.word(here.server)
+                    if heartbeats and link is not None and link.open and not (here.silent or here.mute):
+                        self.heartbeat(here.server)
             self.router.timer(self.now)
             self.play()
             at = self.router.next_timer()
@@ -440,8 +442,8 @@ class AgentDriver:
     def answers(self, client: int = CLIENT) -> list[control.Answer]:
         return self.take(inbox_channel(client), control.Answer)
 
-    def words(self) -> list[control.Word]:
-        return self.take(WORD_CHANNEL, control.Word)
+    def heartbeats(self) -> list[control.Heartbeat]:
+        return self.take(HEARTBEAT_CHANNEL, control.Heartbeat)
 
     def advance(self, seconds: float) -> None:
         end = self.now + seconds

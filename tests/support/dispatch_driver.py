@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.support.core_driver import AGENT, SIGNER, AgentDriver, ring
 
-from shoal.channels.agent_core import AgentCore
+from shoal.channels.agent.core import AgentCore
 from shoal.channels.rules import ALL_RULES, Rules
-from shoal.channels.scanner import Scanner
+from shoal.channels.telemetry.scanner import Scanner
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase
@@ -20,7 +20,7 @@ from shoal.plan.moving import ChannelReport
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.signing import Verifier
 from shoal.wire import control
-from shoal.wire.envelope import WORD_CHANNEL, inbox_channel
+from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel
 
 SERVERS = ("s1", "s2", "s3")
 
@@ -58,7 +58,7 @@ class DispatchDriver(AgentDriver):
     def play(self, clients: int | None = None) -> None:
         """The servers answer."""
         if clients is not None:
-            self.numsub[WORD_CHANNEL] = clients
+            self.numsub[HEARTBEAT_CHANNEL] = clients
         while self.core.outbox:
             commands, self.core.outbox = self.core.outbox, []
             for command in commands:

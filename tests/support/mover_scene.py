@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from tests.support.agent_site import until
 from tests.support.redis_server import RedisServer
 
-from shoal.cluster.moving import Leading, Moving, ring_of
 from shoal.coordination.interface import Lease
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ForgedEntryError
+from shoal.leader.conductor_shell import ConductorShell, Leading, ring_of
 from shoal.limits import Limits
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import VALUE
@@ -65,7 +65,7 @@ class MoverScene:
             self.turns += 1
             return self.leading.get(name)
 
-        moving = Moving(self.coordinator, ChannelSteps(Limits()), self.signer, turn, ring_of, POLL_S)
+        moving = ConductorShell(self.coordinator, ChannelSteps(Limits()), self.signer, turn, ring_of, POLL_S)
         self.tasks[name] = asyncio.create_task(moving.run())
 
     async def some_turns(self) -> None:

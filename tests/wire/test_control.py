@@ -25,14 +25,14 @@ MESSAGES: st.SearchStrategy[control.Control] = st.one_of(
     st.builds(control.Present, CLIENT, U64, st.lists(NAME), st.lists(NAME), STREAMS),
     st.builds(control.Welcome, U64, TEXT, U64, U32, U32, NAME),
     st.builds(control.Answer, U64, NAME, U64, U32, NAME, NAME, st.booleans(), STREAMS, STREAMS, U32),
-    st.builds(control.Word, TEXT, U64, U64, U64, U64, U32, st.booleans(), U32, st.none() | U32),
-    st.builds(control.RollCall, U64, U64),
+    st.builds(control.Heartbeat, TEXT, U64, U64, U64, U64, U32, st.booleans(), U32, st.none() | U32),
+    st.builds(control.Resync, U64, U64),
     st.builds(control.Heal, CLIENT, NAME, U64, U64, U64),
     st.builds(control.Resend, NAME, NAME),
     st.builds(control.Healed, NAME, U64, U64, U64, U64),
 )
 
-MARK = control.encode(control.RollCall(0, 0))[:2]
+MARK = control.encode(control.Resync(0, 0))[:2]
 
 
 def read(data: bytes) -> control.Control | ProtocolError:
@@ -57,7 +57,7 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control) -> Non
     [
         (control.Greet(1, 2, 3), "f5439401010203"),
         (control.Bye(1, b"a", True, 2), "f543950301c40161c302"),
-        (control.RollCall(5, 6), "f54393080506"),
+        (control.Resync(5, 6), "f54393080506"),
         (control.Healed(b"a", 1, 2, 3, 4), "f543960bc4016101020304"),
     ],
 )

@@ -1,7 +1,7 @@
 """The balancer's core: from closed load windows to proposals, and from proposals to moves and servers.
 
 Owns when the policy is asked, and how what it wants is carried out. A core without I/O: it is handed closed windows,
-what the coordinator and the provider hold, and the time, and hands back effects. `shoal.cluster.balancing` does the
+what the coordinator and the provider hold, and the time, and hands back effects. `shoal.leader.balancer_shell` does the
 rest.
 
     window closed, nothing under way --auto, or asked--> policy --> proposal, on record --auto, or asked--> applied

@@ -1,6 +1,6 @@
 """Decisions on record: everything that a decision was made from, in bytes, and the same decision made again from them.
 
-Owns the form of a record and the replay. Where records are kept is in `shoal.cluster.audit_log`. A record holds the
+Owns the form of a record and the replay. Where records are kept is in `shoal.leader.audit_log`. A record holds the
 situation itself (the load window joined with plan and pool: what the policy saw, to the last bit) beside the window
 that it was made from, so that a replay needs nothing else.
 """

@@ -15,8 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from shoal.balance.window import COUNTS, RATES
-from shoal.channels import telemetry
-from shoal.channels.telemetry import Record, RecordId
+from shoal.channels.telemetry import telemetry_record as telemetry
+from shoal.channels.telemetry.telemetry_record import Record, RecordId
 from shoal.errors import ProtocolError
 
 BATCH_SCHEMA: Final = pa.schema(

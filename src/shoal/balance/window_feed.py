@@ -1,7 +1,7 @@
 """Load windows on their way from Spark to the balancer: the names and the form.
 
 Owns where they lie on the coordinator's server and what an entry looks like. Never touches a socket: the job writes
-(`shoal.pipeline.load_service`), the balancer reads (`shoal.cluster.window_reader`).
+(`shoal.pipeline.load_service`), the balancer reads (`shoal.leader.window_reader`).
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from typing import Any, Final, Self
 import msgspec
 
 from shoal.bus import collector
-from shoal.bus.adapter import Adapter
-from shoal.bus.locate import find_url
+from shoal.bus.location import find_url
 from shoal.bus.plan_source import PlanSource
+from shoal.bus.shell import Adapter
 from shoal.bus.subscription import Subscription
 from shoal.bus.times import time_us_of
-from shoal.channels.outgoing import Outgoing
-from shoal.channels.router import Router
+from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.router import Router
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
 from shoal.filters.filter import Filter

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shoal.channels.context import Counters
+from shoal.channels.client.context import Counters
 from shoal.metrics import REGISTRY
 
 if TYPE_CHECKING:

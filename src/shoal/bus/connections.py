@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Protocol
 
-from shoal.channels.context import Connect
+from shoal.channels.client.context import Connect
 from shoal.coordination.link import Address
 from shoal.errors import ConnectError, ProtocolError, ShoalError
 from shoal.limits import Limits

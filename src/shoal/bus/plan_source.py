@@ -18,7 +18,7 @@ from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.format import require_format
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
-from shoal.plan.recorded import recorded_patterns
+from shoal.plan.recording_marks import recorded_patterns
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.backoff import Backoff
 

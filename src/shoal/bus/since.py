@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from shoal.channels.rejoining import go_on, live_from
-from shoal.channels.subscription import Subscription as CoreSubscription
+from shoal.channels.client.history_join import go_on, live_from
+from shoal.channels.client.subscription import Subscription as CoreSubscription
 from shoal.errors import ShoalError, SubscribeError
 from shoal.filters.filter import Filter
 from shoal.logs import get_log

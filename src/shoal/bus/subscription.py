@@ -15,16 +15,16 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from shoal.bus.waiting import resolve
-from shoal.channels.inbox import InboxStatistics
-from shoal.channels.subscription import Subscription as CoreSubscription
+from shoal.bus.waiters import resolve
+from shoal.channels.client.inbox import InboxStatistics
+from shoal.channels.client.subscription import Subscription as CoreSubscription
 from shoal.errors import BusClosedError, SubscribeError
 from shoal.filters.filter import Filter
 from shoal.message import Gap, Item, Message
 
 if TYPE_CHECKING:
-    from shoal.bus.adapter import Adapter
     from shoal.bus.client import Bus
+    from shoal.bus.shell import Adapter
 
 BURST_ITEMS: Final = 64
 """Items after which a reader that has not had to wait looks at the clock. Nothing arrives while it goes on, so

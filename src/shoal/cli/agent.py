@@ -57,7 +57,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the agent."""
-    from shoal.channels.agent import MAX_OUT_BYTES_PER_S, AgentOptions, run_agent
+    from shoal.channels.agent.process import MAX_OUT_BYTES_PER_S, AgentOptions, run_agent
     from shoal.plan.ring import ServerAddress
 
     if args.setting_sources["log_level"] == "default":  # a process that runs for months tells what it does

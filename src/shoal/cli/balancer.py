@@ -66,7 +66,7 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the balancer."""
     from shoal.balance.window_source import Way
-    from shoal.cluster.balancer_process import BalancerSetup, run_balancer
+    from shoal.leader.process import BalancerSetup, run_balancer
 
     if args.setting_sources["log_level"] == "default":  # a process that runs for months tells what it does
         logs.configure(level="info", format=args.settings.log_format)
@@ -110,6 +110,7 @@ def checked_policy(name: str) -> str:
 
 def _from_local_cluster(args: argparse.Namespace) -> dict[str, Any]:
     from shoal.cluster.acl import ADMIN, READER
+    from shoal.cluster.local_provider import LocalProcesses
     from shoal.cluster.state import find_cluster, state_dir_at
 
     directory = state_dir_at(args.settings.state_path)
@@ -119,7 +120,7 @@ def _from_local_cluster(args: argparse.Namespace) -> dict[str, Any]:
         "reader": (READER, state.passwords[READER]),
         "key": _read_key(directory.key_file),
         "audit": Path(args.audit) if args.audit else directory.audit,
-        "directory": directory.root,
+        "provider": LocalProcesses(directory, options_of(args)),
         "expected": tuple(server.id for server in state.servers),
     }
 

@@ -1,6 +1,6 @@
 """`shoal bench`: side-by-side measurements from the command line.
 
-Owns their flags and how their figures look. What is measured is decided in `shoal.bench`.
+Owns their flags and how their figures look. What is measured is decided in `shoal.lab.bench`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from shoal.bench import channels, plan
 from shoal.cli import bench_match, bench_pipeline
 from shoal.cli.numbers import positive, positive_int
 from shoal.cli.output import Subparsers, add_command, console, note, result
+from shoal.lab.bench import channels, plan
 
 Facts: TypeAlias = dict[str, Any]
 
@@ -39,13 +39,13 @@ def register(subparsers: Subparsers) -> None:
         "--rounds",
         type=positive_int,
         metavar="N",
-        help=f"how often each contender runs (default {channels.Options().rounds}, others: 3)",
+        help=f"how often each contender runs (default {channels.ChannelsOptions().rounds}, others: 3)",
     )
     parser.add_argument(
         "--run-seconds",
         type=positive,
         metavar="S",
-        help=f"channels, match: about how long one run takes (default {channels.Options().run_s:g}, match: 0.5)",
+        help=f"channels, match: about how long a run takes (default {channels.ChannelsOptions().run_s:g}, match: 0.5)",
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="plan, match, quotes: which load (default 1)")
     _add_channels(parser.add_argument_group("channels"))
@@ -55,7 +55,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _add_channels(parser: argparse._ArgumentGroup) -> None:
-    defaults = channels.Options()
+    defaults = channels.ChannelsOptions()
     parser.add_argument(
         "--payload-bytes",
         type=positive_int,
@@ -108,9 +108,9 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 def _measure_channels(args: argparse.Namespace) -> Facts:
-    options = channels.Options(
-        rounds=args.rounds or channels.Options().rounds,
-        run_s=args.run_seconds or channels.Options().run_s,
+    options = channels.ChannelsOptions(
+        rounds=args.rounds or channels.ChannelsOptions().rounds,
+        run_s=args.run_seconds or channels.ChannelsOptions().run_s,
         payload_bytes=args.payload_bytes,
         tasks=args.tasks,
         connections=args.connections,

@@ -1,6 +1,6 @@
 """`shoal bench match` and `shoal bench quotes`: their flags, and how their figures look.
 
-What is measured is decided in `shoal.bench`.
+What is measured is decided in `shoal.lab.bench`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.bench.loads import load as loads
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import console, note
+from shoal.lab.bench.loads import load as loads
 
 CHURN: Final = "churn"
 WORKLOADS: Final = (*loads.NAMES, CHURN)
@@ -44,7 +44,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
 
 def measure_match(args: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
-    from shoal.bench import match, match_churn
+    from shoal.lab.bench import match, match_churn
 
     defaults = match.MatchOptions()
     options = match.MatchOptions(
@@ -60,7 +60,7 @@ def measure_match(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_quotes(args: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
-    from shoal.bench import match_quotes
+    from shoal.lab.bench import match_quotes
 
     subscriptions = args.subscriptions or SUBSCRIPTIONS["quotes"]
     options = match_quotes.QuotesOptions(subscriptions=subscriptions, quotes=args.quotes, seed=args.seed)

@@ -1,6 +1,6 @@
 """`shoal bench pipeline`: its flags, and how its figures look.
 
-What is measured is decided in `shoal.bench.pipeline`.
+What is measured is decided in `shoal.lab.bench.pipeline`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
-    from shoal.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
+    from shoal.lab.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
 
     defaults = pipeline.PipelineOptions()
     options = pipeline.PipelineOptions(

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from shoal.bus import Bus, Subscription, connect
-from shoal.bus.locate import ROLE, URL_VARIABLE, find_url
+from shoal.bus.location import ROLE, URL_VARIABLE, find_url
 from shoal.bus.times import read_time
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, note, result

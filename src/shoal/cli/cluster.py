@@ -18,8 +18,8 @@ from shoal.cluster.state import StateDir, state_dir_at
 from shoal.errors import ConfigError, NotRunningError
 
 if TYPE_CHECKING:
-    from shoal.cluster.load import ServerLoad
     from shoal.cluster.local import ClusterStatus
+    from shoal.cluster.server_load import ServerLoad
 
 _LOAD_INTERVAL_S: Final = 0.5
 _ASK_TIMEOUT_S: Final = 5.0
@@ -156,8 +156,8 @@ def run_down(args: argparse.Namespace) -> int:
 
 def run_status(args: argparse.Namespace) -> int:
     """Says what runs; exit status 0 only if the cluster is ready."""
-    from shoal.cluster.load import measure_load
-    from shoal.cluster.requests import request
+    from shoal.cluster.control_socket import request
+    from shoal.cluster.server_load import measure_load
     from shoal.cluster.state import find_cluster
 
     directory = _directory(args)

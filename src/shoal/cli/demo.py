@@ -1,7 +1,7 @@
 """`shoal demo`: the main job on one machine, live.
 
 Owns the command's flags, which of the three ways to show it is taken, and its JSON. What happens is in
-`shoal.demo`.
+`shoal.lab.demo`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.balance.window_source import Way
-    from shoal.demo.frames import DemoFrame
-    from shoal.demo.run import Summary
+    from shoal.lab.demo.frames import DemoFrame
+    from shoal.lab.demo.run import Summary
 
 SECONDS: Final = 60.0
 PLAYERS: Final = 200
@@ -67,8 +67,8 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if nothing was lost, doubled or reordered."""
     _check(args)
-    from shoal.demo.run import DemoOptions, run_demo
-    from shoal.demo.view import summary_table
+    from shoal.lab.demo.run import DemoOptions, run_demo
+    from shoal.lab.demo.view import summary_table
 
     if args.setting_sources["log_level"] == "default":  # the events tell what warnings would
         logs.configure(level="error", format=args.settings.log_format)
@@ -156,7 +156,7 @@ def facts(summary: Summary) -> dict[str, object]:
 @contextlib.contextmanager
 def _headless() -> Iterator[Callable[[DemoFrame], None]]:
     """Events as they come and a line a second, on standard error."""
-    from shoal.demo.view import event_line, line
+    from shoal.lab.demo.view import event_line, line
 
     told = seconds = 0
 
@@ -179,7 +179,7 @@ def _live(args: argparse.Namespace) -> Iterator[Callable[[DemoFrame], None]]:
 
     from rich.live import Live
 
-    from shoal.demo.view import LiveView
+    from shoal.lab.demo.view import LiveView
 
     shown_at = 0.0
     with contextlib.ExitStack() as stack:

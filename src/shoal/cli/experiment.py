@@ -1,6 +1,6 @@
 """`shoal experiment`: an experiment of a paper from the command line.
 
-Owns its flags, where its files go, and how its table looks. What is done is decided in `shoal.experiments`.
+Owns its flags, where its files go, and how its table looks. What is done is decided in `shoal.lab.experiments`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, console, note, result
 from shoal.errors import ConfigError
-from shoal.experiments import MODES, SEEDS, ExperimentOptions, experiments
-from shoal.experiments.result import ExperimentResult
+from shoal.lab.experiments import MODES, SEEDS, ExperimentOptions, experiments
+from shoal.lab.experiments.result import ExperimentResult
 
 OUT = Path("experiments-out")
 
@@ -73,7 +73,7 @@ def run_experiment(args: argparse.Namespace) -> int:
 def _write(found: ExperimentResult, out: Path) -> list[Path]:
     import json
 
-    from shoal.experiments.figures import draw
+    from shoal.lab.experiments.figures import draw
 
     paths = draw(found.drawings, out)
     path = out / f"{found.name}.json"

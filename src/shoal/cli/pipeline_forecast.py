@@ -18,7 +18,7 @@ from shoal.errors import ConfigError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shoal.experiments.result import Drawing
+    from shoal.lab.experiments.result import Drawing
     from shoal.pipeline.forecast import Backtest
 
 FORECAST_FILE: Final = "forecast.parquet"
@@ -109,7 +109,7 @@ def _line(facts: dict[str, Any]) -> str:
 
 
 def _draw(loads: pa.Table, table: pa.Table, day_s: int, out: Path) -> list[str]:
-    from shoal.experiments.figures import draw
+    from shoal.lab.experiments.figures import draw
 
     try:
         return [path.name for path in draw([_drawing(loads, table, day_s)], out)]
@@ -122,7 +122,7 @@ def _drawing(loads: pa.Table, table: pa.Table, day_s: int) -> Drawing:
     """For each group the last two days, and the day to come."""
     import pyarrow.compute as pc
 
-    from shoal.experiments.result import Drawing, Line, Panel
+    from shoal.lab.experiments.result import Drawing, Line, Panel
 
     panels = []
     for group in dict.fromkeys(table["group"].to_pylist()):

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.bus.locate import URL_VARIABLE
+from shoal.bus.location import URL_VARIABLE
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.cli.pipeline import add_spark_flags, session_options
 

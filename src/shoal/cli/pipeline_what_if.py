@@ -20,7 +20,7 @@ from shoal.errors import ConfigError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shoal.experiments.result import Drawing
+    from shoal.lab.experiments.result import Drawing
     from shoal.pipeline.what_if_job import Days, Finding
 
 CONFIG_FILE: Final = "best.toml"
@@ -204,7 +204,7 @@ _RESPONSES: Final = ("response_ms_mean", "response_ms_p99")
 
 def _draw(days: Days, found: Finding, out: Path) -> list[str]:
     """The figure; none where matplotlib is not installed, which is said."""
-    from shoal.experiments.figures import draw
+    from shoal.lab.experiments.figures import draw
 
     try:
         return [path.name for path in draw([_drawing(days, found)], out)]
@@ -215,7 +215,7 @@ def _draw(days: Days, found: Finding, out: Path) -> list[str]:
 
 def _drawing(days: Days, found: Finding) -> Drawing:
     """Every case by what it costs, and the held-back day under the defaults and the chosen case."""
-    from shoal.experiments.result import Drawing, Line, Panel
+    from shoal.lab.experiments.result import Drawing, Line, Panel
     from shoal.pipeline import what_if
 
     runs = what_if.summary(found.runs)
@@ -246,7 +246,7 @@ def _drawing(days: Days, found: Finding) -> Drawing:
 
 
 def _by_policy(runs: pa.Table) -> list[Any]:
-    from shoal.experiments.result import Line
+    from shoal.lab.experiments.result import Line
 
     costs, policies = runs["cost"].to_pylist(), runs["policy"].to_pylist()
     lines = []

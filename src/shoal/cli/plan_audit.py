@@ -19,7 +19,7 @@ from shoal.errors import PlanError
 
 if TYPE_CHECKING:
     from shoal.balance.records import Why
-    from shoal.cluster.audit_log import AuditLog
+    from shoal.leader.audit_log import AuditLog
 
 _TIMEOUT_S: Final = 5.0
 _SHOWN: Final = 50
@@ -215,8 +215,8 @@ def run_replay(args: argparse.Namespace) -> int:
 
 
 def _log(args: argparse.Namespace) -> AuditLog:
-    from shoal.cluster.audit_log import AuditLog
     from shoal.cluster.state import state_dir_at
+    from shoal.leader.audit_log import AuditLog
 
     return AuditLog(Path(args.audit) if args.audit else state_dir_at(args.settings.state_path).audit)
 

@@ -1,6 +1,6 @@
 """`shoal channels record` and `shoal channels recorded`: which channels are written down.
 
-Owns the words. The marks are beside the plan (`shoal.plan.recorded`); agents do the writing.
+Owns the words. The marks are beside the plan (`shoal.plan.recording_marks`); agents do the writing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
     from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
-    from shoal.plan.recorded import set_recorded
+    from shoal.plan.recording_marks import set_recorded
     from shoal.plan.signing import Verifier
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
@@ -111,7 +111,7 @@ def _acts(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
 
     from shoal.runtime import PRODUCTION
     from shoal.wire.blocking import ask
-    from shoal.wire.recorded import MARKS_KEY, read_marks
+    from shoal.wire.record_entry import MARKS_KEY, read_marks
 
     try:
         to = PRODUCTION.address_book.reach(server)
@@ -123,7 +123,7 @@ def _acts(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
 
 async def _recorded(url: str) -> list[bytes]:
     from shoal.coordination.redis import RedisCoordinator
-    from shoal.plan.recorded import recorded_patterns
+    from shoal.plan.recording_marks import recorded_patterns
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
         return await recorded_patterns(coordinator)

@@ -1,6 +1,6 @@
 """`shoal sim`: a simulation campaign of a protocol.
 
-Owns the command's words and what it prints. The campaign is `shoal.sim.campaign`.
+Owns the command's words and what it prints. The campaign is `shoal.lab.sim.campaign`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the campaign; 0 only if the protocol held and every corner was met."""
-    from shoal.sim.campaign import PROTOCOLS
+    from shoal.lab.sim.protocols import PROTOCOLS
 
     breaks = list(PROTOCOLS[args.protocol].breaks)
     if args.broken == "list":
@@ -68,7 +68,8 @@ def _run_with_progress(args: argparse.Namespace) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from shoal.sim.campaign import run_campaign
+    from shoal.lab.sim.campaign import run_campaign
+    from shoal.lab.sim.protocols import PROTOCOLS
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()) as bar:
@@ -78,7 +79,7 @@ def _run_with_progress(args: argparse.Namespace) -> Any:
             bar.update(task, completed=done, description=f"{messages:,} messages, {failing} failing seeds")
 
         return run_campaign(
-            args.protocol,
+            PROTOCOLS[args.protocol],
             args.seeds,
             args.from_seed,
             args.broken,

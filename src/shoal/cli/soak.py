@@ -1,6 +1,6 @@
 """`shoal soak`: the simulator's checks against real processes on real servers, with faults on request.
 
-Owns the command's words and what it prints. The runs are `shoal.soak.run` and `shoal.soak.balanced`.
+Owns the command's words and what it prints. The runs are `shoal.lab.soak.run` and `shoal.lab.soak.balancer_round`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.soak.balanced import BalancedOptions
-    from shoal.soak.outcome import BaseOutcome, Options
-    from shoal.soak.rounds import RoundProgress, Tell
+    from shoal.lab.soak.balancer_round import BalancedOptions
+    from shoal.lab.soak.outcome import BaseOutcome, SoakOptions
+    from shoal.lab.soak.rounds import RoundProgress, Tell
 
 SERVERS_MAX = 64
 SUBSCRIBERS = 200
@@ -105,11 +105,11 @@ def run(args: argparse.Namespace) -> int:
 def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
     """What is to be run; ConfigError if it cannot be."""
     if args.protocol in ("channels", "moves"):
-        from shoal.soak.run import run_soak
+        from shoal.lab.soak.run import run_soak
 
         options = _options(args)
         return lambda tell: asyncio.run(run_soak(options, tell))
-    from shoal.soak.balanced import run_balanced
+    from shoal.lab.soak.balancer_round import run_balanced
 
     balanced = _balanced_options(args)
     return lambda tell: run_balanced(balanced, tell)
@@ -120,17 +120,17 @@ def _seconds(args: argparse.Namespace) -> float:
 
 
 def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
-    from shoal.soak.balanced import BalancedOptions, Scenario
+    from shoal.lab.soak.balancer_round import BalancedOptions, SurgeScenario
 
     others = ("subscribers", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator")
-    for name in others if args.protocol == Scenario.SCALE_OUT else (*others, "to"):
+    for name in others if args.protocol == SurgeScenario.SCALE_OUT else (*others, "to"):
         if getattr(args, name):
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is not for `shoal soak {args.protocol}`", do="leave it out")
     if not 2 <= args.servers <= SERVERS_MAX:
         raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 2 to {SERVERS_MAX}")
     most = args.servers
-    if args.protocol == Scenario.SCALE_OUT:
+    if args.protocol == SurgeScenario.SCALE_OUT:
         most = SCALE_OUT_TO if args.to is None else args.to
         if not args.servers < most <= SERVERS_MAX:
             raise ConfigError(f"--to is {most}", do=f"give a number from {args.servers + 1} to {SERVERS_MAX}")
@@ -140,7 +140,7 @@ def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
             f"--seconds is {seconds:g}", do=f"give a number from {SURGE_SECONDS_MIN:g} to {SURGE_SECONDS_MAX:g}"
         )
     return BalancedOptions(
-        scenario=Scenario(args.protocol),
+        scenario=SurgeScenario(args.protocol),
         servers=args.servers,
         servers_max=most,
         seconds=seconds,
@@ -149,9 +149,9 @@ def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
     )
 
 
-def _options(args: argparse.Namespace) -> Options:
-    from shoal.soak.faults import FaultPlan
-    from shoal.soak.outcome import Options
+def _options(args: argparse.Namespace) -> SoakOptions:
+    from shoal.lab.soak.faults import FaultPlan
+    from shoal.lab.soak.outcome import SoakOptions
 
     if args.to is not None:
         raise ConfigError("--to is for `shoal soak scale-out`", do="leave it out")
@@ -166,7 +166,7 @@ def _options(args: argparse.Namespace) -> Options:
     if not SECONDS_MIN <= seconds < float("inf"):
         raise ConfigError(f"--seconds is {seconds:g}", do=f"give at least {SECONDS_MIN:g}")
     moves, burst = _moves(args)
-    return Options(
+    return SoakOptions(
         servers=args.servers,
         subscribers=subscribers,
         seconds=seconds,

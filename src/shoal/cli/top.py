@@ -24,7 +24,7 @@ from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError, Sh
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from shoal.channels.telemetry import Record
+    from shoal.channels.telemetry.telemetry_record import Record
     from shoal.coordination.interface import Coordinator
     from shoal.plan.ring import Ring, ServerAddress
     from shoal.plan.signing import Verifier
@@ -245,7 +245,7 @@ def _loads(source: Source, channels_max: int) -> tuple[list[ServerLoad], list[Ch
 
 def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record | None, str | None]:
     """When the last record was written, and the record; or what is in the way."""
-    from shoal.channels.telemetry import DATA_FIELD, decode
+    from shoal.channels.telemetry.telemetry_record import DATA_FIELD, decode
     from shoal.runtime import PRODUCTION
     from shoal.wire.blocking import ask
     from shoal.wire.envelope import TELEMETRY_KEY

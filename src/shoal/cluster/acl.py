@@ -4,7 +4,7 @@ Owns who may do what on a data server; the rights on the coordinator are in `sho
 role gets what its work needs and nothing else: no role may script, restore, replicate, change the
 configuration or touch keys other than the telemetry stream and the records of channels, which clients may read.
 
-Redis knows only positive channel patterns, so "everything but WORD_CHANNEL" is spelled as the patterns of all
+Redis knows only positive channel patterns, so "everything but HEARTBEAT_CHANNEL" is spelled as the patterns of all
 names that differ from it somewhere. They are tried in order on each PUBLISH: the first one already takes
 every name that does not begin with an underscore.
 """
@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
-from shoal.wire.envelope import TELEMETRY_KEY, WORD_CHANNEL
-from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY
+from shoal.wire.envelope import HEARTBEAT_CHANNEL, TELEMETRY_KEY
+from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY
 
 SELECTORS_SINCE: Final = (7, 0)
 """The first server version that can give a command other channels or keys than the rest."""
@@ -65,7 +65,7 @@ def rights(role: str, version: tuple[int, ...]) -> str:
         common = f"allchannels {_BASE} {_LISTEN} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
         if not client_publish_guarded(version):
             return f"{common} +publish"
-        patterns = " ".join(f"&{pattern}" for pattern in all_names_but(WORD_CHANNEL.decode()))
+        patterns = " ".join(f"&{pattern}" for pattern in all_names_but(HEARTBEAT_CHANNEL.decode()))
         return f"{common} (+publish {patterns})"
     if role == AGENT:
         write = "+xadd +xlen +xtrim +sadd +set"

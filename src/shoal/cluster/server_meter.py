@@ -13,8 +13,8 @@ from typing import Self
 from shoal.balance.reports import arrivals, read_report
 from shoal.cluster.acl import READER
 from shoal.cluster.local import LocalCluster
-from shoal.cluster.telemetry_reader import TelemetryReader
 from shoal.errors import ProtocolError
+from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import DEFAULT_LIMITS
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from shoal.errors import ProtocolError
 from shoal.history.table import EPOCH_MASK, SCHEMA, gap_columns
 from shoal.wire.envelope import ATTRIBUTES, BEACON, EPOCH_BITS, FOREIGN, HEADER_BYTES, KNOWN_FLAGS, MAGIC
-from shoal.wire.recorded import (
+from shoal.wire.record_entry import (
     MESSAGE_FIELD,
     NUMBER_FIELD,
     NUMBER_MAX,

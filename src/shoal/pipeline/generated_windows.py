@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from shoal.balance.columns import Floats
 from shoal.balance.window import WINDOW_SCHEMA, LoadWindow
-from shoal.sim.flow import ServerModel, Traffic, at_homes, distance_model
-from shoal.sim.flow.model import DEFAULT_SERVER
-from shoal.sim.flow.workloads import Curve, Zipf, ZipfChannels
-from shoal.sim.flow.workloads.curves import DAY
+from shoal.flow import ServerModel, Traffic, at_homes, distance_model
+from shoal.flow.model import DEFAULT_SERVER
+from shoal.flow.workloads import Curve, Zipf, ZipfChannels
+from shoal.flow.workloads.curves import DAY
 
 HOUR_S: Final = 60
 DAY_S: Final = 24 * HOUR_S

@@ -20,7 +20,7 @@ from msgspec import structs
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window import LoadWindow
 from shoal.balance.window_feed import WINDOW_BYTES_MAX, alive_command, feed_command, gone_command
-from shoal.bus.locate import find_url
+from shoal.bus.location import find_url
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ShoalError
 from shoal.logs import get_log

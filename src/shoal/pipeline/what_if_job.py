@@ -23,6 +23,8 @@ from shoal.balance.forecast import Forecast
 from shoal.balance.options import BalancerOptions
 from shoal.balance.window import LoadWindow
 from shoal.errors import PipelineError
+from shoal.flow import ServerModel
+from shoal.flow.workloads import traffic_of
 from shoal.pipeline import what_if
 from shoal.pipeline.forecast import DAYS_MIN as FORECAST_DAYS_MIN
 from shoal.pipeline.forecast import forecast_of, forecasts, loads_of
@@ -30,8 +32,6 @@ from shoal.pipeline.kept_windows import read_windows, read_windows_manifest
 from shoal.pipeline.spark.tasks import collect_numbers
 from shoal.pipeline.spark.worker_files import send
 from shoal.pipeline.what_if import Case, ServerPool
-from shoal.sim.flow import ServerModel
-from shoal.sim.flow.workloads import traffic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

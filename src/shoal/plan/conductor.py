@@ -3,7 +3,7 @@
 Owns what every migration protocol needs: learning signed entries, versions, requests and reports; timeouts; giving up;
 going on where an earlier leader stopped. The phases themselves are a table of steps that each kind brings (`Steps`, for
 channels in `shoal.plan.steps`). A core without I/O: it gets what the coordinator holds, and the time, and returns what
-to write. `shoal.cluster.moving` is its shell.
+to write. `shoal.leader.conductor_shell` is its shell.
 
 All that a conductor must know is in the entries, so another leader can go on at any point. It remembers only since when
 it has seen each entry in its phase, so timeouts begin anew with the first look of a new leader.

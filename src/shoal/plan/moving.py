@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     """What the agent of one server says of channels; `life` names the run of the agent's process."""
 
     server: str
-    life: int
+    incarnation: int
     channels: dict[bytes, ChannelReport]
 
     @property

@@ -4,7 +4,7 @@ Owns the vocabulary of the internal channels. Who sends what when is the busines
 
     client -> agent   (AGENT_CHANNEL)  Greet, Hello, Bye, Present, Stand, Gone
     agent  -> client  (its inbox)      Welcome, Answer, Notice
-    agent  -> all     (WORD_CHANNEL)   Word, RollCall
+    agent  -> all     (HEARTBEAT_CHANNEL)   Word, RollCall
     client -> client  (its inbox)      Heal, Resend, Healed
 
 Everything here may come from anyone who may publish on the server, so decoding is strict and what does
@@ -56,7 +56,7 @@ class Hello(_Control, frozen=True, tag=2):
     ring_version: U32
     stream: U64 = 0
     last: U64 = 0
-    life: U64 = 0
+    incarnation: U64 = 0
 
     @property
     def publisher(self) -> bool:
@@ -76,10 +76,10 @@ class Bye(_Control, frozen=True, tag=3):
 
 
 class Present(_Control, frozen=True, tag=4):
-    """A client's answer to a roll-call: what it subscribes to here, and where its streams stand."""
+    """A client's answer to a resync: what it subscribes to here, and where its streams stand."""
 
     client: ClientId
-    roll: U64
+    resync: U64
     channels: list[bytes]
     patterns: list[bytes]
     streams: StreamList
@@ -90,7 +90,7 @@ class Welcome(_Control, frozen=True, tag=5):
 
     nonce: U64
     server: str
-    life: U64
+    incarnation: U64
     lease_ms: U32
     ring_version: U32
     ring: bytes
@@ -109,7 +109,7 @@ class Answer(_Control, frozen=True, tag=6):
 
     nonce: U64
     name: bytes
-    life: U64
+    incarnation: U64
     version: U32
     entry: bytes
     ring: bytes
@@ -119,7 +119,7 @@ class Answer(_Control, frozen=True, tag=6):
     since: U32 = 0
 
 
-class Word(_Control, frozen=True, tag=7):
+class Heartbeat(_Control, frozen=True, tag=7):
     """An agent's word that it holds the lease of its server for another `lease_ms`.
 
     `heard` is the number of the last of its own words that the agent had heard back from the server when it
@@ -132,18 +132,18 @@ class Word(_Control, frozen=True, tag=7):
     agent: U64
     number: U64
     heard: U64
-    life: U64
+    incarnation: U64
     lease_ms: U32
     granted: bool
     ring_version: U32
     lapsed_ms: U32 | None = None
 
 
-class RollCall(_Control, frozen=True, tag=8):
+class Resync(_Control, frozen=True, tag=8):
     """An agent asks everyone on its server what they do there, because it has lost its memory of it."""
 
     agent: U64
-    roll: U64
+    resync: U64
 
 
 class Heal(_Control, frozen=True, tag=9):
@@ -182,7 +182,7 @@ class Notice(_Control, frozen=True, tag=12):
     entry: bytes
 
 
-class Stand(_Control, frozen=True, tag=13):
+class Subscribed(_Control, frozen=True, tag=13):
     """A subscriber is in force on every server where the channel's entry of this revision wants it."""
 
     client: ClientId
@@ -190,7 +190,7 @@ class Stand(_Control, frozen=True, tag=13):
     revision: U64
 
 
-class Gone(_Control, frozen=True, tag=14):
+class Left(_Control, frozen=True, tag=14):
     """A publisher has left this server with one of its streams, by the channel's entry of this revision."""
 
     client: ClientId
@@ -200,7 +200,20 @@ class Gone(_Control, frozen=True, tag=14):
 
 
 Control: TypeAlias = (
-    Greet | Hello | Bye | Present | Welcome | Answer | Word | RollCall | Heal | Resend | Healed | Notice | Stand | Gone
+    Greet
+    | Hello
+    | Bye
+    | Present
+    | Welcome
+    | Answer
+    | Heartbeat
+    | Resync
+    | Heal
+    | Resend
+    | Healed
+    | Notice
+    | Subscribed
+    | Left
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()

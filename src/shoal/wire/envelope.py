@@ -54,7 +54,7 @@ ENDED: Final = 1 << 63
 
 RESERVED_PREFIX: Final = b"__shoal:"
 AGENT_CHANNEL: Final = b"__shoal:agent"
-WORD_CHANNEL: Final = b"__shoal:word"
+HEARTBEAT_CHANNEL: Final = b"__shoal:word"
 INBOX_PREFIX: Final = b"__shoal:in:"
 TELEMETRY_KEY: Final = b"__shoal:telemetry"
 

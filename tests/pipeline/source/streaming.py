@@ -9,7 +9,7 @@ import pytest
 from tests.balance.reporting import record
 from tests.support.redis_server import RedisServer
 
-from shoal.channels.telemetry import DATA_FIELD, ID_FIELD, Record, encode
+from shoal.channels.telemetry.telemetry_record import DATA_FIELD, ID_FIELD, Record, encode
 from shoal.pipeline.source import parts
 from shoal.pipeline.source.kinds import Kind
 from shoal.pipeline.source.offset_planner import OffsetPlanner

@@ -17,7 +17,7 @@ from tests.support.redis_server import RedisServer, free_port
 from shoal.balance.fold_in_order import fold_in_order
 from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
-from shoal.channels import telemetry
+from shoal.channels.telemetry import telemetry_record as telemetry
 from shoal.cluster.local import LocalCluster
 from shoal.errors import ConfigError, ConnectError, PipelineError
 from shoal.history.server_reader import Login

@@ -33,7 +33,7 @@ from shoal.balance.policies.reckoning import (
 from shoal.balance.policies.ring_homes import ring_of
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
-from shoal.wire.rawbytes import kernel
+from shoal.wire.raw_bytes import kernel
 
 BOUND_FACTOR: Final = 1.25
 """How far above its part of the load a server may be filled (the paper's 1 + epsilon)."""

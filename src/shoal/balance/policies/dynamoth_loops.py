@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from shoal.balance.columns import Bools, Floats, Hosts32, Ints
-from shoal.wire.rawbytes import kernel, part
+from shoal.wire.raw_bytes import kernel, part
 
 GAIN_MIN: Final = 0.01
 """By how much of a load ratio a move of the last resort lowers the maximum of the two servers, at least."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shoal.wire.rawbytes import kernel
+from shoal.wire.raw_bytes import kernel
 
 Hashes = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int32]

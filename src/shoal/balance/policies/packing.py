@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from shoal.balance.columns import Bools, Floats, Hosts32, Ints
-from shoal.wire.compiled import keep
+from shoal.wire.compiled_cache import keep
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

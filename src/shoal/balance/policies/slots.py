@@ -22,7 +22,7 @@ from shoal.balance.policies.reckoning import silent, targets
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 from shoal.plan.ring import ring_hash
-from shoal.wire.rawbytes import kernel
+from shoal.wire.raw_bytes import kernel
 
 
 def decide(situation: Situation, settings: BalanceSettings) -> Decision:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from shoal.balance.reports import BATCH_SCHEMA
-from shoal.channels.telemetry import DATA_FIELD, ID_FIELD, RecordId
+from shoal.channels.telemetry.telemetry_record import DATA_FIELD, ID_FIELD, RecordId
 from shoal.errors import ConfigError, ProtocolError
 from shoal.filters.language import parse
 from shoal.history.entry_decoder import decode_entries
@@ -28,7 +28,7 @@ from shoal.plan.keys import unit_of
 from shoal.plan.keys import unit_text as stream_name
 from shoal.wire.envelope import TELEMETRY_KEY
 from shoal.wire.glob import glob_match
-from shoal.wire.recorded import INDEX_KEY, record_key
+from shoal.wire.record_entry import INDEX_KEY, record_key
 
 Ask = Callable[..., Any]
 """Sends one command to a server and returns the reply."""

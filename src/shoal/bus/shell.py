@@ -1,0 +1,394 @@
+"""Carries out on an event loop what a router decides: connections, sending, one timer, and waking those who
+wait.
+
+Owns all I/O of one bus. After every call into the router, `flush` empties the router's outputs. Decides
+nothing about channels; what it adds is the delay between attempts to connect, and one question to the
+coordinator at a time.
+
+    application, network, timer  -->  router  -->  flush: effects, dirty links, ready subscriptions
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from operator import countOf
+from typing import Any, Final
+
+from hiredis import ReplyError
+
+from shoal.bus.connections import BusConnection, Dialer, is_our_fault
+from shoal.bus.departure import Leaving
+from shoal.bus.plan_source import PlanSource, RingFetcher
+from shoal.bus.waiters import Forming, Listener, Refusals, fail, refusal, resolve
+from shoal.channels import states
+from shoal.channels.client.context import Confirmed, Connect, Disconnect, Effect, FetchRing, Refused
+from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.router import Router
+from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.channels.client.subscription import Wanted
+from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError
+from shoal.limits import Limits
+from shoal.logs import get_log
+from shoal.runtime import TIMER_GRAIN_S, Runtime
+
+CLOSE_WAIT_S: Final = 1.0
+"""How long a closing bus waits for its servers to have read its last words."""
+
+_log: Final = get_log(__name__)
+
+
+class Adapter:
+    """One router on the running event loop."""
+
+    def __init__(self, router: Router, source: PlanSource, limits: Limits, runtime: Runtime) -> None:
+        self.router = router
+        self.loop = asyncio.get_running_loop()
+        self.limits = limits
+        self.closed = False
+        self.scheduled = False
+        self.now = self.loop.time()
+        self.time_us = 0
+        self.tokens: set[asyncio.Future[int]] = set()
+        self.counting = 0
+        self.errors: dict[str, str] = {}
+        self.refusals = Refusals()
+        self._source = source
+        self._wall = runtime.wall
+        self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
+        self._dialer = Dialer(
+            source.address, f"shoal:{router.context.client:012x}", limits, runtime.random, runtime.address_book
+        )
+        self._publishing = router.publishing
+        self._connections: dict[str, BusConnection] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listeners: dict[CoreSubscription, Listener] = {}
+        self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._rooms: list[asyncio.Future[None]] = []
+        self._room_messages = limits.publish_buffer_messages_max * 3 // 4
+        self._room_bytes = limits.publish_buffer_bytes_max * 3 // 4
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._timers = router.context.timers
+        self._armed_count = -1
+        self._leaving = Leaving(router, limits)
+
+    # After every call into the router
+
+    def schedule(self) -> None:
+        """Flushes in the loop's next turn, once for all calls of this turn, which share one look at the
+        clocks.
+        """
+        self.scheduled = True
+        self.now = self.loop.time()
+        self.time_us = int(self._wall() * 1e6)
+        self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self.scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Empties the router's outputs, wakes those whose wait is over, and sets the timer."""
+        router = self.router
+        while router.effects:
+            self._carry_out(0)
+        if router.dirty:
+            self._send()
+        if router.ready:
+            self._wake()
+        if self._rooms and self._has_room():
+            rooms, self._rooms = self._rooms, []
+            for waiter in rooms:
+                resolve(waiter)
+        if self._conditions:
+            for condition, done in self._conditions:
+                if condition():
+                    resolve(done)
+        self._arm()
+
+    def _carry_out(self, reply: int) -> None:
+        """Does what the router asked for; `reply` is what a server answered to the message confirmed."""
+        effects = self.router.effects[:]
+        self.router.effects.clear()
+        refused: Refused | None = None
+        for effect in effects:
+            if type(effect) is Confirmed:
+                self._confirm(effect.token, reply, refused)
+                refused = None
+            elif type(effect) is Refused:
+                if refused is not None:
+                    self.refusals.remember(refused)
+                refused = effect
+            else:
+                self._carry_out_io(effect)
+        if refused is not None:
+            self.refusals.remember(refused)
+
+    def _carry_out_io(self, effect: Effect) -> None:
+        if self.closed:
+            return
+        if isinstance(effect, Connect):
+            self._connections[effect.server] = self._dialer.dial(effect, self)
+        elif isinstance(effect, Disconnect):
+            self._disconnect(effect.server)
+        elif isinstance(effect, FetchRing):
+            self.fetch_ring()
+
+    def fetch_ring(self) -> None:
+        """Asks the coordinator for the newest ring, in the background."""
+        self._fetcher.want()
+
+    def _send(self) -> None:
+        for link in self.router.dirty:
+            link.dirty = False
+            if link.outbox:
+                connection = self._connections.get(link.server)
+                if connection is not None:
+                    connection.send(link.outbox)
+                link.outbox.clear()
+        self.router.dirty.clear()
+
+    def _wake(self) -> None:
+        listeners = self._listeners
+        for core in self.router.ready:
+            core.notified = False
+            listener = listeners.get(core)
+            if listener is not None:
+                listener.wake()
+        self.router.ready.clear()
+
+    def _arm(self) -> None:
+        """Sets the timer to the router's next deadline; one that is set earlier is left to fire and look
+        again.
+        """
+        count = self._timers.count
+        if count == self._armed_count:
+            return
+        self._armed_count = count
+        at = self.router.next_timer()
+        if at is None or self.closed:
+            return
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self.loop.call_at(at + TIMER_GRAIN_S, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._armed_count = -1
+        now = self.loop.time()
+        self.router.timer(now)
+        self._leaving.look(now)
+        self.flush()
+
+    # Waiting
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until the condition holds after some flush; False if that took longer than `timeout_s`."""
+        if condition():
+            return True
+        done = self.loop.create_future()
+        entry = (condition, done)
+        self._conditions.append(entry)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await done
+        except TimeoutError:
+            return condition()
+        finally:
+            self._conditions.remove(entry)
+        return True
+
+    def _has_room(self) -> bool:
+        publishing = self._publishing
+        return publishing.pending_messages <= self._room_messages and publishing.pending_bytes <= self._room_bytes
+
+    async def room(self) -> None:
+        """Waits until a quarter of the publish buffer is free."""
+        waiter = self.loop.create_future()
+        self._rooms.append(waiter)
+        if not self.scheduled:
+            self.schedule()
+        await waiter
+
+    def confirmation(self, out: Outgoing, seq: int) -> asyncio.Future[int]:
+        """The confirmation of a message: the number that the server answered, if `counting` is on."""
+        token: asyncio.Future[int] = self.loop.create_future()
+        if self._publishing.await_confirm(out, seq, token):
+            self.tokens.add(token)
+        else:
+            token.set_result(0)
+        return token
+
+    def _confirm(self, token: Any, reply: int, refused: Refused | None) -> None:
+        self.tokens.discard(token)
+        if refused is None:
+            if not token.done():
+                token.set_result(reply)
+        elif token.done():
+            self.refusals.remember(refused)
+        else:
+            token.set_exception(refusal([refused]))
+
+    # Subscriptions
+
+    async def subscribe(
+        self, name: bytes, pattern: bool, wanted: Wanted | None, listener: Listener
+    ) -> CoreSubscription:
+        """Subscribes and waits until that is in force; afterwards `listener` is told of news."""
+        core = self.router.subscribe(name, pattern, self.loop.time(), wanted)
+        forming = Forming(core, self.loop.create_future())
+        self._listeners[core] = forming
+        if not self.scheduled:
+            self.schedule()
+        try:
+            async with asyncio.timeout(self.limits.subscribe_timeout_s):
+                await forming.done
+        except TimeoutError:
+            self.unsubscribe(core)
+            raise self._not_in_force(core) from None
+        except BaseException:
+            self.unsubscribe(core)
+            raise
+        self._listeners[core] = listener
+        if core.inbox.items:
+            listener.wake()
+        return core
+
+    def _not_in_force(self, core: CoreSubscription) -> SubscribeTimeoutError:
+        reasons = "; ".join(f"{server}: {error}" for server, error in sorted(self.errors.items()))
+        return SubscribeTimeoutError(
+            f"no agent put the subscription to {core.text!r} in force "
+            f"within {self.limits.subscribe_timeout_s:g} s" + (f" ({reasons})" if reasons else ""),
+            do="look at `shoal status`: every server needs its agent",
+        )
+
+    def unsubscribe(self, core: CoreSubscription) -> None:
+        """Ends a subscription; nothing happens if it has ended."""
+        if self._listeners.pop(core, None) is not None and not self.closed:
+            self.router.unsubscribe(core, self.loop.time())
+            if not self.scheduled:
+                self.schedule()
+
+    def made_room(self, core: CoreSubscription) -> None:
+        """The application has taken items from a subscription that had overflowed."""
+        if core.inbox.roomy and not self.closed:
+            self.router.consumed(core, self.loop.time())
+            self.flush()
+
+    # Connections
+
+    def _disconnect(self, server: str) -> None:
+        connection = self._connections.get(server)
+        if connection is None:
+            return
+        if connection.open:
+            connection.abort()
+        else:
+            self._cancel(connection)
+            self.connection_gone(connection, None)
+
+    def _cancel(self, connection: BusConnection) -> None:
+        task = connection.cancel()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def disconnect_all(self) -> None:
+        """Cuts every connection; the router opens them again, and nothing is lost by it."""
+        cut = list(self._connections.values())
+        for connection in cut:
+            connection.abort()
+        await self.until(lambda: not any(connection.open for connection in cut), CLOSE_WAIT_S)
+
+    def connection_opened(self, connection: BusConnection) -> None:
+        """See `connections.Owner`."""
+        self.errors.pop(connection.server, None)
+        self.router.opened(connection.server, self.loop.time())
+        self.flush()
+
+    def connection_received(self, connection: BusConnection, frames: list[Any]) -> None:
+        """See `connections.Owner`. Replies are taken one by one only where somebody waits for one."""
+        now = self.loop.time()
+        server = connection.server
+        if self.tokens and (self.counting or countOf(map(type, frames), ReplyError)):
+            for frame in frames:
+                self.router.received(server, [frame], now)
+                if self.router.effects:
+                    self._carry_out(frame if type(frame) is int else 0)
+        else:
+            self.router.received(server, frames, now)
+        self.flush()
+
+    def connection_gone(self, connection: BusConnection, error: Exception | None) -> None:
+        """See `connections.Owner`."""
+        server = connection.server
+        if self._connections.get(server) is not connection:
+            return
+        del self._connections[server]
+        if connection.proved:
+            self._dialer.reset(server)
+        if error is not None:
+            self.errors[server] = str(error)
+            if is_our_fault(error):
+                _log.error("a connection was cut by an error of ours", server=server, error=repr(error))
+            else:
+                _log.info("a connection is gone", server=server, error=str(error))
+        now = self.loop.time()
+        self._leaving.trouble(now)
+        self.router.lost(server, now)
+        self.flush()
+
+    def _take_ring(self, ring: bytes) -> None:
+        self.router.ring(ring, self.loop.time())
+        self.flush()
+
+    # The end
+
+    async def close(self, *, quick: bool) -> None:
+        """Leaves: stays if others may need what we sent, says goodbye, closes. `quick` only closes."""
+        try:
+            if not quick:
+                await self._leaving.linger()
+            self.router.close(self.loop.time())
+            self.flush()
+            if not quick:
+                await self.until(self._all_answered, CLOSE_WAIT_S)
+            for connection in list(self._connections.values()):
+                if connection.open:
+                    connection.close()
+                else:
+                    self._cancel(connection)
+                    self.connection_gone(connection, None)
+            await self.until(lambda: not self._connections, CLOSE_WAIT_S)
+        finally:
+            self.abandon()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _all_answered(self) -> bool:
+        links = self.router.context.links.values()
+        return not any(link.inflight for link in links if link.state is not states.Link.DOWN)
+
+    def abandon(self) -> None:
+        """Lets go of everything at once; whoever waits is told that the bus is closed."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            self._cancel(connection)
+            connection.abort()
+        if (fetching := self._fetcher.cancel()) is not None:
+            self._tasks.add(fetching)
+        for token in self.tokens:
+            fail(token, NotConfirmedError("the bus was closed before a server confirmed the message"))
+        for waiter in self._rooms:
+            fail(waiter, BusClosedError())
+        for listener in self._listeners.values():
+            listener.end()

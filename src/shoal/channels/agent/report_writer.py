@@ -1,0 +1,43 @@
+"""Writes an agent's report to the coordinator.
+
+Owns when it is written: when it has changed, and not more often than every `INTERVAL_S`. What it says is decided in
+`report`. A coordinator that cannot be reached is waited for; then the newest report is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from shoal.coordination.interface import Coordinator
+from shoal.errors import CoordinatorError
+from shoal.logs import get_log
+from shoal.plan.keys import report_key
+from shoal.plan.moving import Report, encode_report
+
+INTERVAL_S: Final = 0.1
+
+_log: Final = get_log(__name__)
+
+
+async def write_reports(
+    coordinator: Coordinator, server: str, take_report: Callable[[], Report | None], retry_s: float
+) -> None:
+    """Writes the reports of a server's agent until it is cancelled."""
+    unwritten: Report | None = None
+    complained = False
+    while True:
+        unwritten = take_report() or unwritten
+        wait_s = INTERVAL_S
+        if unwritten is not None:
+            try:
+                await coordinator.put(report_key(server), encode_report(unwritten))
+                unwritten = None
+                complained = False
+            except CoordinatorError as error:
+                if not complained:
+                    _log.warning("the report of moves cannot be written", server=server, why=str(error))
+                complained = True
+                wait_s = retry_s
+        await asyncio.sleep(wait_s)

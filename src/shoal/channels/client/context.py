@@ -1,0 +1,150 @@
+"""What the parts of a router share: who it is, its limits and rules, its links, timers, and what it hands back.
+
+Owns no decisions. `effects`, `dirty` and `ready` are the router's only outputs: the adapter empties them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from shoal.channels import states
+from shoal.channels.client.server_link import ServerLink
+from shoal.channels.rules import Rules
+from shoal.channels.timers import Timers
+from shoal.limits import Limits
+from shoal.plan.book import PlanBook
+from shoal.plan.ring import ServerAddress
+
+if TYPE_CHECKING:
+    from shoal.channels.client.subscription import Subscription
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """Open a connection to a server; answer with `opened` or `lost`."""
+
+    address: ServerAddress
+
+    @property
+    def server(self) -> str:
+        """The id of the server."""
+        return self.address.id
+
+
+class Disconnect(msgspec.Struct, frozen=True):
+    """Drop the connection to a server; answer with `lost`."""
+
+    server: str
+
+
+class FetchRing(msgspec.Struct, frozen=True):
+    """Ask the coordinator for the newest ring; answer with `ring` when there is an answer."""
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """A message that somebody waits for has been confirmed; `token` is what `await_confirm` was given."""
+
+    token: object
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A server refused a publish; the message did not go out there."""
+
+    channel: bytes
+    error: str
+
+
+Effect: TypeAlias = Connect | Disconnect | FetchRing | Confirmed | Refused
+
+
+class Counters(msgspec.Struct):
+    """What has happened so far; metrics and `exercised` of the simulator read it."""
+
+    repeated: int = 0
+    refused: int = 0
+    delivered: int = 0
+    unwanted: int = 0
+    duplicates: int = 0
+    held: int = 0
+    holes: int = 0
+    heals_asked: int = 0
+    heals_answered: int = 0
+    resent: int = 0
+    healed: int = 0
+    gaps: int = 0
+    open_gaps: int = 0
+    overflows: int = 0
+    beacons: int = 0
+    announces: int = 0
+    foreign: int = 0
+    garbage: int = 0
+    forged: int = 0
+    stale_entries: int = 0
+    reconnects: int = 0
+    stale_links: int = 0
+    ring_changes: int = 0
+    entries: int = 0
+    notices: int = 0
+    resyncs: int = 0
+    handshakes: int = 0
+    late_joins: int = 0
+    restarts_seen: int = 0
+
+
+class Context:
+    """The shared state of one router."""
+
+    __slots__ = (
+        "book",
+        "client",
+        "closing",
+        "counters",
+        "dirty",
+        "effects",
+        "lease_over",
+        "limits",
+        "links",
+        "nonce",
+        "ready",
+        "rules",
+        "timers",
+    )
+
+    def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules, first_nonce: int) -> None:
+        self.client = client
+        self.book = book
+        self.limits = limits
+        self.rules = rules
+        self.timers = Timers()
+        self.links: dict[str, ServerLink] = {}
+        self.effects: list[Effect] = []
+        self.dirty: list[ServerLink] = []
+        self.ready: list[Subscription] = []
+        self.counters = Counters()
+        self.closing = False
+        self.nonce = first_nonce
+        self.lease_over: Callable[[ServerLink, float], None] = lambda link, now: None
+
+    def next_nonce(self) -> int:
+        """A number that no earlier question of this router carried."""
+        self.nonce += 1
+        return self.nonce
+
+    def want(self, link: ServerLink) -> None:
+        """Opens a link, unless it is open or on its way, or its server is not a member."""
+        if link.state is states.Link.DOWN and self.book.address(link.server) is not None and not self.closing:
+            link.step("wanted")
+            self.effects.append(Connect(link.address))
+
+    def drop(self, link: ServerLink) -> None:
+        """Drops the connection of a link, if it has one."""
+        if link.state is not states.Link.DOWN:
+            self.effects.append(Disconnect(link.server))
+
+    def touch(self, link: ServerLink) -> None:
+        """Marks a link as having something to send."""
+        if not link.dirty:
+            link.dirty = True
+            self.dirty.append(link)

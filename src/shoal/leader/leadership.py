@@ -1,0 +1,69 @@
+"""The leader: ring keeper and conductors in one process and under one lease.
+
+Owns what they share: the lease of the plan, and the end. The process that holds the lease may write the plan; the
+others are standbys, which take over as soon as the lease is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.coordination.interface import Coordinator
+from shoal.leader.conductor_shell import ConductorShell, Leading, ring_of
+from shoal.leader.keeper import Keeper
+from shoal.leader.keeper_shell import KeeperView, Keeping
+from shoal.leader.timing import LeaderTiming
+from shoal.limits import Limits
+from shoal.plan.signing import Signer
+from shoal.plan.steps import ChannelSteps
+
+
+class Leader:
+    """Keeps the ring and moves channels while it leads; `holder` names this run of this process. `expected` are the
+    servers that the first ring waits for."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        signer: Signer,
+        limits: Limits,
+        timing: LeaderTiming,
+        expected: Iterable[str],
+        holder: str,
+        rules: Rules = ALL_RULES,
+    ) -> None:
+        keeper = Keeper(signer, limits, expected, timing.first_ring_wait_s)
+        self._keeping = Keeping(coordinator, signer, keeper, timing, holder, rules)
+        self._moving = ConductorShell(
+            coordinator,
+            ChannelSteps(limits, rules),
+            signer,
+            lambda: self._keeping.leading,
+            ring_of,
+            timing.keeper_poll_s,
+        )
+
+    @property
+    def view(self) -> KeeperView:
+        """What the keeper saw last."""
+        return self._keeping.view
+
+    @property
+    def leading(self) -> Leading | None:
+        """The right by which other tasks of this process may write the plan; None while another process leads."""
+        return self._keeping.leading
+
+    async def run(self, *others: Coroutine[Any, Any, None]) -> None:
+        """Leads, or waits to lead, and does other work beside it, until it is cancelled; then the lease is given up."""
+        works = (self._keeping.run(), self._moving.run(), *others)
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._keeping.release()
