@@ -5,7 +5,6 @@
     ├── ConnectError                    no usable connection
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerTooOldError               the server lacks a required feature
-    │   ├── VersionError                    an agent speaks other protocol versions
     │   └── ClusterNotFoundError            no cluster at this address
     ├── PublishError                    a message was not published, or may not have been
     │   ├── PayloadTooLargeError            above payload_bytes_max
@@ -18,6 +17,7 @@
     │   ├── ForgedEntryError                not signed with the cluster's key
     │   ├── StaleEntryError                 older than the known entry
     │   └── UnknownServerError              names a server that is not in the plan
+    ├── VersionError                    an unknown format or protocol version, and what to upgrade
     ├── ProtocolError                   a protocol violation; `broken_by` is "us" or "peer"
     ├── CoordinatorError                the coordinator rejected a request
     │   ├── ConflictError                   another client wrote first
@@ -83,10 +83,6 @@ class ServerTooOldError(ConnectError):
     """The server lacks a feature that Shoal needs (RESP3, ACL users)."""
 
 
-class VersionError(ConnectError):
-    """An agent speaks other versions of the protocol than this process. Messages for its server stay in the buffer."""
-
-
 class ClusterNotFoundError(ConnectError):
     """No cluster runs at the given address or in the given state directory."""
 
@@ -133,6 +129,10 @@ class StaleEntryError(PlanError):
 
 class UnknownServerError(PlanError):
     """The entry names a server that is not in the plan."""
+
+
+class VersionError(ShoalError):
+    """A format or a protocol version that this process does not know; `do` says what to upgrade."""
 
 
 class ProtocolError(ShoalError):

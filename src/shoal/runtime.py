@@ -8,12 +8,13 @@ shell runs in production and, on virtual time, in the simulator.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random, SystemRandom
 from typing import Final, Protocol
 
 from shoal.coordination.interface import Coordinator
+from shoal.wire.address_book import AddressBook, Endpoint
 from shoal.wire.dial import Dial, tcp
 
 TIMER_GRAIN_S: Final = 0.000_5
@@ -39,7 +40,7 @@ class Runtime:
     """The surroundings of a shell; the defaults are a real process's."""
 
     dial: Dial = tcp
-    """Opens a connection to a server."""
+    """Opens connections."""
     wall: Callable[[], float] = time.time
     """The time of day, in seconds since 1970."""
     monotonic: Callable[[], float] = time.monotonic
@@ -47,6 +48,13 @@ class Runtime:
     random: Random = field(default_factory=SystemRandom)
     """Identities and nonces are drawn from it, so in production it is the operating system's."""
     connect_coordinator: ConnectCoordinator = _connect_redis
+    routes: Mapping[str, Endpoint] = field(default_factory=dict)
+    """By the id of a server: how to reach it, where that is not at the address that it announces."""
+
+    @property
+    def address_book(self) -> AddressBook:
+        """How to reach servers from here."""
+        return AddressBook(self.dial, self.routes)
 
     async def coordinator(self, url: str, timeout_s: float) -> Coordinator:
         """Connects to the coordinator at a URL."""

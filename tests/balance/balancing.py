@@ -182,10 +182,10 @@ class Scene:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case WriteMove():
-                self.requests[effect.request.channel] = effect.request
-                self.whys[effect.request.channel] = effect.why
+                self.requests[effect.request.unit] = effect.request
+                self.whys[effect.request.unit] = effect.why
             case HurryMove():
-                self.requests[effect.request.channel] = effect.request
+                self.requests[effect.request.unit] = effect.request
             case PutMark(mark=None):
                 self.marks.pop(effect.server, None)
             case PutMark(mark=mark):

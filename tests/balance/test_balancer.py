@@ -47,7 +47,7 @@ class TestAuto:
         kinds = [type(effect) for effect in found]
         assert kinds.index(RecordDecision) < kinds.index(WriteMove)
         (move,) = scene.took(WriteMove)
-        assert (move.request.channel, move.request.servers, move.request.mode) == (b"hot", ("s2",), Mode.SINGLE)
+        assert (move.request.unit, move.request.servers, move.request.mode) == (b"hot", ("s2",), Mode.SINGLE)
         assert (move.why.reason, move.why.figures) == ("overload", {"bytes_out": 900.0})
         assert move.why.before.servers == (scene.ring.home(b"hot"),)
         assert scene.took(AddServers) == [AddServers(1)]

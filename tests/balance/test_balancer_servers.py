@@ -276,7 +276,7 @@ class TestDeaths:
         scene.look()
         assert scene.marks == {"s3": Mark.LOST}
         scene.window()
-        moves = {move.request.channel: move for move in scene.took(WriteMove)}
+        moves = {move.request.unit: move for move in scene.took(WriteMove)}
         assert moves.keys() == {b"alone", b"shared"}
         assert moves[b"alone"].request.servers == (scene.ring.home(b"alone"),)
         assert (moves[b"shared"].request.mode, moves[b"shared"].request.servers) == (Mode.ALL_SUBSCRIBERS, ("s1",))

@@ -50,7 +50,7 @@ class TestNames:
         wish.moves = {b"hot": (Mode.ALL_SUBSCRIBERS, ("s1", "s2"))}
         proposal = proposal_of(situation, decision_of(wish, situation), revision=7)
         (move,) = proposal.moves
-        assert (move.channel, move.revision, move.reason) == (b"hot", 7, "overload")
+        assert (move.unit, move.revision, move.reason) == (b"hot", 7, "overload")
         assert (move.before.mode, move.before.servers) == (Mode.SINGLE, ("s1",))
         assert (move.after.mode, move.after.servers) == (Mode.ALL_SUBSCRIBERS, ("s1", "s2"))
         assert move.figures == {"bytes_out": 900.0}  # what nobody knows is left out
@@ -91,8 +91,8 @@ class TestBytes:
         proposal = proposal_of(situation, decision_of(wish, situation))
         (move,) = proposal.moves
         one, other = ({"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0})
-        assert replace(proposal, moves=(replace(move, figures=one),)).digest == (
-            replace(proposal, moves=(replace(move, figures=other),)).digest
+        assert replace(proposal, changes=(replace(move, figures=one),)).digest == (
+            replace(proposal, changes=(replace(move, figures=other),)).digest
         )
 
     @pytest.mark.parametrize("change", ["policy", "settings", "ring_version", "window_end_s", "max_ratio_after"])
@@ -114,18 +114,18 @@ class TestBytes:
         (move,) = proposal.moves
         twice = replace(move, after=replace(move.after, servers=("s1", "s2")))
         with pytest.raises(PlanError, match="a single placement has one server"):
-            decode_proposal(replace(proposal, moves=(twice,)).encode())
+            decode_proposal(replace(proposal, changes=(twice,)).encode())
 
 
 class TestBasis:
     def test_it_holds_while_ring_and_entries_are_the_same(self, wish: Wish, situation: Situation) -> None:
         wish.moves = {b"hot": single("s2")}
         proposal = proposal_of(situation, decision_of(wish, situation), revision=7)
-        assert why_stale(proposal, 1, lambda channel: 7) is None
-        assert "the ring was version 1, and is version 2" in (why_stale(proposal, 2, lambda channel: 7) or "")
-        assert "hot moved meanwhile" in (why_stale(proposal, 1, lambda channel: 8) or "")
+        assert why_stale(proposal, 1, lambda kind, channel: 7) is None
+        assert "the ring was version 1, and is version 2" in (why_stale(proposal, 2, lambda kind, channel: 7) or "")
+        assert "hot moved meanwhile" in (why_stale(proposal, 1, lambda kind, channel: 8) or "")
         lie = replace(proposal, basis="0" * 64)
-        assert "does not say truly" in (why_stale(lie, 1, lambda channel: 7) or "")
+        assert "does not say truly" in (why_stale(lie, 1, lambda kind, channel: 7) or "")
 
 
 class TestLost:
@@ -133,7 +133,7 @@ class TestLost:
         decision = with_lost(situation, Decision.nothing(), (b"hot", b"unheard of"))
         proposal = proposal_of(situation, decision)
         (move,) = proposal.moves
-        assert (move.channel, move.reason, move.after) == (b"hot", Reason.LOST.value, move.before)
+        assert (move.unit, move.reason, move.after) == (b"hot", Reason.LOST.value, move.before)
 
     def test_a_move_of_the_policy_goes_first(self, wish: Wish, situation: Situation) -> None:
         wish.moves = {b"hot": single("s2")}
@@ -148,7 +148,7 @@ class TestLost:
         wish.moves = {b"hot": (Mode.ALL_PUBLISHERS, ("s2", "s1"))}
         decision = with_lost(wish.seen[-1], decision_of(wish, wish.seen[-1]), (b"other",))
         proposal = proposal_of(wish.seen[-1], decision)
-        assert [(move.channel, move.after.servers, move.reason) for move in proposal.moves] == [
+        assert [(move.unit, move.after.servers, move.reason) for move in proposal.moves] == [
             (b"hot", ("s2", "s1"), "overload"),
             (b"other", ("s1",), "lost"),
         ]
@@ -164,7 +164,7 @@ class TestRecord:
         (recorded,) = scene.took(RecordDecision)
         record = decode_record(encode_record(recorded.record))
         assert not recorded.is_empty
-        assert [move.channel for move in decode_proposal(record.proposal).moves] == [b"hot", b"gone"]
+        assert [move.unit for move in decode_proposal(record.proposal).moves] == [b"hot", b"gone"]
         assert replay(record).encode() == record.proposal
         wish.moves = {b"hot": (Mode.ALL_SUBSCRIBERS, ("s1", "s2"))}
         assert replay(record).digest != record.digest
@@ -205,7 +205,7 @@ class TestRecord:
         fields = {name: getattr(recorded.record, name) for name in recorded.record.__struct_fields__ if name != "kind"}
         old = decode_record(msgspec.msgpack.encode({**fields, "version": 2}))
         assert (old.version, old.kind, old.digest) == (2, "channel", recorded.record.digest)
-        assert [move.channel for move in decode_proposal(old.proposal).moves] == [b"hot"]
+        assert [move.unit for move in decode_proposal(old.proposal).moves] == [b"hot"]
         with pytest.raises(PlanError, match="version 2 can be shown, not replayed"):
             replay(old)
 

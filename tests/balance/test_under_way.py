@@ -3,30 +3,37 @@ can tell."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tests.balance.balancing import ring_of
 
+from shoal.balance.change import Units
+from shoal.balance.channel_requests import ChannelRequests
 from shoal.balance.effects import ProviderState, View
 from shoal.balance.under_way import UNSEEN_S, UnderWay, request_id
 from shoal.plan.entry import Entry, Phase
+from shoal.plan.kinds import CHANNEL
 from shoal.plan.moving import MoveRequest
 from shoal.plan.placement import Mode, Placement
 
 OLD, NEW = Placement(1, Mode.SINGLE, ("s1",)), Placement(2, Mode.SINGLE, ("s2",))
 TIMEOUT_S = 60.0
+KINDS = {CHANNEL: ChannelRequests()}
 T = 1000.0
 
 
 def plan() -> tuple[UnderWay, MoveRequest]:
-    under_way = UnderWay("d" * 64, T)
+    under_way = UnderWay("d" * 64, T, KINDS)
     request = MoveRequest(b"c", ("s2",), Mode.SINGLE, False, request_id("d" * 64, 0))
-    under_way.ask(request, T)
+    under_way.ask(CHANNEL, request, T)
     return under_way, request
 
 
-def view(entry: Entry | None = None, request: MoveRequest | None = None) -> View:
-    return View(
+def view(entry: Entry | None = None, request: MoveRequest | None = None) -> Mapping[str, Units]:
+    seen = View(
         ring_of("s1", "s2"), {b"c": entry} if entry else {}, {b"c": request} if request else {}, {}, ProviderState(1, 9)
     )
+    return seen.units
 
 
 def moving(phase: Phase) -> Entry:

@@ -29,6 +29,7 @@ from shoal.channels.client.context import AgentRefused, Connect, Disconnect, Fet
 from shoal.channels.states import Lane, Link
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.placement import Mode, Placement
+from shoal.plan.ring import ServerAddress
 from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 
@@ -53,7 +54,7 @@ def counts(driver: RouterDriver) -> dict[str, int]:
 def test_servers_are_connected_to_when_something_lives_on_them() -> None:
     driver = RouterDriver(("s1", "s2"))
     driver.router.subscribe(channel_at(driver.ring, "s2"), False, driver.now)
-    assert driver.router.effects == [Connect("s2", "127.0.0.1", 7001)]
+    assert driver.router.effects == [Connect(ServerAddress("s2", "127.0.0.1", 7001))]
     assert driver.state("s2") is Link.CONNECTING
     assert driver.state("s1") is Link.DOWN
 
@@ -76,7 +77,7 @@ def test_a_connection_that_is_lost_is_made_again_and_the_ring_is_fetched() -> No
     driver.subscribe(b"tile")
     driver.servers["s1"].reachable = False
     driver.lose("s1")
-    assert driver.happened(Connect) == [Connect("s1", "127.0.0.1", 7000)]
+    assert driver.happened(Connect) == [Connect(ServerAddress("s1", "127.0.0.1", 7000))]
     assert driver.happened(FetchRing) == [FetchRing()]
 
 
@@ -95,7 +96,7 @@ def test_a_server_with_a_new_address_is_connected_to_there() -> None:
     driver.servers["s1"].reachable = False
     driver.router.ring(SIGNER.ring(ring(2, ("s1",), port=9000)), driver.now)
     driver.play()
-    assert driver.happened(Connect) == [Connect("s1", "127.0.0.1", 9000)]
+    assert driver.happened(Connect) == [Connect(ServerAddress("s1", "127.0.0.1", 9000))]
 
 
 def test_news_of_a_connection_that_is_not_there_is_ignored() -> None:

@@ -26,7 +26,7 @@ END = Entry(TILE, NEW, Phase.END, (), 0, 14, since=14)
 
 
 def notice(driver: RouterDriver, entry: Entry, server: str = "s1") -> None:
-    driver.tell(server, control.Notice(server, entry.channel, SIGNER.line(entry)))
+    driver.tell(server, control.Notice(server, entry.unit, SIGNER.line(entry)))
 
 
 def on_old(**silent: bool) -> RouterDriver:

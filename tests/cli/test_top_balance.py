@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console, Group
 
-from shoal.balance.proposal import Place
+from shoal.balance.change import Place
 from shoal.balance.records import BalancerState, Why
 from shoal.cli.top_balance import MOVES_SHOWN, PLANS_SHOWN, BalanceReader, BalanceView, render_balance, view_of
 from shoal.errors import CoordinatorError

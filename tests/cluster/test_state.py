@@ -9,12 +9,13 @@ import stat
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.cluster import state
 from shoal.cluster.process import ProcessId, start_ticks
 from shoal.cluster.state import AgentState, ClusterState, Endpoint, StateDir, find_cluster, state_dir_at
-from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError
+from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, VersionError
 
 ME = ProcessId(os.getpid(), start_ticks(os.getpid()) or 0)
 GONE = ProcessId(os.getpid(), 1)
@@ -50,6 +51,16 @@ def test_what_is_written_is_read_back_and_is_private(directory: StateDir) -> Non
     assert mode(directory.cluster_file) == 0o600
     assert mode(directory.root) == 0o700
     assert mode(directory.logs) == 0o700
+
+
+@pytest.mark.parametrize("found", [None, 1, 3])
+def test_another_format_is_refused_with_advice(directory: StateDir, found: int | None) -> None:
+    directory.write(a_state())
+    written = msgspec.json.decode(directory.cluster_file.read_bytes())
+    assert written.pop("format") == 2
+    directory.cluster_file.write_bytes(msgspec.json.encode(written | ({} if found is None else {"format": found})))
+    with pytest.raises(VersionError, match=f"format {found or 1}, .*knows 2.*with the version that started it"):
+        directory.read()
 
 
 def test_a_url_carries_role_and_password(directory: StateDir) -> None:

@@ -124,11 +124,11 @@ class TestWhatARoleCanDo:
     @pytest.mark.parametrize("user", ["agent", *AGENTS_OF_SERVER_7, "admin"])
     async def test_an_agent_writes_its_report(self, server: RedisServer, admin: Coordinator, user: str) -> None:
         async with await connect(server, user) as coordinator:
-            version = await coordinator.put("reports/7", b"1", expect=0)
-            version = await coordinator.put("reports/7", b"2", expect=version)
-            assert await admin.list("reports/") == {"reports/7": Versioned(b"2", version)}
-            assert await coordinator.get("reports/7") == Versioned(b"2", version)
-            await coordinator.delete("reports/7")
+            version = await coordinator.put("reports/channel/7", b"1", expect=0)
+            version = await coordinator.put("reports/channel/7", b"2", expect=version)
+            assert await admin.list("reports/") == {"reports/channel/7": Versioned(b"2", version)}
+            assert await coordinator.get("reports/channel/7") == Versioned(b"2", version)
+            await coordinator.delete("reports/channel/7")
         assert await admin.list("reports/") == {}
 
     @pytest.mark.parametrize("key", ["balance/why/x", "pool/s1"])
@@ -188,16 +188,16 @@ class TestWhatARoleCannotDo:
     async def test_nobody_writes_the_report_of_another(
         self, server: RedisServer, admin: Coordinator, user: str
     ) -> None:
-        version = await admin.put("reports/8", b"8")
+        version = await admin.put("reports/channel/8", b"8")
         async with await connect(server, user) as coordinator:
-            for attempt in (coordinator.put("reports/8", b"forged"), coordinator.delete("reports/8")):
+            for attempt in (coordinator.put("reports/channel/8", b"forged"), coordinator.delete("reports/channel/8")):
                 with pytest.raises(CoordinatorError, match="no permission"):
                     await attempt
-        assert await admin.get("reports/8") == Versioned(b"8", version)
+        assert await admin.get("reports/channel/8") == Versioned(b"8", version)
 
     async def test_a_client_neither_writes_nor_reads_reports(self, server: RedisServer) -> None:
         async with await connect(server, "client") as coordinator:
-            for attempt in (coordinator.put("reports/7", b""), coordinator.get("reports/7")):
+            for attempt in (coordinator.put("reports/channel/7", b""), coordinator.get("reports/channel/7")):
                 with pytest.raises(CoordinatorError, match="no permission"):
                     await attempt
             with pytest.raises(CoordinatorError, match="no permission"):

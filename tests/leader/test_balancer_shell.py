@@ -28,7 +28,7 @@ from shoal.errors import ClusterError
 from shoal.leader.audit_log import AuditLog
 from shoal.leader.balancer_shell import Balancing
 from shoal.leader.balancer_store import BalancingStore
-from shoal.leader.mover_shell import Leading
+from shoal.leader.conductor_shell import Leading
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
 from shoal.load.record import DATA_FIELD, ID_FIELD, Record, encode, xadd

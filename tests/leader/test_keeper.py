@@ -73,7 +73,7 @@ def test_the_first_ring_waits_for_all_expected_servers() -> None:
     store = Store("s1 s2")
     assert store.step("s1") is None
     assert store.step("s1 s2") == ["s1", "s2"]
-    assert store.keeper.ring == Ring(1, (MEMBERS["s1"], MEMBERS["s2"]))
+    assert store.keeper.ring == Ring(1, (MEMBERS["s1"], MEMBERS["s2"]), lease_ms=store.keeper.lease_ms)
 
 
 def test_the_first_ring_does_not_wait_for_ever() -> None:
@@ -142,7 +142,7 @@ def test_a_server_with_a_new_address_is_updated() -> None:
     store.step("s1")
     store.members["s1"] = ServerAddress("s1", "127.0.0.1", 9999)
     assert store.step("s1") == ["s1"]
-    assert store.keeper.ring == Ring(2, (store.members["s1"],), (Members(("s1",)),))
+    assert store.keeper.ring == Ring(2, (store.members["s1"],), (Members(("s1",)),), lease_ms=store.keeper.lease_ms)
 
 
 def test_a_lapsed_lease_costs_the_margin_and_no_more() -> None:
@@ -282,7 +282,7 @@ def test_a_write_that_lost_the_race_is_decided_anew() -> None:
     store.step("s1")
     store.expiry["s2"] = store.now + LEASE_S
     assert store.look() is not None  # lost: somebody else writes first
-    other = Ring(2, (MEMBERS["s1"], MEMBERS["s3"]))
+    other = Ring(2, (MEMBERS["s1"], MEMBERS["s3"]), lease_ms=store.keeper.lease_ms)
     store.ring, store.version = SIGNER.ring(other), store.version + 1
     store.expiry["s3"] = store.now + LEASE_S
     put = store.look()

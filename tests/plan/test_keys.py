@@ -1,4 +1,4 @@
-"""The keys of the plan: every channel name has one, and it leads back."""
+"""The keys of the plan: every unit has one, under its kind, and it leads back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shoal.plan.keys import (
     MOVES_PREFIX,
     PLAN_PREFIX,
     PUBLIC_KEY,
-    REPORTS_PREFIX,
     RING_KEY,
-    entry_channel,
+    entries_prefix,
     entry_key,
-    move_channel,
+    entry_unit,
     move_key,
+    move_unit,
     report_key,
 )
 
@@ -28,12 +28,12 @@ def test_a_channel_and_its_key_lead_to_each_other(channel: bytes) -> None:
     key = entry_key(channel)
     assert key.startswith(PLAN_PREFIX)
     assert check_path("key", key) == key
-    assert entry_channel(key) == channel
+    assert entry_unit(key) == channel
     key = move_key(channel)
     assert key.startswith(MOVES_PREFIX)
     assert check_path("key", key) == key
-    assert move_channel(key) == channel
-    assert entry_channel(key) is None
+    assert move_unit(key) == channel
+    assert entry_unit(key) is None
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,22 @@ def test_a_channel_and_its_key_lead_to_each_other(channel: bytes) -> None:
         PUBLIC_KEY,
         RING_KEY,
         ENTRIES_PREFIX,
-        ENTRIES_PREFIX + "a b",
-        ENTRIES_PREFIX + "QQ==",
+        ENTRIES_PREFIX + "QQ",
+        entries_prefix() + "a b",
+        entries_prefix() + "QQ==",
+        entry_key(b"A", "lamp"),
         "plan/other/QQ",
         "QR",
     ],
 )
 def test_other_keys_are_no_entries(key: str) -> None:
-    assert entry_channel(key) is None
-    assert move_channel(key) is None
+    assert entry_unit(key) is None
+    assert move_unit(key) is None
 
 
-def test_a_report_has_the_name_of_its_server() -> None:
-    assert report_key("s1") == REPORTS_PREFIX + "s1"
+def test_keys_carry_the_kind() -> None:
+    assert entry_key(b"A") == "plan/entries/channel/QQ"
+    assert move_key(b"A", "lamp") == "moves/lamp/QQ"
+    assert report_key("s1") == "reports/channel/s1"
+    assert entry_unit(entry_key(b"A", "lamp"), "lamp") == b"A"
+    assert move_unit(move_key(b"A", "lamp"), "lamp") == b"A"

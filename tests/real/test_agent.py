@@ -19,7 +19,8 @@ from tests.support.redis_server import RedisServer
 from tests.support.router_client import RouterClient
 
 from shoal.limits import Limits
-from shoal.plan.keys import RING_KEY, entry_key
+from shoal.plan.format import VALUE
+from shoal.plan.keys import FORMAT_KEY, RING_KEY, entry_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
@@ -324,6 +325,23 @@ async def test_sigterm_gives_up_lease_and_membership_at_once(served: Site) -> No
     assert served.end_agent(signal.SIGTERM) == 0
     assert await served.lease() is None
     assert await served.coordinator.members("servers") == {}
+
+
+async def test_an_agent_waits_for_an_older_plan_and_ends_at_a_newer_one(site: Site) -> None:
+    await site.coordinator.delete(FORMAT_KEY)
+    agent = site.start_agent()
+    await asyncio.sleep(1.0)
+    assert agent.poll() is None
+    assert await site.lease() is None, "it cannot serve by a plan of format 1"
+    await site.coordinator.put(FORMAT_KEY, VALUE)
+    await until(site.lease)
+    await site.coordinator.put(FORMAT_KEY, b"3")
+
+    async def ended() -> bool:
+        return agent.poll() is not None
+
+    await until(ended)
+    assert agent.returncode == 1
 
 
 async def test_of_two_agents_for_one_server_the_newer_one_stays(served: Site) -> None:

@@ -97,7 +97,7 @@ async def test_a_cluster_gets_ready_and_leaves_nothing_behind() -> None:
         root = cluster.directory.root
         assert find_cluster(root) == cluster.state
         assert cluster.status().ready
-        assert await stored_ring(cluster) == Ring(1, cluster.servers)
+        assert await stored_ring(cluster) == Ring(1, cluster.servers, lease_ms=1000)
         assert [server.id for server in cluster.servers] == ["s1", "s2"]
         assert len(my_children() - before) == 5
         processes = all_processes(cluster.state)
@@ -175,7 +175,7 @@ async def test_the_coordinator_comes_back_with_all_it_knew() -> None:
             kept = await coordinator.get("plan/test")
         assert kept is not None
         assert (kept.value, kept.version) == (b"kept", version)
-        assert await stored_ring(cluster) == Ring(1, cluster.servers)
+        assert await stored_ring(cluster) == Ring(1, cluster.servers, lease_ms=1000)
 
 
 async def test_a_server_whose_agent_is_gone_leaves_the_ring_and_comes_back() -> None:

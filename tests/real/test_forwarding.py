@@ -14,7 +14,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.router_client import RouterClient
 
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.keys import REPORTS_PREFIX, RING_KEY, entry_key
+from shoal.plan.keys import RING_KEY, entry_key, report_key
 from shoal.plan.moving import ChannelReport, decode_report
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring
@@ -36,11 +36,11 @@ class Pair:
 
     async def enter(self, entry: Entry) -> bytes:
         data = self.one.signer.line(entry)
-        await self.one.coordinator.put(entry_key(entry.channel), data)
+        await self.one.coordinator.put(entry_key(entry.unit), data)
         return data
 
     async def report(self, server: str) -> ChannelReport | None:
-        found = await self.one.coordinator.get(REPORTS_PREFIX + server)
+        found = await self.one.coordinator.get(report_key(server))
         return decode_report(found.value).channels.get(self.channel) if found is not None else None
 
     async def reported(self, server: str, revision: int) -> ChannelReport:

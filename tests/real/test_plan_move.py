@@ -74,7 +74,7 @@ class TestMove:
         stored = await scene.coordinator.get(move_key(CHANNEL))
         assert stored is not None
         request = decode_request(stored.value)
-        assert (request.channel, request.servers, request.mode, request.eager) == (CHANNEL, (TARGET,), "single", True)
+        assert (request.unit, request.servers, request.mode, request.eager) == (CHANNEL, (TARGET,), "single", True)
 
     async def test_after_the_time_it_says_how_far_the_move_is(
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
@@ -149,7 +149,7 @@ class TestMove:
         await scene.coordinator.put(RING_KEY, Signer(Signer.generate()).ring(RING))
         status, _, error = await run_command(capsys, "plan", "move", NAME, "--to", TARGET)
         assert status == 1
-        assert "signature" in error
+        assert "signed with another key" in error
 
 
 class TestShow:

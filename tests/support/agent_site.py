@@ -19,7 +19,8 @@ from shoal.coordination.interface import LeaseInfo
 from shoal.coordination.redis import RedisCoordinator
 from shoal.load.record import DATA_FIELD, Record, decode
 from shoal.load_kinds import KINDS
-from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+from shoal.plan.format import VALUE
+from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 from shoal.wire.envelope import TELEMETRY_KEY
@@ -55,6 +56,7 @@ class Site:
         self.agent: subprocess.Popen[bytes] | None = None
 
     async def write_plan(self) -> None:
+        await self.coordinator.put(FORMAT_KEY, VALUE)
         await self.coordinator.put(PUBLIC_KEY, self.signer.public)
         await self.coordinator.put(RING_KEY, self.signer.ring(Ring(1, (self.address,))))
 

@@ -12,25 +12,27 @@ from tests.support.redis_server import RedisServer
 from shoal.coordination.interface import Lease
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ForgedEntryError
-from shoal.leader.mover_shell import Leading, Moving
+from shoal.leader.conductor_shell import ConductorShell, Leading, ring_of
 from shoal.limits import Limits
 from shoal.plan.entry import Entry, Phase
+from shoal.plan.format import VALUE
 from shoal.plan.keys import (
-    ENTRIES_PREFIX,
+    FORMAT_KEY,
     KEEPER_LEASE,
-    MOVES_PREFIX,
     PUBLIC_KEY,
     RING_KEY,
-    entry_channel,
+    entries_prefix,
     entry_key,
+    entry_unit,
     move_key,
+    moves_prefix,
     report_key,
 )
-from shoal.plan.mover import Mover
 from shoal.plan.moving import ChannelReport, MoveRequest, Report, encode_report, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
+from shoal.plan.steps import ChannelSteps
 
 SERVERS = ("s1", "s2", "s3")
 RING = Ring(1, tuple(ServerAddress(id, "127.0.0.1", 1) for id in SERVERS))
@@ -54,6 +56,7 @@ class MoverScene:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def write_plan(self) -> None:
+        await self.coordinator.put(FORMAT_KEY, VALUE)
         await self.coordinator.put(PUBLIC_KEY, self.signer.public)
         await self.coordinator.put(RING_KEY, self.signer.ring(RING))
 
@@ -62,7 +65,7 @@ class MoverScene:
             self.turns += 1
             return self.leading.get(name)
 
-        moving = Moving(self.coordinator, lambda: Mover(self.signer, Limits()), turn, POLL_S)
+        moving = ConductorShell(self.coordinator, ChannelSteps(Limits()), self.signer, turn, ring_of, POLL_S)
         self.tasks[name] = asyncio.create_task(moving.run())
 
     async def some_turns(self) -> None:
@@ -82,9 +85,9 @@ class MoverScene:
     async def _agents(self) -> None:
         """All agents in one: they know every entry as soon as it is written, and everybody follows."""
         known: dict[bytes, ChannelReport] = {}
-        async with contextlib.aclosing(self.coordinator.watch(ENTRIES_PREFIX)) as changes:
+        async with contextlib.aclosing(self.coordinator.watch(entries_prefix())) as changes:
             async for change in changes:
-                channel = entry_channel(change.key)
+                channel = entry_unit(change.key)
                 if change.now is None or channel is None:
                     continue
                 with contextlib.suppress(ForgedEntryError):
@@ -110,10 +113,10 @@ class MoverScene:
         """Whether these channels are where they were asked to be, and nobody asks any more."""
         entries = [await self.entry(channel) for channel in channels]
         there = all(
-            entry is not None and entry.phase is Phase.END and entry.placement.servers == (self.target(entry.channel),)
+            entry is not None and entry.phase is Phase.END and entry.placement.servers == (self.target(entry.unit),)
             for entry in entries
         )
-        return there and not await self.coordinator.list(MOVES_PREFIX)
+        return there and not await self.coordinator.list(moves_prefix())
 
     async def close(self) -> None:
         for task in self.tasks.values():

@@ -6,12 +6,13 @@ from msgspec.structs import replace
 
 from shoal.coordination.interface import Versioned
 from shoal.limits import Limits
+from shoal.plan.conductor import Conductor, DropRequest, PutEntry, View
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.mover import DropRequest, Mover, MoverRules, MoverView, PutEntry
 from shoal.plan.moving import ChannelReport, MoveRequest, Report, encode_request
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
+from shoal.plan.steps import ChannelSteps, MoveRules
 
 PREPARE_S = 10.0
 WIDEN_S = 2.0
@@ -46,12 +47,17 @@ class Rules:
         self.widen_before_switch = broken != "widen_before_switch"
 
 
+def mover(rules: MoveRules | None = None) -> Conductor[Entry, Ring, Report, MoveRequest]:
+    """A conductor of channels."""
+    return Conductor(ChannelSteps(LIMITS) if rules is None else ChannelSteps(LIMITS, rules), SIGNER)
+
+
 class Store:
     """The coordinator as the mover sees it: a ring, entries, requests and reports under versions."""
 
-    def __init__(self, ring: Ring | None = None, rules: MoverRules | None = None) -> None:
+    def __init__(self, ring: Ring | None = None, rules: MoveRules | None = None) -> None:
         self.ring = ring_of(3, *SERVERS) if ring is None else ring
-        self.mover = Mover(SIGNER, LIMITS) if rules is None else Mover(SIGNER, LIMITS, rules)
+        self.mover = mover(rules)
         self.now = 100.0
         self.version = 0
         self.entries: dict[bytes, Versioned] = {}
@@ -75,7 +81,7 @@ class Store:
 
     def put(self, entry: Entry) -> None:
         self.version += 1
-        self.entries[entry.channel] = Versioned(SIGNER.line(entry), self.version)
+        self.entries[entry.unit] = Versioned(SIGNER.line(entry), self.version)
 
     def ask(self, *servers: str, mode: Mode = Mode.SINGLE, eager: bool = False, channel: bytes = CHANNEL) -> None:
         self.version += 1
@@ -97,10 +103,10 @@ class Store:
         """Lets time pass, looks, writes what is asked; returns the channel's new entry, if any."""
         self.now += seconds
         new = None
-        for write in self.mover.observe(MoverView(self.ring, self.entries, self.requests, self.reports), self.now):
+        for write in self.mover.observe(View(self.ring, self.entries, self.requests, self.reports), self.now):
             match write:
                 case PutEntry():
-                    stored = self.entries.get(write.channel)
+                    stored = self.entries.get(write.unit)
                     assert write.expect == (stored.version if stored else 0)
                     assert VERIFIER.entry(write.data) == write.entry
                     self.put(write.entry)
@@ -109,7 +115,7 @@ class Store:
                         self.given_up.append(write.given_up)
                     new = write.entry
                 case DropRequest():
-                    assert write.expect == self.requests.pop(write.channel).version
+                    assert write.expect == self.requests.pop(write.unit).version
                     self.dropped.append(write.reason)
         return new
 

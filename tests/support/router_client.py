@@ -124,8 +124,8 @@ class RouterClient:
 
     async def _connect(self, wish: Connect) -> None:
         link = Connection(
-            wish.host,
-            wish.port,
+            wish.address.host,
+            wish.address.port,
             username=None,
             password=None,
             name=f"shoal:{self.id:012x}",

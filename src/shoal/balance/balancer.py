@@ -14,12 +14,14 @@ requests, the marks, and `BalancerState`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
+from shoal.balance.change import ChannelMove, Planner, UnitMove
+from shoal.balance.channel_requests import ChannelRequests
 from shoal.balance.columns import NEVER
 from shoal.balance.effects import (
     AddServers,
@@ -32,6 +34,7 @@ from shoal.balance.effects import (
     Reply,
     View,
     WriteMove,
+    WriteUnitMove,
 )
 from shoal.balance.forecast import Forecast
 from shoal.balance.homes import Homes
@@ -40,7 +43,7 @@ from shoal.balance.lost import lost_channels, with_lost
 from shoal.balance.options import BalancerOptions
 from shoal.balance.policies import policy
 from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
-from shoal.balance.proposal import Proposal, decode_proposal, make_proposal, why_stale
+from shoal.balance.proposal import Proposal, decode_proposal, kind_of, make_proposal, why_stale
 from shoal.balance.recording import Outcome, make_record
 from shoal.balance.records import APPLIED_MAX, REMOVED_MAX, Answer, Ask, BalancerState, why_of
 from shoal.balance.rules import ALL_RULES, BalancerRules
@@ -52,7 +55,7 @@ from shoal.load.kinds import SERVER, Kinds
 from shoal.load.window import LoadWindow
 from shoal.logs import get_log
 from shoal.plan.keys import Mark
-from shoal.plan.moving import MoveRequest
+from shoal.plan.kinds import CHANNEL
 from shoal.plan.ring import Ring
 
 MISSING_WINDOWS_MAX: Final = 5
@@ -66,13 +69,11 @@ QUIET_INTERVAL_S: Final = 60.0
 
 _log: Final = get_log(__name__)
 
-_TOLD_AT_ONCE: Final = ("drain", "lost", "merge")
-"""Reasons for which clients are told of a move at once, and not with the next message: a server is to become empty."""
-
 
 class Balancer:
-    """Decides for one cluster. `kinds` are those of load windows; `state` and `moved_at` (when each channel was last
-    placed) are what the balancer before has left in the coordinator."""
+    """Decides for one cluster. `kinds` are those of load windows. `state` and `moved_at` (when each channel was last
+    placed) come from the coordinator, where an earlier leader left them. `planners` plan units of other kinds than
+    channels."""
 
     def __init__(
         self,
@@ -82,7 +83,12 @@ class Balancer:
         state: BalancerState | None = None,
         moved_at: dict[bytes, float] | None = None,
         rules: BalancerRules = ALL_RULES,
+        planners: Iterable[Planner] = (),
     ) -> None:
+        self._planners = tuple(planners)
+        channels = ChannelRequests()
+        self._requests: dict[str, Any] = {channels.kind: channels}
+        self._requests.update((planner.kind, planner) for planner in self._planners)
         self._settings = settings
         self._options = options
         self._kinds = kinds
@@ -191,10 +197,10 @@ class Balancer:
         if not self._taken_over:
             self._taken_over = True
             if self._state.digest:
-                self._under_way = UnderWay.taken_over(self._state.digest, now_s, view.requests)
+                self._under_way = UnderWay.taken_over(self._state.digest, now_s, self._requests, view.units)
         if self._under_way is None:
             return
-        ended = self._under_way.look(view, now_s, self._options.move_timeout_s)
+        ended = self._under_way.look(view.units, now_s, self._options.move_timeout_s)
         if ended is None:
             return
         facts: dict[str, str | int | float] = {
@@ -274,7 +280,10 @@ class Balancer:
             return f"the plan {self._under_way.digest[:12]} is still under way: wait until its moves have ended"
         if self._rules.once and proposal.digest in self._state.applied:
             return "the plan has changed since: this proposal was applied already"
-        return why_stale(proposal, ring.version, _revisions(view)) if self._rules.basis else None
+        if not self._rules.basis:
+            return None
+        units = view.units
+        return why_stale(proposal, ring.version, lambda kind, unit: units[kind].revision(unit))
 
     # -- deciding --------------------------------------------------------------------------------------------
 
@@ -332,9 +341,15 @@ class Balancer:
             policy=name,
             settings=self._settings,
             ring_version=ring.version,
-            revision_of=_revisions(view),
+            revision_of=view.units[CHANNEL].revision,
+            others=tuple(self._other_moves(view, situation.at_s)),
         )
         return situation, lost, proposal
+
+    def _other_moves(self, view: View, now_s: float) -> Iterator[UnitMove]:
+        """The moves of units of other kinds that their planners want."""
+        for planner in self._planners:
+            yield from planner.plan(view.units[planner.kind], now_s)
 
     def _record(
         self, situation: Situation, lost: tuple[bytes, ...], proposal: Proposal, now_s: float, *, asked: bool
@@ -368,16 +383,18 @@ class Balancer:
 
     def _apply(self, proposal: Proposal, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
         digest = proposal.digest
-        self._under_way = UnderWay(digest, now_s)
+        self._under_way = UnderWay(digest, now_s, self._requests)
         applied = (digest, *self._state.applied)[:APPLIED_MAX]
         self._state = replace(self._state, planned_at=now_s, digest=digest, applied=applied)
-        for index, move in enumerate(proposal.moves):
-            eager = move.reason in _TOLD_AT_ONCE
-            place = move.after
-            request = MoveRequest(move.channel, place.servers, place.mode, eager, request_id(digest, index))
-            self._under_way.ask(request, now_s)
-            self._moved_at[move.channel] = now_s
-            yield WriteMove(request, why_of(move, proposal.policy, digest, proposal.window_end_s, now_s))
+        for index, move in enumerate((*proposal.moves, *proposal.others)):
+            kind = kind_of(move)
+            request = self._requests[kind].request(move, request_id(digest, index))
+            self._under_way.ask(kind, request, now_s)
+            if isinstance(move, ChannelMove):
+                self._moved_at[move.unit] = now_s
+                yield WriteMove(request, why_of(move, proposal.policy, digest, proposal.window_end_s, now_s))
+            else:
+                yield WriteUnitMove(kind, request)
         added = 0
         for change in proposal.servers:
             if change.what == "add":
@@ -398,11 +415,3 @@ class Balancer:
         provider = view.provider
         room = provider.servers_max - len(ring.ids) - self._adding
         return max(0, min(count, room, count if provider.spare is None else provider.spare))
-
-
-def _revisions(view: View) -> Callable[[bytes], int]:
-    def revision_of(channel: bytes) -> int:
-        entry = view.entries.get(channel)
-        return entry.newness if entry else 0
-
-    return revision_of

@@ -6,14 +6,16 @@ Owns the two vocabularies: the view of the coordinator and the provider, and the
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
+from shoal.balance.change import Units
 from shoal.balance.recording import DecisionRecord, Outcome
 from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
+from shoal.plan.kinds import CHANNEL
 from shoal.plan.moving import MoveRequest
 from shoal.plan.ring import Ring
 
@@ -51,25 +53,38 @@ class View(msgspec.Struct, frozen=True):
     proposals: Mapping[str, bytes] = {}
     """The bytes of proposals that may be applied, by digest."""
     recorded: Set[str] = frozenset()
-    """Servers that are drained and hold records that nobody has archived."""
+    """Servers that are drained and hold records that are not archived."""
+    others: Mapping[str, Units] = {}
+    """Units of other kinds, by kind."""
+
+    @property
+    def units(self) -> Mapping[str, Units]:
+        """Entries and requests of all kinds."""
+        return {CHANNEL: Units(self.entries, self.requests), **self.others}
 
 
 class WriteMove(msgspec.Struct, frozen=True):
-    """A request for the mover, and why."""
+    """A request for the conductor of channels, and why: `shoal plan explain` tells it."""
 
     request: MoveRequest
     why: Why
 
 
+class WriteUnitMove(msgspec.Struct, frozen=True):
+    """A request for the conductor of another kind of unit."""
+
+    kind: str
+    request: Any
+
+
 class HurryMove(msgspec.Struct, frozen=True):
-    """A request for the mover to go on at once with what it does lazily. The channel goes where it was going, and why
-    stands already."""
+    """A request for the conductor of channels to tell clients at once of a move that they are told of lazily."""
 
     request: MoveRequest
 
 
 class PutMark(msgspec.Struct, frozen=True):
-    """How a server stands in the pool from now on; None: a home that takes channels."""
+    """The state of a server in the pool from now on; None: a home that takes channels."""
 
     server: str
     mark: Mark | None
@@ -123,6 +138,7 @@ class RecordOutcome(msgspec.Struct, frozen=True):
 
 Effect: TypeAlias = (
     WriteMove
+    | WriteUnitMove
     | HurryMove
     | PutMark
     | AddServers

@@ -1,7 +1,8 @@
-"""A proposal: a decision with names and words, in bytes that are the same wherever they are made.
+"""A proposal: the changes that are wanted, in bytes that are the same wherever they are made.
 
 Owns the record, its canonical bytes and its digest, and the check that the plan is still the one it was made from. A
-proposal is what is shown, kept and applied: whoever applies a digest applies exactly the bytes that have it.
+proposal is shown, kept and applied as one: to apply a digest is to apply exactly the bytes that have it. It holds the
+policy's decision about channels and servers, and the moves of other kinds of units (`shoal.balance.change`).
 """
 
 from __future__ import annotations
@@ -9,68 +10,59 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable
-from typing import Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from shoal.balance.change import ChannelMove, Place, ServerChange, UnitMove, read_change
 from shoal.balance.columns import MODES, Floats, Placements, host_loads
 from shoal.balance.decision import Decision, Reason, changed
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 from shoal.errors import PlanError
-from shoal.plan.placement import Mode, check_servers
+
+FORMAT: Final = 2
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a channel is, or shall be."""
-
-    mode: Mode
-    servers: tuple[str, ...]
-
-
-class Move(msgspec.Struct, frozen=True):
-    """A channel to place anew. `revision` is that of the entry it is moved from, 0 if the ring decides."""
-
-    channel: bytes
-    revision: int
-    before: Place
-    after: Place
-    reason: str
-    figures: dict[str, float]
-
-
-class ServerChange(msgspec.Struct, frozen=True):
-    """Servers to add (`count` of them), or one to drain, or to keep after all."""
-
-    what: Literal["add", "drain", "keep"]
-    server: str
-    count: int
-    reason: str
-    figures: dict[str, float]
-
-
-class Proposal(msgspec.Struct, frozen=True):
-    """What a policy wants changed, and what it was decided from.
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be changed, and what it was decided from.
 
     `settings` is the digest of the settings, `basis` that of the plan: the ring's version and the revisions of the
-    channels concerned. The ratios are those of the busiest server, by the load model, before and after.
+    units concerned. `changes` are of the types in `shoal.balance.change`. The ratios are those of the busiest server,
+    by the load model, before and after.
     """
 
+    format: int = FORMAT
     policy: str
     settings: str
     window_end_s: float
     ring_version: int
     basis: str
-    moves: tuple[Move, ...]
-    servers: tuple[ServerChange, ...]
+    changes: tuple[Any, ...]
     max_ratio_before: float
     max_ratio_after: float
 
     @property
     def is_empty(self) -> bool:
         """Whether everything is to stay as it is."""
-        return not self.moves and not self.servers
+        return not self.changes
+
+    @property
+    def moves(self) -> tuple[ChannelMove, ...]:
+        """The channels to place anew."""
+        return tuple(change for change in self.changes if isinstance(change, ChannelMove))
+
+    @property
+    def servers(self) -> tuple[ServerChange, ...]:
+        """The servers to add, drain or keep."""
+        return tuple(change for change in self.changes if isinstance(change, ServerChange))
+
+    @property
+    def others(self) -> tuple[UnitMove, ...]:
+        """The moves of units of other kinds."""
+        return tuple(move for move in self.changes if isinstance(move, UnitMove) and not isinstance(move, ChannelMove))
 
     def encode(self) -> bytes:
         """The canonical bytes."""
@@ -100,8 +92,9 @@ def decode_proposal(data: bytes) -> Proposal:
     """The proposal in `data`; PlanError if it is none, or not in its canonical form."""
     try:
         proposal = _decoder.decode(data)
-        for move in proposal.moves:
-            check_servers(move.after.mode, move.after.servers)
+        if proposal.format != FORMAT:
+            raise ValueError(f"it is of format {proposal.format}, this process knows {FORMAT}")
+        proposal = replace(proposal, changes=tuple(map(read_change, proposal.changes)))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PlanError(f"that is no proposal: {error}") from error
     if proposal.encode() != data:
@@ -109,9 +102,14 @@ def decode_proposal(data: bytes) -> Proposal:
     return proposal
 
 
-def basis_of(ring_version: int, revisions: Iterable[tuple[bytes, int]]) -> str:
-    """The digest of the part of the plan that a proposal was made from."""
+def basis_of(ring_version: int, revisions: Iterable[tuple[str, bytes, int]]) -> str:
+    """The digest of the part of the plan that a proposal was made from: kind, name and revision of its units."""
     return digest_of(_encoder.encode((ring_version, sorted(revisions))))
+
+
+def kind_of(move: UnitMove) -> str:
+    """The kind of the unit that moves."""
+    return str(type(move).__struct_config__.tag)
 
 
 def make_proposal(
@@ -122,35 +120,37 @@ def make_proposal(
     settings: BalanceSettings,
     ring_version: int,
     revision_of: Callable[[bytes], int],
+    others: tuple[UnitMove, ...] = (),
 ) -> Proposal:
-    """Puts names to a decision. `revision_of` tells how new the entry of a channel is, 0 if it has none."""
-    moves = tuple(_moves(situation, decision, revision_of))
+    """Puts names to a decision. `revision_of` tells how new the entry of a channel is, 0 if it has none. `others` are
+    the moves of other kinds of units."""
+    moves = (*_moves(situation, decision, revision_of), *others)
     before, after = expected_ratios(situation, decision)
     return Proposal(
         policy=policy,
         settings=settings_digest(settings),
         window_end_s=situation.at_s,
         ring_version=ring_version,
-        basis=basis_of(ring_version, ((move.channel, move.revision) for move in moves)),
-        moves=moves,
-        servers=tuple(_server_changes(situation, decision)),
+        basis=basis_of(ring_version, ((kind_of(move), move.unit, move.revision) for move in moves)),
+        changes=(*moves, *_server_changes(situation, decision)),
         max_ratio_before=before,
         max_ratio_after=after,
     )
 
 
-def why_stale(proposal: Proposal, ring_version: int, revision_of: Callable[[bytes], int]) -> str | None:
+def why_stale(proposal: Proposal, ring_version: int, revision_of: Callable[[str, bytes], int]) -> str | None:
     """Why a proposal may not be applied to the plan any more; None if the plan is the one that it was made from."""
     if ring_version != proposal.ring_version:
         return (
             f"the plan has changed since: the ring was version {proposal.ring_version}, and is version {ring_version}"
         )
-    moved = [move.channel for move in proposal.moves if revision_of(move.channel) != move.revision]
+    moves = (*proposal.moves, *proposal.others)
+    moved = [move.unit for move in moves if revision_of(kind_of(move), move.unit) != move.revision]
     if moved:
-        names = ", ".join(channel.decode("utf-8", "backslashreplace") for channel in moved[:3])
+        names = ", ".join(unit.decode("utf-8", "backslashreplace") for unit in moved[:3])
         more = f" and {len(moved) - 3} more" if len(moved) > 3 else ""
         return f"the plan has changed since: {names}{more} moved meanwhile"
-    revisions = ((move.channel, revision_of(move.channel)) for move in proposal.moves)
+    revisions = ((kind_of(move), move.unit, revision_of(kind_of(move), move.unit)) for move in moves)
     if basis_of(ring_version, revisions) != proposal.basis:
         return "the proposal does not say truly what it was made from"
     return None
@@ -175,11 +175,11 @@ def _ratio(load: Floats, capacity: Floats) -> Floats:
     return np.divide(load, capacity, out=np.zeros_like(load), where=capacity > 0)
 
 
-def _moves(situation: Situation, decision: Decision, revision_of: Callable[[bytes], int]) -> Iterable[Move]:
+def _moves(situation: Situation, decision: Decision, revision_of: Callable[[bytes], int]) -> Iterable[ChannelMove]:
     ids = situation.hosts.ids
     for index, row in enumerate(decision.moves.tolist()):
         channel = situation.channels.name(row)
-        yield Move(
+        yield ChannelMove(
             channel,
             revision_of(channel),
             _place(situation.placements, row, ids),

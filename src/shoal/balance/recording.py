@@ -129,7 +129,7 @@ def make_record(
         window=window.to_bytes(),
         situation=record_situation(situation),
         ring_version=proposal.ring_version,
-        revisions=tuple((move.channel, move.revision) for move in proposal.moves),
+        revisions=tuple((move.unit, move.revision) for move in proposal.moves),
         lost=lost,
         proposal=proposal.encode(),
         kind=CHANNEL,
@@ -137,8 +137,8 @@ def make_record(
 
 
 def replay(record: DecisionRecord) -> Proposal:
-    """Makes the decision of a record again. The same decision has the same digest as the record. PlanError if the
-    record is too old."""
+    """Makes the decision of a record again; moves of other kinds than channels are taken from the record. The same
+    decision has the same digest as the record. PlanError if the record is too old."""
     if record.version != RECORD_VERSION:
         raise PlanError(
             f"a decision record of version {record.version} can be shown, not replayed: {RECORD_VERSION} can",
@@ -154,6 +154,7 @@ def replay(record: DecisionRecord) -> Proposal:
         settings=record.settings,
         ring_version=record.ring_version,
         revision_of=lambda channel: revisions.get(channel, 0),
+        others=proposal_of(record).others,
     )
 
 

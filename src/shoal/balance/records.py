@@ -16,10 +16,10 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from shoal.balance.proposal import Move, Place
+from shoal.balance.change import ChannelMove, Place
 from shoal.balance.window_source import Standing
 from shoal.errors import PlanError
-from shoal.plan.keys import channel_of, channel_text
+from shoal.plan.keys import unit_of, unit_text
 
 STATE_KEY: Final = "balance/state"
 WINDOWS_KEY: Final = "balance/windows"
@@ -36,6 +36,9 @@ REMOVED_MAX: Final = 64
 
 APPLIED_MAX: Final = 64
 """Plans that are remembered as applied, so that none is applied twice."""
+
+FORMAT: Final = 2
+UPGRADE: Final = "upgrade this process"
 
 T = TypeVar("T")
 
@@ -85,19 +88,19 @@ class Answer(msgspec.Struct, frozen=True):
     moves: int = 0
 
 
-def why_of(move: Move, policy: str, digest: str, window_end_s: float, at_s: float) -> Why:
+def why_of(move: ChannelMove, policy: str, digest: str, window_end_s: float, at_s: float) -> Why:
     """What is kept of a move that is carried out."""
     return Why(at_s, policy, digest, window_end_s, move.before, move.after, move.reason, move.figures)
 
 
 def why_key(channel: bytes) -> str:
     """The key under which the reason for a channel's placement is kept."""
-    return WHY_PREFIX + channel_text(channel)
+    return WHY_PREFIX + unit_text(channel)
 
 
 def why_channel(key: str) -> bytes | None:
     """The channel that a reason is about; None if the key is not that of any channel's."""
-    return channel_of(key, WHY_PREFIX)
+    return unit_of(key, WHY_PREFIX)
 
 
 def proposal_key(digest: str) -> str:
@@ -116,16 +119,26 @@ def answer_key(id: str) -> str:
 
 
 def encode(record: BalancerState | Standing | Why | Ask | Answer) -> bytes:
-    """A record as it is stored."""
-    return _encoder.encode(record)
+    """A record as it is stored: the format first."""
+    return _encoder.encode((FORMAT, record))
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """A record as it was stored; PlanError if it is none."""
+    """A record as it was stored; PlanError if it is none. One of format 1, which had no number, is read too."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        if not _is_marked(data):
+            return msgspec.msgpack.decode(data, type=kind)
+        found, body = msgspec.msgpack.decode(data, type=tuple[int, msgspec.Raw])
+        if found > FORMAT:
+            raise PlanError(f"a record of the balancer is of format {found}, this process knows {FORMAT}", do=UPGRADE)
+        return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PlanError(f"what the balancer keeps in the coordinator cannot be read: {error}") from error
+
+
+def _is_marked(data: bytes) -> bool:
+    """Whether a record is a pair of format and body: a MessagePack array of two."""
+    return data[:1] == b"\x92"
 
 
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -1,19 +1,18 @@
 """The plan under way: which of its moves have ended, and how.
 
-Owns the waiting for one plan at a time. A move has ended when the mover has dropped the request for it: the channel has
-moved, or the move was given up. What is left after `move_timeout_s` is waited for no longer.
+Owns the waiting for one plan at a time, whatever kinds of units it moves. A move has ended when the conductor has
+dropped the request for it: the unit has moved, or the move was given up. Moves that are left after `move_timeout_s` are
+not waited for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from shoal.balance.effects import View
-from shoal.plan.entry import Entry, Phase
-from shoal.plan.moving import MoveRequest
+from shoal.balance.change import MoveAsked, Units
 
 UNSEEN_S: Final = 2.0
 """How long a request that was written may be missing in what is seen of the coordinator."""
@@ -22,8 +21,19 @@ DIGEST_CHARACTERS: Final = 16
 """So much of a digest makes the ids of a plan's requests."""
 
 
+class Requests(Protocol):
+    """How one kind of unit is asked for; a part of `shoal.balance.change.Planner`."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of unit."""
+
+    def is_at(self, entry: Any, request: Any) -> bool:
+        """Whether an entry (None if there is none) has the unit where a request wants it."""
+
+
 class _Asked(msgspec.Struct):
-    request: MoveRequest
+    request: MoveAsked
     asked_at: float
     seen: bool
 
@@ -39,44 +49,49 @@ class Ended(msgspec.Struct, frozen=True):
 class UnderWay:
     """The moves of one plan."""
 
-    def __init__(self, digest: str, began_at: float) -> None:
+    def __init__(self, digest: str, began_at: float, kinds: Mapping[str, Requests]) -> None:
         self.digest = digest
         self.began_at = began_at
-        self._asked: dict[bytes, _Asked] = {}
+        self._kinds = kinds
+        self._asked: dict[tuple[str, bytes], _Asked] = {}
         self._moved = 0
         self._given_up = 0
 
     @classmethod
-    def taken_over(cls, digest: str, began_at: float, requests: Mapping[bytes, MoveRequest]) -> UnderWay:
-        """The plan of a balancer before: its requests that still stand."""
-        plan = cls(digest, began_at)
+    def taken_over(
+        cls, digest: str, began_at: float, kinds: Mapping[str, Requests], units: Mapping[str, Units]
+    ) -> UnderWay:
+        """The plan of an earlier leader: its requests that still stand."""
+        plan = cls(digest, began_at, kinds)
         prefix = digest[:DIGEST_CHARACTERS]
-        for channel, request in requests.items():
-            if request.id.startswith(prefix):
-                plan._asked[channel] = _Asked(request, began_at, True)
+        for kind in kinds:
+            for unit, request in units[kind].requests.items():
+                if request.id.startswith(prefix):
+                    plan._asked[kind, unit] = _Asked(request, began_at, True)
         return plan
 
-    def ask(self, request: MoveRequest, now_s: float) -> None:
+    def ask(self, kind: str, request: MoveAsked, now_s: float) -> None:
         """A request of this plan is being written."""
-        self._asked[request.channel] = _Asked(request, now_s, False)
+        self._asked[kind, request.unit] = _Asked(request, now_s, False)
 
     @property
     def waiting(self) -> int:
         """How many moves have not ended."""
         return len(self._asked)
 
-    def look(self, view: View, now_s: float, timeout_s: float) -> Ended | None:
-        """Takes what the coordinator holds now; says how it went when all moves have ended or the time is over."""
-        for channel, asked in list(self._asked.items()):
-            there = view.requests.get(channel)
+    def look(self, units: Mapping[str, Units], now_s: float, timeout_s: float) -> Ended | None:
+        """Takes what the coordinator holds now, by kind; says how it went when all moves have ended or the time is
+        over."""
+        for (kind, unit), asked in list(self._asked.items()):
+            there = units[kind].requests.get(unit)
             if there is not None and there.id == asked.request.id:
                 asked.seen = True
                 continue
-            entry = view.entries.get(channel)
-            moved = _is_at(entry, asked.request)
-            over = moved and entry is not None and entry.phase is Phase.END
+            entry: Any = units[kind].entries.get(unit)
+            moved = self._kinds[kind].is_at(entry, asked.request)
+            over = moved and not entry.is_moving
             if asked.seen or over or now_s - asked.asked_at >= UNSEEN_S:
-                del self._asked[channel]
+                del self._asked[kind, unit]
                 self._moved += moved
                 self._given_up += not moved
         if self._asked and now_s - self.began_at < timeout_s:
@@ -85,13 +100,5 @@ class UnderWay:
 
 
 def request_id(digest: str, index: int) -> str:
-    """The id of a plan's request: a balancer that takes over knows them by it."""
+    """The id of a plan's request, by which a leader that takes over knows it."""
     return f"{digest[:DIGEST_CHARACTERS]}-{index}"
-
-
-def _is_at(entry: Entry | None, request: MoveRequest) -> bool:
-    """Whether a channel's newest placement is what was asked for."""
-    if entry is None:
-        return False
-    placement = entry.placement
-    return placement.mode is request.mode and {*placement.servers} == {*request.servers}

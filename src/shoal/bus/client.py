@@ -362,13 +362,14 @@ class Bus:
 
     async def _ask_server(self, server: ServerAddress, command: Request) -> Any:
         username, password = self.login
+        endpoint = self._runtime.address_book.reach(server)
         connection = Connection(
-            server.host,
-            server.port,
+            endpoint.host,
+            endpoint.port,
             username=username,
             password=password,
             name="shoal-ask",
-            dial=self._runtime.dial,
+            dial=endpoint.dial,
             connect_timeout_s=self.limits.connect_timeout_s,
             answer_timeout_s=self.limits.connect_timeout_s,
         )

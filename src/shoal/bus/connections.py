@@ -15,10 +15,10 @@ from shoal.channels.client.context import Connect
 from shoal.coordination.link import Address
 from shoal.errors import ConnectError, ProtocolError, ShoalError
 from shoal.limits import Limits
+from shoal.wire.address_book import AS_ANNOUNCED, AddressBook
 from shoal.wire.backoff import Backoff
 from shoal.wire.commands import Command
 from shoal.wire.connection import Connection
-from shoal.wire.dial import Dial, tcp
 
 
 class Owner(Protocol):
@@ -110,12 +110,14 @@ class BusConnection:
 class Dialer:
     """Opens connections, with a delay for servers that were tried before."""
 
-    def __init__(self, address: Address, name: str, limits: Limits, random: Random, *, dial: Dial = tcp) -> None:
+    def __init__(
+        self, address: Address, name: str, limits: Limits, random: Random, book: AddressBook = AS_ANNOUNCED
+    ) -> None:
         self._address = address
         self._name = name
         self._limits = limits
         self._random = random
-        self._dial = dial
+        self._book = book
         self._backoffs: dict[str, Backoff] = {}
 
     def dial(self, to: Connect, owner: Owner) -> BusConnection:
@@ -130,14 +132,15 @@ class Dialer:
                 random=self._random,
             )
         reached = BusConnection(to.server, owner)
+        endpoint = self._book.reach(to.address)
         connection = Connection(
-            to.host,
-            to.port,
+            endpoint.host,
+            endpoint.port,
             username=self._address.username,
             password=self._address.password,
             name=self._name,
             receiver=reached,
-            dial=self._dial,
+            dial=endpoint.dial,
             connect_timeout_s=limits.connect_timeout_s,
             frame_bytes_max=limits.command_reply_bytes_max,
             read_slice_bytes=limits.read_slice_bytes,

@@ -16,6 +16,7 @@ from shoal.coordination.link import Address, parse_address
 from shoal.errors import ClusterNotFoundError, ConfigError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
+from shoal.plan.format import require_format
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.recording_marks import recorded_patterns
 from shoal.runtime import PRODUCTION, Runtime
@@ -40,8 +41,11 @@ class PlanSource:
         self._runtime = runtime
 
     async def key_and_ring(self) -> tuple[bytes, bytes]:
-        """Return the public key and the signed ring. Raises ClusterNotFoundError if the coordinator has none."""
+        """Return the public key and the signed ring. Raises ClusterNotFoundError if the coordinator has none, and
+        VersionError if their format is not this version's.
+        """
         async with await self._connect() as coordinator:
+            await require_format(coordinator)
             key = await coordinator.get(PUBLIC_KEY)
             ring = await coordinator.get(RING_KEY)
         if key is None or ring is None:
@@ -55,6 +59,7 @@ class PlanSource:
     async def ring(self) -> bytes | None:
         """Return the newest signed ring."""
         async with await self._connect() as coordinator:
+            await require_format(coordinator)
             ring = await coordinator.get(RING_KEY)
         return None if ring is None else ring.value
 

@@ -68,7 +68,7 @@ class Adapter:
         self._wall = runtime.wall
         self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
         self._dialer = Dialer(
-            source.address, f"shoal:{router.context.client:012x}", limits, runtime.random, dial=runtime.dial
+            source.address, f"shoal:{router.context.client:012x}", limits, runtime.random, runtime.address_book
         )
         self._publishing = router.publishing
         self._connections: dict[str, BusConnection] = {}

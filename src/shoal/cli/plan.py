@@ -122,9 +122,11 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
     from shoal.coordination.redis import RedisCoordinator
     from shoal.plan import keys
     from shoal.plan.book import PlanBook
+    from shoal.plan.format import require_format
     from shoal.plan.signing import Verifier
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+        await require_format(coordinator)
         stored = {name: kept.value for name, kept in (await coordinator.list(keys.PLAN_PREFIX)).items()}
         leases = await _leases(coordinator)
         key = key or stored.get(keys.PUBLIC_KEY)
@@ -136,7 +138,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
         signed = {
             channel: _accepted(book, data)
             for name, data in sorted(stored.items())
-            if (channel := keys.entry_channel(name)) is not None
+            if (channel := keys.entry_unit(name)) is not None
         }
         moving = await read_moves(coordinator, book) if moves else None
     ring = book.ring

@@ -97,9 +97,11 @@ async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[E
     from shoal.coordination.redis import RedisCoordinator
     from shoal.plan import keys
     from shoal.plan.book import PlanBook
+    from shoal.plan.format import require_format
     from shoal.plan.signing import Verifier
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+        await require_format(coordinator)
         stored = {name: kept.value for name, kept in (await coordinator.list(keys.PLAN_PREFIX)).items()}
         kept = await coordinator.list(records.WHY_PREFIX)
     key = key or stored.get(keys.PUBLIC_KEY)
@@ -108,7 +110,7 @@ async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[E
     book = PlanBook(Verifier(key))
     book.accept_ring(stored[keys.RING_KEY])
     for name, data in stored.items():
-        if keys.entry_channel(name) is not None:
+        if keys.entry_unit(name) is not None:
             book.accept_entry(data)
     whys = {channel: value for name, value in kept.items() if (channel := records.why_channel(name)) is not None}
     return [

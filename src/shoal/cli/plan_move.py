@@ -135,7 +135,7 @@ class MoveCommand:
         self._book = await self._checked_book(key)
         if self._is_there():
             return self._result(True, "already there")
-        await self._coordinator.put(move_key(self._request.channel), encode_request(self._request))
+        await self._coordinator.put(move_key(self._request.unit), encode_request(self._request))
         if wait_s is None:
             return self._result(False, "requested; see shoal plan show --moves")
         return await self._wait(self._began + wait_s)
@@ -144,9 +144,11 @@ class MoveCommand:
         """Return the plan after checking that it has the servers and that a mover is running."""
         from shoal.plan import keys
         from shoal.plan.book import PlanBook
+        from shoal.plan.format import require_format
         from shoal.plan.signing import Verifier
 
-        channel = self._request.channel
+        channel = self._request.unit
+        await require_format(self._coordinator)
         stored = await self._coordinator.list(keys.PLAN_PREFIX)
         public = key or (stored[keys.PUBLIC_KEY].value if keys.PUBLIC_KEY in stored else None)
         if public is None or keys.RING_KEY not in stored:
@@ -171,7 +173,7 @@ class MoveCommand:
         from shoal.plan.keys import entry_key, move_key
         from shoal.plan.moving import decode_request
 
-        channel = self._request.channel
+        channel = self._request.unit
         while True:
             asked = await self._coordinator.get(move_key(channel))
             self._learn(await self._coordinator.get(entry_key(channel)))
@@ -213,7 +215,7 @@ class MoveCommand:
     @property
     def _entry(self) -> Entry | None:
         assert self._book is not None
-        return self._book.entry(self._request.channel)
+        return self._book.entry(self._request.unit)
 
     def _is_there(self) -> bool:
         """Return whether the channel is already at the target and not moving."""
@@ -222,7 +224,7 @@ class MoveCommand:
         assert self._book is not None
         entry = self._entry
         resting = entry is None or entry.phase is Phase.END
-        return resting and self._is_target(self._book.placement(self._request.channel))
+        return resting and self._is_target(self._book.placement(self._request.unit))
 
     def _is_target(self, placement: Placement) -> bool:
         return placement.mode is self._request.mode and {*placement.servers} == {*self._request.servers}
@@ -233,7 +235,7 @@ class MoveCommand:
     def _result(self, moved: bool, outcome: str) -> MoveResult:
         entry = self._entry
         return MoveResult(
-            self._request.channel.decode("utf-8", "backslashreplace"),
+            self._request.unit.decode("utf-8", "backslashreplace"),
             self._request.mode.value,
             self._request.servers,
             moved,

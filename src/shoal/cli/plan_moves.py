@@ -57,10 +57,10 @@ class MoveView(msgspec.Struct, frozen=True, rename={"from_": "from"}):
 async def read_moves(coordinator: Coordinator, book: PlanBook) -> tuple[MoveView, ...]:
     """Return the moves of the entries in the book, and the waiting requests."""
     from shoal.plan.entry import Phase
-    from shoal.plan.keys import MOVES_PREFIX, REPORTS_PREFIX
+    from shoal.plan.keys import moves_prefix, reports_prefix
 
-    requests = _requests([kept.value for kept in (await coordinator.list(MOVES_PREFIX)).values()])
-    reports = _reports([kept.value for kept in (await coordinator.list(REPORTS_PREFIX)).values()])
+    requests = _requests([kept.value for kept in (await coordinator.list(moves_prefix())).values()])
+    reports = _reports([kept.value for kept in (await coordinator.list(reports_prefix())).values()])
     moving = {channel: entry for channel, entry in book.entries.items() if entry.phase is not Phase.END}
     views = [
         _moving(book, moving[channel], channel in requests, reports)
@@ -81,7 +81,7 @@ def _requests(stored: list[bytes]) -> dict[bytes, MoveRequest]:
             request = decode_request(data)
         except PlanError:
             continue
-        found[request.channel] = request
+        found[request.unit] = request
     return found
 
 
@@ -101,13 +101,13 @@ def _reports(stored: list[bytes]) -> dict[str, Report]:
 def _moving(book: PlanBook, entry: Entry, requested: bool, reports: dict[str, Report]) -> MoveView:
     ring = book.ring
     assert ring is not None
-    concerned = dict.fromkeys((*entry.servers, *entry.helped, ring.home(entry.channel)))
+    concerned = dict.fromkeys((*entry.servers, *entry.helped, ring.home(entry.unit)))
     return MoveView(
-        _text(entry.channel),
+        _text(entry.unit),
         entry.phase.value,
         tuple(_place(placement) for placement in entry.earlier),
         _place(entry.placement),
-        book.placement(entry.channel).servers,
+        book.placement(entry.unit).servers,
         entry.newness,
         entry.eager,
         entry.helped,
@@ -117,9 +117,9 @@ def _moving(book: PlanBook, entry: Entry, requested: bool, reports: dict[str, Re
 
 
 def _requested(book: PlanBook, request: MoveRequest) -> MoveView:
-    now = book.placement(request.channel)
+    now = book.placement(request.unit)
     return MoveView(
-        _text(request.channel),
+        _text(request.unit),
         "asked",
         (_place(now),),
         PlaceView(request.mode.value, request.servers, 0),
@@ -133,7 +133,7 @@ def _requested(book: PlanBook, request: MoveRequest) -> MoveView:
 
 
 def _server(server: str, entry: Entry, report: Report | None) -> ServerMoveView:
-    said = report.channels.get(entry.channel) if report else None
+    said = report.channels.get(entry.unit) if report else None
     if said is None:
         return ServerMoveView(server, False, None, None, False)
     known = said.revision >= entry.newness

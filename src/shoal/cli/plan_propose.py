@@ -19,6 +19,7 @@ from shoal.cli.output import Subparsers, add_command, result
 from shoal.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from shoal.balance.change import ChannelMove, ServerChange
     from shoal.balance.proposal import Proposal
     from shoal.balance.records import Answer, Ask
     from shoal.coordination.interface import Coordinator
@@ -159,9 +160,18 @@ async def _whole_digest(coordinator: Coordinator, beginning: str) -> str:
 
 def facts_of(proposal: Proposal) -> dict[str, Any]:
     """Return a proposal as JSON fields."""
-    facts: dict[str, Any] = {"digest": proposal.digest, **msgspec.to_builtins(proposal, builtin_types=(bytes,))}
-    for move in facts["moves"]:
-        move["channel"] = move["channel"].decode("utf-8", "backslashreplace")
+    facts: dict[str, Any] = {"digest": proposal.digest, **msgspec.structs.asdict(proposal)}
+    del facts["format"], facts["changes"]
+    facts["moves"] = [_change_facts(move) for move in proposal.moves]
+    facts["servers"] = [_change_facts(change) for change in proposal.servers]
+    return facts
+
+
+def _change_facts(change: ChannelMove | ServerChange) -> dict[str, Any]:
+    facts: dict[str, Any] = msgspec.to_builtins(change, builtin_types=(bytes,))
+    del facts["change"]
+    if (unit := facts.pop("unit", None)) is not None:
+        facts = {"channel": unit.decode("utf-8", "backslashreplace"), **facts}
     return facts
 
 
@@ -176,7 +186,7 @@ def text_of(proposal: Proposal) -> str:
         lines.append(f"  {what}: {change.reason}{figures_text(change.figures)}")
     for move in proposal.moves[:_SHOWN]:
         lines.append(
-            f"  {printable(move.channel)}: {place_text(move.before)} -> {place_text(move.after)}: "
+            f"  {printable(move.unit)}: {place_text(move.before)} -> {place_text(move.after)}: "
             f"{move.reason}{figures_text(move.figures)}"
         )
     if len(proposal.moves) > _SHOWN:

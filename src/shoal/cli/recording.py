@@ -85,11 +85,13 @@ async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
     """Set a mark; return whether it changed, and the servers whose agents have not applied it after `WAIT_S`."""
     from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator
+    from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
     from shoal.plan.recording_marks import set_recorded
     from shoal.plan.signing import Verifier
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+        await require_format(coordinator)
         news = await set_recorded(coordinator, pattern, on)
         key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
     servers = Verifier(key.value).ring(ring.value).servers if key is not None and ring is not None else ()
@@ -110,11 +112,13 @@ def _is_applied(server: ServerAddress, login: Address, pattern: bytes) -> bool |
     """Return whether the agent of a server records a pattern; None if the server is unreachable."""
     import hiredis
 
+    from shoal.runtime import PRODUCTION
     from shoal.wire.blocking import ask
     from shoal.wire.record_entry import MARKS_KEY, read_marks
 
     try:
-        value = ask(server.host, server.port, login.username, login.password, b"GET", MARKS_KEY)
+        to = PRODUCTION.address_book.reach(server)
+        value = ask(to.host, to.port, login.username, login.password, b"GET", MARKS_KEY, dial=to.dial)
     except (ConnectError, hiredis.ReplyError):
         return None
     return pattern in read_marks(value)

@@ -198,12 +198,14 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
 async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
     from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator
+    from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
     from shoal.plan.signing import Verifier
 
     address = parse_address(url, None, None)
     coordinator = await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S)
     await stack.enter_async_context(coordinator)
+    await require_format(coordinator)
     key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
     if key is None or ring is None:
         raise ClusterNotFoundError("the coordinator has no ring yet", do="start the servers' agents")
@@ -247,13 +249,14 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
     """Return the time of the last record and the record, or the problem."""
     from shoal.load.record import DATA_FIELD, decode
     from shoal.load_kinds import KINDS
+    from shoal.runtime import PRODUCTION
     from shoal.wire.blocking import ask
     from shoal.wire.envelope import TELEMETRY_KEY
 
     try:
-        reply: Any = ask(
-            server.host, server.port, *source.login, "XINFO", "STREAM", TELEMETRY_KEY, timeout_s=_ASK_TIMEOUT_S
-        )
+        to = PRODUCTION.address_book.reach(server)
+        question = ("XINFO", "STREAM", TELEMETRY_KEY)
+        reply: Any = ask(to.host, to.port, *source.login, *question, timeout_s=_ASK_TIMEOUT_S, dial=to.dial)
         entry, fields = reply[b"last-entry"]
         values = dict(zip(fields[::2], fields[1::2], strict=True))
         return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD], KINDS), None

@@ -58,7 +58,7 @@ would show it.
 
 
 def names_without_prefix(prefix: str) -> list[str]:
-    """Return glob patterns that together match every channel name (but the empty one) that does not start with `prefix`,
+    """Return glob patterns that match every channel name (but the empty one) that does not start with `prefix`,
     most common first.
     """
     if set(prefix) & set("[]^\\*?-"):

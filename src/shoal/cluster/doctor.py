@@ -19,7 +19,7 @@ from shoal.cluster.acl import client_publish_guarded
 from shoal.cluster.process import is_running
 from shoal.cluster.servers import OLDEST, find_programs, free_port
 from shoal.cluster.state import StateDir
-from shoal.errors import ClusterError, NoJavaError, PortInUseError
+from shoal.errors import ClusterError, NoJavaError, PortInUseError, VersionError
 from shoal.pipeline.spark.java import find_java
 
 PYTHON_MIN: Final = (3, 11)
@@ -160,7 +160,7 @@ def _state(directory: StateDir) -> Finding:
     root = directory.root
     try:
         state = directory.read()
-    except ClusterError as error:
+    except (ClusterError, VersionError) as error:
         return Finding("cluster", "fail", error.what, error.do or "")
     if directory.owner() is not None:
         return Finding("cluster", "ok", f"a cluster runs in {root}")

@@ -11,8 +11,9 @@ from typing import Final
 from shoal.balance.records import WINDOWS_KEY, decode
 from shoal.balance.window_source import Standing
 from shoal.coordination.interface import Coordinator
-from shoal.errors import CoordinatorError, PlanError
+from shoal.errors import CoordinatorError, PlanError, VersionError
 from shoal.leader.keeper_shell import LEASES, KeeperView
+from shoal.plan.format import require_format
 from shoal.plan.keys import KEEPER_LEASE, RING_KEY
 from shoal.plan.signing import Verifier
 
@@ -38,11 +39,12 @@ class RingWatch:
         while True:
             try:
                 self._view = await self._read()
-            except (CoordinatorError, PlanError) as error:
+            except (CoordinatorError, PlanError, VersionError) as error:
                 self._view = KeeperView(False, False, (), self._view.ring, str(error))
             await asyncio.sleep(self._poll_s)
 
     async def _read(self) -> KeeperView:
+        await require_format(self._coordinator)
         stored = await self._coordinator.get(RING_KEY)
         leases = await self._coordinator.leases(LEASES)
         led = await self._coordinator.lease_of(KEEPER_LEASE) is not None

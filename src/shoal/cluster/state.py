@@ -29,8 +29,10 @@ import msgspec
 
 from shoal.cluster.process import ProcessId, is_running, start_ticks
 from shoal.config import default_state_dir
-from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError
+from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, VersionError
 
+FORMAT: Final = 2
+"""The format of `cluster.json`."""
 STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
 LET_GO_TIMEOUT_S: Final = 5.0
 """How long the lock of a supervisor that is dead is waited for."""
@@ -56,7 +58,7 @@ class AgentState(msgspec.Struct, frozen=True):
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """A local cluster as its supervisor wrote it down."""
+    """A local cluster as described by its supervisor."""
 
     cluster: str
     started_at: float
@@ -71,6 +73,7 @@ class ClusterState(msgspec.Struct, frozen=True):
     """What a server may send; None is the agent's own default."""
     pipeline: tuple[ProcessId, ...] = ()
     """The Spark job that folds load windows, if it was asked for."""
+    format: int = FORMAT
 
     def url_for(self, role: str) -> str:
         """The address of the cluster for a role; user and password hold for the coordinator and for all
@@ -87,6 +90,12 @@ class ClusterState(msgspec.Struct, frozen=True):
         agents = (agent.process for agent in self.agents)
         known = [*(endpoint.process for endpoint in endpoints), *agents, *self.balancers, *self.pipeline]
         yield from (process for process in known if process is not None)
+
+
+class _Marked(msgspec.Struct, frozen=True):
+    """What is read before anything else of `cluster.json`; before format 2 it had no number."""
+
+    format: int = 1
 
 
 class StateDir:
@@ -167,9 +176,15 @@ class StateDir:
         new.replace(self.cluster_file)
 
     def read(self) -> ClusterState | None:
-        """What is written down; None if nothing is."""
+        """What is written down; None if nothing is. VersionError if another version of Shoal wrote it."""
         try:
-            return msgspec.json.decode(self.cluster_file.read_bytes(), type=ClusterState)
+            data = self.cluster_file.read_bytes()
+            if (found := msgspec.json.decode(data, type=_Marked).format) != FORMAT:
+                raise VersionError(
+                    f"{self.cluster_file} is of format {found}, this version of Shoal knows {FORMAT}",
+                    do="stop the cluster with the version that started it; if none runs there, remove the file",
+                )
+            return msgspec.json.decode(data, type=ClusterState)
         except FileNotFoundError:
             return None
         except PermissionError as error:

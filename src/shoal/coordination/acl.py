@@ -33,7 +33,7 @@ POOL_AREA: Final = "pool/"
 SERVERS: Final = "servers"
 """Group of the server memberships, and area of the server leases."""
 REPORTS_AREA: Final = "reports/"
-"""Reports by agents on moving channels, one key per server."""
+"""Reports by agents on moving units, one key per kind of unit and server."""
 
 READ_ONLY_KEYS_SINCE: Final = (7, 0)
 """First Redis version with read-only key permissions."""
@@ -116,9 +116,9 @@ def _grants(read: str, server_id: str | None) -> list[str]:
 
 
 def _reports(server_id: str | None) -> list[str]:
-    """Rules for writing reports. Only the mover reads all reports."""
+    """Rules for writing reports. Only the leader reads all reports."""
     return [
-        f"~{PREFIX}{REPORTS_AREA}{server_id or '*'}",
+        f"~{PREFIX}{REPORTS_AREA}{f'*/{server_id}' if server_id else '*'}",
         f"~{index_key(REPORTS_AREA)}",
         f"~{counter_key(REPORTS_AREA)}",
     ]

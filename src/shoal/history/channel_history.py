@@ -23,7 +23,7 @@ from shoal.history.record_reader import BEGINNING, RecordPosition, RecordReader,
 from shoal.history.row_selection import take
 from shoal.history.server_reader import Login
 from shoal.history.table import EPOCH_MASK, SCHEMA, TIME, channel_text, dedupe, gap_row
-from shoal.plan.keys import channel_text as record_name
+from shoal.plan.keys import unit_text as record_name
 from shoal.plan.ring import ServerAddress
 from shoal.wire.envelope import client_of, stream_id
 from shoal.wire.record_entry import NUMBER_MAX

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from shoal.plan.ring import ServerAddress
+from shoal.runtime import PRODUCTION
 from shoal.wire.blocking import BlockingConnection
 
 TIMEOUT_S: Final = 10.0
@@ -68,12 +69,14 @@ class ServerReader:
         self._asking = self._new()
 
     def _new(self) -> BlockingConnection:
+        endpoint = PRODUCTION.address_book.reach(self.server)
         return BlockingConnection(
-            self.server.host,
-            self.server.port,
+            endpoint.host,
+            endpoint.port,
             self._login.username,
             self._login.password,
             timeout_s=TIMEOUT_S,
+            dial=endpoint.dial,
             frame_bytes_max=FRAME_BYTES_MAX,
         )
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from shoal.balance.balancer import Balancer
+from shoal.balance.change import Planner
 from shoal.balance.effects import (
     AddServers,
     Effect,
@@ -29,6 +30,7 @@ from shoal.balance.effects import (
     Reply,
     View,
     WriteMove,
+    WriteUnitMove,
 )
 from shoal.balance.options import BalancerOptions
 from shoal.balance.recording import DecisionRecord, Outcome, proposal_of
@@ -40,8 +42,8 @@ from shoal.coordination.interface import Lease
 from shoal.errors import ShoalError
 from shoal.leader import metrics
 from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.conductor_shell import Leading
 from shoal.leader.forecast_file import ForecastFile
-from shoal.leader.mover_shell import Leading
 from shoal.leader.providers import Provider
 from shoal.leader.record_watch import RecordWatch
 from shoal.leader.telemetry_reader import TelemetryReader
@@ -94,7 +96,9 @@ class Balancing:
         records: RecordWatch | None = None,
         rules: Rules = ALL_RULES,
         wall: Callable[[], float] = PRODUCTION.wall,
+        planners: Sequence[Planner] = (),
     ) -> None:
+        self._planners = planners
         self._store = store
         self._reader = reader
         self._provider = provider
@@ -172,7 +176,7 @@ class Balancing:
         if self._core is None or lease.token != self._token:
             state, moved_at = await self._store.load()
             await self._store.sweep(leading.fence)
-            self._core = Balancer(self._settings, self._options, KINDS, state, moved_at, self._rules)
+            self._core = Balancer(self._settings, self._options, KINDS, state, moved_at, self._rules, self._planners)
             if self._rules.fresh_load:
                 self._fold = FoldState()
             self._windows = WindowSource(self._wall(), wanted=self._spark is not None)
@@ -193,6 +197,7 @@ class Balancing:
             self._store.asks,
             self._store.proposals,
             self._holding(leading),
+            self._store.others,
         )
         effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, self._wall())
         metrics.MOVES_WAITING.set(core.waiting)
@@ -260,7 +265,7 @@ class Balancing:
         state = PutState(core.state) if calls or any(isinstance(effect, PutState) for effect in effects) else None
         if state is not None and self._rules.state_first:
             await self._store.put_state(state, fence)
-        moves = [effect for effect in effects if isinstance(effect, (WriteMove, HurryMove))]
+        moves = [effect for effect in effects if isinstance(effect, (WriteMove, WriteUnitMove, HurryMove))]
         if moves:
             await self._store.write_moves(moves, fence)
             hurried = sum(isinstance(move, HurryMove) for move in moves)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from shoal.balance import records
-from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, Reply, WriteMove
+from shoal.balance.change import Planner, Units
+from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, Reply, WriteMove, WriteUnitMove
 from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.window_source import Standing
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
@@ -21,7 +22,8 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
-from shoal.plan.moving import MoveRequest, decode_request, encode_request
+from shoal.plan.kinds import CHANNEL
+from shoal.plan.moving import MoveRequest, decode_request, encode_body
 from shoal.plan.signing import Verifier
 
 ANSWERS_MAX: Final = 64
@@ -31,20 +33,28 @@ _log: Final = get_log(__name__)
 
 
 class BalancingStore:
-    """The coordinator as the balancer sees it. `changed` is set when there is news."""
+    """The coordinator as the balancer sees it. `changed` is set when there is news. `planners` are those of other kinds
+    of units than channels."""
 
-    def __init__(self, coordinator: Coordinator, public_key: bytes, changed: asyncio.Event) -> None:
+    def __init__(
+        self, coordinator: Coordinator, public_key: bytes, changed: asyncio.Event, planners: Iterable[Planner] = ()
+    ) -> None:
         self._coordinator = coordinator
         self._verifier = Verifier(public_key)
-        self._entries = Mirror(coordinator, keys.ENTRIES_PREFIX, self._read_entry, changed)
-        self._requests = Mirror(coordinator, keys.MOVES_PREFIX, _read_request, changed)
+        self._entries = Mirror(coordinator, keys.entries_prefix(), self._read_entry, changed)
+        self._requests = Mirror(coordinator, keys.moves_prefix(), _read_request, changed)
         self._marks = Mirror(coordinator, keys.POOL_PREFIX, _read_mark, changed)
         self._asks = Mirror(coordinator, records.ASKS_PREFIX, _read_ask, changed)
         self._proposals = Mirror(coordinator, records.PROPOSALS_PREFIX, _read_proposal, changed)
 
+        self._others = {
+            planner.kind: _UnitMirrors(coordinator, self._verifier, planner, changed) for planner in planners
+        }
+
     async def follow(self) -> None:
         """Keeps the copies until it is cancelled."""
-        mirrors = (self._entries, self._requests, self._marks, self._asks, self._proposals)
+        mirrors: list[Mirror[Any, Any]] = [self._entries, self._requests, self._marks, self._asks, self._proposals]
+        mirrors += [mirror for kind in self._others.values() for mirror in (kind.entries, kind.requests)]
         async with asyncio.TaskGroup() as group:
             for mirror in mirrors:
                 group.create_task(mirror.follow())
@@ -60,6 +70,13 @@ class BalancingStore:
     def requests(self) -> dict[bytes, MoveRequest]:
         """The moves that are asked for; a copy."""
         return dict(self._requests.values)
+
+    @property
+    def others(self) -> dict[str, Units]:
+        """Entries and requests of other kinds of units; a copy."""
+        return {
+            kind: Units(dict(unit.entries.values), dict(unit.requests.values)) for kind, unit in self._others.items()
+        }
 
     @property
     def marks(self) -> dict[str, Mark]:
@@ -101,16 +118,16 @@ class BalancingStore:
         """Says where load windows come from."""
         await self._coordinator.put(records.WINDOWS_KEY, records.encode(standing), fence=fence)
 
-    async def write_moves(self, moves: Sequence[WriteMove | HurryMove], fence: Lease | None) -> None:
-        """Asks for moves, and says why if they are new. Where somebody else asks for another move of the channel,
-        theirs stands."""
+    async def write_moves(self, moves: Sequence[WriteMove | WriteUnitMove | HurryMove], fence: Lease | None) -> None:
+        """Asks for moves, and says why if they are new. A request of another writer for the same unit stays."""
         requests = [
-            KeyWrite(keys.move_key(move.request.channel), encode_request(move.request), 0)
+            KeyWrite(keys.move_key(move.request.unit, kind), encode_body(kind, move.request), 0)
             for move in moves
-            if move.request.channel not in self._requests.values
+            if (kind := move.kind if isinstance(move, WriteUnitMove) else CHANNEL) != CHANNEL
+            or move.request.unit not in self._requests.values
         ]
         whys = [
-            KeyWrite(records.why_key(move.request.channel), records.encode(move.why))
+            KeyWrite(records.why_key(move.request.unit), records.encode(move.why))
             for move in moves
             if isinstance(move, WriteMove)
         ]
@@ -161,22 +178,47 @@ class BalancingStore:
             await self._coordinator.delete(key, fence=fence)
 
     def _read_entry(self, key: str, stored: Versioned) -> tuple[bytes, Entry] | None:
-        channel = keys.entry_channel(key)
+        channel = keys.entry_unit(key)
         try:
             entry = self._verifier.entry(stored.value)
         except ForgedEntryError as error:
             _log.warning("an entry is not believed", key=key, why=str(error))
             return None
-        return (entry.channel, entry) if entry.channel == channel else None
+        return (entry.unit, entry) if entry.unit == channel else None
+
+
+class _UnitMirrors:
+    """The entries and requests of a kind of unit that has a planner of its own."""
+
+    def __init__(self, coordinator: Coordinator, verifier: Verifier, planner: Planner, changed: asyncio.Event) -> None:
+        self._verifier = verifier
+        self._planner = planner
+        self.entries = Mirror(coordinator, keys.entries_prefix(planner.kind), self._read_entry, changed)
+        self.requests = Mirror(coordinator, keys.moves_prefix(planner.kind), self._read_request, changed)
+
+    def _read_entry(self, key: str, stored: Versioned) -> tuple[bytes, Any] | None:
+        try:
+            entry = self._verifier.line(stored.value, self._planner.entry_type)
+        except ForgedEntryError as error:
+            _log.warning("an entry is not believed", key=key, why=str(error))
+            return None
+        return (entry.unit, entry) if keys.entry_unit(key, self._planner.kind) == entry.unit else None
+
+    def _read_request(self, key: str, stored: Versioned) -> tuple[bytes, Any] | None:
+        try:
+            request = self._planner.read_request(stored.value)
+        except PlanError:
+            return None
+        return (request.unit, request) if keys.move_unit(key, self._planner.kind) == request.unit else None
 
 
 def _read_request(key: str, stored: Versioned) -> tuple[bytes, MoveRequest] | None:
-    channel = keys.move_channel(key)
+    channel = keys.move_unit(key)
     try:
         request = decode_request(stored.value)
     except PlanError:
         return None
-    return (request.channel, request) if request.channel == channel else None
+    return (request.unit, request) if request.unit == channel else None
 
 
 def _read_mark(key: str, stored: Versioned) -> tuple[str, Mark]:

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from shoal.limits import Limits
 from shoal.plan.ring import Ring, ServerAddress
@@ -95,6 +96,11 @@ class Keeper:
         self._now = 0.0
 
     @property
+    def lease_ms(self) -> int:
+        """The server lease that rings tell."""
+        return round(1000 * self._lease_s)
+
+    @property
     def ring(self) -> Ring | None:
         """The newest ring that is known to be written."""
         return self._ring
@@ -139,9 +145,9 @@ class Keeper:
         guests = _guests(servers, snapshot.guests, snapshot.outside)
         known = self._ring
         if known is None:
-            ring = Ring(1, servers, guests=guests)
+            ring = Ring(1, servers, guests=guests, lease_ms=self.lease_ms)
         elif (servers, guests) != (known.servers, known.guests) or stored is None or stored.version < known.version:
-            ring = known.next(servers, guests)
+            ring = replace(known.next(servers, guests), lease_ms=self.lease_ms)
         else:
             return None
         return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)

@@ -1,7 +1,7 @@
-"""The keeper at work: reads the coordinator, hands it to the core, writes what the core decides.
+"""The keeper's shell: reads the coordinator, hands it to the core, writes what the core decides.
 
-Owns the keeper's lease, its clock and its calls to the coordinator. Decides nothing: `shoal.leader.keeper`
-does.
+Owns the keeper's lease, its clock and its calls to the coordinator, and that the plan has the format of this version
+before this process leads. Decides nothing: `shoal.leader.keeper` does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import msgspec
 from shoal.balance.window_source import Standing
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.coordination.interface import Coordinator, Lease
-from shoal.errors import ConflictError, CoordinatorError, PlanError
+from shoal.errors import ConflictError, CoordinatorError, PlanError, VersionError
+from shoal.leader.conductor_shell import Leading
 from shoal.leader.keeper import Keeper, Snapshot
-from shoal.leader.mover_shell import Leading
 from shoal.leader.timing import LeaderTiming
 from shoal.logs import get_log
-from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, PUBLIC_KEY, RING_KEY, pool_server, read_mark
+from shoal.plan.format import FORMAT, stored_format
+from shoal.plan.keys import FORMAT_KEY, KEEPER_LEASE, POOL_PREFIX, PUBLIC_KEY, RING_KEY, pool_server, read_mark
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
+from shoal.plan.upgrade import upgrade_plan
 
 SERVERS: Final = "servers"
 """The group of the servers' agents; the data of a member is its `ServerAddress` as MessagePack."""
@@ -35,7 +37,7 @@ _address: Final = msgspec.msgpack.Decoder(ServerAddress)
 
 
 class KeeperView(msgspec.Struct, frozen=True):
-    """What the keeper knows, for those who ask how the cluster is."""
+    """What the keeper knows of the cluster."""
 
     contact: bool
     leader: bool
@@ -43,11 +45,11 @@ class KeeperView(msgspec.Struct, frozen=True):
     ring: Ring | None
     trouble: str | None
     windows: Standing | None = None
-    """Where the balancer's load windows come from; None if nobody says."""
+    """Where the balancer's load windows come from; None if that is unknown."""
 
 
 class Keeping:
-    """Runs a keeper against a coordinator. `holder` names this life of this process."""
+    """Runs a keeper against a coordinator. `holder` names this run of this process."""
 
     def __init__(
         self,
@@ -59,13 +61,15 @@ class Keeping:
         rules: Rules = ALL_RULES,
     ) -> None:
         self._coordinator = coordinator
-        self._public = signer.public
+        self._signer = signer
         self._keeper = keeper
         self._timing = timing
         self._holder = holder
         self._rules = rules
         self._clock = asyncio.get_running_loop().time
         self._lease: Lease | None = None
+        self._prepared = False
+        self._format = 0
         self._view = KeeperView(False, False, (), None, None)
 
     @property
@@ -75,7 +79,7 @@ class Keeping:
 
     @property
     def leading(self) -> Leading | None:
-        """By which right others in this process may write the plan; None while another process leads."""
+        """The right by which other tasks of this process may write the plan; None while another process leads."""
         if self._lease is None or not self._view.leader:
             return None
         return Leading(self._lease, self._keeper.ring, self._fence)
@@ -85,10 +89,14 @@ class Keeping:
         return self._lease if self._rules.fence else None
 
     async def run(self) -> None:
-        """Keeps the ring until it is cancelled; trouble with the coordinator is reported and waited out."""
+        """Keeps the ring until it is cancelled; trouble with the coordinator is reported and waited out. Raises
+        VersionError if the plan is newer than this process."""
         while True:
             try:
                 again = await self._look()
+            except VersionError as error:
+                self._lose(str(error))
+                raise
             except (CoordinatorError, PlanError) as error:
                 self._lose(str(error))
                 again = False
@@ -99,7 +107,7 @@ class Keeping:
             await asyncio.sleep(0 if again else self._pause_s())
 
     async def release(self) -> None:
-        """Gives the lease up, so that nobody has to wait for its end. Call it when `run` has ended."""
+        """Gives the lease up, so that a standby need not wait for its end. Call it when `run` has ended."""
         lease, self._lease = self._lease, None
         if lease is not None:
             with contextlib.suppress(CoordinatorError):
@@ -125,16 +133,25 @@ class Keeping:
         return conflict
 
     async def _lead(self) -> bool:
-        """Takes or renews the lease; a new leader first publishes the key by which rings are checked."""
-        if self._lease is not None and await self._coordinator.renew(self._lease):
-            return True
-        self._lease = await self._coordinator.acquire(KEEPER_LEASE, self._holder, self._timing.keeper_lease_s)
-        if self._lease is None:
-            return False
+        """Takes or renews the lease. A new leader makes the plan ready before anything else."""
+        if self._lease is None or not await self._coordinator.renew(self._lease):
+            self._prepared = False
+            stored = await self._coordinator.get(FORMAT_KEY)
+            self._format = stored_format(stored.value if stored else None)  # a newer plan ends this process
+            self._lease = await self._coordinator.acquire(KEEPER_LEASE, self._holder, self._timing.keeper_lease_s)
+        if self._lease is not None and not self._prepared:
+            await self._prepare(self._lease)
+            self._prepared = True
+        return self._lease is not None
+
+    async def _prepare(self, lease: Lease) -> None:
+        """Upgrades an older plan, and publishes the key by which the plan is checked."""
+        if self._format != FORMAT:
+            await upgrade_plan(self._coordinator, self._signer, lease, self._keeper.lease_ms)
         stored = await self._coordinator.get(PUBLIC_KEY)
-        if stored is None or stored.value != self._public:
-            await self._coordinator.put(PUBLIC_KEY, self._public, stored.version if stored else 0, fence=self._lease)
-        return True
+        if stored is None or stored.value != self._signer.public:
+            expect = stored.version if stored else 0
+            await self._coordinator.put(PUBLIC_KEY, self._signer.public, expect, fence=lease)
 
     async def _snapshot(self) -> Snapshot:
         ring = await self._coordinator.get(RING_KEY)
@@ -153,7 +170,7 @@ class Keeping:
         )
 
     def _lose(self, trouble: str) -> None:
-        """No contact, or not ours to decide: the core starts its waits anew when it is."""
+        """No contact, or another process leads: the core restarts its waits when this one leads again."""
         self._keeper.observe(Snapshot(contact=False), self._clock())
         if self._view.trouble != trouble:
             report = _log.info if trouble == STANDBY else _log.warning
@@ -167,7 +184,7 @@ class Keeping:
 
 
 def _read_address(member: str, data: bytes) -> ServerAddress | None:
-    """The address that a member announced; None, with a report, if it is garbage or another's."""
+    """The address that a member announced; None, with a report, if it cannot be read or is another's."""
     try:
         address = _address.decode(data)
     except msgspec.DecodeError as error:

@@ -1,7 +1,7 @@
-"""The leader: keeper and mover in one process and under one lease, and whoever else works by it.
+"""The leader: ring keeper and conductors in one process and under one lease.
 
-Owns what they share: the lease of the plan, and the end. Whoever holds the lease may write the plan; other processes
-are standbys, which do the same as soon as the lease is free.
+Owns what they share: the lease of the plan, and the end. The process that holds the lease may write the plan; the
+others are standbys, which take over as soon as the lease is free.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.coordination.interface import Coordinator
+from shoal.leader.conductor_shell import ConductorShell, Leading, ring_of
 from shoal.leader.keeper import Keeper
 from shoal.leader.keeper_shell import KeeperView, Keeping
-from shoal.leader.mover_shell import Leading, Moving
 from shoal.leader.timing import LeaderTiming
 from shoal.limits import Limits
-from shoal.plan.mover import Mover
 from shoal.plan.signing import Signer
+from shoal.plan.steps import ChannelSteps
 
 
 class Leader:
-    """Keeps the ring and moves channels while it leads; `holder` names this life of this process. `expected` are the
+    """Keeps the ring and moves channels while it leads; `holder` names this run of this process. `expected` are the
     servers that the first ring waits for."""
 
     def __init__(
@@ -37,10 +37,12 @@ class Leader:
     ) -> None:
         keeper = Keeper(signer, limits, expected, timing.first_ring_wait_s)
         self._keeping = Keeping(coordinator, signer, keeper, timing, holder, rules)
-        self._moving = Moving(
+        self._moving = ConductorShell(
             coordinator,
-            lambda: Mover(signer, limits, rules),
+            ChannelSteps(limits, rules),
+            signer,
             lambda: self._keeping.leading,
+            ring_of,
             timing.keeper_poll_s,
         )
 
@@ -51,7 +53,7 @@ class Leader:
 
     @property
     def leading(self) -> Leading | None:
-        """By which right others in this process may write the plan; None while another process leads."""
+        """The right by which other tasks of this process may write the plan; None while another process leads."""
         return self._keeping.leading
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:

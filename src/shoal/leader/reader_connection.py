@@ -6,21 +6,19 @@ Owns its name and bounds. It is opened, used and closed by `stream_following` an
 from __future__ import annotations
 
 from shoal.limits import Limits
+from shoal.wire.address_book import Endpoint
 from shoal.wire.connection import Connection
-from shoal.wire.dial import Dial
 
 
-def reader_connection(
-    host: str, port: int, username: str | None, password: str | None, limits: Limits, dial: Dial
-) -> Connection:
+def reader_connection(to: Endpoint, username: str | None, password: str | None, limits: Limits) -> Connection:
     """A connection that asks; it is not open yet."""
     return Connection(
-        host,
-        port,
+        to.host,
+        to.port,
         username=username,
         password=password,
         name="shoal-balancer",
-        dial=dial,
+        dial=to.dial,
         connect_timeout_s=limits.connect_timeout_s,
         frame_bytes_max=limits.command_reply_bytes_max,
     )

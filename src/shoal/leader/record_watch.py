@@ -18,8 +18,8 @@ from shoal.leader.reader_connection import reader_connection
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
+from shoal.wire.address_book import AS_ANNOUNCED, AddressBook
 from shoal.wire.connection import Connection
-from shoal.wire.dial import Dial, tcp
 from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY, record_key
 
 ASK_S: Final = 2.0
@@ -31,11 +31,13 @@ _log: Final = get_log(__name__)
 class RecordWatch:
     """Knows which of the servers that it follows hold records that are not archived."""
 
-    def __init__(self, username: str | None, password: str | None, limits: Limits, dial: Dial = tcp) -> None:
+    def __init__(
+        self, username: str | None, password: str | None, limits: Limits, book: AddressBook = AS_ANNOUNCED
+    ) -> None:
         self._username = username
         self._password = password
         self._limits = limits
-        self._dial = dial
+        self._book = book
         self._tasks = ServerTasks(self._watch, "records of")
         self._followed: frozenset[ServerAddress] = frozenset()
         self._free: set[str] = set()
@@ -58,9 +60,7 @@ class RecordWatch:
     async def _watch(self, server: ServerAddress) -> None:
         told = 0
         while True:
-            connection = reader_connection(
-                server.host, server.port, self._username, self._password, self._limits, self._dial
-            )
+            connection = reader_connection(self._book.reach(server), self._username, self._password, self._limits)
             try:
                 await connection.open()
                 left = await _unarchived(connection)

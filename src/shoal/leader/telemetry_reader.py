@@ -74,7 +74,7 @@ class TelemetryReader:
     async def _read(self, server: ServerAddress) -> None:
         await follow_stream(
             lambda: reader_connection(
-                server.host, server.port, self._username, self._password, self._limits, self._runtime.dial
+                self._runtime.address_book.reach(server), self._username, self._password, self._limits
             ),
             self._limits,
             _newest,

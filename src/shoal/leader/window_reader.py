@@ -20,6 +20,7 @@ from shoal.load.window_feed import ALIVE_KEY, FEED_KEY, read_command, read_windo
 from shoal.load_kinds import KINDS
 from shoal.logs import get_log
 from shoal.runtime import PRODUCTION, Runtime
+from shoal.wire.address_book import Endpoint
 from shoal.wire.connection import Connection
 
 READ_WINDOWS: Final = 4
@@ -60,7 +61,7 @@ class WindowReader:
         where = self._address
         await follow_stream(
             lambda: reader_connection(
-                where.host, where.port, where.username, where.password, self._limits, self._runtime.dial
+                Endpoint(where.host, where.port, dial=self._runtime.dial), where.username, where.password, self._limits
             ),
             self._limits,
             _newest,

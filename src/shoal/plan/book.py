@@ -67,22 +67,21 @@ class PlanBook:
     def accept_entry(self, data: bytes) -> tuple[bytes, bool]:
         """Takes a signed entry; returns its channel and whether it is news."""
         entry = self._verifier.entry(data)
-        known = self._entries.get(entry.channel)
+        known = self._entries.get(entry.unit)
         if known == entry:
-            return entry.channel, False
+            return entry.unit, False
         if known is not None and entry.newness < known.newness:
             raise StaleEntryError(
-                f"the entry of channel {entry.channel!r} has revision {entry.newness}, "
+                f"the entry of channel {entry.unit!r} has revision {entry.newness}, "
                 f"older than {known.newness}, which is in use"
             )
         if known is not None and entry.newness == known.newness:
             raise StaleEntryError(
-                f"the entry of channel {entry.channel!r} has revision {known.newness}, "
-                "under which another one is in use"
+                f"the entry of channel {entry.unit!r} has revision {known.newness}, under which another one is in use"
             )
-        self._entries[entry.channel] = entry
-        self._signed_entries[entry.channel] = data
-        return entry.channel, True
+        self._entries[entry.unit] = entry
+        self._signed_entries[entry.unit] = data
+        return entry.unit, True
 
     def signed_entry(self, channel: bytes) -> bytes:
         """The channel's entry as it was signed; empty if the ring decides."""

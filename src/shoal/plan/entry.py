@@ -1,16 +1,18 @@
-"""A plan entry: where one channel lives, and how far its last move has come.
+"""A channel's plan entry: where the channel lives, and how far its last move has come.
 
 Owns what a phase means for publishers, subscribers and agents. A move goes through its phases in order, each under a
 revision of its own:
 
-    prepare   the agents concerned learn of the new placement; nothing changes for anybody
-    widen     subscribers stand at the new servers too
+    prepare   the agents concerned learn of the new placement; nothing changes for clients
+    widen     subscribers subscribe at the new servers too
     switch    publishers use the new placement
     narrow    subscribers leave the old servers
-    end       nobody is left at the old servers
+    end       no subscriber is left at the old servers
 
-So in every phase what a publisher may use is something that every subscriber stands by, without anybody's help. A
-second move before the end of the first only makes the list of earlier placements longer.
+So in every phase all subscribers are subscribed wherever a publisher may publish. A second move before the end of the
+first only makes the list of earlier placements longer.
+
+The first field of the encoded entry is the kind of the unit (`tag`), so that a reader of another kind refuses it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import enum
 
 import msgspec
 
-from shoal.plan.placement import BY_THE_RING, Placement
+from shoal.plan.kinds import CHANNEL
+from shoal.plan.placement import BY_THE_RING, Placement, check_servers
 
 
 class Phase(enum.StrEnum):
@@ -32,17 +35,17 @@ class Phase(enum.StrEnum):
     END = "end"
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """The plan's line for one channel.
+class Entry(msgspec.Struct, frozen=True, array_like=True, tag=CHANNEL):
+    """The plan's line for one channel, which is the `unit`.
 
     `placement` is the newest; `earlier` are those before it that have not ended, oldest first, and at `narrow` those
     that are being left. `publish` is the version of the placement that publishers use, 0 for the newest.
-    `revision` grows with every phase; 0 means the version of the placement. `eager` says that whoever is behind is told
-    at once, and not with the next message. `helped` are servers with subscribers that did not follow: what is published
-    elsewhere is forwarded there. `since` is the revision at which the phase began.
+    `revision` grows with every phase; 0 means the version of the placement. `eager`: clients that
+    are behind are told at once, and not with their next message. `helped` are servers with subscribers that did not
+    follow: what is published elsewhere is forwarded there. `since` is the revision at which the phase began.
     """
 
-    channel: bytes
+    unit: bytes
     placement: Placement
     phase: Phase = Phase.END
     earlier: tuple[Placement, ...] = ()
@@ -59,7 +62,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def standing(self) -> tuple[Placement, ...]:
-        """The placements that every subscriber stands by."""
+        """The placements at which every subscriber is subscribed."""
         if self.phase is Phase.PREPARE:
             return self.earlier
         if self.phase in (Phase.WIDEN, Phase.SWITCH):
@@ -68,7 +71,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def follows_from(self) -> int:
-        """The revision from which on a subscriber that has confirmed it is not behind; 0 if nobody can be."""
+        """A subscriber that has confirmed this revision or a newer one is not behind; 0 if none can be."""
         if self.phase in (Phase.WIDEN, Phase.SWITCH):
             return self.placement.version + 1
         return self.since if self.phase is Phase.NARROW else 0
@@ -87,9 +90,25 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         placements = (*self.earlier, self.placement)
         return tuple(dict.fromkeys(server for placement in placements for server in placement.servers))
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether its last move has not ended."""
+        return self.phase is not Phase.END
+
+    @property
+    def stage(self) -> tuple[Phase, int]:
+        """The phase, and the revision at which it began: timeouts begin anew when it changes."""
+        return self.phase, self.since
+
+    def check(self) -> None:
+        """Refuses an entry that makes no sense, with ValueError."""
+        check_entry(self)
+        for placement in (*self.earlier, self.placement):
+            check_servers(placement.mode, placement.servers)
+
 
 def check_entry(entry: Entry) -> None:
-    """Refuses an entry that cannot be."""
+    """Refuses phases, placements and revisions that do not fit each other."""
     versions = [placement.version for placement in (*entry.earlier, entry.placement)]
     signed = [version for version in versions if not version & BY_THE_RING]
     if len(set(versions)) != len(versions) or sorted(signed) != signed:

@@ -13,25 +13,32 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 POINTS_PER_SERVER: Final = 100
 """Virtual points of each server: enough that shares differ by about a tenth."""
 
 
 class ServerAddress(msgspec.Struct, frozen=True, array_like=True):
-    """A server as clients know it: a short id that never changes, and where it listens."""
+    """A server as clients know it: a short id that never changes, and where it listens. `shoal.wire.address_book` tells
+    how to reach it from here."""
 
     id: str
     host: str
     port: int
+    site: str = ""
+    """The data centre or region; empty if there is only one."""
+    rack: str = ""
+    """What fails together within a site; empty if unknown."""
+    tls: bool = False
+    """Whether the server expects TLS."""
 
 
 RINGS_REMEMBERED: Final = 8
-"""How many earlier memberships a ring carries, so that a client that has missed some knows which servers came and went.
-"""
+"""How many earlier memberships a ring carries, so that a client that missed some knows which servers came and went."""
 
 RINGS_LIVED_BY: Final = 3
-"""How many of them publishers may still live by: those that have not heard of the last changes."""
+"""How many of them publishers may still use, because they have not heard of the last changes."""
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True):
@@ -50,22 +57,36 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
         return _home(self.homes, channel)
 
 
+class AgentKey(msgspec.Struct, frozen=True, array_like=True):
+    """The public keys of the agents for one generation of their secret."""
+
+    generation: int
+    signing: bytes
+    exchange: bytes
+
+
 class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The servers that take channels, under a version that grows with every change of membership.
 
-    `guests` are members that are nobody's home: they hold only what entries place there. So a server can join without
-    taking channels from others, and give its channels away before it leaves. `earlier` are the memberships before,
-    newest first.
+    `guests` are members that are no channel's home: they hold only what entries place there. So a server can join
+    without taking channels from others, and give its channels away before it leaves. `earlier` are the memberships
+    before, newest first. `scheme` is how control messages are authenticated (0: they are not), fixed when the cluster
+    begins; `agent_keys` are the public keys of the agents, which scheme 1 needs (see docs/identity.md).
     """
 
     version: int
     servers: tuple[ServerAddress, ...]
     earlier: tuple[Members, ...] = ()
     guests: tuple[str, ...] = ()
+    scheme: int = 0
+    lease_ms: int = 0
+    """The server lease of the cluster; 0 if a ring of format 1 did not tell."""
+    agent_keys: tuple[AgentKey, ...] = ()
 
     def next(self, servers: tuple[ServerAddress, ...], guests: tuple[str, ...] = ()) -> Ring:
         """The ring that follows this one with other members."""
-        return Ring(self.version + 1, servers, (self.members, *self.earlier)[:RINGS_REMEMBERED], guests)
+        earlier = (self.members, *self.earlier)[:RINGS_REMEMBERED]
+        return replace(self, version=self.version + 1, servers=servers, earlier=earlier, guests=guests)
 
     def home(self, channel: bytes) -> str:
         """The id of the server at which the channel lives by default."""
@@ -83,7 +104,7 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def lived_by(self) -> tuple[Members, ...]:
-        """The earlier memberships that somebody may still live by."""
+        """The earlier memberships that a publisher may still use."""
         return self.earlier[:RINGS_LIVED_BY]
 
     def since(self, known: Ring) -> tuple[Members, ...] | None:

@@ -1,52 +1,104 @@
-"""Signatures on rings and plan entries, so that nobody but the holder of the cluster's key can move a channel.
+"""Signatures on rings and plan entries: only the holder of the cluster's key can move anything.
 
-Owns the signed form. Entries pass through agents, inboxes and caches that are not trusted; what arrives is believed
-because of its signature (Ed25519 over kind and body), wherever it came from. A signature costs more than all the rest
-of a control message, and the same entry comes from several servers and to several clients of a process; so what has
-been found genuine is remembered, byte for byte, by the process.
+Owns the signed form. Entries pass through agents, inboxes and caches that are not trusted; a reader believes what
+carries the cluster's signature (Ed25519), wherever it came from.
+
+    signed     (format, kind, key_id, body, signature)
+    signature  over "shoal plan 2\\0" + kind + "\\0" + key_id + body
+    key_id     8 bytes of BLAKE2s over the public key
+
+A signature costs more than all the rest of a control message, and the same entry comes from several servers and to
+several clients of a process. So the process remembers what it has found genuine, byte for byte.
 """
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from shoal.errors import ForgedEntryError
-from shoal.plan.entry import Entry, check_entry
-from shoal.plan.placement import Placement, check_servers
+from shoal.plan.entry import Entry
+from shoal.plan.placement import Placement
 from shoal.plan.ring import Ring
 
-T = TypeVar("T")
 
-_RING: Final = b"shoal ring"
-_ENTRY: Final = b"shoal entry"
+class UnitEntry(Protocol):
+    """The plan's line for one unit: a msgspec struct, encoded as an array that begins with the kind of unit (`tag`)."""
+
+    @property
+    def unit(self) -> bytes:
+        """The name of the unit."""
+
+    @property
+    def newness(self) -> int:
+        """The revision by which entries of a unit are compared; it grows with every change."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether its last move has not ended."""
+
+    @property
+    def stage(self) -> object:
+        """What changes when a phase begins; timeouts count from there."""
+
+    def check(self) -> None:
+        """Refuses an entry that makes no sense, with ValueError."""
+
+
+T = TypeVar("T")
+E = TypeVar("E", bound=UnitEntry)
+
+FORMAT: Final = 2
+_SIGNED_BY: Final = b"shoal plan 2\0"
+_RING: Final = b"ring"
+_ENTRY: Final = b"entry"
+KEY_ID_BYTES: Final = 8
 OPENED_MAX: Final = 4096
 """Genuine entries that a process remembers, the latest ones; some hundred bytes each."""
 KEYS_MAX: Final = 64
-"""The same of clusters' keys, and of rings, which are larger and change less."""
+"""The same for clusters' keys, and for rings, which are larger and change less."""
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class _Signed(msgspec.Struct, frozen=True, array_like=True):
+    format: int
     kind: bytes
+    key_id: bytes
     body: bytes
     signature: bytes
+
+    @property
+    def covered(self) -> bytes:
+        """What the signature is over."""
+        return _SIGNED_BY + self.kind + b"\0" + self.key_id + self.body
 
 
 _signed_decoder: Final = msgspec.msgpack.Decoder(_Signed)
 _ring_decoder: Final = msgspec.msgpack.Decoder(Ring)
-_entry_decoder: Final = msgspec.msgpack.Decoder(Entry)
+
+
+class _Decoders(dict[type[Any], msgspec.msgpack.Decoder[Any]]):
+    """A decoder for each type of entry, made when it is first needed."""
+
+    def __missing__(self, type: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+        self[type] = msgspec.msgpack.Decoder(type)
+        return self[type]
+
+
+_decoders: Final = _Decoders()
 
 
 class Signer:
-    """Holds the cluster's private key; only the balancer (and who stands in for it) has one."""
+    """Holds the cluster's private key; only leaders have one."""
 
     def __init__(self, private: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(private)
+        self._key_id = key_id(self.public)
 
     @staticmethod
     def generate() -> bytes:
@@ -66,20 +118,21 @@ class Signer:
         """The signed form of the plan's line for a channel that does not move."""
         return self.line(Entry(channel, placement))
 
-    def line(self, entry: Entry) -> bytes:
-        """The signed form of the plan's line for one channel."""
-        _check(entry)
+    def line(self, entry: UnitEntry) -> bytes:
+        """The signed form of the plan's line for one unit of any kind."""
+        entry.check()
         return self._sign(_ENTRY, _encoder.encode(entry))
 
     def _sign(self, kind: bytes, body: bytes) -> bytes:
-        return _encoder.encode(_Signed(kind, body, self._key.sign(kind + b"\0" + body)))
+        unsigned = _Signed(FORMAT, kind, self._key_id, body, b"")
+        return _encoder.encode(_Signed(FORMAT, kind, self._key_id, body, self._key.sign(unsigned.covered)))
 
 
 class Verifier:
     """Holds the cluster's public key and opens what was signed."""
 
     def __init__(self, public: bytes) -> None:
-        _key(public)  # says at once if that is no key
+        _key(public)  # raises at once if that is no key
         self._public = public
 
     def ring(self, data: bytes) -> Ring:
@@ -87,8 +140,18 @@ class Verifier:
         return _open_ring(self._public, data)
 
     def entry(self, data: bytes) -> Entry:
-        """The plan entry in `data`; ForgedEntryError if the cluster did not sign it."""
-        return _open_entry(self._public, data)
+        """A channel's entry in `data`; ForgedEntryError if the cluster did not sign it."""
+        return self.line(data, Entry)
+
+    def line(self, data: bytes, type: type[E]) -> E:
+        """An entry of the kind of `type`; ForgedEntryError if the cluster did not sign it, or it is of another kind."""
+        entry: E = _open_entry(self._public, data, type)
+        return entry
+
+
+def key_id(public: bytes) -> bytes:
+    """The short name of a cluster's key."""
+    return hashlib.blake2s(public, digest_size=KEY_ID_BYTES).digest()
 
 
 @lru_cache(maxsize=KEYS_MAX)
@@ -105,27 +168,28 @@ def _open_ring(public: bytes, data: bytes) -> Ring:
 
 
 @lru_cache(maxsize=OPENED_MAX)
-def _open_entry(public: bytes, data: bytes) -> Entry:
-    entry = _open(public, _ENTRY, data, _entry_decoder)
+def _open_entry(public: bytes, data: bytes, type: type[Any]) -> Any:
+    entry = _open(public, _ENTRY, data, _decoders[type])
     try:
-        _check(entry)
+        entry.check()
     except ValueError as error:
-        raise ForgedEntryError(f"a signed entry cannot be: {error}") from error
+        raise ForgedEntryError(f"a signed entry makes no sense: {error}") from error
     return entry
 
 
 def _open(public: bytes, kind: bytes, data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
     try:
         signed = _signed_decoder.decode(data)
+        if signed.format != FORMAT:
+            raise ForgedEntryError(
+                f"a ring or plan entry is of format {signed.format}, this process knows {FORMAT}; it is refused",
+                do="upgrade this process" if signed.format > FORMAT else None,
+            )
         if signed.kind != kind:
-            raise ForgedEntryError(f"expected a {kind.decode()}, got something else; it is refused")
-        _key(public).verify(signed.signature, kind + b"\0" + signed.body)
+            raise ForgedEntryError(f"expected a signed {kind.decode()}, got something else; it is refused")
+        if signed.key_id != key_id(public):
+            raise ForgedEntryError("a ring or plan entry is signed with another key than the cluster's; it is refused")
+        _key(public).verify(signed.signature, signed.covered)
         return decoder.decode(signed.body)
     except (msgspec.DecodeError, ValueError, RecursionError, InvalidSignature) as error:
         raise ForgedEntryError("a ring or plan entry does not carry this cluster's signature; it is refused") from error
-
-
-def _check(entry: Entry) -> None:
-    check_entry(entry)
-    for placement in (*entry.earlier, entry.placement):
-        check_servers(placement.mode, placement.servers)

@@ -1,23 +1,35 @@
-"""The steps of a move: which entry follows which.
+"""The steps of a channel's move: when each is due, and which entry follows.
 
-Owns the table of phases and events, and how each step changes an entry. When a step is due is decided in
-`shoal.plan.mover`.
+Owns the table of phases and events, how each step changes an entry, and what each phase waits for. It is the table that
+the conductor (`shoal.plan.conductor`) uses for channels.
+
+    prepare   until the agents concerned report the entry; given up after `prepare_timeout_s`
+    widen     until no subscriber is behind; after `widen_timeout_s` the servers of those that are get help
+    switch    until the agents of the old servers have handed over
+    narrow    until no subscriber is behind or left at the old servers; help is kept in step with the need for it
+
+Concerned are the servers of all placements that have not ended, those that are helped, and the home; one that is not in
+the ring is not waited for.
 
 A placement none of whose servers is in the ring is of no use to publishers: it is left out when a new list of
 placements is made, and a channel that has no other one lives at its home. But its servers are helped from then on: if
-one comes back before the move is over, subscribers may stand there that know neither of that nor of any other place.
+one comes back before the move is over, it may have subscribers that know neither of that nor of any other place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
+from shoal.limits import Limits
+from shoal.plan.conductor import Case, Step
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.moving import MoveRequest
-from shoal.plan.placement import Placement, at_home
+from shoal.plan.kinds import CHANNEL
+from shoal.plan.moving import ChannelReport, MoveRequest, Report, decode_report, decode_request
+from shoal.plan.placement import Mode, Placement, at_home
 from shoal.plan.ring import Ring
 
 MOVE: Final[Mapping[tuple[Phase, str], Phase]] = {
@@ -46,8 +58,30 @@ MOVE: Final[Mapping[tuple[Phase, str], Phase]] = {
     (Phase.NARROW, "all left"): Phase.END,
 }
 """How a move goes. It is given up when the agents do not learn of it in time (prepare), or when none of its new servers
-is in the ring any more. `hurried`, which makes a move eager, is possible in every phase but the last and changes none.
+is in the ring any more. `hurry`, which makes a move eager, is possible in every phase but the last and changes none.
 """
+_IDLE_SHARE: Final = 0.25
+"""The part of `widen_timeout_s` after which a channel on which nothing is published counts as idle."""
+
+
+class MoveRules(Protocol):
+    """The rules of a move that can be switched off to prove that they matter (`shoal.channels.rules.Rules`)."""
+
+    @property
+    def prepare(self) -> bool:
+        """A move begins when the agents of all servers concerned know of it."""
+
+    @property
+    def widen_before_switch(self) -> bool:
+        """Publishers are told of a new placement after subscribers are subscribed there."""
+
+
+class _AllRules(msgspec.Struct, frozen=True):
+    prepare: bool = True
+    widen_before_switch: bool = True
+
+
+_ALL_RULES: Final = _AllRules()
 
 
 def step(phase: Phase, event: str) -> Phase:
@@ -69,7 +103,7 @@ def is_alive(placement: Placement, ring: Ring) -> bool:
 
 
 def unended(channel: bytes, entry: Entry | None, ring: Ring) -> tuple[tuple[Placement, ...], Placement]:
-    """The placements that subscribers stand by, oldest first, and the one of them that publishers use."""
+    """The placements at which subscribers are, oldest first, and the one of them that publishers use."""
     standing = tuple(placement for placement in entry.standing if is_alive(placement, ring)) if entry else ()
     if entry is None or not standing:
         home = at_home(ring.version, ring.home(channel))
@@ -78,7 +112,7 @@ def unended(channel: bytes, entry: Entry | None, ring: Ring) -> tuple[tuple[Plac
 
 
 def _left_out(entry: Entry, ring: Ring) -> set[str]:
-    """The servers of the placements that subscribers stood by and that the ring has nothing left of."""
+    """The servers of the placements at which subscribers were, and of which the ring has nothing left."""
     return {s for placement in entry.standing if not is_alive(placement, ring) for s in placement.servers}
 
 
@@ -86,16 +120,16 @@ def begin(entry: Entry | None, ring: Ring, request: MoveRequest, helped: Iterabl
     """The first entry of a move, whatever state the channel is in."""
     phase = step(entry.phase if entry else Phase.END, "asked")
     revision = next_revision(ring, entry)
-    earlier, publishing = unended(request.channel, entry, ring)
+    earlier, publishing = unended(request.unit, entry, ring)
     newest = Placement(revision, request.mode, request.servers)
     helped = _sorted((*helped, *(_left_out(entry, ring) if entry else ())))
-    return Entry(request.channel, newest, phase, earlier, publishing.version, revision, request.eager, helped, revision)
+    return Entry(request.unit, newest, phase, earlier, publishing.version, revision, request.eager, helped, revision)
 
 
 def begin_again(entry: Entry, ring: Ring, *, event: str = "asked", eager: bool | None = None) -> Entry:
     """The same move once more, from where the channel lives now."""
     revision = next_revision(ring, entry)
-    earlier, publishing = unended(entry.channel, entry, ring)
+    earlier, publishing = unended(entry.unit, entry, ring)
     return replace(
         entry,
         placement=replace(entry.placement, version=revision),
@@ -115,12 +149,12 @@ def widen(entry: Entry, ring: Ring) -> Entry:
 
 
 def switch(entry: Entry, ring: Ring, event: str, helped: Iterable[str] = ()) -> Entry:
-    """Subscribers stand by the new placement, but for those on the servers that are helped."""
+    """Subscribers are at the new placement, but for those on the servers that are helped."""
     return replace(_next(entry, ring, step(entry.phase, event)), publish=0, helped=_sorted(helped))
 
 
 def switch_unwidened(entry: Entry, ring: Ring) -> Entry:
-    """Publishers use the new placement before anybody stands by it: the rule `widen_before_switch` is broken."""
+    """Publishers use the new placement before any subscriber is there: the rule `widen_before_switch` is broken."""
     return replace(_next(entry, ring, Phase.SWITCH), publish=0, helped=())
 
 
@@ -130,19 +164,19 @@ def narrow(entry: Entry, ring: Ring) -> Entry:
 
 
 def help_others(entry: Entry, ring: Ring, helped: Iterable[str]) -> Entry:
-    """While subscribers leave, others are in need of help than before. It is the same phase still."""
+    """While subscribers leave, other servers need help than before. The phase stays the same."""
     phase = step(entry.phase, "others are helped")
     return replace(entry, phase=phase, helped=_sorted(helped), revision=next_revision(ring, entry))
 
 
 def end(entry: Entry, ring: Ring) -> Entry:
-    """Nobody is left at the old servers."""
+    """No subscriber is left at the old servers."""
     ended = _next(entry, ring, step(entry.phase, "all left"))
     return replace(ended, earlier=(), publish=0, eager=False, helped=())
 
 
 def hurry(entry: Entry, ring: Ring) -> Entry:
-    """Whoever is behind is told at once from now on.
+    """Clients that are behind are told at once from now on.
 
     A move in prepare begins again: the revision after that of a placement is always the one that widens.
     """
@@ -184,3 +218,189 @@ def _next(entry: Entry, ring: Ring, phase: Phase) -> Entry:
 
 def _sorted(servers: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*servers}))
+
+
+# When each step is due
+
+_Case: TypeAlias = Case[Entry, Ring, Report]
+
+
+class _Move:
+    """One channel that has an entry, and what is known about it."""
+
+    def __init__(self, case: _Case) -> None:
+        self.entry = case.entry
+        self.ring = case.hosts
+        self.is_over = case.over
+        self._reports = case.reports
+
+    @property
+    def newest(self) -> tuple[str, ...]:
+        """Where the channel is going: its home if the new servers have all left the ring."""
+        return self.here(self.entry.placement.servers) or (self.ring.home(self.entry.unit),)
+
+    @property
+    def concerned(self) -> tuple[str, ...]:
+        """The servers whose agents have a part in the move."""
+        return self.here((*self.entry.servers, *self.entry.helped, self.ring.home(self.entry.unit)))
+
+    def here(self, servers: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of some servers that are in the ring, each once."""
+        return tuple(server for server in dict.fromkeys(servers) if server in self.ring.ids)
+
+    def report(self, server: str) -> ChannelReport | None:
+        """What a server's agent says of this very entry; None as long as it does not know it."""
+        report = self._reports.get(server)
+        said = report.channels.get(self.entry.unit) if report else None
+        return said if said is not None and said.revision >= self.entry.newness else None
+
+    def unaware(self, servers: tuple[str, ...]) -> tuple[str, ...]:
+        """The servers whose agents do not know the entry yet."""
+        return tuple(server for server in servers if self.report(server) is None)
+
+    def is_behind(self, server: str) -> bool:
+        """Whether subscribers on a server may not have followed the entry."""
+        said = self.report(server)
+        return said is None or said.behind > 0
+
+    def is_waited_for(self, server: str) -> bool:
+        """Whether the end of the move waits for a server: a subscriber is behind there, or has not left yet."""
+        said = self.report(server)
+        return said is None or said.behind > 0 or (said.here > 0 and server not in self.newest)
+
+    def reaches_all(self, server: str) -> bool:
+        """Whether all that is published by the new placement comes to a server without help."""
+        newest = self.newest
+        spread = self.entry.placement.mode is Mode.ALL_SUBSCRIBERS and len(newest) > 1
+        return server in newest and not spread
+
+    def in_need(self) -> tuple[str, ...]:
+        """The servers with subscribers that may miss what is published by the new placement. One that has not reported
+        yet is in need if it was before, or if publishers are about to switch."""
+        narrows = self.entry.phase is Phase.NARROW
+
+        def in_need(server: str) -> bool:
+            if narrows and self.report(server) is None:
+                return server in self.entry.helped
+            return self.is_waited_for(server) if narrows else self.is_behind(server)
+
+        return tuple(sorted(server for server in self.concerned if in_need(server) and not self.reaches_all(server)))
+
+    def still_helped(self) -> set[str]:
+        """The servers that need help when a new move begins: as before, and those that subscribers were leaving."""
+        helped = {*self.here(self.entry.helped)}
+        return helped | {*self.in_need()} if self.entry.phase is Phase.NARROW else helped
+
+
+class ChannelSteps:
+    """The migration protocol of channels (`shoal.plan.conductor.Steps`)."""
+
+    kind: Final = CHANNEL
+    entry_type: Final = Entry
+
+    def __init__(self, limits: Limits, rules: MoveRules = _ALL_RULES) -> None:
+        self._prepare_timeout_s = limits.prepare_timeout_s
+        self._widen_timeout_s = limits.widen_timeout_s
+        self._rules = rules
+        self._due: Mapping[Phase, Callable[[_Move], Step[Entry]]] = {
+            Phase.PREPARE: self._prepare,
+            Phase.WIDEN: self._widen,
+            Phase.SWITCH: self._switch,
+            Phase.NARROW: self._narrow,
+        }
+
+    def read_request(self, data: bytes) -> MoveRequest:
+        """The request in `data`; PlanError if it makes no sense."""
+        return decode_request(data)
+
+    def read_report(self, data: bytes) -> Report:
+        """The report in `data`; ProtocolError if it makes no sense."""
+        return decode_report(data)
+
+    def facts(self, entry: Entry) -> Mapping[str, object]:
+        """What the log tells about an entry."""
+        return {
+            "channel": entry.unit,
+            "phase": entry.phase.value,
+            "servers": ",".join(entry.placement.servers),
+            "revision": entry.newness,
+        }
+
+    def answer(self, request: MoveRequest, case: _Case | None, hosts: Ring) -> Step[Entry]:
+        """The entry with which a request begins, and why the request ends."""
+        ring, entry = hosts, case.entry if case else None
+        if entry is not None and _is_target(entry.placement, request):
+            if entry.phase is Phase.END:
+                return Step(dropped="")
+            return Step(hurry(entry, ring) if request.eager and not entry.eager else None)
+        if request.goes_there:
+            return Step(dropped="the channel goes elsewhere, or nowhere")
+        if strangers := [server for server in request.servers if server not in ring.ids]:
+            return Step(dropped=f"the ring has no server {', '.join(strangers)}")
+        placements, _ = unended(request.unit, entry, ring)
+        dead = entry is not None and not any(is_alive(placement, ring) for placement in entry.standing)
+        if len(placements) == 1 and _is_target(placements[0], request) and not dead:
+            gone_back = entry is not None and entry.phase is Phase.PREPARE
+            return Step(give_up(entry, ring) if entry and gone_back else None, "the channel lives there already")
+        return Step(begin(entry, ring, request, _Move(case).still_helped() if case else ()))
+
+    def go_on(self, case: _Case) -> Step[Entry]:
+        """The next entry of a move if it is due, and the reason if the move is given up."""
+        entry, ring = case.entry, case.hosts
+        if entry.phase is not Phase.NARROW and not is_alive(entry.placement, ring):
+            return Step(give_up(entry, ring), given_up="none of its servers is in the ring any more")
+        return self._due[entry.phase](_Move(case))
+
+    def is_settled(self, case: _Case) -> bool:
+        """Whether the rest of a move concerns idle and plain clients only, so that its request can end."""
+        if case.entry.phase is not Phase.NARROW:
+            return False
+        move = _Move(case)
+        waited_for = [move.report(server) for server in move.concerned if move.is_waited_for(server)]
+        idle = not case.entry.eager and all(report is not None and not report.spoken for report in waited_for)
+        return case.over(self._widen_timeout_s * (_IDLE_SHARE if idle else 1.0))
+
+    def _prepare(self, move: _Move) -> Step[Entry]:
+        entry, ring = move.entry, move.ring
+        if not any(is_alive(placement, ring) for placement in entry.earlier):
+            return Step(begin_again(entry, ring, event="old servers gone"))
+        unaware = move.unaware(move.concerned)
+        if not unaware or not self._rules.prepare:
+            unwidened = not self._rules.widen_before_switch
+            return Step(switch_unwidened(entry, ring) if unwidened else widen(entry, ring))
+        if move.is_over(self._prepare_timeout_s):
+            why = f"the agents of {', '.join(unaware)} did not learn of it within {self._prepare_timeout_s:g} s"
+            return Step(give_up(entry, ring), given_up=why)
+        return Step()
+
+    def _widen(self, move: _Move) -> Step[Entry]:
+        """Publishers switch only to servers whose agents know of it: others would not answer them."""
+        unaware = move.unaware(move.concerned) if self._rules.prepare else ()
+        aware = [server for server in move.concerned if move.report(server) is not None]
+        if not unaware and not any(map(move.is_behind, aware)):
+            return Step(switch(move.entry, move.ring, "subscribers stand"))
+        if move.is_over(self._widen_timeout_s) and not {*unaware} & {*move.newest}:
+            return Step(switch(move.entry, move.ring, "time over", move.in_need()))
+        return Step()
+
+    def _switch(self, move: _Move) -> Step[Entry]:
+        old = move.here(tuple(server for placement in move.entry.earlier for server in placement.servers))
+        said = map(move.report, old)
+        if all(report is not None and report.handed >= move.entry.newness for report in said):
+            return Step(narrow(move.entry, move.ring))
+        return Step()
+
+    def _narrow(self, move: _Move) -> Step[Entry]:
+        """A subscriber that followed while the placement widened needs no help to leave, so help is reviewed only after
+        a while."""
+        if not any(map(move.is_waited_for, move.concerned)):
+            return Step(end(move.entry, move.ring))
+        if move.is_over(self._widen_timeout_s):
+            in_need = move.in_need()
+            if in_need != move.entry.helped:
+                return Step(help_others(move.entry, move.ring, in_need))
+        return Step()
+
+
+def _is_target(placement: Placement, request: MoveRequest) -> bool:
+    return placement.mode is request.mode and {*placement.servers} == {*request.servers}

@@ -103,9 +103,10 @@ def ask(
     *args: bytes | str | int,
     timeout_s: float = 5.0,
     frame_bytes_max: int = 1 << 26,
+    dial: Dial = tcp,
 ) -> Any:
     """Connect, log in, run one command, return its reply; raises what `BlockingConnection` does."""
     with BlockingConnection(
-        host, port, username, password, timeout_s=timeout_s, frame_bytes_max=frame_bytes_max
+        host, port, username, password, timeout_s=timeout_s, frame_bytes_max=frame_bytes_max, dial=dial
     ) as connection:
         return connection.ask(*args)

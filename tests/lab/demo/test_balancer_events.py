@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.balance.proposal import Move, Place, Proposal, ServerChange
+from shoal.balance.change import ChannelMove, Place, ServerChange
+from shoal.balance.proposal import Proposal
 from shoal.balance.recording import Outcome
 from shoal.lab.demo.balancer_events import MOVES_SHOWN_MAX, BalancerEvents
 from shoal.lab.demo.server_events import EventKind
@@ -14,13 +15,24 @@ class Texts(list[str]):
         self.append(f"{kind} {text}")
 
 
-def move(name: str, *servers: str, reason: str = "overload") -> Move:
+def move(name: str, *servers: str, reason: str = "overload") -> ChannelMove:
     mode = Mode.SINGLE if len(servers) == 1 else Mode.ALL_SUBSCRIBERS
-    return Move(name.encode(), 0, Place(Mode.SINGLE, ("s1",)), Place(mode, servers), reason, {"left_before": 0.934})
+    return ChannelMove(
+        name.encode(), 0, Place(Mode.SINGLE, ("s1",)), Place(mode, servers), reason, {"left_before": 0.934}
+    )
 
 
-def proposal(*moves: Move, servers: tuple[ServerChange, ...] = ()) -> Proposal:
-    return Proposal("shoal", "", 10.0, 1, "", moves, servers, 0.934, 0.61)
+def proposal(*moves: ChannelMove, servers: tuple[ServerChange, ...] = ()) -> Proposal:
+    return Proposal(
+        policy="shoal",
+        settings="",
+        window_end_s=10.0,
+        ring_version=1,
+        basis="",
+        changes=(*moves, *servers),
+        max_ratio_before=0.934,
+        max_ratio_after=0.61,
+    )
 
 
 def change(what: str, server: str = "", count: int = 1) -> ServerChange:

@@ -110,7 +110,7 @@ class Site:
                 DEFAULT_LIMITS,
                 self.heartbeats.append,
                 process.runtime.random,
-                dial=process.runtime.dial,
+                book=process.runtime.address_book,
             )
         )
 
@@ -118,7 +118,7 @@ class Site:
         """Connections that publish on other servers."""
         return self.start(
             lambda process: ForwardLinks(
-                "s1", None, None, DEFAULT_LIMITS, core, process.runtime.random, dial=process.runtime.dial
+                "s1", None, None, DEFAULT_LIMITS, core, process.runtime.random, book=process.runtime.address_book
             )
         )
 

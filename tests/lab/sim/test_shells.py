@@ -26,8 +26,8 @@ from shoal.lab.sim.world.process import COORDINATOR_URL, FIRST_SECOND, Process, 
 from shoal.lab.sim.world.world import World
 from shoal.leader.balancer_shell import Balancing
 from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.conductor_shell import Leading
 from shoal.leader.leadership import Leader
-from shoal.leader.mover_shell import Leading
 from shoal.leader.providers import Nobody
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits

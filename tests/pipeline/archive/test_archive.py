@@ -29,7 +29,7 @@ from shoal.history.table import to_items
 from shoal.message import Gap
 from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
 from shoal.pipeline.spark.tasks import Task
-from shoal.plan.keys import channel_text as record_name
+from shoal.plan.keys import unit_text as record_name
 from shoal.plan.ring import ServerAddress
 from shoal.wire.record_entry import record_key
 

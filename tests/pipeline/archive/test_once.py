@@ -14,7 +14,7 @@ from shoal.cli.pipeline_archive import _archive, _Cluster, _Done
 from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.pipeline.spark.tasks import Task
-from shoal.plan.keys import channel_text as record_name
+from shoal.plan.keys import unit_text as record_name
 from shoal.plan.ring import ServerAddress
 
 BATCHES_MAX = 20

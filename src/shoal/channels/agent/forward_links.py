@@ -20,9 +20,9 @@ from shoal.errors import ConnectError, ProtocolError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import Ring, ServerAddress
+from shoal.wire.address_book import AS_ANNOUNCED, AddressBook
 from shoal.wire.backoff import Backoff
 from shoal.wire.connection import Connection
-from shoal.wire.dial import Dial, tcp
 
 REPLY_BYTES_MAX: Final = 1 << 20
 
@@ -87,7 +87,7 @@ class ForwardLinks:
         core: ForwardingCore,
         random: Random,
         *,
-        dial: Dial = tcp,
+        book: AddressBook = AS_ANNOUNCED,
     ) -> None:
         self._own = own
         self._username = username
@@ -95,7 +95,7 @@ class ForwardLinks:
         self._limits = limits
         self._core = core
         self._random = random
-        self._dial = dial
+        self._book = book
         self._loop = asyncio.get_running_loop()
         self._tasks = ServerTasks(self._keep, "forwards to")
         self._connections: dict[str, tuple[Connection, _Replies]] = {}
@@ -125,14 +125,15 @@ class ForwardLinks:
         )
         while True:
             replies = _Replies(address.id, lambda count: self._confirmed(address.id, count))
+            endpoint = self._book.reach(address)
             connection = Connection(
-                address.host,
-                address.port,
+                endpoint.host,
+                endpoint.port,
                 username=self._username,
                 password=self._password,
                 name=f"shoal-forward-{self._own}",
                 receiver=replies,
-                dial=self._dial,
+                dial=endpoint.dial,
                 connect_timeout_s=limits.connect_timeout_s,
                 frame_bytes_max=REPLY_BYTES_MAX,
             )

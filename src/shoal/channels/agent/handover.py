@@ -42,11 +42,11 @@ class Handovers:
 
     def handed(self, entry: Entry) -> int:
         """The revision that a channel's handover covers; 0 if it is not complete."""
-        return entry.newness if self._moving[entry.channel].handed == entry.placement.version else 0
+        return entry.newness if self._moving[entry.unit].handed == entry.placement.version else 0
 
     def follow(self, entry: Entry) -> None:
         """Begins a handover if the entry requires one."""
-        channel, version = entry.channel, entry.placement.version
+        channel, version = entry.unit, entry.placement.version
         if entry.phase not in (Phase.SWITCH, Phase.NARROW) or not self._is_left(entry):
             self._waiting.pop(channel, None)
             self._under_way.pop(channel, None)

@@ -20,9 +20,9 @@ from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.wire import control
+from shoal.wire.address_book import AS_ANNOUNCED, AddressBook
 from shoal.wire.backoff import Backoff
 from shoal.wire.connection import Connection
-from shoal.wire.dial import Dial, tcp
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
 
 PEER_PATTERN: Final = HEARTBEAT_CHANNEL[:-1] + b"[" + HEARTBEAT_CHANNEL[-1:] + b"]"
@@ -73,7 +73,7 @@ class Peers:
         heard: Callable[[control.Heartbeat], None],
         random: Random,
         *,
-        dial: Dial = tcp,
+        book: AddressBook = AS_ANNOUNCED,
     ) -> None:
         self._own = own
         self._username = username
@@ -81,7 +81,7 @@ class Peers:
         self._limits = limits
         self._heard = heard
         self._random = random
-        self._dial = dial
+        self._book = book
         self._tasks = ServerTasks(self._listen, "heartbeats of")
 
     def follow(self, ring: Ring) -> None:
@@ -101,14 +101,15 @@ class Peers:
         )
         while True:
             listener = _Listener(address.id, self._heard)
+            endpoint = self._book.reach(address)
             connection = Connection(
-                address.host,
-                address.port,
+                endpoint.host,
+                endpoint.port,
                 username=self._username,
                 password=self._password,
                 name=f"shoal-peer-{self._own}",
                 receiver=listener,
-                dial=self._dial,
+                dial=endpoint.dial,
                 connect_timeout_s=limits.connect_timeout_s,
                 frame_bytes_max=HEARTBEAT_BYTES_MAX,
             )

@@ -41,6 +41,7 @@ from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.book import PlanBook
+from shoal.plan.format import FORMAT, stored_format
 from shoal.plan.moving import Report
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Verifier
@@ -98,9 +99,11 @@ class Agent:
             self._limits,
             self._heartbeat_heard,
             self._random,
-            dial=runtime.dial,
+            book=runtime.address_book,
         )
         self._plan: dict[str, bytes] = {}
+        self._format: int | None = None
+        self._stored_key: bytes | None = None
         self._plan_moved = False
         self._report_changed = asyncio.Event()
         self._granted_at: float | None = None
@@ -181,7 +184,10 @@ class Agent:
         value = change.now.value if change.now is not None else None
         if value is None and not self._rules.deletions:
             return
-        if change.key == keys.PUBLIC_KEY and value is not None:
+        if change.key == keys.FORMAT_KEY and value is not None:
+            self._format = stored_format(value)
+            self._key_found(self._stored_key)
+        elif change.key == keys.PUBLIC_KEY and value is not None:
             self._key_found(value)
         elif self._session is not None:
             self._plan_to_core(self._session, change.key, value)
@@ -190,8 +196,14 @@ class Agent:
         else:
             self._plan.pop(change.key, None)
 
-    def _key_found(self, key: bytes) -> None:
-        if not self._key.done():
+    def _key_found(self, key: bytes | None) -> None:
+        """The agent begins to serve when it has the key, and the plan has the format of this version."""
+        if key is None:
+            return
+        self._stored_key = key
+        if self._format != FORMAT:
+            _log.warning("waits for a leader of this version to upgrade the plan", format=FORMAT)
+        elif not self._key.done():
             self._key.set_result(key)
         elif self._key.result() != key:
             raise PlanError("the cluster has another key than when this agent started", do="start the agent again")
@@ -203,7 +215,7 @@ class Agent:
             core.ring(value)
         elif (pattern := keys.recorded_pattern(key)) is not None:
             core.mark(pattern, value is not None)
-        elif (channel := keys.entry_channel(key)) is not None:
+        elif (channel := keys.entry_unit(key)) is not None:
             if value is None:
                 core.forget_entry(channel)
             else:
@@ -312,14 +324,15 @@ class Agent:
         address = self._address
         complained = False
         while True:
+            endpoint = self._runtime.address_book.reach(address)
             connection = AgentConnection(
-                address.host,
-                address.port,
+                endpoint.host,
+                endpoint.port,
                 username=self._login.username,
                 password=self._login.password,
                 name=f"shoal-agent-{address.id}",
                 connect_timeout_s=self._limits.connect_timeout_s,
-                dial=self._runtime.dial,
+                dial=endpoint.dial,
             )
             try:
                 return connection, await connection.open()
@@ -353,7 +366,13 @@ class Agent:
             self._metrics.watch(core, monitor, self._loop.time)
         login = self._login
         self._forward_links = ForwardLinks(
-            self._address.id, login.username, login.password, self._limits, core, self._random, dial=self._runtime.dial
+            self._address.id,
+            login.username,
+            login.password,
+            self._limits,
+            core,
+            self._random,
+            book=self._runtime.address_book,
         )
         session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall)
         for name, value in self._plan.items():

@@ -13,7 +13,7 @@ from typing import Final
 from shoal.coordination.interface import Coordinator
 from shoal.errors import CoordinatorError
 from shoal.logs import get_log
-from shoal.plan.keys import REPORTS_PREFIX
+from shoal.plan.keys import report_key
 from shoal.plan.moving import Report, encode_report
 
 INTERVAL_S: Final = 0.1
@@ -39,7 +39,7 @@ async def write_reports(
         wait_s = INTERVAL_S
         if unwritten is not None:
             try:
-                await coordinator.put(REPORTS_PREFIX + server, encode_report(unwritten))
+                await coordinator.put(report_key(server), encode_report(unwritten))
                 unwritten = None
                 complained = False
             except CoordinatorError as error:

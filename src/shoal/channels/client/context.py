@@ -17,6 +17,7 @@ from shoal.channels.rules import Rules
 from shoal.channels.timers import Timers
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
+from shoal.plan.ring import ServerAddress
 from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, peer_channel
 
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
 class Connect(msgspec.Struct, frozen=True):
     """Open a connection to a server; answer with `opened` or `lost`."""
 
-    server: str
-    host: str
-    port: int
+    address: ServerAddress
+
+    @property
+    def server(self) -> str:
+        """The id of the server."""
+        return self.address.id
 
 
 class Disconnect(msgspec.Struct, frozen=True):
@@ -159,7 +163,7 @@ class Context:
         """Opens a link, unless it is open or opening, or its server is not in the ring."""
         if link.state is states.Link.DOWN and self.book.address(link.server) is not None and not self.closing:
             link.step("wanted")
-            self.effects.append(Connect(link.server, link.address.host, link.address.port))
+            self.effects.append(Connect(link.address))
 
     def drop(self, link: ServerLink) -> None:
         """Drops the connection of a link, if it has one."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from shoal.balance.proposal import Move, Proposal, ServerChange
+from shoal.balance.change import ChannelMove, ServerChange
+from shoal.balance.proposal import Proposal
 from shoal.balance.recording import Outcome, proposal_of
 from shoal.lab.demo.server_events import EventKind
 from shoal.leader.audit_log import AuditLog
@@ -66,7 +67,7 @@ class BalancerEvents:
             ratios += f" -> {proposal.max_ratio_after:.0%}"
         self._add(now, "plan", f"plan {_short(proposal.digest)}, {ratios}: {', '.join(wants)}")
         spread = [move for move in proposal.moves if move.after.mode is not Mode.SINGLE]
-        self.replicated.update(move.channel for move in spread)
+        self.replicated.update(move.unit for move in spread)
         moves = [*spread, *(move for move in proposal.moves if move.after.mode is Mode.SINGLE)]
         for move in moves[:MOVES_SHOWN_MAX]:
             self._add(now, "move", _move_text(move))
@@ -108,14 +109,14 @@ class AuditLogReader:
         return [entry for _, entry in sorted(found, key=lambda item: item[0])]
 
 
-def _move_text(move: Move) -> str:
+def _move_text(move: ChannelMove) -> str:
     way = f"{', '.join(move.before.servers)} -> {', '.join(move.after.servers)}"
     how = "" if move.after.mode is Mode.SINGLE else f", {move.after.mode}"
     left = move.figures.get("left_before")
     why = move.reason if left is None else f"{move.reason}, {move.before.servers[0]} at {left:.0%}"
     if len(move.before.servers) > 1 and left is not None:
         why = f"{move.reason}, busiest at {left:.0%}"
-    return f"{move.channel.decode('utf-8', 'backslashreplace')}: {way} ({why}{how})"
+    return f"{move.unit.decode('utf-8', 'backslashreplace')}: {way} ({why}{how})"
 
 
 def _change_text(change: ServerChange) -> str:

@@ -100,9 +100,7 @@ class BalancerFollower(PlanFollower):
             self._known.add(file.path)
             record = self._audit.read(file.path)
             proposal = proposal_of(record)
-            moves = (
-                (move.channel.decode(), move.after.mode, move.after.servers, move.reason) for move in proposal.moves
-            )
+            moves = ((move.unit.decode(), move.after.mode, move.after.servers, move.reason) for move in proposal.moves)
             found.append(
                 DecisionMade(
                     record.digest,

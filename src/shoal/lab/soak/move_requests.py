@@ -79,20 +79,20 @@ class MoveRequester(PlanFollower):
         self.counts["moves at once"] += len(requests) > 1
         at = monotonic()
         for request in requests:
-            channel = request.channel.decode()
+            channel = request.unit.decode()
             last = self.ledger.last(channel)
             self.counts["move during a move"] += last is not None and last.fate is Fate.OPEN
             self.counts["move asked eagerly" if request.eager else "move asked lazily"] += 1
             self.take(MoveRequested(channel, request.mode, request.servers, request.eager, at))
         try:
             await self._coordinator.write_all(
-                [KeyWrite(keys.move_key(request.channel), encode_request(request)) for request in requests]
+                [KeyWrite(keys.move_key(request.unit), encode_request(request)) for request in requests]
             )
         except CoordinatorError as error:
             self.counts["move not asked for: the coordinator was away"] += len(requests)
             self.log.write(Note(f"{len(requests)} moves could not be requested: {error}", monotonic()))
             for request in requests:
-                self.take(RequestRemoved(request.channel.decode(), monotonic()))
+                self.take(RequestRemoved(request.unit.decode(), monotonic()))
 
     def _request_of(self, move: PlannedMove) -> MoveRequest | None:
         """The request for a move to another placement; None if there is no other."""
@@ -110,7 +110,7 @@ class MoveRequester(PlanFollower):
     async def _look_for_removed(self) -> None:
         """Finds requests that were removed so soon that the watch has missed them."""
         try:
-            requests = await self._coordinator.list(keys.MOVES_PREFIX)
+            requests = await self._coordinator.list(keys.moves_prefix())
         except CoordinatorError:
             return
         for move in self.ledger.open:

@@ -77,15 +77,15 @@ class PlanFollower:
     def _watches(self) -> Iterable[Coroutine[Any, Any, None]]:
         """The tasks that run while it follows."""
         yield self._watch(keys.RING_KEY, self._ring)
-        yield self._watch(keys.ENTRIES_PREFIX, self._entry)
-        yield self._watch(keys.MOVES_PREFIX, self._request)
+        yield self._watch(keys.entries_prefix(), self._entry)
+        yield self._watch(keys.moves_prefix(), self._request)
         yield self._sample()
 
     async def finish(self) -> None:
         """Stops, logs open moves with their reasons, and ends the log."""
         await self.stop()
         try:
-            reports = await self._coordinator.list(keys.REPORTS_PREFIX)
+            reports = await self._coordinator.list(keys.reports_prefix())
         except CoordinatorError as error:
             reports = {}
             self.log.write(Problem(f"unsettled: the coordinator does not answer: {error}"))
@@ -136,7 +136,7 @@ class PlanFollower:
                 self.take(at_home)
 
     def _request(self, change: Change) -> None:
-        channel = keys.move_channel(change.key)
+        channel = keys.move_unit(change.key)
         if channel is None:
             return
         if change.now is None:
@@ -155,7 +155,7 @@ class PlanFollower:
             return
         self._requests.add(request.id)
         self.counts["move asked eagerly" if request.eager else "move asked lazily"] += 1
-        self.take(MoveRequested(request.channel.decode(), request.mode, request.servers, request.eager, monotonic()))
+        self.take(MoveRequested(request.unit.decode(), request.mode, request.servers, request.eager, monotonic()))
 
     def take(self, record: MoveRequested | EntryChanged | RequestRemoved) -> None:
         """Logs a line about a move, and updates the ledger."""
@@ -192,7 +192,7 @@ async def followed(follower: PlanFollower) -> AsyncIterator[None]:
 def _changed(entry: Entry, at: float) -> EntryChanged:
     placement = entry.placement
     return EntryChanged(
-        entry.channel.decode(),
+        entry.unit.decode(),
         entry.phase,
         entry.newness,
         placement.version,

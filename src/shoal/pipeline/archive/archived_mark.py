@@ -13,7 +13,7 @@ from shoal.history.manifest import Manifest
 from shoal.history.record_reader import RecordReader
 from shoal.history.server_reader import Login
 from shoal.logs import get_log
-from shoal.plan.keys import channel_text as record_name
+from shoal.plan.keys import unit_text as record_name
 from shoal.plan.ring import ServerAddress
 
 _log: Final = get_log(__name__)

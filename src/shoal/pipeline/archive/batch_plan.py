@@ -16,7 +16,7 @@ from shoal.history.manifest import ArchivedFile, Manifest
 from shoal.history.record_reader import RecordPosition, RecordReader
 from shoal.history.server_reader import Login
 from shoal.pipeline.archive.parquet_files import GROUP_SCHEMA, SLICE_BYTES_MAX, SLICE_SCHEMA
-from shoal.plan.keys import channel_text as record_name
+from shoal.plan.keys import unit_text as record_name
 from shoal.plan.ring import ServerAddress
 
 SMALL_BYTES: Final = 64 * 1024 * 1024

@@ -37,7 +37,7 @@ from shoal.pipeline.archive.batch_plan import BatchPlan, RecordKey, plan_batch, 
 from shoal.pipeline.archive.parquet_files import DONE_SCHEMA, archive_slices, compact_groups
 from shoal.pipeline.job_folders import exclusive_lock
 from shoal.pipeline.spark.tasks import Task, spark_schema
-from shoal.plan.keys import channel_text as record_name
+from shoal.plan.keys import unit_text as record_name
 from shoal.plan.ring import ServerAddress
 
 if TYPE_CHECKING:

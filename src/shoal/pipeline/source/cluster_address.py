@@ -16,7 +16,8 @@ from shoal.coordination.layout import GarbageError, decode_value, redis_key
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError
 from shoal.history.server_reader import Login
-from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+from shoal.plan.format import check_format
+from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Verifier
 from shoal.wire.blocking import BlockingConnection
@@ -44,13 +45,15 @@ class ClusterAddress:
             return self.listed
         where = self.coordinator
         with BlockingConnection(where.host, where.port, where.username, where.password) as coordinator:
-            key, ring = (coordinator.ask("GET", redis_key(path)) for path in (PUBLIC_KEY, RING_KEY))
+            paths = (FORMAT_KEY, PUBLIC_KEY, RING_KEY)
+            format, key, ring = (coordinator.ask("GET", redis_key(path)) for path in paths)
         if key is None or ring is None:
             raise ClusterNotFoundError(
                 f"the coordinator at {where} has no ring: no cluster has started there yet",
                 do="run `shoal status`, and start the cluster if it is not running",
             )
         try:
+            check_format(None if format is None else decode_value(format).value)
             return Verifier(decode_value(key).value).ring(decode_value(ring).value).servers
         except (GarbageError, ValueError) as error:
             raise CoordinatorError(f"the ring at {where} cannot be read: {error}") from error

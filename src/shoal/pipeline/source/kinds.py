@@ -24,8 +24,8 @@ from shoal.history.table import SCHEMA, channel_text, matching
 from shoal.load.record import DATA_FIELD, ID_FIELD, RecordId
 from shoal.load.reports import BATCH_SCHEMA
 from shoal.pipeline.source.offsets import EntryId
-from shoal.plan.keys import channel_of
-from shoal.plan.keys import channel_text as stream_name
+from shoal.plan.keys import unit_of
+from shoal.plan.keys import unit_text as stream_name
 from shoal.wire.envelope import TELEMETRY_KEY
 from shoal.wire.glob import glob_match
 from shoal.wire.record_entry import INDEX_KEY, record_key
@@ -133,7 +133,7 @@ class ChannelKind:
     def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
         """One row for each message, stream end and gap. `arrived_s` is not used: `recorded_at` comes from the entry."""
         del arrived_s
-        channel = channel_text(channel_of(stream, "") or stream.encode())
+        channel = channel_text(unit_of(stream, "") or stream.encode())
         batch = decode_entries(channel, server, [(str(entry), fields) for entry, fields in entries])
         if self._where is not None:
             kept = matching(pa.Table.from_batches([batch]), self._where).combine_chunks().to_batches()

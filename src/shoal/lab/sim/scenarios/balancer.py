@@ -332,7 +332,7 @@ class BalancerRun(MovesRun):
 
     def entry_written(self, entry: Entry) -> None:
         """Notes when."""
-        self.entry_at[entry.channel] = self.world.now
+        self.entry_at[entry.unit] = self.world.now
         super().entry_written(entry)
 
     def plan_begun(self, leader: str) -> None:

@@ -20,7 +20,7 @@ from shoal.load.fold_state import FoldCounters
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.entry import Phase
-from shoal.plan.keys import KEEPER_LEASE, MOVES_PREFIX, POOL_PREFIX, Mark, pool_server, read_mark
+from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, Mark, moves_prefix, pool_server, read_mark
 from shoal.plan.moving import MoveRequest, decode_request
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class BalancerWatch:
         self._check_right(key)
         if key == STATE_KEY:
             self._state_written()
-        elif key.startswith(MOVES_PREFIX):
+        elif key.startswith(moves_prefix()):
             self._request_written(key)
         elif key.startswith(POOL_PREFIX):
             self._mark_written(key)
@@ -166,15 +166,15 @@ class BalancerWatch:
             self.run.plan_begun(writer[0] if writer else "")
         reason = known[1].moves[int(index)].reason
         self.seen[f"moved for {reason}"] += 1
-        if self.at_rest and (reason != "merge" or request.channel in self._merged):
+        if self.at_rest and (reason != "merge" or request.unit in self._merged):
             self.violate("restless", f"{request} for {reason} under steady load")
         elif self.at_rest:
-            self._merged.add(request.channel)
+            self._merged.add(request.unit)
 
     def _check_request(self, request: MoveRequest, proposal: Proposal, index: int) -> None:
         """What is asked for is what was proposed, and names servers of the pool only."""
         move = proposal.moves[index]
-        if (move.channel, move.after.mode, move.after.servers) != (request.channel, request.mode, request.servers):
+        if (move.unit, move.after.mode, move.after.servers) != (request.unit, request.mode, request.servers):
             self.violate("other than proposed", f"{request} is not {move}")
         now = self.run.world.now
         for server in request.servers:
@@ -205,10 +205,10 @@ class BalancerWatch:
         if ring is not None and ring.version != proposal.ring_version and now - run.ring_at > STALE_S:
             self.violate("stale", f"a proposal of ring {proposal.ring_version} is applied to ring {ring.version}")
         for move in proposal.moves:
-            entry = run.book.entry(move.channel)
+            entry = run.book.entry(move.unit)
             newness = entry.newness if entry else 0
-            if newness != move.revision and now - run.entry_at.get(move.channel, now) > STALE_S:
-                self.violate("stale", f"{move.channel.decode()} was at {move.revision}, and is at {newness}")
+            if newness != move.revision and now - run.entry_at.get(move.unit, now) > STALE_S:
+                self.violate("stale", f"{move.unit.decode()} was at {move.revision}, and is at {newness}")
 
     # -- the pool --------------------------------------------------------------------------------------------
 

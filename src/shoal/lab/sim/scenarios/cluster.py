@@ -33,7 +33,7 @@ from shoal.leader.leadership import Leader
 from shoal.leader.timing import LeaderTiming
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry
-from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY, entry_key
+from shoal.plan.keys import RING_KEY, entries_prefix, entry_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Signer, Verifier
@@ -249,7 +249,7 @@ class ChannelScenario(Scenario):
             stored = self.coordinator.store.get(key)
             if stored is not None and key == RING_KEY:
                 self._ring_written(stored.value)
-            elif stored is not None and key.startswith(ENTRIES_PREFIX):
+            elif stored is not None and key.startswith(entries_prefix()):
                 self._entry_written(stored.value)
             tell_watchers(key)
 

@@ -158,7 +158,7 @@ class MovesRun(ChannelScenario):
     def entry_written(self, entry: Entry) -> None:
         """Follows the moves; perhaps somebody dies of it."""
         ring = self.book.ring
-        home = at_home(ring.version, ring.home(entry.channel)) if ring else entry.placement
+        home = at_home(ring.version, ring.home(entry.unit)) if ring else entry.placement
         self._count_takeover(entry)
         self.watch.written(entry, home, self.world.now)
         if self.operator is not None:
@@ -168,10 +168,10 @@ class MovesRun(ChannelScenario):
         """Notes when a move is carried on by another mover than the one that carried it so far."""
         lease = self.coordinator.store.lease_of(KEEPER_LEASE)
         holder = lease.holder if lease is not None else ""
-        before = self.watch.entries.get(entry.channel)
+        before = self.watch.entries.get(entry.unit)
         if before is not None and before.phase is not Phase.END:
-            self.watch.seen["mover takes over"] += self._writers.get(entry.channel) != holder
-        self._writers[entry.channel] = holder
+            self.watch.seen["mover takes over"] += self._writers.get(entry.unit) != holder
+        self._writers[entry.unit] = holder
 
     def died(self, kind: str, name: str) -> None:
         """Counts the death in the phases of the moves that it meets."""

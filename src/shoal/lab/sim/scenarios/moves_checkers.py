@@ -15,7 +15,7 @@ from shoal.lab.sim.scenario import BEGIN_S
 from shoal.lab.sim.scenarios.moves_watch import kind_of
 from shoal.message import Gap
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.keys import MOVES_PREFIX, move_channel
+from shoal.plan.keys import move_unit, moves_prefix
 
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.app import App
@@ -59,8 +59,8 @@ class MovesCheck:
                 yield f"{channel.decode()} does not come to an end, though nobody is behind: {entry}"
 
     def _requests(self) -> Iterator[str]:
-        for key in self.run.coordinator.store.list(MOVES_PREFIX):
-            yield f"the request to move {move_channel(key)!r} is never answered"
+        for key in self.run.coordinator.store.list(moves_prefix()):
+            yield f"the request to move {move_unit(key)!r} is never answered"
 
     def _unfulfilled(self, verdict: Verdict) -> None:
         """Where nothing went wrong and nothing was slow, every channel is where it was last asked to be."""
@@ -75,11 +75,11 @@ class MovesCheck:
 
     def _excuses(self, entry: Entry) -> bool:
         """Whether somebody is behind who may be: a plain subscriber, or one on whose channel nobody speaks."""
-        name = entry.channel.decode()
+        name = entry.unit.decode()
         if any(plain.channel == name for plain in self.run.plain):
             self.run.watch.seen["plain subscriber left behind by a move"] += 1
             return True
-        if self._spoken_at(name) > self.run.watch.written_at[entry.channel] + SPOKEN_S:
+        if self._spoken_at(name) > self.run.watch.written_at[entry.unit] + SPOKEN_S:
             return False
         idle = any(self._is_behind(app, entry) for app in self.run.apps)
         self.run.watch.seen["idle subscriber at the end"] += idle
@@ -89,8 +89,8 @@ class MovesCheck:
         """Whether an application subscribes to the channel and does not know the entry."""
         if app.router is None:
             return False
-        known = app.router.context.book.revision(entry.channel)
-        name = entry.channel.decode()
+        known = app.router.context.book.revision(entry.unit)
+        name = entry.unit.decode()
         return known < entry.newness and any(sub.text == name and not sub.record.pattern for sub in app.subs)
 
     def _spoken_at(self, name: str) -> float:

@@ -33,7 +33,7 @@ class MovesWatch:
 
     def written(self, entry: Entry, home: Placement, now: float) -> None:
         """An entry has come; `home` is where the channel lives without one."""
-        channel, seen = entry.channel, self.seen
+        channel, seen = entry.unit, self.seen
         before = self.entries.get(channel) or Entry(channel, home)
         self.entries[channel] = entry
         if entry.phase is not before.phase or entry.placement != before.placement:
@@ -48,7 +48,7 @@ class MovesWatch:
             self.switches[channel] += 1
 
     def _begun(self, entry: Entry, before: Entry) -> None:
-        channel, seen = entry.channel, self.seen
+        channel, seen = entry.unit, self.seen
         past = self._past.setdefault(channel, [kind_of(before.placement)])
         seen["move"] += 1
         seen["eager move" if entry.eager else "lazy move"] += 1
@@ -56,7 +56,7 @@ class MovesWatch:
         seen["second move before the end of the first"] += before.phase is not Phase.END
         seen["back and forth"] += kind_of(entry.placement) in past
         seen["overlapping moves"] += any(
-            other.phase is not Phase.END for other in self.entries.values() if other.channel != channel
+            other.phase is not Phase.END for other in self.entries.values() if other.unit != channel
         )
         past.append(kind_of(entry.placement))
 

@@ -1,4 +1,4 @@
-"""The mover's core when servers leave the ring in the middle of moves, and in histories of any kind."""
+"""The steps of a channel's move when servers leave the ring in the middle of moves, and in histories of any kind."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.mover_store import (
     CHANNEL,
-    LIMITS,
     PREPARE_S,
     SERVERS,
-    SIGNER,
     WIDEN_S,
     Store,
     bare,
+    mover,
     place,
     ring_of,
 )
 
 from shoal.plan.entry import Entry, Phase, check_entry
-from shoal.plan.mover import Mover
 from shoal.plan.placement import BY_THE_RING, Mode, at_home
 
 
@@ -253,7 +251,7 @@ def test_in_any_history_no_placement_is_left_too_early_and_moves_end(history: li
             case ("ring", servers):
                 store.ring = store.ring.next(ring_of(0, *servers).servers)
             case ("new mover",):
-                store.mover = Mover(SIGNER, LIMITS)
+                store.mover = mover()
             case ("pass", seconds):
                 store.now += seconds
         before = store.entry() if CHANNEL in store.entries else None

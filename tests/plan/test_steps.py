@@ -1,4 +1,4 @@
-"""The mover's core: the phases of a move, what each waits for, and what becomes of requests."""
+"""The steps of a channel's move: the phases, what each waits for, and what becomes of requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 from tests.support.mover_store import (
     CHANNEL,
-    LIMITS,
     PREPARE_S,
     SERVERS,
     SIGNER,
@@ -14,13 +13,14 @@ from tests.support.mover_store import (
     Rules,
     Store,
     bare,
+    mover,
     place,
 )
 
 from shoal.coordination.interface import Versioned
 from shoal.plan import steps
+from shoal.plan.conductor import View
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.mover import Mover, MoverView
 from shoal.plan.moving import MoveRequest, encode_request
 from shoal.plan.placement import BY_THE_RING, Mode, at_home
 from shoal.plan.signing import Signer
@@ -417,10 +417,10 @@ def test_an_entry_under_the_name_of_another_channel_counts_as_none() -> None:
 
 
 def test_without_a_ring_nothing_is_decided() -> None:
-    mover = Mover(SIGNER, LIMITS)
+    new = mover()
     request = MoveRequest(CHANNEL, ("s1",), Mode.SINGLE, False, "x")
-    assert mover.observe(MoverView(None, {}, {CHANNEL: Versioned(encode_request(request), 1)}, {}), 1.0) == []
-    assert mover.next_check_s is None
+    assert new.observe(View(None, {}, {CHANNEL: Versioned(encode_request(request), 1)}, {}), 1.0) == []
+    assert new.next_check_s is None
 
 
 def test_many_channels_move_at_once() -> None:
@@ -439,7 +439,7 @@ def test_a_new_mover_goes_on(phase: Phase) -> None:
     store = Store()
     store.ask(store.others[0])
     store.until(phase)
-    store.mover = Mover(SIGNER, LIMITS)
+    store.mover = mover()
     assert store.run()[-1] is Phase.END
     assert len(store.written) == 5
 
@@ -449,7 +449,7 @@ def test_the_timeouts_of_a_new_mover_begin_with_its_first_look() -> None:
     store.ask(store.others[0])
     store.look()
     store.look(PREPARE_S - 1)
-    store.mover = Mover(SIGNER, LIMITS)
+    store.mover = mover()
     assert store.look(2.0) is None
     entry = store.look(PREPARE_S)
     assert entry is not None

@@ -1,0 +1,193 @@
+"""The conductor's shell: follows requests, reports and entries of one kind of unit, writes what the core decides.
+
+Owns the turns and the calls to the coordinator, for every migration protocol. It works while this process holds the
+keeper's lease, and every write is fenced by it. Decides nothing: `shoal.plan.conductor` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, Generic
+
+import msgspec
+
+from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
+from shoal.errors import ConflictError, CoordinatorError, ProtocolError
+from shoal.leader.mirror import Mirror
+from shoal.logs import get_log
+from shoal.plan import keys
+from shoal.plan.conductor import Conductor, DropRequest, E, H, P, PutEntry, Q, Steps, View
+from shoal.plan.ring import Ring
+from shoal.plan.signing import Signer
+
+_GATHER_S: Final = 0.01
+"""How long news may gather before a look."""
+_log: Final = get_log(__name__)
+
+
+class Leading(msgspec.Struct, frozen=True):
+    """The right to write the plan, and the ring to go by. Every write is fenced by `fence`, which is the lease."""
+
+    lease: Lease
+    ring: Ring | None
+    fence: Lease | None
+
+
+def ring_of(leading: Leading) -> Ring | None:
+    """The hosts of channels."""
+    return leading.ring
+
+
+class ConductorShell(Generic[E, H, P, Q]):
+    """Moves the units of one kind by its table of steps. `leading` is the right to do so, or None while another process
+    leads; each time in the lead begins with a new conductor. `hosts` tells where units may live; `poll_s` is how often
+    to look without news."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        steps: Steps[E, H, P, Q],
+        signer: Signer,
+        leading: Callable[[], Leading | None],
+        hosts: Callable[[Leading], H | None],
+        poll_s: float,
+    ) -> None:
+        self._coordinator = coordinator
+        self._steps = steps
+        self._signer = signer
+        self._leading = leading
+        self._hosts = hosts
+        self._poll_s = poll_s
+        self._clock = asyncio.get_running_loop().time
+        self._conductor: Conductor[E, H, P, Q] | None = None
+        self._token = 0
+        self._trouble: str | None = None
+        self._changed = asyncio.Event()
+        kind = steps.kind
+        self._entries = Mirror(coordinator, keys.entries_prefix(kind), self._read_entry, self._changed)
+        self._requests = Mirror(coordinator, keys.moves_prefix(kind), self._read_request, self._changed)
+        self._reports = Mirror(coordinator, keys.reports_prefix(kind), self._read_report, self._changed)
+
+    async def run(self) -> None:
+        """Moves units until it is cancelled; trouble with the coordinator is reported and waited out."""
+        mirrors = (self._entries, self._requests, self._reports)
+        watches = [asyncio.create_task(mirror.follow(), name="conductor-watch") for mirror in mirrors]
+        try:
+            while True:
+                await self._wait(await self._turn())
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _turn(self) -> float:
+        """One look; returns how long to wait for news before the next."""
+        self._changed.clear()
+        try:
+            leading = self._leading()
+            if leading is None:
+                self._conductor = None
+                return self._poll_s
+            return await self._look(leading)
+        except CoordinatorError as error:
+            self._conductor = None
+            self._complain(str(error))
+            return self._poll_s
+        except Exception:
+            _log.exception("the conductor failed; it tries again", kind=self._steps.kind)
+            self._conductor = None
+            return self._poll_s
+
+    async def _look(self, leading: Leading) -> float:
+        if self._conductor is None or leading.lease.token != self._token:
+            self._conductor, self._token = Conductor(self._steps, self._signer), leading.lease.token
+        view = View(self._hosts(leading), self._entries.values, self._requests.values, self._reports.values)
+        writes = self._conductor.observe(view, self._clock())
+        trouble = await self._write(writes, leading.fence) if writes else None
+        self._complain(trouble)
+        if trouble is not None:
+            return self._poll_s
+        if writes:
+            return 0.0
+        wake_s = self._conductor.next_check_s
+        return self._poll_s if wake_s is None else min(self._poll_s, wake_s)
+
+    async def _write(self, writes: Sequence[PutEntry[E] | DropRequest], fence: Lease | None) -> str | None:
+        """Writes where nothing has changed since; the rest is decided anew at the next look. Returns why some of it
+        cannot be written, if so."""
+        outcomes = await self._coordinator.write_all([self._key_write(write) for write in writes], fence=fence)
+        refused: list[tuple[PutEntry[E] | DropRequest, CoordinatorError]] = []
+        for write, outcome in zip(writes, outcomes, strict=True):
+            if isinstance(outcome, CoordinatorError):
+                refused.append((write, outcome))
+            else:
+                self._written(write, outcome)
+        for write, error in refused:
+            if isinstance(error, ConflictError):
+                mirror = self._entries if isinstance(write, PutEntry) else self._requests
+                await mirror.refresh(self._key(write))
+        return next((str(error) for _, error in refused if not isinstance(error, ConflictError)), None)
+
+    def _written(self, write: PutEntry[E] | DropRequest, version: int) -> None:
+        if isinstance(write, PutEntry):
+            self._entries.take(self._key(write), Versioned(write.data, version))
+            self._log_entry(write)
+            return
+        self._requests.take(self._key(write), None)
+        if write.reason:
+            _log.warning("a request to move was dropped", kind=self._steps.kind, unit=write.unit, why=write.reason)
+
+    def _log_entry(self, write: PutEntry[E]) -> None:
+        facts = self._steps.facts(write.entry)
+        if write.given_up is not None:
+            _log.warning("a move was given up", why=write.given_up, **facts)
+        elif not write.entry.is_moving:
+            _log.info("a move ended", **facts)
+        elif write.begins:
+            _log.info("a move began", **facts)
+        else:
+            _log.debug("a move goes on", **facts)
+
+    def _complain(self, trouble: str | None) -> None:
+        """Logs what prevents moves, once."""
+        if trouble is not None and trouble != self._trouble:
+            _log.warning("moves wait", kind=self._steps.kind, why=trouble)
+        self._trouble = trouble
+
+    async def _wait(self, wait_s: float) -> None:
+        """Until there is news, or it is time; news that come together are looked at together."""
+        if wait_s > 0:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+        await asyncio.sleep(_GATHER_S)
+
+    def _key(self, write: PutEntry[E] | DropRequest) -> str:
+        key = keys.entry_key if isinstance(write, PutEntry) else keys.move_key
+        return key(write.unit, self._steps.kind)
+
+    def _key_write(self, write: PutEntry[E] | DropRequest) -> KeyWrite:
+        return KeyWrite(self._key(write), write.data if isinstance(write, PutEntry) else None, write.expect)
+
+    def _read_entry(self, key: str, stored: Versioned) -> tuple[bytes, Versioned] | None:
+        unit = keys.entry_unit(key, self._steps.kind)
+        return None if unit is None else (unit, stored)
+
+    def _read_request(self, key: str, stored: Versioned) -> tuple[bytes, Versioned] | None:
+        unit = keys.move_unit(key, self._steps.kind)
+        return None if unit is None else (unit, stored)
+
+    def _read_report(self, key: str, stored: Versioned) -> tuple[str, P] | None:
+        """An agent's report; None, with a line in the log, if it cannot be read or is another's."""
+        try:
+            report = self._steps.read_report(stored.value)
+        except ProtocolError as error:
+            _log.warning("an agent's report cannot be read", key=key, why=str(error))
+            return None
+        if keys.report_key(report.host, self._steps.kind) != key:
+            _log.warning("an agent's report lies under the name of another", key=key, host=report.host)
+            return None
+        return report.host, report

@@ -1,0 +1,257 @@
+"""The conductor: carries units of one kind from one place to another, phase by phase.
+
+Owns what every migration protocol needs: learning signed entries, versions, requests and reports; timeouts; giving up;
+going on where an earlier leader stopped. The phases themselves are a table of steps that each kind brings (`Steps`, for
+channels in `shoal.plan.steps`). A core without I/O: it gets what the coordinator holds, and the time, and returns what
+to write. `shoal.leader.conductor_shell` is its shell.
+
+All that a conductor must know is in the entries, so another leader can go on at any point. It remembers only since when
+it has seen each entry in its phase, so timeouts begin anew with the first look of a new leader.
+
+A request stands until its move has ended, or until no one needs to wait for the rest of it. It is dropped with a reason
+if it cannot be read, names another unit, is not possible, or its move is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from shoal.coordination.interface import Versioned
+from shoal.errors import ForgedEntryError, PlanError
+from shoal.logs import get_log
+from shoal.plan.signing import Signer, UnitEntry, Verifier
+
+_log: Final = get_log(__name__)
+
+E = TypeVar("E", bound=UnitEntry)
+"""The entry of a kind."""
+H = TypeVar("H")
+"""The hosts as the kind sees them: the ring for channels."""
+P = TypeVar("P", bound="HostReport")
+"""What a host's agent reports."""
+Q = TypeVar("Q", bound="UnitRequest")
+"""A request."""
+
+
+class HostReport(Protocol):
+    """What the agent of one host says of the units that move there."""
+
+    @property
+    def host(self) -> str:
+        """The id of the host."""
+
+
+class UnitRequest(Protocol):
+    """A request to move one unit."""
+
+    @property
+    def unit(self) -> bytes:
+        """The name of the unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case(Generic[E, H, P]):
+    """One unit that has an entry, and what is known about it. `over(timeout_s)` tells whether its phase has lasted for
+    that long; if not, the conductor looks again when it has."""
+
+    entry: E
+    hosts: H
+    reports: Mapping[str, P]
+    over: Callable[[float], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[E]):
+    """What is due for a unit: the next entry, if any. `dropped` says why a request ends: empty if it was fulfilled,
+    None as long as it stands. `given_up` says why the move of the entry before was given up."""
+
+    entry: E | None = None
+    dropped: str | None = None
+    given_up: str | None = None
+
+
+class Steps(Protocol[E, H, P, Q]):
+    """The migration protocol of one kind of unit, as a table of steps."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of unit, as in keys and entries."""
+
+    @property
+    def entry_type(self) -> type[E]:
+        """The struct of its entries; its tag is the kind."""
+
+    def read_request(self, data: bytes) -> Q:
+        """The request in `data`; PlanError if it makes no sense."""
+
+    def read_report(self, data: bytes) -> P:
+        """The report in `data`; ProtocolError if it makes no sense."""
+
+    def answer(self, request: Q, case: Case[E, H, P] | None, hosts: H) -> Step[E]:
+        """What a request leads to; `case` is None if the unit has no entry."""
+
+    def go_on(self, case: Case[E, H, P]) -> Step[E]:
+        """The next entry of a move, if it is due."""
+
+    def is_settled(self, case: Case[E, H, P]) -> bool:
+        """Whether the request of a move can end although the move has not."""
+
+    def facts(self, entry: E) -> Mapping[str, object]:
+        """What the log tells about an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class View(Generic[H, P]):
+    """What the coordinator holds: signed entries and encoded requests by unit, reports by host. `hosts` is None as long
+    as nothing can be decided."""
+
+    hosts: H | None
+    entries: Mapping[bytes, Versioned]
+    requests: Mapping[bytes, Versioned]
+    reports: Mapping[str, P]
+
+
+@dataclass(frozen=True, slots=True)
+class PutEntry(Generic[E]):
+    """An entry to write, if its key still has the version `expect` (0: does not exist). `given_up` says why a move was
+    given up by it; `begins` tells whether it is the first of a move."""
+
+    unit: bytes
+    entry: E
+    data: bytes
+    expect: int
+    given_up: str | None = None
+    begins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropRequest:
+    """A request to delete, if its key still has the version `expect`. `reason` says why it came to nothing; empty if
+    it was carried out."""
+
+    unit: bytes
+    expect: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known(Generic[E]):
+    """An entry under the version of its key, and since when its phase has been seen."""
+
+    version: int
+    entry: E | None
+    since: float
+
+
+class Conductor(Generic[E, H, P, Q]):
+    """Decides the next entries of all units of one kind that move, or should."""
+
+    def __init__(self, steps: Steps[E, H, P, Q], signer: Signer) -> None:
+        self.steps = steps
+        self._signer = signer
+        self._verifier = Verifier(signer.public)
+        self._known: dict[bytes, _Known[E]] = {}
+        self._signed: dict[bytes, PutEntry[E]] = {}
+        self._moving: set[bytes] = set()
+        self._wait_s: float | None = None
+
+    @property
+    def next_check_s(self) -> float | None:
+        """After how long a new look may decide something that the last one could not; None if only news can."""
+        return self._wait_s
+
+    @property
+    def moving(self) -> int:
+        """The number of units that move, by the last look."""
+        return len(self._moving)
+
+    def observe(self, view: View[H, P], now: float) -> list[PutEntry[E] | DropRequest]:
+        """Takes what the coordinator holds now; returns what to write."""
+        self._wait_s = None
+        self._learn(view.entries, now)
+        if view.hosts is None:
+            return []
+        writes: list[PutEntry[E] | DropRequest] = []
+        for unit in sorted(self._moving | view.requests.keys()):
+            self._decide(unit, view, view.hosts, now, writes)
+        return writes
+
+    def _learn(self, entries: Mapping[bytes, Versioned], now: float) -> None:
+        """Takes in the entries that are new since the last look."""
+        for unit in [unit for unit in self._known if unit not in entries]:
+            del self._known[unit]
+            self._moving.discard(unit)
+        for unit, stored in entries.items():
+            known = self._known.get(unit)
+            if known is not None and known.version == stored.version:
+                continue
+            entry = self._open(unit, stored.value)
+            goes_on = known is not None and _stage(known.entry) == _stage(entry)
+            self._known[unit] = _Known(stored.version, entry, known.since if known and goes_on else now)
+            if entry is not None and entry.is_moving:
+                self._moving.add(unit)
+            else:
+                self._moving.discard(unit)
+
+    def _open(self, unit: bytes, data: bytes) -> E | None:
+        """The entry in `data`; None, with a report, if no reader would believe it: then the unit has none. Entries that
+        this conductor has signed itself are not checked again, since they are most of its work."""
+        put = self._signed.pop(unit, None)
+        if put is not None and put.data == data:
+            return put.entry
+        try:
+            entry = self._verifier.line(data, self.steps.entry_type)
+        except ForgedEntryError as error:
+            _log.warning("an entry is not believed", kind=self.steps.kind, unit=unit, why=str(error))
+            return None
+        if entry.unit != unit:
+            _log.warning("an entry lies under the name of another unit", unit=unit, names=entry.unit)
+            return None
+        return entry
+
+    def _decide(
+        self, unit: bytes, view: View[H, P], hosts: H, now: float, writes: list[PutEntry[E] | DropRequest]
+    ) -> None:
+        """Adds what is to be written for one unit: an entry at most, and the end of a request."""
+        known = self._known.get(unit) or _Known(0, None, now)
+        asked = view.requests.get(unit)
+        case = None
+        if known.entry is not None:
+            case = Case(known.entry, hosts, view.reports, lambda timeout_s: self._is_over(now - known.since, timeout_s))
+        answer: Step[E] = self._answer(unit, case, hosts, asked.value) if asked is not None else Step()
+        entry, dropped, given_up = answer.entry, answer.dropped, None
+        if entry is None and case is not None and case.entry.is_moving:
+            step = self.steps.go_on(case)
+            entry, given_up = step.entry, step.given_up
+            dropped = given_up if dropped is None else dropped
+            if asked is not None and entry is None and dropped is None and self.steps.is_settled(case):
+                dropped = ""
+        if entry is not None:
+            begins = answer.entry is not None and (known.entry is None or _stage(known.entry) != _stage(entry))
+            put = PutEntry(unit, entry, self._signer.line(entry), known.version, given_up, begins)
+            self._signed[unit] = put
+            writes.append(put)
+        if asked is not None and dropped is not None:
+            writes.append(DropRequest(unit, asked.version, dropped))
+
+    def _answer(self, unit: bytes, case: Case[E, H, P] | None, hosts: H, data: bytes) -> Step[E]:
+        try:
+            request = self.steps.read_request(data)
+        except PlanError as error:
+            return Step(dropped=str(error))
+        if request.unit != unit:
+            return Step(dropped=f"it names another {self.steps.kind}")
+        return self.steps.answer(request, case, hosts)
+
+    def _is_over(self, age_s: float, timeout_s: float) -> bool:
+        """Whether a phase has lasted for so long; if not, when to look again."""
+        left_s = timeout_s - age_s
+        if left_s > 0:
+            self._wait_s = left_s if self._wait_s is None else min(self._wait_s, left_s)
+        return left_s <= 0
+
+
+def _stage(entry: UnitEntry | None) -> object:
+    return entry.stage if entry else None

@@ -1,0 +1,57 @@
+"""The format of the plan in the coordinator: one number in clear, which every process reads before the plan.
+
+Owns the number, and what to do when the one in the coordinator differs. A plan without a number is of format 1. A
+leader upgrades it (`shoal.plan.upgrade`); every other process waits for that, or ends with advice.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.coordination.interface import Coordinator
+from shoal.errors import VersionError
+from shoal.plan.keys import FORMAT_KEY, RING_KEY
+
+FORMAT: Final = 2
+"""The format that this version reads and writes."""
+UNMARKED: Final = 1
+"""The format of a plan from before formats had a number."""
+VALUE: Final = str(FORMAT).encode()
+"""The format as it is stored."""
+
+
+def stored_format(value: bytes | None) -> int:
+    """The format that the coordinator names. VersionError if this process cannot read it."""
+    if value is None:
+        return UNMARKED
+    text = value[:20].decode("ascii", "replace")
+    if not text.isdecimal() or int(text) > FORMAT:
+        raise VersionError(
+            f"the plan in the coordinator is of format {text!r}, this process knows up to {FORMAT}",
+            do="upgrade this process",
+        )
+    return int(text)
+
+
+async def read_format(coordinator: Coordinator) -> int:
+    """The format of the plan in the coordinator; 0 if there is no plan yet. VersionError if it is newer than known."""
+    ring = await coordinator.get(RING_KEY)  # first: a leader writes the format before its first ring
+    stored = await coordinator.get(FORMAT_KEY)
+    if stored is None and ring is None:
+        return 0
+    return stored_format(stored.value if stored else None)
+
+
+def check_format(value: bytes | None) -> None:
+    """Refuses a plan that this process cannot use: a newer one, or an older one that no leader has upgraded yet."""
+    if (found := stored_format(value)) < FORMAT:
+        raise VersionError(
+            f"the plan in the coordinator is of format {found}, this process needs {FORMAT}",
+            do="start a leader of this version (`shoal balancer` or `shoal up`), which upgrades the plan",
+        )
+
+
+async def require_format(coordinator: Coordinator) -> None:
+    """Refuses the plan in the coordinator if this process cannot use it. No plan is fine."""
+    if await read_format(coordinator) not in (0, FORMAT):
+        check_format(None)
