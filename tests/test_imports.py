@@ -15,13 +15,16 @@ SRC: Final = Path(__file__).parent.parent / "src"
 
 LAYERS: Final = (
     ("cli",),
-    ("bench",),  # measures clusters and buses beside other systems; started by commands only
-    ("soak",),  # runs clusters, buses and load, judged by the simulator's checkers; started by commands only
-    ("experiments",),  # the papers' experiments, simulated and on real clusters; soaks use their networks and meters
+    ("lab.bench",),  # measures clusters and buses beside other systems; started by commands only
+    ("lab.soak",),  # runs clusters, buses and load, judged by the simulator's checkers; started by commands only
+    (
+        "lab.experiments",
+    ),  # the papers' experiments, simulated and on real clusters; soaks use their networks and meters
     ("dashboard",),
-    ("demo",),
-    ("sim",),  # runs the shipped participants below
-    ("cluster",),
+    ("lab.demo",),
+    ("lab.sim",),  # runs the shipped participants below
+    ("cluster",),  # supervises local processes, among them leaders
+    ("leader",),  # the process that decides
     ("pyspark_shoal",),  # Spark finds the data source under this name
     ("pipeline",),
     ("shoal",),  # the package itself: the names that `import shoal` offers
@@ -29,8 +32,10 @@ LAYERS: Final = (
     ("bus",),
     ("history",),  # recorded messages: buses join them to live ones, jobs archive them, commands show them
     ("config",),  # the settings of every package below
-    ("flow",),  # the simulator of load, shoal.sim.flow: runs policies, and no participant
+    ("flow",),  # the simulator of load: runs policies, and no participant
+    ("load_kinds",),  # the kinds of units and hosts of the packages below
     ("balance", "overlay", "engine", "queues", "channels", "places", "filters"),
+    ("load",),  # telemetry records and load windows, of any kind of unit
     ("lab",),  # shared by simulator, benchmarks, soaks, experiments and the demo; nothing that ships imports it
     ("plan",),
     ("runtime",),  # the surroundings of a shell: connections, clocks, randomness, coordinator
@@ -46,21 +51,19 @@ LAYERS: Final = (
 )
 """Top to bottom. A package imports from lower layers; packages of one layer do not import each other."""
 
-SAME_LAYER: Final = {
-    ("balance", "channels"): "load windows are folded from the analyzer's telemetry records",
-}
+SAME_LAYER: Final[dict[tuple[str, str], str]] = {}
 """(importer, imported) pairs of one layer that are allowed, and why."""
 
 RESTRICTED: Final = {
-    "sim": {
+    "lab.sim": {
         "cli": "its command runs campaigns",
-        "soak": "real runs are judged by the same checkers as simulated ones",
+        "lab.soak": "real runs are judged by the same checkers as simulated ones",
     },
     "flow": {
         "cli": "its commands run experiments",
-        "experiments": "they run at the papers' scale in it",
+        "lab.experiments": "they run at the papers' scale in it",
         "pipeline": "its what-if job replays recorded load in it",
-        "bench": "its loads come from its workloads",
+        "lab.bench": "its loads come from its workloads",
     },
 }
 """Packages that only the listed importers may use, and why."""
@@ -71,8 +74,8 @@ LAYER: Final = {package: number for number, packages in enumerate(LAYERS) for pa
 def package_of(module: str) -> str:
     """The package that a dotted module name belongs to in the tables."""
     parts = module.split(".")
-    if parts[:3] == ["shoal", "sim", "flow"]:
-        return "flow"
+    if parts[:2] == ["shoal", "lab"] and ".".join(parts[1:3]) in LAYER:
+        return ".".join(parts[1:3])
     return parts[1] if parts[0] == "shoal" and len(parts) > 1 else parts[0]
 
 
@@ -136,23 +139,30 @@ def test_packages_import_from_lower_layers_only() -> None:
 
 
 ALLOWED = """
-    cli: cluster sim soak
-    bench: cluster
-    soak: sim cluster
-    channels: plan
+    cli: cluster lab.sim lab.soak
+    lab.bench: cluster
+    lab.soak: lab.sim cluster
+    channels: plan load
+    balance: load
+    pipeline: load load_kinds
     plan: errors
     limits: errors
-    sim: channels bus cluster
+    lab.sim: channels bus cluster leader
+    cluster: leader
     pyspark_shoal: pipeline
 """
 
 FORBIDDEN = """
-    cluster: bench soak sim
+    cluster: lab.bench lab.soak lab.sim
+    leader: cluster lab.sim
     plan: channels
     errors: limits
-    channels: filters sim flow
-    sim: cli soak
-    bus: redis shoal sim
+    channels: filters lab.sim flow balance
+    balance: channels load_kinds
+    load: channels balance load_kinds
+    lab.sim: cli lab.soak
+    lab: lab.sim
+    bus: redis shoal lab.sim
     pyspark_shoal: cli
     attic: errors
 """

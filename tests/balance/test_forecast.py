@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.flow.flows import Steady, models
+from tests.flow.flows import Steady, models
 
 from shoal.balance.forecast import RISE_MAX, Forecast
 from shoal.balance.policies import POLICIES, policy
@@ -16,7 +16,7 @@ from shoal.balance.recording import record_situation, restore_situation
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 from shoal.balance.warming import overloaded as situation
-from shoal.sim.flow import FlowSimulator, Series
+from shoal.flow import FlowSimulator, Series
 
 EVENT_S = 120
 BEFORE, AFTER = 40.0, 100.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.channels.inbox import Inbox, InboxStatistics
+from shoal.channels.client.inbox import Inbox, InboxStatistics
 from shoal.message import Gap, Message
 
 

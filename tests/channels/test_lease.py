@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.core_driver import ring
 
-from shoal.channels.lease import AgentLease
+from shoal.channels.agent.lease import AgentLease
 from shoal.limits import DEFAULT_LIMITS
-from shoal.wire.control import Word
+from shoal.wire.control import Heartbeat
 
 LEASE_S = DEFAULT_LIMITS.server_lease_s
 SURE_S = LEASE_S * (1 - DEFAULT_LIMITS.clock_drift_max)
 RING = ring(5, ("s1", "s2", "s3", "s4"))
 
 
-def word(
+def heartbeat(
     server: str, *, granted: bool = False, ring_version: int = 5, lease_ms: int = 500, lapsed_s: float = 99
-) -> Word:
+) -> Heartbeat:
     lapsed_ms = None if granted else int(1000 * lapsed_s)
-    return Word(server, 9, 1, 0, 1, lease_ms, granted, ring_version, lapsed_ms)
+    return Heartbeat(server, 9, 0, 1, lease_ms, granted, ring_version, lapsed_ms)
 
 
 def lapsed() -> AgentLease:
@@ -89,14 +89,14 @@ def test_alone_an_agent_cannot_tell_a_dead_coordinator_from_being_cut_off() -> N
 
 def test_half_of_the_ring_is_not_enough() -> None:
     lease = lapsed()
-    lease.heard(word("s2"), 200.0)
+    lease.heard(heartbeat("s2"), 200.0)
     assert lease.remaining_s(RING, 200.0) == 0
 
 
 def test_more_than_half_of_the_ring_is_enough_for_a_short_word() -> None:
     lease = lapsed()
-    lease.heard(word("s2"), 200.0)
-    lease.heard(word("s3"), 200.0)
+    lease.heard(heartbeat("s2"), 200.0)
+    lease.heard(heartbeat("s3"), 200.0)
     assert lease.remaining_s(RING, 200.0) == LEASE_S / 2
     assert not lease.is_granted(200.0), "it does not pass its own word off as a grant"
 
@@ -107,47 +107,47 @@ def test_a_ring_of_one_is_more_than_half_by_itself() -> None:
 
 def test_those_whose_grant_runs_do_not_count() -> None:
     lease = lapsed()
-    lease.heard(word("s2"), 200.0)
-    lease.heard(word("s3", granted=True), 200.0)
-    lease.heard(word("s4", granted=True), 200.0)
+    lease.heard(heartbeat("s2"), 200.0)
+    lease.heard(heartbeat("s3", granted=True), 200.0)
+    lease.heard(heartbeat("s4", granted=True), 200.0)
     assert lease.remaining_s(RING, 200.0) == 0
 
 
 def test_only_what_they_said_lately_counts() -> None:
     lease = lapsed()
-    lease.heard(word("s2"), 200.0)
-    lease.heard(word("s3"), 200.0)
+    lease.heard(heartbeat("s2"), 200.0)
+    lease.heard(heartbeat("s3"), 200.0)
     assert lease.remaining_s(RING, 200.0 + LEASE_S / 2) > 0
     assert lease.remaining_s(RING, 200.01 + LEASE_S / 2) == 0
 
 
 def test_a_later_word_replaces_an_earlier_one() -> None:
     lease = lapsed()
-    lease.heard(word("s2"), 200.0)
-    lease.heard(word("s3"), 200.0)
-    lease.heard(word("s3", granted=True), 200.1)
+    lease.heard(heartbeat("s2"), 200.0)
+    lease.heard(heartbeat("s3"), 200.0)
+    lease.heard(heartbeat("s3", granted=True), 200.1)
     assert lease.remaining_s(RING, 200.2) == 0
 
 
 def test_servers_outside_the_ring_do_not_count() -> None:
     lease = lapsed()
     for server in ("s2", "s7", "s8"):
-        lease.heard(word(server), 200.0)
+        lease.heard(heartbeat(server), 200.0)
     assert lease.remaining_s(RING, 200.0) == 0
 
 
 def test_somebody_with_a_newer_ring_proves_that_the_coordinator_lives() -> None:
     lease = lapsed()
-    lease.heard(word("s2"), 200.0)
-    lease.heard(word("s3"), 200.0)
-    lease.heard(word("s4", ring_version=6), 200.0)
+    lease.heard(heartbeat("s2"), 200.0)
+    lease.heard(heartbeat("s3"), 200.0)
+    lease.heard(heartbeat("s4", ring_version=6), 200.0)
     assert lease.remaining_s(RING, 200.0) == 0
 
 
 def test_a_server_that_has_left_the_ring_cannot_go_on() -> None:
     lease = lapsed()
-    lease.heard(word("s2"), 200.0)
-    lease.heard(word("s3"), 200.0)
+    lease.heard(heartbeat("s2"), 200.0)
+    lease.heard(heartbeat("s3"), 200.0)
     assert lease.remaining_s(ring(5, ("s2", "s3")), 200.0) == 0
 
 
@@ -159,7 +159,7 @@ def test_two_halves_never_both_go_on(granted: list[bool], count: int) -> None:
     now = 103.0
     assert not lease.is_granted(now)
     for server, has_grant in zip(servers[1:], granted, strict=False):
-        lease.heard(word(server, granted=has_grant), now)
+        lease.heard(heartbeat(server, granted=has_grant), now)
     without = 1 + sum(not has_grant for _, has_grant in zip(servers[1:], granted, strict=False))
     goes_on = lease.remaining_s(ring(5, servers), now) > 0
     assert goes_on == (without > count / 2)
@@ -168,27 +168,27 @@ def test_two_halves_never_both_go_on(granted: list[bool], count: int) -> None:
 def test_a_grant_that_outlives_ours_proves_that_we_are_cut_off() -> None:
     """The coordinator was there when ours was not renewed. Later all may lose it, but the ring may have changed."""
     lease = lapsed()
-    lease.heard(word("s2", granted=True, lease_ms=2500), 104.0)
+    lease.heard(heartbeat("s2", granted=True, lease_ms=2500), 104.0)
     for server in ("s2", "s3", "s4"):
-        lease.heard(word(server), 200.0)
+        lease.heard(heartbeat(server), 200.0)
     assert lease.remaining_s(RING, 200.0) == 0
     lease.granted(300.0)
     for server in ("s2", "s3", "s4"):
-        lease.heard(word(server), 310.0)
+        lease.heard(heartbeat(server), 310.0)
     assert lease.remaining_s(RING, 310.0) > 0
 
 
 def test_whoever_did_not_ask_knows_nothing_of_the_coordinator() -> None:
     lease = lapsed()
     for server in ("s2", "s3"):
-        lease.heard(word(server), 200.0)
+        lease.heard(heartbeat(server), 200.0)
     assert lease.remaining_s(RING, 200.0) > 0
     lease.answered()
     assert lease.remaining_s(RING, 200.0) == 0, "it answered, or was not asked any more"
     lease.asked(200.0)
     assert lease.remaining_s(RING, 200.1) == 0, "it may still answer"
     for server in ("s2", "s3"):
-        lease.heard(word(server), 202.0)
+        lease.heard(heartbeat(server), 202.0)
     lease.asked(202.0)
     assert lease.remaining_s(RING, 202.0) > 0, "it has had time enough since it was asked first"
 
@@ -199,10 +199,10 @@ def test_a_grant_that_ran_out_long_after_ours_does_not_count() -> None:
     lease = lapsed()
     ours = 100.0 + SURE_S
     for server in ("s2", "s3", "s4"):
-        lease.heard(word(server, lapsed_s=200.0 - ours - LEASE_S / 2), 200.0)
+        lease.heard(heartbeat(server, lapsed_s=200.0 - ours - LEASE_S / 2), 200.0)
     assert lease.remaining_s(RING, 200.0) == 0
     for server in ("s2", "s3"):
-        lease.heard(word(server, lapsed_s=200.0 - ours - DEFAULT_LIMITS.word_interval_s), 200.0)
+        lease.heard(heartbeat(server, lapsed_s=200.0 - ours - DEFAULT_LIMITS.heartbeat_interval_s), 200.0)
     assert lease.remaining_s(RING, 200.0) > 0
 
 
@@ -210,7 +210,7 @@ def test_whoever_was_never_granted_anything_does_not_count() -> None:
     """An agent that has begun anew does not know what its predecessor was granted."""
     lease = lapsed()
     for server in ("s2", "s3", "s4"):
-        lease.heard(Word(server, 9, 1, 0, 1, 0, False, 0), 200.0)
+        lease.heard(Heartbeat(server, 9, 0, 1, 0, False, 0), 200.0)
     assert lease.remaining_s(RING, 200.0) == 0
 
 

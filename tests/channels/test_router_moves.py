@@ -6,8 +6,8 @@ from __future__ import annotations
 import msgspec
 from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, blob, sequences
 
+from shoal.channels.client.subscription import Subscription
 from shoal.channels.states import Site
-from shoal.channels.subscription import Subscription
 from shoal.message import Message
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.placement import Mode, Placement
@@ -26,7 +26,7 @@ END = Entry(TILE, NEW, Phase.END, (), 0, 14, since=14)
 
 
 def notice(driver: RouterDriver, entry: Entry, server: str = "s1") -> None:
-    driver.tell(server, control.Notice(entry.channel, SIGNER.line(entry)))
+    driver.tell(server, control.Notice(server, entry.channel, SIGNER.line(entry)))
 
 
 def on_old(**silent: bool) -> RouterDriver:
@@ -42,8 +42,8 @@ def sites(sub: Subscription) -> dict[str, Site]:
     return {server: site.state for server, site in sub.sites.items()}
 
 
-def stood(driver: RouterDriver, server: str) -> list[int]:
-    return [stand.revision for stand in driver.heard(server, control.Stand)]
+def was_subscribed(driver: RouterDriver, server: str) -> list[int]:
+    return [stand.revision for stand in driver.heard(server, control.Subscribed)]
 
 
 # Subscribers
@@ -56,15 +56,15 @@ def test_a_subscriber_goes_through_all_phases_and_confirms_those_that_concern_it
     assert sites(sub) == {"s1": Site.IN_FORCE}
     notice(driver, WIDEN)
     assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.IN_FORCE}
-    assert stood(driver, "s1")[-1] == stood(driver, "s2")[-1] == 11
+    assert was_subscribed(driver, "s1")[-1] == was_subscribed(driver, "s2")[-1] == 11
     notice(driver, SWITCH)
     assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.IN_FORCE}
     notice(driver, NARROW, "s2")
     assert sites(sub) == {"s2": Site.IN_FORCE}
-    assert stood(driver, "s1")[-1] == stood(driver, "s2")[-1] == 13
+    assert was_subscribed(driver, "s1")[-1] == was_subscribed(driver, "s2")[-1] == 13
     assert [bye.name for bye in driver.heard("s1", control.Bye)] == [TILE]
     notice(driver, END, "s2")
-    assert stood(driver, "s2") == []
+    assert was_subscribed(driver, "s2") == []
 
 
 def test_a_subscriber_that_slept_leaves_the_old_server_only_when_the_new_one_has_answered() -> None:
@@ -72,12 +72,12 @@ def test_a_subscriber_that_slept_leaves_the_old_server_only_when_the_new_one_has
     sub = driver.subscribe(TILE)
     notice(driver, NARROW)
     assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.ASKING}
-    assert stood(driver, "s1") == []
+    assert was_subscribed(driver, "s1") == []
     driver.message("s1", TILE, STREAM, 1, b"still heard")
     driver.servers["s2"].silent = False
     driver.advance(2.0)
     assert sites(sub) == {"s2": Site.IN_FORCE}
-    assert stood(driver, "s1") == [13]
+    assert was_subscribed(driver, "s1") == [13]
     assert driver.payloads(sub) == [b"still heard"]
 
 
@@ -106,7 +106,7 @@ def test_a_new_subscription_is_in_force_only_when_every_placement_has_answered()
     driver.servers["s2"].silent = False
     driver.advance(2.0)
     assert driver.in_force(sub)
-    assert stood(driver, "s1") == stood(driver, "s2") == [11]
+    assert was_subscribed(driver, "s1") == was_subscribed(driver, "s2") == [11]
 
 
 def test_a_second_move_before_the_end_of_the_first_adds_a_server() -> None:
@@ -123,11 +123,11 @@ def test_a_notice_of_what_is_known_is_answered_again() -> None:
     driver = on_old()
     driver.subscribe(TILE)
     notice(driver, WIDEN)
-    stood(driver, "s1")
+    was_subscribed(driver, "s1")
     notice(driver, WIDEN)
-    assert stood(driver, "s1") == [11]
+    assert was_subscribed(driver, "s1") == [11]
     notice(driver, PREPARE)
-    assert stood(driver, "s1") == []
+    assert was_subscribed(driver, "s1") == []
     assert driver.counters.stale_entries == 1
 
 
@@ -161,7 +161,7 @@ def test_a_publisher_changes_at_switch_and_says_that_it_is_gone() -> None:
         driver.publish(TILE, b"2")
     assert sequences(driver.published("s1")) == [1, 2, 3]
     notice(driver, SWITCH)
-    assert [(gone.stream, gone.revision) for gone in driver.heard("s1", control.Gone)] == [(out.stream, 12)]
+    assert [(left.stream, left.revision) for left in driver.heard("s1", control.Left)] == [(out.stream, 12)]
     driver.publish(TILE, b"4")
     published = driver.published("s2")
     assert sequences(published) == [4]
@@ -183,9 +183,9 @@ def test_a_publisher_that_is_told_what_it_knows_says_again_that_it_is_gone() -> 
     driver = on_old()
     driver.publish(TILE, b"1")
     notice(driver, SWITCH)
-    driver.heard("s1", control.Gone)
+    driver.heard("s1", control.Left)
     notice(driver, SWITCH)
-    assert [gone.client for gone in driver.heard("s1", control.Gone)] == [CLIENT]
+    assert [client for client, _, _ in driver.heard_with_heads("s1", control.Left)] == [CLIENT]
 
 
 def test_a_publisher_that_stays_on_a_server_is_not_gone() -> None:
@@ -194,7 +194,7 @@ def test_a_publisher_that_stays_on_a_server_is_not_gone() -> None:
     both = Placement(10, Mode.ALL_PUBLISHERS, ("s1", "s2"))
     notice(driver, msgspec.structs.replace(SWITCH, placement=both))
     driver.publish(TILE, b"2")
-    assert driver.heard("s1", control.Gone) == []
+    assert driver.heard("s1", control.Left) == []
     assert sequences(driver.published("s1")) == [1, 2]
     assert sequences(driver.published("s2")) == [2]
 
@@ -312,13 +312,13 @@ def test_who_comes_back_after_a_lost_connection_confirms_again() -> None:
     driver = on_old()
     sub = driver.subscribe(TILE)
     notice(driver, WIDEN)
-    assert stood(driver, "s1") == stood(driver, "s2") == [11]
-    driver.servers["s2"].life += 1
+    assert was_subscribed(driver, "s1") == was_subscribed(driver, "s2") == [11]
+    driver.servers["s2"].incarnation += 1
     driver.lose("s2")
     driver.play()
     assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.IN_FORCE}
-    assert stood(driver, "s2") == [11]
-    assert stood(driver, "s1") == [], "its agent knows"
+    assert was_subscribed(driver, "s2") == [11]
+    assert was_subscribed(driver, "s1") == [], "its agent knows"
 
 
 def test_who_lingers_when_the_connection_is_lost_says_bye_on_the_next_one() -> None:

@@ -14,7 +14,7 @@ from shoal.history.record_reader import RecordReader
 from shoal.history.server_reader import Login
 from shoal.plan.ring import ServerAddress
 from shoal.wire.envelope import HEADER, MAGIC
-from shoal.wire.recorded import message_fields
+from shoal.wire.record_entry import message_fields
 
 CHANNEL = b"orders.eu"
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from shoal.lab.load import Parent, Ready, run_worker
+from shoal.lab.harness import Parent, Ready, run_worker
 
 
 class Say(msgspec.Struct, tag=True, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.lab.echo_worker import REPORTS, Count, Fail, Hang, Leave, Number, Print, Said, Say
 
-from shoal.lab.load import LoadError, LoadProcess, Ready
+from shoal.lab.harness import LoadError, LoadProcess, Ready
 
 ROOT = Path(__file__).parent.parent.parent
 ANSWER_S_MAX = 60.0
@@ -21,7 +21,7 @@ ANSWER_S_MAX = 60.0
 PARENT = """
 import asyncio
 from tests.lab.echo_worker import REPORTS, Hang, Said, Say
-from shoal.lab.load import LoadProcess, Ready
+from shoal.lab.harness import LoadProcess, Ready
 
 async def main():
     async with LoadProcess("child", "tests.lab.echo_worker", REPORTS) as child:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from shoal.bench.pipeline_match import ON_SPARK, ONE_CORE, RATIO, BulkMatchOptions, make_archive, measure
+from shoal.lab.bench.pipeline_match import ON_SPARK, ONE_CORE, RATIO, BulkMatchOptions, make_archive, measure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

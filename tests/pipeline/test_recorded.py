@@ -16,7 +16,7 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.pipeline.source.kinds import ChannelKind
 from shoal.pipeline.source.offsets import EntryId
 from shoal.wire.envelope import ATTRIBUTES, HEADER, MAGIC, encode_attributes, stream_id
-from shoal.wire.recorded import RecordedGap, message_fields
+from shoal.wire.record_entry import RecordedGap, message_fields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

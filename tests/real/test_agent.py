@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,14 @@ from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, HEADER_BYTES, TELEMETRY_KEY, WORD_CHANNEL, inbox_channel
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEADER_BYTES,
+    HEARTBEAT_CHANNEL,
+    TELEMETRY_KEY,
+    inbox_channel,
+    peer_channel,
+)
 
 ALICE, BOB, CAROL = 0xA11CE, 0xB0B, 0xCA401
 PATIENT = {"SHOAL_LIMITS_SERVER_LEASE_S": "30"}
@@ -103,8 +111,20 @@ def frame_bytes(prefix: bytes, payload_bytes: int) -> int:
 
 async def _measured(site: Site) -> dict[str, Any] | None:
     """A row of the server that compares two samples."""
-    rows = [record.server.to_pylist()[0] for record in await site.records()]
+    rows = [dict(record.host) for record in await site.records()]
     return next((row for row in rows if row["interval_s"] is not None), None)
+
+
+def mapped_files(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_a_serving_agent_has_not_loaded_arrow(served: Site) -> None:
+    await until(served.records)
+    assert served.agent is not None
+    maps = mapped_files(served.agent.pid)
+    assert "numba" in maps or "llvmlite" in maps
+    assert "arrow" not in maps
 
 
 async def test_a_killed_agent_is_followed_by_one_that_knows_everybody(served: Site) -> None:
@@ -122,7 +142,7 @@ async def test_a_killed_agent_is_followed_by_one_that_knows_everybody(served: Si
             return before is not None and now is not None and now.token > before.token
 
         await until(taken_over)
-        await until(lambda: bob.router.counters.roll_calls)
+        await until(lambda: bob.router.counters.resyncs)
         await served.plain.xtrim(TELEMETRY_KEY, maxlen=0)
         row = await served.seen(b"tile", lambda row: row["registered"] == 1)
         assert row["subscriber_ids"] == [ALICE]
@@ -161,36 +181,40 @@ async def test_clients_that_vanish_leave_the_register(served: Site) -> None:
         known = len(await served.records())
 
         async def forgotten() -> bool:
-            rows = [row for record in (await served.records())[known:] for row in record.channels.to_pylist()]
-            return any(row["channel"] == b"tile" and row["subscriber_ids"] == [BOB] for row in rows)
+            tables = [record.tables["channel"].rows() for record in (await served.records())[known:]]
+            return any(table[b"tile"]["subscriber_ids"] == [BOB] for table in tables if b"tile" in table)
 
         await until(forgotten)
 
 
 async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> None:
-    word = control.encode(
-        control.Word("s2", agent=1, number=1, heard=1, life=1, lease_ms=1_000_000, granted=False, ring_version=99)
+    heartbeat = control.encode(
+        control.Heartbeat("s2", instance=1, heard=1, incarnation=1, lease_ms=1_000_000, granted=False, ring_version=99),
+        number=1,
     )
-    forged = control.encode(control.Present(ALICE, 99, [b"x" * 4000], [b"[" * 100], [(b"y" * 4000, 1, 1)]))
-    mark = control.encode(control.RollCall(1, 1))[:2]
+    present = control.Present(1, 99, 0, 1, [b"x" * 4000], [b"[" * 100], [(b"y" * 4000, 1, 1)])
+    forged = control.encode(present, ALICE, 1)
+    mark = control.encode(control.Resync("s1", 1, 1))[:3]
     noise = [
         b"",
         b"\x00",
         os.urandom(300),
         mark,
         mark + os.urandom(50),
-        word,
-        word[:-1],
+        heartbeat,
+        heartbeat[:-1],
         forged,
         b"\xf5\x5a" + b"\xff" * 40,
+        b"\xf5\x5b" + b"\xff" * 40,
     ]
     async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
         sub = await alice.subscribe(b"tile")
         before = await served.lease()
         for channel in (
             AGENT_CHANNEL,
-            WORD_CHANNEL,
+            HEARTBEAT_CHANNEL,
             inbox_channel(ALICE),
+            peer_channel(ALICE),
             b"__shoal:",
             b"__shoal:other",
             b"tile.noise",
@@ -225,7 +249,7 @@ async def _gone(site: Site) -> bool:
     return await site.lease() is None
 
 
-ORPHANS = Limits(server_lease_s=6.0, word_interval_s=1.0)
+ORPHANS = Limits(server_lease_s=6.0, heartbeat_interval_s=1.0)
 LEEWAY_S = 2.0
 """By how much the ends of two grants may differ for these limits: see `AgentLease`."""
 OUTAGES_MAX = 10
@@ -240,52 +264,59 @@ async def test_with_the_coordinator_down_agents_that_hear_each_other_go_on(site:
             for each in (site, second):
                 each.start_agent(
                     SHOAL_LIMITS_SERVER_LEASE_S=str(ORPHANS.server_lease_s),
-                    SHOAL_LIMITS_WORD_INTERVAL_S=str(ORPHANS.word_interval_s),
+                    SHOAL_LIMITS_HEARTBEAT_INTERVAL_S=str(ORPHANS.heartbeat_interval_s),
                 )
             await asyncio.gather(until(site.lease), until(second.lease))
             ring = Ring(2, (site.address, second.address))
             await site.coordinator.put(RING_KEY, site.signer.ring(ring))
             async with (
-                plain_subscriber(site, WORD_CHANNEL) as one,
-                plain_subscriber(second, WORD_CHANNEL) as other,
+                plain_subscriber(site, HEARTBEAT_CHANNEL) as one,
+                plain_subscriber(second, HEARTBEAT_CHANNEL) as other,
             ):
                 for _ in range(OUTAGES_MAX):
-                    for words in (one, other):
-                        await _word(words, lambda word: word.granted and word.lease_ms > 0 and word.ring_version == 2)
+                    for heartbeats in (one, other):
+                        await _heartbeat(
+                            heartbeats,
+                            lambda heartbeat: (
+                                heartbeat.granted and heartbeat.lease_ms > 0 and heartbeat.ring_version == 2
+                            ),
+                        )
                     site.redis.kill()
                     ended_at = await asyncio.gather(_grant_ended_at(one), _grant_ended_at(other))
                     together = abs(ended_at[0] - ended_at[1]) < LEEWAY_S / 2
-                    for words in (one, other) if together else ():
+                    for heartbeats in (one, other) if together else ():
                         for _ in range(3):
-                            await _word(words, lambda word: not word.granted and word.lease_ms > 0)
+                            await _heartbeat(
+                                heartbeats, lambda heartbeat: not heartbeat.granted and heartbeat.lease_ms > 0
+                            )
                     await asyncio.to_thread(site.redis.restart)
                     if together:
                         break
                 else:
                     pytest.fail("the two grants never ran out together")
-                for words in (one, other):
-                    await _word(words, lambda word: word.granted)
+                for heartbeats in (one, other):
+                    await _heartbeat(heartbeats, lambda heartbeat: heartbeat.granted)
             assert await until(site.lease)
         finally:
             second.close()
             await second.plain.connection_pool.disconnect()
 
 
-async def _grant_ended_at(words: Any) -> float:
+async def _grant_ended_at(heartbeats: Any) -> float:
     """When the grant of an agent ran out, by its next word that says so."""
-    word = await _word(words, lambda word: word.lapsed_ms is not None)
-    assert word.lapsed_ms is not None
-    return time.monotonic() - word.lapsed_ms / 1000
+    heartbeat = await _heartbeat(heartbeats, lambda heartbeat: heartbeat.lapsed_ms is not None)
+    assert heartbeat.lapsed_ms is not None
+    return time.monotonic() - heartbeat.lapsed_ms / 1000
 
 
-async def _word(pubsub: Any, condition: Callable[[control.Word], bool]) -> control.Word:
+async def _heartbeat(pubsub: Any, condition: Callable[[control.Heartbeat], bool]) -> control.Heartbeat:
     """The next word for which the condition holds."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=TIMEOUT_S)
-            word = control.decode(message["data"]) if message else None
-            if isinstance(word, control.Word) and condition(word):
-                return word
+            heartbeat = control.decode(message["data"]).message if message else None
+            if isinstance(heartbeat, control.Heartbeat) and condition(heartbeat):
+                return heartbeat
 
 
 async def test_sigterm_gives_up_lease_and_membership_at_once(served: Site) -> None:
@@ -330,10 +361,10 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
 
     async def answer(name: bytes) -> control.Answer:
         async with plain_subscriber(served, inbox_channel(ALICE)) as inbox:
-            hello = control.Hello(ALICE, 5, name, False, True, version=1, ring_version=1)
-            await served.plain.publish(AGENT_CHANNEL, control.encode(hello))
+            hello = control.Hello(5, name, False, True, version=1, ring_version=1)
+            await served.plain.publish(AGENT_CHANNEL, control.encode(hello, ALICE, 1))
             message = await inbox.get_message(timeout=TIMEOUT_S)
-            found = control.decode(message["data"])
+            found = control.decode(message["data"]).message
             assert isinstance(found, control.Answer)
             return found
 
@@ -346,7 +377,7 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment", "word"),
+    ("flags", "environment", "heartbeat"),
     [
         (["--server", "s 1"], {}, "cannot be the id of a server"),
         (["--address", "nowhere"], {}, "host:port"),
@@ -355,7 +386,7 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
         ([], {"SHOAL_URL": "shoal://agent:wrong@{coordinator}"}, "refused user 'agent'"),
     ],
 )
-def test_bad_words_end_the_agent_with_one_line(flags: list[str], environment: dict[str, str], word: str) -> None:
+def test_bad_words_end_the_agent_with_one_line(flags: list[str], environment: dict[str, str], heartbeat: str) -> None:
     with RedisServer() as coordinator:
         settings = {
             name: value.format(coordinator=f"{coordinator.host}:{coordinator.port}")
@@ -382,5 +413,5 @@ def test_bad_words_end_the_agent_with_one_line(flags: list[str], environment: di
             check=False,
         )
     assert ended.returncode == 1
-    assert word in ended.stderr
+    assert heartbeat in ended.stderr
     assert "Traceback" not in ended.stderr

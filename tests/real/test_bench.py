@@ -8,8 +8,8 @@ import json
 import pytest
 
 from shoal import cli
-from shoal.bench.channels import WORKLOADS, Options, ratios
-from shoal.bench.contender import CONTENDERS
+from shoal.lab.bench.channels import WORKLOADS, ChannelsOptions, ratios
+from shoal.lab.bench.contender import CONTENDERS
 
 FIXED_RATIOS = {
     "throughput_vs_redis_py",
@@ -69,11 +69,11 @@ def test_ratios_compare_the_bus_with_the_others() -> None:
 
 
 def test_a_run_never_publishes_more_than_a_server_buffers_for_one_subscriber() -> None:
-    options = Options(run_s=1000.0, payload_bytes=1000)
+    options = ChannelsOptions(run_s=1000.0, payload_bytes=1000)
     for workload in WORKLOADS:
         for contender in CONTENDERS:
             assert options.messages(workload, contender) * options.payload_bytes < 32 << 20
 
 
 def test_a_tiny_run_still_gives_every_task_a_message() -> None:
-    assert Options(run_s=1e-9, tasks=64).messages("confirmed", "shoal") == 64
+    assert ChannelsOptions(run_s=1e-9, tasks=64).messages("confirmed", "shoal") == 64

@@ -18,7 +18,7 @@ from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import free_port
 
 import shoal
-from shoal.channels.context import Refused
+from shoal.channels.client.context import Refused
 from shoal.errors import (
     AuthenticationError,
     BusClosedError,
@@ -303,7 +303,7 @@ async def test_closing_a_subscription_ends_its_iteration(bus: shoal.Bus) -> None
     assert bus.statistics().subscriptions == 0
     with pytest.raises(SubscribeError, match="is closed"):
         await messages.get()
-    with pytest.raises(SubscribeError, match="opened before"):
+    with pytest.raises(SubscribeError, match="already opened"):
         await messages.open()
 
 

@@ -23,9 +23,9 @@ from tests.support.redis_server import RedisServer
 from shoal.cli import main
 from shoal.cluster import background, parts
 from shoal.cluster.acl import ADMIN, CLIENT
+from shoal.cluster.control_socket import request
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.process import ProcessId, is_running, wait_until
-from shoal.cluster.requests import request
 from shoal.cluster.servers import free_port
 from shoal.cluster.state import ClusterState, StateDir, find_cluster
 from shoal.cluster.timing import Timing
@@ -39,7 +39,7 @@ from shoal.wire.blocking import ask
 
 STANDIN = Path(__file__).parent.parent / "support" / "standin_agent.py"
 LEASE_S = 1.0
-LIMITS = Limits(server_lease_s=LEASE_S, word_interval_s=0.2)
+LIMITS = Limits(server_lease_s=LEASE_S, heartbeat_interval_s=0.2)
 TIMING = Timing(restart_pause_s_min=0.05, keeper_poll_s=0.1)
 AGENT_TEMPLATE = shlex.join([sys.executable, str(STANDIN), "--server", "{server}", "--address", "{address}"])
 

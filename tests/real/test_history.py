@@ -19,7 +19,7 @@ from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, run_here
-from shoal.wire.recorded import MESSAGE_FIELD, record_key
+from shoal.wire.record_entry import MESSAGE_FIELD, record_key
 
 
 @pytest.fixture(autouse=True)
@@ -133,10 +133,10 @@ async def test_why_there_is_nothing_of_a_channel_is_said(
         status = await asyncio.to_thread(cli.main, ["history", name, "--since", "1h", "--url", url])
         return status, capsys.readouterr().err
 
-    assert await said(channel) == (0, f"nothing of {channel} was recorded in that time\n")
+    assert await said(channel) == (0, f"no messages of {channel} were recorded in that time\n")
     status, words = await said("nowhere")
     assert status == 0
-    assert "nothing of nowhere was recorded; recorded are " in words
+    assert "nowhere is not recorded; recorded channels: " in words
     assert channel in words
     status, words = await said("history.*")
     assert status == 1

@@ -9,15 +9,15 @@ import pytest
 
 from shoal.cluster.acl import AGENT, PIPELINE, READER
 from shoal.cluster.local import LocalCluster
-from shoal.cluster.record_watch import RecordWatch
 from shoal.history.manifest import Manifest
 from shoal.history.server_reader import Login
+from shoal.leader.record_watch import RecordWatch
 from shoal.limits import DEFAULT_LIMITS
 from shoal.pipeline.archive.archived_mark import mark_archived
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.plan.ring import ServerAddress
 from shoal.wire.blocking import ask
-from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY, record_key
+from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY, record_key
 
 WAIT_S = 60.0
 

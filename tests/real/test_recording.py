@@ -14,7 +14,7 @@ from tests.support.command import run_json_command
 import shoal
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
-from shoal.wire.recorded import RecordedGap, RecordedMessage, read_entry, record_key
+from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key
 
 
 @pytest.fixture(autouse=True)

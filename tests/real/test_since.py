@@ -24,7 +24,7 @@ from shoal.history.server_reader import Login
 from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.wire.blocking import ask
-from shoal.wire.recorded import RecordedMessage, read_entry, record_key
+from shoal.wire.record_entry import RecordedMessage, read_entry, record_key
 
 WAIT_S = 60.0
 PUBLISHERS, JOINERS, COUNT = 3, 8, 400
@@ -128,9 +128,9 @@ async def test_the_archive_is_part_of_it(
 
 
 async def test_what_cannot_be_is_said(bus: shoal.Bus, url: str, tmp_path: Path) -> None:
-    with pytest.raises(SubscribeError, match="nothing of 'unrecorded' was recorded: run `shoal channels record"):
+    with pytest.raises(SubscribeError, match="no messages of 'unrecorded' are recorded: run `shoal channels record"):
         await bus.subscribe("unrecorded", since=60).open()
-    with pytest.raises(TypeError, match="takes a channel"):
+    with pytest.raises(TypeError, match="needs a channel"):
         bus.subscribe(pattern="a*", since=60)
     with pytest.raises(ValueError, match="without a zone"):
         bus.subscribe("a", since=dt.datetime(2026, 11, 1))

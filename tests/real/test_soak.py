@@ -14,12 +14,12 @@ import pytest
 from tests.support.soak_command import LONGER, run_soak
 
 from shoal.cli import main
+from shoal.lab.soak.checker import Checker, RoundReport, Severity
+from shoal.lab.soak.corners import wanted_corners
+from shoal.lab.soak.faults import FaultPlan
+from shoal.lab.soak.outcome import SoakOptions, SoakOutcome
+from shoal.lab.soak.run import Round
 from shoal.limits import DEFAULT_LIMITS
-from shoal.soak.checker import Checker, Report, Severity
-from shoal.soak.corners import wanted_corners
-from shoal.soak.faults import FaultPlan
-from shoal.soak.outcome import Options, Outcome
-from shoal.soak.run import Round
 
 FACTS = {
     *("protocol", "seeds", "messages", "deliveries", "moves", "faults", "lost", "duplicated", "reordered"),
@@ -52,13 +52,13 @@ async def test_a_calm_run_is_clean_and_every_spoiled_log_of_it_is_noticed(tmp_pa
     for times in LONGER:
         directory = tmp_path / f"round-{times}"
         directory.mkdir()
-        options = Options(
+        options = SoakOptions(
             servers=2, subscribers=8, seconds=times * SECONDS, faults=FaultPlan(), seed=5, limits=DEFAULT_LIMITS
         )
         report = await Round(options, options.seed, directory, lambda progress: None).execute()
         assert report.violations == []
         assert (report.lost, report.duplicated, report.reordered, report.gaps_reported) == (0, 0, 0, 0)
-        outcome = Outcome(options)
+        outcome = SoakOutcome(options)
         outcome.add(report, 0)
         if not outcome.corners_missed:
             break
@@ -70,7 +70,7 @@ async def test_a_calm_run_is_clean_and_every_spoiled_log_of_it_is_noticed(tmp_pa
         assert spoiled.violation_count
 
 
-def judge_spoiled(directory: Path, copy: Path, log: str, spoil: Callable[[Lines], None]) -> Report:
+def judge_spoiled(directory: Path, copy: Path, log: str, spoil: Callable[[Lines], None]) -> RoundReport:
     """The verdict on a copy of the logs in which one log was tampered with."""
     copy.mkdir()
     for path in directory.glob("*.log"):
@@ -132,11 +132,11 @@ def forget_a_publish(lines: Lines) -> None:
     del lines[next(index for index, line in enumerate(lines) if line[0] == "pub" and line[2] == busiest)]
 
 
-def says(kind: str) -> Callable[[Report], bool]:
+def says(kind: str) -> Callable[[RoundReport], bool]:
     return lambda report: any(violation.startswith(f"{kind}: ") for violation in report.violations)
 
 
-SPOILS: dict[str, tuple[str, Callable[[Lines], None], Callable[[Report], bool]]] = {
+SPOILS: dict[str, tuple[str, Callable[[Lines], None], Callable[[RoundReport], bool]]] = {
     "dropped": ("subscribe-0.log", drop(3), lambda report: report.lost == 1),
     "last-dropped": ("subscribe-0.log", drop(-1), lambda report: report.lost == 1),
     "doubled": ("subscribe-0.log", double, lambda report: report.duplicated == 1),
@@ -158,10 +158,10 @@ def test_a_log_that_is_missing_or_unreadable_is_a_violation(tmp_path: Path) -> N
 
 
 def test_the_checking_process_shares_no_code_with_the_router() -> None:
-    program = "import sys, shoal.soak.checker; print(*(name for name in sys.modules if name.startswith('shoal.')))"
+    program = "import sys, shoal.lab.soak.checker; print(*(name for name in sys.modules if name.startswith('shoal.')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    assert "shoal.sim.checkers" in loaded
+    assert "shoal.lab.sim.checkers" in loaded
     rooms = {name.split(".")[1] for name in loaded}
     assert not rooms & {"channels", "bus", "redis", "cluster"}
 
@@ -170,15 +170,15 @@ def test_the_checking_process_shares_no_code_with_the_router() -> None:
 
 
 def test_a_corner_that_was_not_met_fails_the_run() -> None:
-    options = Options(
+    options = SoakOptions(
         servers=2, subscribers=8, seconds=60.0, faults=FaultPlan(kill_agents=True), seed=1, limits=DEFAULT_LIMITS
     )
-    outcome = Outcome(options)
+    outcome = SoakOutcome(options)
     met = dict.fromkeys(wanted_corners(options.faults, options.seconds), 1)
-    outcome.add(Report(exercised=met), 3)
+    outcome.add(RoundReport(exercised=met), 3)
     assert outcome.holds
-    outcome = Outcome(options)
-    outcome.add(Report(exercised={**met, "agent killed": 0}), 0)
+    outcome = SoakOutcome(options)
+    outcome.add(RoundReport(exercised={**met, "agent killed": 0}), 0)
     assert not outcome.holds
     assert outcome.facts()["violations"] == ["never exercised: agent killed"]
 

@@ -9,21 +9,21 @@ import msgspec
 import pytest
 
 from shoal.cli import main
+from shoal.lab.soak.balance import Balance
+from shoal.lab.soak.balancer_follower import BalancerFollower
+from shoal.lab.soak.balancer_round import BalancedOptions, BalancedOutcome, BalancedRound, SurgeScenario
+from shoal.lab.soak.channel_capacity import Carried, LoadStep
+from shoal.lab.soak.checker import RoundReport
+from shoal.lab.soak.surges import HOT as HOT_CHANNEL
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.entry import Phase
-from shoal.soak.balance import Balance
-from shoal.soak.balanced import BalancedOptions, BalancedOutcome, BalancedRound, Scenario
-from shoal.soak.carrying import Carried, Step
-from shoal.soak.checker import Report
-from shoal.soak.observing import Observing
-from shoal.soak.surges import HOT as HOT_CHANNEL
 
 QUICK = {"SHOAL_BALANCE_WINDOW_S": "1", "SHOAL_BALANCE_WAIT_S": "2"}
 WARM_S = 1.5
 SECONDS_MAX = 60.0
 
 
-def options(scenario: Scenario, servers: int = 2, servers_max: int = 2) -> BalancedOptions:
+def options(scenario: SurgeScenario, servers: int = 2, servers_max: int = 2) -> BalancedOptions:
     return BalancedOptions(
         scenario=scenario,
         servers=servers,
@@ -35,7 +35,10 @@ def options(scenario: Scenario, servers: int = 2, servers_max: int = 2) -> Balan
 
 
 async def run(
-    wanted: BalancedOptions, directory: Path, is_shown: Callable[[Observing], bool], monkeypatch: pytest.MonkeyPatch
+    wanted: BalancedOptions,
+    directory: Path,
+    is_shown: Callable[[BalancerFollower], bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Balance:
     """A small round until something is shown: what it shows of the balancer. Nothing may be lost in it."""
     for name, value in QUICK.items():
@@ -49,11 +52,11 @@ async def run(
 
 
 async def test_a_hot_channel_is_replicated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_replicated(observing: Observing) -> bool:
+    def is_replicated(observing: BalancerFollower) -> bool:
         entry = observing.ledger.entries[HOT_CHANNEL]
         return entry.phase is Phase.END and len(entry.servers) == 2
 
-    balance = await run(options(Scenario.HOT_CHANNEL), tmp_path, is_replicated, monkeypatch)
+    balance = await run(options(SurgeScenario.HOT_CHANNEL), tmp_path, is_replicated, monkeypatch)
     assert balance.detected_s is not None
     assert balance.replicated_s is not None
     assert balance.detected_s < balance.replicated_s
@@ -62,10 +65,10 @@ async def test_a_hot_channel_is_replicated(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_servers_are_added_and_take_their_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_spread(observing: Observing) -> bool:
+    def is_spread(observing: BalancerFollower) -> bool:
         return observing.settled and any("s3" in entry.servers for entry in observing.ledger.entries.values())
 
-    balance = await run(options(Scenario.SCALE_OUT, servers_max=3), tmp_path, is_spread, monkeypatch)
+    balance = await run(options(SurgeScenario.SCALE_OUT, servers_max=3), tmp_path, is_spread, monkeypatch)
     assert balance.servers == 3
     assert balance.joined_s is not None
     assert balance.moved > 0
@@ -74,9 +77,9 @@ async def test_servers_are_added_and_take_their_part(tmp_path: Path, monkeypatch
 # What is judged
 
 
-def outcome(scenario: Scenario, balance: Balance) -> BalancedOutcome:
+def outcome(scenario: SurgeScenario, balance: Balance) -> BalancedOutcome:
     found = BalancedOutcome(options(scenario, servers=4, servers_max=8))
-    found.add(Report(balance=balance, exercised=dict.fromkeys(found.corners, 1)), 0)
+    found.add(RoundReport(balance=balance, exercised=dict.fromkeys(found.corners, 1)), 0)
     return found
 
 
@@ -87,30 +90,35 @@ OUT = Balance(joined_s=12.0, relieved_s=29.0, servers=8)
 @pytest.mark.parametrize(
     ("scenario", "balance", "kinds"),
     [
-        (Scenario.HOT_CHANNEL, HOT, []),
-        (Scenario.HOT_CHANNEL, msgspec.structs.replace(HOT, replicated_s=5.1), ["late"]),
-        (Scenario.HOT_CHANNEL, msgspec.structs.replace(HOT, replicated_s=None), ["late"]),
-        (Scenario.SCALE_OUT, OUT, []),
-        (Scenario.SCALE_OUT, msgspec.structs.replace(OUT, relieved_s=31.0), ["late"]),
-        (Scenario.SCALE_OUT, msgspec.structs.replace(OUT, joined_s=None), ["late"]),
-        (Scenario.SCALE_OUT, msgspec.structs.replace(OUT, moved_twice=("c",)), ["twice"]),
+        (SurgeScenario.HOT_CHANNEL, HOT, []),
+        (SurgeScenario.HOT_CHANNEL, msgspec.structs.replace(HOT, replicated_s=5.1), ["late"]),
+        (SurgeScenario.HOT_CHANNEL, msgspec.structs.replace(HOT, replicated_s=None), ["late"]),
+        (SurgeScenario.SCALE_OUT, OUT, []),
+        (SurgeScenario.SCALE_OUT, msgspec.structs.replace(OUT, relieved_s=31.0), ["late"]),
+        (SurgeScenario.SCALE_OUT, msgspec.structs.replace(OUT, joined_s=None), ["late"]),
+        (SurgeScenario.SCALE_OUT, msgspec.structs.replace(OUT, moved_twice=("c",)), ["twice"]),
     ],
 )
-def test_what_was_promised_of_the_balancer_must_hold(scenario: Scenario, balance: Balance, kinds: list[str]) -> None:
+def test_what_was_promised_of_the_balancer_must_hold(
+    scenario: SurgeScenario, balance: Balance, kinds: list[str]
+) -> None:
     found = outcome(scenario, balance)
     assert [violation.split(":")[0] for violation in found.facts()["violations"]] == kinds
     assert found.holds is (not kinds)
 
 
 def test_a_corner_that_was_not_met_and_a_message_that_was_lost_fail_the_run() -> None:
-    for report in (Report(balance=OUT), Report(balance=OUT, lost=1, violation_count=1, violations=["lost: one"])):
-        found = BalancedOutcome(options(Scenario.SCALE_OUT, servers=4, servers_max=8))
+    for report in (
+        RoundReport(balance=OUT),
+        RoundReport(balance=OUT, lost=1, violation_count=1, violations=["lost: one"]),
+    ):
+        found = BalancedOutcome(options(SurgeScenario.SCALE_OUT, servers=4, servers_max=8))
         found.add(report, 0)
         assert not found.holds
 
 
-def step(share: float, deliveries_per_s: float, late_ms: float, link_share: float = 0.95, cpu: float = 0.5) -> Step:
-    return Step(share, deliveries_per_s, 0, 0, late_ms, link_share, 0.9, 0.1, cpu)
+def step(share: float, deliveries_per_s: float, late_ms: float, link_share: float = 0.95, cpu: float = 0.5) -> LoadStep:
+    return LoadStep(share, deliveries_per_s, 0, 0, late_ms, link_share, 0.9, 0.1, cpu)
 
 
 ONE = [step(0.9, 100.0, 20.0, 0.9), step(1.0, 110.0, 400.0)]
@@ -127,9 +135,9 @@ ONE = [step(0.9, 100.0, 20.0, 0.9), step(1.0, 110.0, 400.0)]
     ],
 )
 def test_several_servers_must_carry_their_part_unless_processors_are_full(
-    several: list[Step], ratio: float, limited_by: str, holds: bool
+    several: list[LoadStep], ratio: float, limited_by: str, holds: bool
 ) -> None:
-    found = outcome(Scenario.HOT_CHANNEL, HOT)
+    found = outcome(SurgeScenario.HOT_CHANNEL, HOT)
     found.add_carried(Carried(4, limited=True, one=ONE, several=several))
     facts = found.facts()
     assert (facts["carried_vs_one_server"], facts["carried_limited_by"]) == (ratio, limited_by)

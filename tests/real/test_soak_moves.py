@@ -10,9 +10,9 @@ import pytest
 from tests.support.soak_command import run_soak
 
 from shoal.cli import main
-from shoal.soak.checker import Checker, Severity
-from shoal.soak.corners import wanted_corners
-from shoal.soak.faults import FaultPlan
+from shoal.lab.soak.checker import Checker, Severity
+from shoal.lab.soak.corners import wanted_corners
+from shoal.lab.soak.faults import FaultPlan
 
 FACTS = {
     *("protocol", "seeds", "messages", "deliveries", "moves", "faults", "lost", "duplicated", "reordered"),

@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.support.core_driver import AGENT, SIGNER, AgentDriver, ring
 
-from shoal.channels.agent_core import AgentCore
+from shoal.channels.agent.core import AgentCore
 from shoal.channels.rules import ALL_RULES, Rules
-from shoal.channels.scanner import Scanner
+from shoal.channels.telemetry.scanner import Scanner
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase
@@ -20,7 +20,7 @@ from shoal.plan.moving import ChannelReport
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.signing import Verifier
 from shoal.wire import control
-from shoal.wire.envelope import WORD_CHANNEL, inbox_channel
+from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel
 
 SERVERS = ("s1", "s2", "s3")
 
@@ -58,7 +58,7 @@ class DispatchDriver(AgentDriver):
     def play(self, clients: int | None = None) -> None:
         """The servers answer."""
         if clients is not None:
-            self.numsub[WORD_CHANNEL] = clients
+            self.numsub[HEARTBEAT_CHANNEL] = clients
         while self.core.outbox:
             commands, self.core.outbox = self.core.outbox, []
             for command in commands:
@@ -97,7 +97,7 @@ class DispatchDriver(AgentDriver):
         """A client subscribes, and the agent knows it."""
         self.numsub[channel] += 1
         self.numsub[inbox_channel(client)] += 1
-        self.tell(control.Hello(client, 1, channel, False, True, 0, 3))
+        self.tell(control.Hello(1, channel, False, True, 0, 3), client=client)
         self.said[inbox_channel(client)].clear()
 
     def taken(self, server: str) -> list[tuple[bytes, bytes]]:

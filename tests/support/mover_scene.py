@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from tests.support.agent_site import until
 from tests.support.redis_server import RedisServer
 
-from shoal.cluster.moving import Leading, Moving
 from shoal.coordination.interface import Lease
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ForgedEntryError
+from shoal.leader.mover_shell import Leading, Moving
 from shoal.limits import Limits
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import (

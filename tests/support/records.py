@@ -10,7 +10,7 @@ from tests.support.redis_server import RedisServer
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Attributes, Message
 from shoal.wire.envelope import ATTRIBUTES, HEADER, MAGIC, encode_attributes, stream_id
-from shoal.wire.recorded import INDEX_KEY, gap_fields, message_fields, record_key
+from shoal.wire.record_entry import INDEX_KEY, gap_fields, message_fields, record_key
 
 DAY_US = 86_400_000_000
 NOON_US = 1_793_534_400_000_000

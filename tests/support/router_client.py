@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from tests.support.agent_site import POLL_S, until
 
-from shoal.channels.context import Connect, Disconnect, FetchRing
-from shoal.channels.router import Router
-from shoal.channels.subscription import Subscription
+from shoal.channels.client.context import Connect, Disconnect, FetchRing
+from shoal.channels.client.router import Router
+from shoal.channels.client.subscription import Subscription
 from shoal.coordination.interface import Coordinator
 from shoal.errors import ShoalError
 from shoal.limits import DEFAULT_LIMITS

@@ -12,12 +12,12 @@ import numba
 import pytest
 from numba.core import caching, config
 
-from shoal.wire import compiled
-from shoal.wire.compiled import is_private, keep, own_place
+from shoal.wire import compiled_cache as compiled
+from shoal.wire.compiled_cache import is_private, keep, own_place
 
 UNWRITABLE = "from numba.core import caching; caching.CacheImpl._locator_classes = [caching.UserProvidedCacheLocator];"
 """What numba knows of where nothing can be written: the package is read-only, and there is no home."""
-USE = "import numpy; from shoal.wire.rawbytes import kernel; from shoal.filters.index.hash_tables import IdSet; "
+USE = "import numpy; from shoal.wire.raw_bytes import kernel; from shoal.filters.index.hash_tables import IdSet; "
 WORK = "print(5 in IdSet.of_table(numpy.array([6], numpy.uint32), 1))"
 
 

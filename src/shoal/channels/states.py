@@ -52,7 +52,7 @@ class Agent(enum.Enum):
 
     AWAY = "away"
     CALLING = "calling"
-    SERVING = "serving"
+    SERVING = "session"
 
 
 class Record(enum.Enum):
@@ -70,12 +70,12 @@ LINK: Final[Table[Link]] = {
     (Link.DOWN, "wanted"): Link.CONNECTING,
     (Link.CONNECTING, "opened"): Link.GREETING,
     (Link.CONNECTING, "lost"): Link.DOWN,
-    (Link.GREETING, "word"): Link.USABLE,
+    (Link.GREETING, "heartbeat"): Link.USABLE,
     (Link.GREETING, "lost"): Link.DOWN,
-    (Link.USABLE, "word"): Link.USABLE,
+    (Link.USABLE, "heartbeat"): Link.USABLE,
     (Link.USABLE, "lease over"): Link.STALE,
     (Link.USABLE, "lost"): Link.DOWN,
-    (Link.STALE, "word"): Link.USABLE,
+    (Link.STALE, "heartbeat"): Link.USABLE,
     (Link.STALE, "lost"): Link.DOWN,
 }
 

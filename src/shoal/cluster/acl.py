@@ -1,11 +1,15 @@
 """The rights of each role on a data server, and the ACL files of all servers of a cluster.
 
-Owns who may do what on a data server; the rights on the coordinator are in `shoal.coordination.acl`. Each
-role gets what its work needs and nothing else: no role may script, restore, replicate, change the
-configuration or touch keys other than the telemetry stream and the records of channels, which clients may read.
+Owns the rights on data servers; the rights on the coordinator are in `shoal.coordination.acl`. Each role gets the
+rights that its work needs and no others: no role may script, restore, replicate, change the configuration or touch keys
+other than the telemetry stream and the records of channels, which clients may read.
 
-Redis knows only positive channel patterns, so "everything but WORD_CHANNEL" is spelled as the patterns of all
-names that differ from it somewhere. They are tried in order on each PUBLISH: the first one already takes
+From 7.0 on the rules of clients tell commands apart: a client may publish on the channels of applications, to agents
+and to other clients, but cannot send what only agents send, and may not subscribe to what clients send to agents. It
+may use any pattern, so it can still hear everything; docs/identity.md says what that means.
+
+Redis has only positive channel patterns, so "every name that does not begin with `__shoal:`" is a list of patterns for
+the names that differ from the prefix somewhere. They are tried in order on each command: the first one already matches
 every name that does not begin with an underscore.
 """
 
@@ -16,8 +20,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
-from shoal.wire.envelope import TELEMETRY_KEY, WORD_CHANNEL
-from shoal.wire.recorded import ARCHIVED_KEY, INDEX_KEY
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEARTBEAT_CHANNEL,
+    INBOX_PREFIX,
+    PEER_PREFIX,
+    RESERVED_PREFIX,
+    TELEMETRY_KEY,
+)
+from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY
 
 SELECTORS_SINCE: Final = (7, 0)
 """The first server version that can give a command other channels or keys than the rest."""
@@ -31,7 +42,8 @@ PIPELINE: Final = "pipeline"
 ADMIN: Final = "admin"
 ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
 
-_LISTEN: Final = "+subscribe +unsubscribe +psubscribe +punsubscribe"
+_UNSUBSCRIBE: Final = "+unsubscribe +punsubscribe"
+_LISTEN: Final = f"+subscribe +psubscribe {_UNSUBSCRIBE}"
 _COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
 _BASE: Final = "+ping +client|setname +client|id"
 _TELEMETRY: Final = f"~{TELEMETRY_KEY.decode()}"
@@ -44,29 +56,32 @@ user and checks each transaction in it against them: without them it would come 
 would say so."""
 
 
-def all_names_but(name: str) -> list[str]:
-    """Glob patterns that together match every channel name except `name` (and the empty one), commonest
-    first."""
-    if set(name) & set("[]^\\*?-"):
-        raise ValueError(f"{name!r} contains characters that mean something in a pattern")
-    differ = [f"{name[:index]}[^{name[index]}]*" for index in range(len(name))]
-    shorter = [name[:index] for index in range(1, len(name))]
-    return [*differ, *shorter, f"{name}?*"]
+def names_without_prefix(prefix: str) -> list[str]:
+    """Glob patterns that together match every channel name (but the empty one) that does not begin with `prefix`,
+    the most common names first."""
+    if set(prefix) & set("[]^\\*?-"):
+        raise ValueError(f"{prefix!r} contains characters that have a meaning in patterns")
+    differ = [f"{prefix[:index]}[^{prefix[index]}]*" for index in range(len(prefix))]
+    shorter = [prefix[:index] for index in range(1, len(prefix))]
+    return [*differ, *shorter]
 
 
 def client_publish_guarded(version: tuple[int, ...]) -> bool:
-    """Whether a server of this version can keep clients from speaking in the agent's name."""
+    """Whether a server of this version can keep clients from publishing what only agents send."""
     return version[:2] >= SELECTORS_SINCE
 
 
 def rights(role: str, version: tuple[int, ...]) -> str:
     """The ACL rules of a role on a server of this version."""
     if role == CLIENT:
-        common = f"allchannels {_BASE} {_LISTEN} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
+        common = f"{_BASE} {_UNSUBSCRIBE} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
         if not client_publish_guarded(version):
-            return f"{common} +publish"
-        patterns = " ".join(f"&{pattern}" for pattern in all_names_but(WORD_CHANNEL.decode()))
-        return f"{common} (+publish {patterns})"
+            return f"allchannels {common} {_LISTEN} +publish"
+        names = " ".join(f"&{pattern}" for pattern in names_without_prefix(RESERVED_PREFIX.decode()))
+        inbox, peer = f"&{INBOX_PREFIX.decode()}*", f"&{PEER_PREFIX.decode()}*"
+        publish = f"(+publish {names} &{AGENT_CHANNEL.decode()} {peer})"
+        subscribe = f"(+subscribe {names} &{HEARTBEAT_CHANNEL.decode()} {inbox} {peer})"
+        return f"{common} {publish} {subscribe} (+psubscribe allchannels)"
     if role == AGENT:
         write = "+xadd +xlen +xtrim +sadd +set"
         keys = f"{_TELEMETRY} {_RECORDS}"
@@ -81,7 +96,7 @@ def rights(role: str, version: tuple[int, ...]) -> str:
 
 
 def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str]) -> str:
-    """The text of an ACL file: nobody can log in as the default user, passwords are there only as hashes."""
+    """The text of an ACL file. The default user cannot log in; passwords are stored as hashes only."""
     lines = [f"user default off resetpass {default}"]
     for role, rule in rules.items():
         digest = hashlib.sha256(passwords[role].encode()).hexdigest()

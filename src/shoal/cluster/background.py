@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from shoal.cluster import process
+from shoal.cluster.control_socket import request
 from shoal.cluster.local import ClusterStatus
 from shoal.cluster.process import is_running, kill_stranger, log_tail, wait_until
-from shoal.cluster.requests import request
 from shoal.cluster.state import ClusterState, StateDir
 from shoal.cluster.timing import DEFAULT_TIMING
 from shoal.errors import AlreadyRunningError, ClusterError, NotRunningError

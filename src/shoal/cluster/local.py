@@ -27,22 +27,22 @@ from typing import Final, Self
 from shoal.balance.options import DEFAULT_OPTIONS
 from shoal.balance.window_source import Way
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES
+from shoal.cluster.control_socket import taking_requests
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
 from shoal.cluster.fleet import Fleet
-from shoal.cluster.keeping import KeeperView
-from shoal.cluster.leading import Leader
 from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent
 from shoal.cluster.process import ProcessId, log_tail, start_ticks
-from shoal.cluster.requests import taking_requests
+from shoal.cluster.ring_watch import Watching
 from shoal.cluster.servers import choose_program
 from shoal.cluster.state import ClusterState, Lock, StateDir, write_private
 from shoal.cluster.status import ClusterStatus as ClusterStatus
 from shoal.cluster.status import ServerStatus
 from shoal.cluster.timing import DEFAULT_TIMING, Timing
-from shoal.cluster.watching import Watching
 from shoal.coordination.interface import Coordinator
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError, NotRunningError
+from shoal.leader.keeper_shell import KeeperView
+from shoal.leader.leadership import Leader
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.keys import Mark, pool_key
 from shoal.plan.ring import ServerAddress

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
+from shoal.leader.timing import LeaderTiming
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the supervisor and the keeper wait for what."""
+class Timing(LeaderTiming, frozen=True, kw_only=True):
+    """The waits of the supervisor, and of a leader that it runs itself."""
 
     start_timeout_s: float = 90.0
     """How long one process may take until it answers, and a whole cluster until it is ready. Then starting
@@ -31,16 +31,6 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     crashing_after: int = 3
     """Crashes in a row after which a process is reported as crashing."""
-
-    first_ring_wait_s: float = 10.0
-    """How long the first ring waits for all expected servers. Then it is written with those that are there.
-    """
-
-    keeper_lease_s: float = 3.0
-    """The lease of the one keeper that writes the ring."""
-
-    keeper_poll_s: float = 0.25
-    """How often the keeper looks at the coordinator; well below `GAP_SHARE` of a lease, see the keeper."""
 
     port_tries_max: int = 20
     """How many ports are tried before starting gives up."""

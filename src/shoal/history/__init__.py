@@ -11,5 +11,5 @@
     channel_history.py  the history of one channel, from archive and records
 
 A *record* is the Redis stream in which an agent keeps the messages of one channel on its server. This package only
-reads. Agents write records (`shoal.channels.record`); a Spark job writes archives (`shoal.pipeline.archive`).
+reads. Agents write records (`shoal.channels.recording.record`); a Spark job writes archives (`shoal.pipeline.archive`).
 """

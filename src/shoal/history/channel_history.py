@@ -26,7 +26,7 @@ from shoal.history.table import EPOCH_MASK, SCHEMA, TIME, channel_text, dedupe, 
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
 from shoal.wire.envelope import client_of, stream_id
-from shoal.wire.recorded import NUMBER_MAX
+from shoal.wire.record_entry import NUMBER_MAX
 
 LATE_S_MAX: Final = 5
 """How long an agent may take to record a message. A newer message that is missing may still be recorded."""

@@ -18,7 +18,7 @@ from shoal.errors import ConnectError, ProtocolError
 from shoal.history.entry_decoder import Entries
 from shoal.history.server_reader import PageSize, ServerReader, parse_info
 from shoal.wire.envelope import ENDED
-from shoal.wire.recorded import (
+from shoal.wire.record_entry import (
     ARCHIVED_KEY,
     INDEX_KEY,
     NUMBER_MAX,

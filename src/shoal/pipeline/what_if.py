@@ -28,11 +28,11 @@ import pyarrow as pa
 
 from shoal.balance.forecast import Forecast
 from shoal.balance.policies import POLICIES, policy
-from shoal.balance.policies.sizing import OVERLOAD_HOUR_PRICE
+from shoal.balance.policies.pool_size import OVERLOAD_HOUR_PRICE
 from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
 from shoal.errors import ConfigError
-from shoal.sim.flow import FlowSimulator, Models, PoolModel, Series, ServerModel
-from shoal.sim.flow.workloads import Recorded
+from shoal.flow import FlowSimulator, Models, PoolModel, Series, ServerModel
+from shoal.flow.workloads import Recorded
 
 UNDELIVERED_HOUR_PRICE: Final = 10 * OVERLOAD_HOUR_PRICE
 MOVE_PRICE: Final = DEFAULT_SETTINGS.move_price

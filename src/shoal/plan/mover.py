@@ -1,7 +1,7 @@
 """The mover: carries channels from one placement to another, phase by phase.
 
 Owns when a step of a move is due; what the step does to the entry is in `shoal.plan.steps`. A core without I/O: it is
-handed what the coordinator holds, and the time, and hands back what to write. `shoal.cluster.moving` does the rest.
+handed what the coordinator holds, and the time, and hands back what to write. `shoal.leader.mover_shell` does the rest.
 
     prepare   until the agents concerned report the entry; given up after `prepare_timeout_s`
     widen     until no subscriber is behind; after `widen_timeout_s` the servers of those that are get help

@@ -35,7 +35,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     """What the agent of one server says; `life` names the agent's life that it was said in."""
 
     server: str
-    life: int
+    incarnation: int
     channels: dict[bytes, ChannelReport]
 
 

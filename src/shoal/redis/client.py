@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from shoal.bus import Bus, connect
-from shoal.channels.peers import PEER_PATTERN
+from shoal.channels.agent.peers import PEER_PATTERN
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.placement import Mode
 from shoal.redis.conversion import Encodable, Encoder, Name, flatten, translated

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from redis import exceptions
 
 from shoal.bus import Bus
-from shoal.channels.subscription import Subscription as CoreSubscription
+from shoal.channels.client.subscription import Subscription as CoreSubscription
 from shoal.message import Item
 from shoal.redis.conversion import Response, translated
 

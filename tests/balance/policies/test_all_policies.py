@@ -1,4 +1,4 @@
-"""What every policy promises, whatever the situation."""
+"""Properties of every policy, in any situation."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.balance.policies.situations import (
 from shoal.balance.columns import SINGLE, Floats, Placements, host_loads
 from shoal.balance.decision import Decision, Reason, changed
 from shoal.balance.policies import POLICIES, policy
-from shoal.balance.policies.bounded import load_bounds
-from shoal.balance.policies.reckoning import dead
+from shoal.balance.policies.bounded_load import load_bounds
+from shoal.balance.policies.server_state import dead
 from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
 from shoal.balance.situation import Pool, Situation
 from shoal.errors import ConfigError
 
 ROUNDING = 1e-6
 BY_LOAD = ("shoal", "dynamoth")
-"""Policies that look at loads before they move a channel."""
+"""Policies that consider loads before they move a channel."""
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
 often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -189,12 +189,14 @@ def test_a_server_that_did_not_report_keeps_its_channels(name: str) -> None:
 
 
 def test_a_policy_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="no policy 'round-robin'"):
+    with pytest.raises(ConfigError, match="unknown policy 'round-robin'"):
         policy("round-robin")
 
 
 def assert_whole(situation: Situation, decision: Decision) -> None:
-    """Every channel has its servers: at least one, none twice, one if it is single; and all figures are numbers."""
+    """Every channel has its servers: at least one, none twice, exactly one if it is single; and all figures are
+    numbers.
+    """
     assert len(set(decision.moves.tolist())) == len(decision.moves) == len(decision.placements)
     assert len(decision.reasons) == len(decision.moves)
     assert all(isinstance(reason, Reason) for reason in decision.reasons)

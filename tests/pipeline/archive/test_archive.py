@@ -31,7 +31,7 @@ from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
 from shoal.pipeline.spark.tasks import Task
 from shoal.plan.keys import channel_text as record_name
 from shoal.plan.ring import ServerAddress
-from shoal.wire.recorded import record_key
+from shoal.wire.record_entry import record_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import read_offset, write_offset
 from shoal.pipeline.source.parts import read_part
 from shoal.plan.ring import ServerAddress
-from shoal.wire.recorded import INDEX_KEY
+from shoal.wire.record_entry import INDEX_KEY
 
 __all__ = ["empty", "one", "quick", "two"]
 

@@ -26,7 +26,7 @@ from shoal.filters.index.kernel_context import (
 )
 from shoal.filters.index.record_format import get_bits, get_float, item_words, width_words
 from shoal.filters.index.segment_layout import part_address, u16_part, u32_part
-from shoal.wire.rawbytes import kernel, part, same_words
+from shoal.wire.raw_bytes import kernel, part, same_words
 
 _RECORDS_AHEAD: Final = 8
 """Entries between the one that is tested and the one whose record is prefetched."""

@@ -35,7 +35,7 @@ from shoal.filters.index.kernel_context import (
     ROW_ROOTS,
     root,
 )
-from shoal.wire.rawbytes import PADDING_BYTES, kernel, load_u64, part, tail_mask
+from shoal.wire.raw_bytes import PADDING_BYTES, kernel, load_u64, part, tail_mask
 
 ABSENT: Final = 0
 NUMBER: Final = 1

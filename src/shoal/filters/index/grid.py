@@ -24,7 +24,7 @@ import numpy as np
 from shoal.filters.index import record_format
 from shoal.filters.index.intrinsics import VECTOR_BYTES, i64
 from shoal.filters.index.record_format import get_bits, get_float, item_words, width_words
-from shoal.wire.rawbytes import background_kernel, hash_pair, kernel, part
+from shoal.wire.raw_bytes import background_kernel, hash_pair, kernel, part
 
 FIRST_CELL: Final = 1
 """Cell 0 is that of an event without the attribute."""

@@ -56,7 +56,7 @@ from shoal.filters.index.kernel_context import (
 )
 from shoal.filters.index.postings import dead_at, emit_entries, first_dead, first_id
 from shoal.filters.index.segment_layout import f64_part, header_word, part_address, u32_part
-from shoal.wire.rawbytes import kernel, part
+from shoal.wire.raw_bytes import kernel, part
 
 ID_RANGE: Final = np.uint64(1 << 63)
 """Marks a word that counts ids; the next word is their address. Without it, a word is an id."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.filters.index.intrinsics import UNBOUNDED, i64, i64_at, u8_at, u32_at
-from shoal.wire.rawbytes import PADDING_BYTES, Bytes, hash_words, kernel, part, same_words
+from shoal.wire.raw_bytes import PADDING_BYTES, Bytes, hash_words, kernel, part, same_words
 
 ID_MAX: Final = 2**32 - 2
 """The largest id of a subscription."""

@@ -25,7 +25,7 @@ from numba.core import cgutils, types
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from shoal.wire.rawbytes import part, stamped
+from shoal.wire.raw_bytes import part, stamped
 
 VECTOR_BYTES: Final = 32
 """Bytes that one vector comparison takes."""

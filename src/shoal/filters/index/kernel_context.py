@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.filters.index.hash_tables import T_WORDS, StringTable
 from shoal.filters.index.intrinsics import UNBOUNDED, VECTOR_BYTES, f64_at, i64, i64_at, u8_at
-from shoal.wire.rawbytes import PADDING_BYTES, part
+from shoal.wire.raw_bytes import PADDING_BYTES, part
 
 # Of each string table: data, its length, ends, their length, slots, their length, counters.
 R_NAMES: Final = 0

@@ -85,7 +85,7 @@ from shoal.filters.index.signatures import (
     string_hash,
     window_hash,
 )
-from shoal.wire.rawbytes import hash_pair, kernel, part
+from shoal.wire.raw_bytes import hash_pair, kernel, part
 
 BATCH_MIN: Final = 8
 """A batch of fewer events is not worth it: they are matched one by one."""

@@ -22,7 +22,7 @@ from shoal.filters.index import segment_layout as layout
 from shoal.filters.index.intrinsics import UNBOUNDED, copy_bytes, i64, i64_at, u32_at
 from shoal.filters.index.kernel_context import R_FIRST_SEGMENT, R_SPAN_WORDS, R_SPANS, SEGMENT_ROOTS, root
 from shoal.filters.index.segment_layout import part_address, u32_part
-from shoal.wire.rawbytes import background_kernel, kernel, part
+from shoal.wire.raw_bytes import background_kernel, kernel, part
 
 ENTRIES_PER_START: Final = 64
 """Entries that share one start."""

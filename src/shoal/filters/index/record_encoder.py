@@ -57,7 +57,7 @@ from shoal.filters.index.record_format import (
     put_word,
     width_of,
 )
-from shoal.wire.rawbytes import PADDING_BYTES, kernel, part
+from shoal.wire.raw_bytes import PADDING_BYTES, kernel, part
 
 # Tags of the constraints on the wire: see `shoal.filters.constraints`.
 _TAG_ABSENT: Final = 0

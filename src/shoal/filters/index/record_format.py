@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shoal.filters.index.hash_tables import STRING_BYTES, StringTable, intern_string
 from shoal.filters.index.intrinsics import UNBOUNDED, i64, u16_at
-from shoal.wire.rawbytes import kernel, part
+from shoal.wire.raw_bytes import kernel, part
 
 # Operators. Up to NE_NUMBER the payload is one number.
 GE: Final = 1

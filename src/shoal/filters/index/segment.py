@@ -35,7 +35,7 @@ from shoal.filters.index.postings import dead_at, first_dead, first_id
 from shoal.filters.index.record_encoder import RECORD_WORDS_MAX, encode_filter
 from shoal.filters.index.record_format import RecordSet
 from shoal.filters.index.segment_layout import header_word, u32_part
-from shoal.wire.rawbytes import background_kernel, kernel
+from shoal.wire.raw_bytes import background_kernel, kernel
 
 BUFFER_MAX: Final = 512
 """Records in a full buffer. They are tested one by one; then they become a segment."""

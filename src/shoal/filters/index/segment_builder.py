@@ -32,7 +32,7 @@ from shoal.filters.index.signatures import (
     signature_of,
     string_length,
 )
-from shoal.wire.rawbytes import background_kernel, hash_pair, kernel
+from shoal.wire.raw_bytes import background_kernel, hash_pair, kernel
 
 CLUSTER_SMALL_MAX: Final = 8
 """Clusters up to this size have no runs: all their records are tested."""

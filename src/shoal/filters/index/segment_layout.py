@@ -48,7 +48,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.filters.index.intrinsics import UNBOUNDED, f64_at, i64, i64_at, u8_at, u16_at, u32_at
-from shoal.wire.rawbytes import part
+from shoal.wire.raw_bytes import part
 
 MAGIC: Final = 0x31_4C_41_4F_48_53  # "SHOAL1"
 VERSION: Final = 5

@@ -56,7 +56,7 @@ from shoal.filters.index.segment import (
 )
 from shoal.filters.index.wire_table import WireTable
 from shoal.logs import get_log
-from shoal.wire.rawbytes import announce_compilations
+from shoal.wire.raw_bytes import announce_compilations
 
 FAN_IN: Final = 8
 """Segments of similar size that are merged into one."""

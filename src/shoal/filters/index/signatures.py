@@ -27,7 +27,7 @@ from shoal.filters.index import segment_layout as layout
 from shoal.filters.index.intrinsics import i64
 from shoal.filters.index.record_format import get_bits, get_float, item_words
 from shoal.filters.index.segment_layout import S_ABSENT, S_EQUAL, S_EXISTS, S_KIND, S_PREFIX, S_SUFFIX
-from shoal.wire.rawbytes import background_kernel, hash_pair, kernel, part
+from shoal.wire.raw_bytes import background_kernel, hash_pair, kernel, part
 
 _FNV: Final = np.uint64(0x100000001B3)
 FNV_START: Final = np.uint64(0xCBF29CE484222325)

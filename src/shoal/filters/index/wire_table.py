@@ -20,7 +20,7 @@ from shoal.filters.event_batches import from_arrow, is_arrow
 from shoal.filters.events import plain_event
 from shoal.filters.filter import Filter, check_filter, no_filter
 from shoal.filters.values import Event, problem_of_name
-from shoal.wire.rawbytes import kernel, part
+from shoal.wire.raw_bytes import kernel, part
 
 if TYPE_CHECKING:
     import pyarrow as pa

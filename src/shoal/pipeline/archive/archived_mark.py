@@ -1,6 +1,6 @@
 """Marks servers whose records are fully archived. The balancer removes a drained server only when it has the mark.
 
-Owns the check that everything is archived. The mark is a key on the server (`shoal.wire.recorded`).
+Owns the check that everything is archived. The mark is a key on the server (`shoal.wire.record_entry`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.bus.locate import find_url
+from shoal.bus.location import find_url
 from shoal.coordination.layout import GarbageError, decode_value, redis_key
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError

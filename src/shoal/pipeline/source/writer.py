@@ -25,7 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from shoal.bus import connect
-from shoal.bus.locate import find_url
+from shoal.bus.location import find_url
 from shoal.coordination.link import parse_address
 from shoal.errors import ConfigError
 from shoal.pipeline.source.columns import check_written, row_attributes

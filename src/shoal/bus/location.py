@@ -1,0 +1,87 @@
+"""Finds the cluster if the application gives no address: $SHOAL_URL, else the state directory of a local cluster.
+
+Owns reading the client's part of `cluster.json`: the coordinator's address and the client's password. It writes nothing
+and starts nothing; the file belongs to `shoal.cluster`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shoal.config import default_state_dir
+from shoal.errors import ClusterNotFoundError
+
+URL_VARIABLE: Final = "SHOAL_URL"
+STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
+CLUSTER_FILE: Final = "cluster.json"
+ROLE: Final = "client"
+
+
+class _Address(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+
+
+class _Supervisor(msgspec.Struct, frozen=True):
+    pid: int
+
+
+class _Cluster(msgspec.Struct, frozen=True):
+    """The part of `cluster.json` that a client reads."""
+
+    supervisor: _Supervisor
+    coordinator: _Address
+    passwords: dict[str, str]
+
+
+def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = os.environ, role: str = ROLE) -> str:
+    """Return the address of the cluster for a client or another role. Raises ClusterNotFoundError if there is none.
+
+    An explicit directory wins over $SHOAL_URL, which wins over $SHOAL_STATE_DIR and the default directory.
+    """
+    if state_dir is None and environ.get(URL_VARIABLE):
+        return environ[URL_VARIABLE]
+    chosen = state_dir or environ.get(STATE_DIR_VARIABLE) or default_state_dir(environ)
+    directory = Path(chosen).expanduser().absolute()
+    cluster = _read(directory)
+    if role not in cluster.passwords:
+        raise ClusterNotFoundError(
+            f"the cluster in {directory} has no {role} user", do="run `shoal down`, then `shoal up`"
+        )
+    if not _runs(cluster.supervisor.pid):
+        raise ClusterNotFoundError(
+            f"the cluster in {directory} ended without cleaning up",
+            do="run `shoal up` to start a new one",
+        )
+    where = cluster.coordinator
+    return f"shoal://{role}:{cluster.passwords[role]}@{where.host}:{where.port}"
+
+
+def _read(directory: Path) -> _Cluster:
+    path = directory / CLUSTER_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Cluster)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ClusterNotFoundError(
+            f"no cluster runs in {directory}", do="run `shoal up`, or give another address: shoal://host:port"
+        ) from None
+    except PermissionError:
+        raise ClusterNotFoundError(f"{path} belongs to another user", do="ask that user, or run `shoal up`") from None
+    except msgspec.DecodeError as error:
+        raise ClusterNotFoundError(f"cannot read {path}: {error}", do="run `shoal down`, then `shoal up`") from None
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process with that id exists. If the id was reused, connecting will fail."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,438 @@
+"""Runs a router on an event loop: connections, sending, one timer, and waking waiting callers.
+
+Owns all I/O of one bus. After every call into the router, `flush` empties the router's outputs. It makes no decisions
+about channels; it only adds the delay between connection attempts and limits requests to the coordinator to one at a
+time.
+
+    application, network, timer  -->  router  -->  flush: effects, dirty links, ready subscriptions
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from operator import countOf
+from typing import Any, Final
+
+from hiredis import ReplyError
+
+from shoal.bus.connections import BusConnection, Dialer, is_internal_error
+from shoal.bus.departure import Departure
+from shoal.bus.plan_source import PlanSource, RingFetcher
+from shoal.bus.waiters import Listener, PendingSubscription, Refusals, fail, refusal, resolve, version_error
+from shoal.channels import states
+from shoal.channels.client.context import (
+    AgentRefused,
+    Confirmed,
+    Connect,
+    Disconnect,
+    Effect,
+    FetchRing,
+    Refused,
+    UnknownFlags,
+)
+from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.router import Router
+from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.channels.client.subscription import Wanted
+from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError, VersionError
+from shoal.limits import Limits
+from shoal.logs import get_log
+from shoal.runtime import TIMER_GRAIN_S, Runtime
+from shoal.wire.control import REFUSED_VERSION
+
+CLOSE_WAIT_S: Final = 1.0
+"""How long a closing bus waits for its servers to read its last commands."""
+
+_log: Final = get_log(__name__)
+
+
+class Adapter:
+    """One router on the running event loop."""
+
+    def __init__(self, router: Router, source: PlanSource, limits: Limits, runtime: Runtime) -> None:
+        self.router = router
+        self.loop = asyncio.get_running_loop()
+        self.limits = limits
+        self.closed = False
+        self.scheduled = False
+        self.now = self.loop.time()
+        self.time_us = 0
+        self.tokens: set[asyncio.Future[int]] = set()
+        self.counting = 0
+        self.errors: dict[str, str] = {}
+        self.refusals = Refusals()
+        self.refused: VersionError | None = None
+        """Why the agent of some server does not let this client publish there."""
+        self._source = source
+        self._wall = runtime.wall
+        self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
+        self._dialer = Dialer(
+            source.address, f"shoal:{router.context.client:012x}", limits, runtime.random, dial=runtime.dial
+        )
+        self._publishing = router.publishing
+        self._connections: dict[str, BusConnection] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listeners: dict[CoreSubscription, Listener] = {}
+        self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._rooms: list[asyncio.Future[None]] = []
+        self._room_messages = limits.publish_buffer_messages_max * 3 // 4
+        self._room_bytes = limits.publish_buffer_bytes_max * 3 // 4
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._timers = router.context.timers
+        self._armed_count = -1
+        self._departure = Departure(router, limits)
+
+    # After every call into the router
+
+    def schedule(self) -> None:
+        """Flush in the next turn of the loop, once for all calls of this turn; they share one clock reading."""
+        self.scheduled = True
+        self.now = self.loop.time()
+        self.time_us = int(self._wall() * 1e6)
+        self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self.scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Empty the router's outputs, wake finished waiters, and set the timer."""
+        router = self.router
+        while router.effects:
+            self._execute(0)
+        if router.dirty:
+            self._send()
+        if router.ready:
+            self._wake()
+        if self._rooms and self._has_room():
+            rooms, self._rooms = self._rooms, []
+            for waiter in rooms:
+                resolve(waiter)
+        if self._conditions:
+            for condition, done in self._conditions:
+                if condition():
+                    resolve(done)
+        self._arm()
+
+    def _execute(self, reply: int) -> None:
+        """Execute the router's effects; `reply` is the server's reply to the confirmed message."""
+        effects = self.router.effects[:]
+        self.router.effects.clear()
+        refused: Refused | None = None
+        for effect in effects:
+            if type(effect) is Confirmed:
+                self._confirm(effect.token, reply, refused)
+                refused = None
+            elif type(effect) is Refused:
+                if refused is not None:
+                    self.refusals.remember(refused)
+                refused = effect
+            else:
+                self._execute_io(effect)
+        if refused is not None:
+            self.refusals.remember(refused)
+
+    def _execute_io(self, effect: Effect) -> None:
+        if self.closed:
+            return
+        if isinstance(effect, Connect):
+            self._connections[effect.server] = self._dialer.dial(effect, self)
+        elif isinstance(effect, Disconnect):
+            self._disconnect(effect.server)
+        elif isinstance(effect, FetchRing):
+            self.fetch_ring()
+        elif isinstance(effect, AgentRefused):
+            self._refused_by_agent(effect)
+        elif isinstance(effect, UnknownFlags):
+            _log.warning(
+                "message with unknown flags not delivered",
+                channel=effect.channel.decode("utf-8", "backslashreplace"),
+                flags=f"0x{effect.flags:02x}",
+                do="install the version of Shoal that its publisher runs, or a newer one",
+            )
+
+    def forget_refusal(self) -> None:
+        """From now on `refused` is about refusals that are still to come; agents repeat theirs."""
+        self.refused = None
+
+    def _refused_by_agent(self, refused: AgentRefused) -> None:
+        """Fails the calls that wait for a server whose agent refuses this client. The router keeps asking."""
+        if self.errors.get(refused.server) != refused.text:
+            _log.error("client refused by an agent", server=refused.server, code=refused.code, reason=refused.text)
+        self.errors[refused.server] = refused.text
+        if refused.code != REFUSED_VERSION:
+            return
+        error = version_error(refused)
+        link = self.router.context.links[refused.server]
+        for lane in link.lanes:
+            for _, token in lane.out.waiters:
+                assert isinstance(token, asyncio.Future)
+                fail(token, error)
+        for core, listener in self._listeners.items():
+            if isinstance(listener, PendingSubscription) and refused.server in core.sites:
+                fail(listener.done, error)
+        if any(not lane.out.settled for lane in link.lanes):
+            self.refused = error
+            rooms, self._rooms = self._rooms, []
+            for waiter in rooms:
+                fail(waiter, error)
+
+    def fetch_ring(self) -> None:
+        """Ask the coordinator for the newest ring, in the background."""
+        self._fetcher.want()
+
+    def _send(self) -> None:
+        for link in self.router.dirty:
+            link.dirty = False
+            if link.outbox:
+                connection = self._connections.get(link.server)
+                if connection is not None:
+                    connection.send(link.outbox)
+                link.outbox.clear()
+        self.router.dirty.clear()
+
+    def _wake(self) -> None:
+        listeners = self._listeners
+        for core in self.router.ready:
+            core.notified = False
+            listener = listeners.get(core)
+            if listener is not None:
+                listener.wake()
+        self.router.ready.clear()
+
+    def _arm(self) -> None:
+        """Set the timer to the router's next deadline. An earlier timer is kept; when it fires, the deadline is checked
+        again.
+        """
+        count = self._timers.count
+        if count == self._armed_count:
+            return
+        self._armed_count = count
+        at = self.router.next_timer()
+        if at is None or self.closed:
+            return
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self.loop.call_at(at + TIMER_GRAIN_S, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._armed_count = -1
+        now = self.loop.time()
+        self.router.timer(now)
+        self._departure.update(now)
+        self.flush()
+
+    # Waiting
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until the condition holds after a flush; return False after `timeout_s`."""
+        if condition():
+            return True
+        done = self.loop.create_future()
+        entry = (condition, done)
+        self._conditions.append(entry)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await done
+        except TimeoutError:
+            return condition()
+        finally:
+            self._conditions.remove(entry)
+        return True
+
+    def _has_room(self) -> bool:
+        publishing = self._publishing
+        return publishing.pending_messages <= self._room_messages and publishing.pending_bytes <= self._room_bytes
+
+    async def room(self) -> None:
+        """Wait until a quarter of the publish buffer is free."""
+        waiter = self.loop.create_future()
+        self._rooms.append(waiter)
+        if not self.scheduled:
+            self.schedule()
+        await waiter
+
+    def confirmation(self, out: Outgoing, seq: int) -> asyncio.Future[int]:
+        """Return a future for the confirmation of a message: the server's reply count if `counting` is on."""
+        token: asyncio.Future[int] = self.loop.create_future()
+        if self._publishing.await_confirm(out, seq, token):
+            self.tokens.add(token)
+        else:
+            token.set_result(0)
+        return token
+
+    def _confirm(self, token: Any, reply: int, refused: Refused | None) -> None:
+        self.tokens.discard(token)
+        if refused is None:
+            if not token.done():
+                token.set_result(reply)
+        elif token.done():
+            self.refusals.remember(refused)
+        else:
+            token.set_exception(refusal([refused]))
+
+    # Subscriptions
+
+    async def subscribe(
+        self, name: bytes, pattern: bool, wanted: Wanted | None, listener: Listener
+    ) -> CoreSubscription:
+        """Subscribe and wait until the subscription is in force; from then on `listener` is notified."""
+        core = self.router.subscribe(name, pattern, self.loop.time(), wanted)
+        pending = PendingSubscription(core, self.loop.create_future())
+        self._listeners[core] = pending
+        if not self.scheduled:
+            self.schedule()
+        try:
+            async with asyncio.timeout(self.limits.subscribe_timeout_s):
+                await pending.done
+        except TimeoutError:
+            self.unsubscribe(core)
+            raise self._not_in_force(core) from None
+        except BaseException:
+            self.unsubscribe(core)
+            raise
+        self._listeners[core] = listener
+        if core.inbox.items:
+            listener.wake()
+        return core
+
+    def _not_in_force(self, core: CoreSubscription) -> SubscribeTimeoutError:
+        reasons = "; ".join(f"{server}: {error}" for server, error in sorted(self.errors.items()))
+        return SubscribeTimeoutError(
+            f"no agent confirmed the subscription to {core.text!r} "
+            f"within {self.limits.subscribe_timeout_s:g} s" + (f" ({reasons})" if reasons else ""),
+            do="check `shoal status`: every server needs a running agent",
+        )
+
+    def unsubscribe(self, core: CoreSubscription) -> None:
+        """End a subscription. Does nothing if it has already ended."""
+        if self._listeners.pop(core, None) is not None and not self.closed:
+            self.router.unsubscribe(core, self.loop.time())
+            if not self.scheduled:
+                self.schedule()
+
+    def made_room(self, core: CoreSubscription) -> None:
+        """Continue a subscription that had overflowed, after the application took items."""
+        if core.inbox.roomy and not self.closed:
+            self.router.consumed(core, self.loop.time())
+            self.flush()
+
+    # Connections
+
+    def _disconnect(self, server: str) -> None:
+        connection = self._connections.get(server)
+        if connection is None:
+            return
+        if connection.open:
+            connection.abort()
+        else:
+            self._cancel(connection)
+            self.connection_gone(connection, None)
+
+    def _cancel(self, connection: BusConnection) -> None:
+        task = connection.cancel()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def disconnect_all(self) -> None:
+        """Cut every connection. The router reopens them, and no message is lost."""
+        cut = list(self._connections.values())
+        for connection in cut:
+            connection.abort()
+        await self.until(lambda: not any(connection.open for connection in cut), CLOSE_WAIT_S)
+
+    def connection_opened(self, connection: BusConnection) -> None:
+        """See `connections.Owner`."""
+        self.errors.pop(connection.server, None)
+        self.router.opened(connection.server, self.loop.time())
+        self.flush()
+
+    def connection_received(self, connection: BusConnection, frames: list[Any]) -> None:
+        """See `connections.Owner`. Frames are passed one by one only while a caller waits for a reply."""
+        now = self.loop.time()
+        server = connection.server
+        if self.tokens and (self.counting or countOf(map(type, frames), ReplyError)):
+            for frame in frames:
+                self.router.received(server, [frame], now)
+                if self.router.effects:
+                    self._execute(frame if type(frame) is int else 0)
+        else:
+            self.router.received(server, frames, now)
+        self.flush()
+
+    def connection_gone(self, connection: BusConnection, error: Exception | None) -> None:
+        """See `connections.Owner`."""
+        server = connection.server
+        if self._connections.get(server) is not connection:
+            return
+        del self._connections[server]
+        if connection.proved:
+            self._dialer.reset(server)
+        if error is not None:
+            self.errors[server] = str(error)
+            if is_internal_error(error):
+                _log.error("connection cut by an internal error", server=server, error=repr(error))
+            else:
+                _log.info("connection lost", server=server, error=str(error))
+        now = self.loop.time()
+        self._departure.note_loss(now)
+        self.router.lost(server, now)
+        self.flush()
+
+    def _take_ring(self, ring: bytes) -> None:
+        self.router.ring(ring, self.loop.time())
+        self.flush()
+
+    # Closing
+
+    async def close(self, *, quick: bool) -> None:
+        """Linger if others may need resends, send goodbye, close. `quick` only closes."""
+        try:
+            if not quick:
+                await self._departure.linger()
+            self.router.close(self.loop.time())
+            self.flush()
+            if not quick:
+                await self.until(self._all_answered, CLOSE_WAIT_S)
+            for connection in list(self._connections.values()):
+                if connection.open:
+                    connection.close()
+                else:
+                    self._cancel(connection)
+                    self.connection_gone(connection, None)
+            await self.until(lambda: not self._connections, CLOSE_WAIT_S)
+        finally:
+            self.abandon()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _all_answered(self) -> bool:
+        links = self.router.context.links.values()
+        return not any(link.inflight for link in links if link.state is not states.Link.DOWN)
+
+    def abandon(self) -> None:
+        """Release everything immediately; waiting callers get BusClosedError or NotConfirmedError."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            self._cancel(connection)
+            connection.abort()
+        if (fetching := self._fetcher.cancel()) is not None:
+            self._tasks.add(fetching)
+        for token in self.tokens:
+            fail(token, NotConfirmedError("the bus was closed before a server confirmed the message"))
+        for waiter in self._rooms:
+            fail(waiter, BusClosedError())
+        for listener in self._listeners.values():
+            listener.end()

@@ -1,0 +1,504 @@
+"""The agent: the process beside one server, as a state machine without I/O.
+
+Owns the register, the answers to Hellos, the heartbeat and the resync. It hears everything on its server through one
+pattern subscription, whose bytes go through the scanner. `monitor.py` makes telemetry from the scanner's tables,
+`dispatcher.py` handles channels that move.
+
+    bytes of the observing connection -> scanner -> control messages, in the server's own order -> answers
+                                                 -> messages on watched channels -> dispatcher -> other servers
+
+A restarted agent knows nothing: it starts a resync, and answers no Hello before all clients of the server have sent
+their Present (or `resync_s` is over). If only its connection is lost, or the server restarts, it remembers the streams
+that it had heard, so that it can tell returning subscribers which publishers to wait for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from shoal.channels import states
+from shoal.channels.agent.counters import AgentCounters
+from shoal.channels.agent.deferred_hellos import DeferredHellos
+from shoal.channels.agent.dispatcher import Dispatcher
+from shoal.channels.agent.lease import AgentLease
+from shoal.channels.agent.register import Register
+from shoal.channels.agent.resync import Resync
+from shoal.channels.agent.stream_memory import StreamMemory, Streams
+from shoal.channels.client.server_link import Command
+from shoal.channels.recording.recorder import Recorder
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.channels.telemetry.scanner import Scanner
+from shoal.channels.timers import Timers, patience
+from shoal.errors import PlanError, ProtocolError
+from shoal.limits import Limits
+from shoal.plan.book import PlanBook
+from shoal.plan.moving import Report
+from shoal.wire import control
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    CLIENT_ID_BITS,
+    ENDED,
+    HEARTBEAT_CHANNEL,
+    RESERVED_PREFIX,
+    inbox_channel,
+    peer_channel,
+)
+
+Handler = Callable[[Any, float], None]
+
+CONTROL_1: Final = "control messages of format 1"
+CONTROL_OTHER: Final = "control messages of other versions"
+ENVELOPE_1: Final = "messages in envelopes of format 1"
+UNKNOWN_FLAGS: Final = "messages with unknown flags"
+"""What `AgentCore.take_other_formats` counts."""
+
+HEARTBEAT_SPREAD: Final = 0.25
+"""The part of `heartbeat_interval_s` by which a heartbeat may come earlier."""
+
+REFUSALS_PER_S_MAX: Final = 20
+"""Messages of other versions that are answered in a second."""
+
+
+class AgentCore:
+    """One agent. `instance` is a random number that tells this process from the ones before it."""
+
+    def __init__(
+        self,
+        server: str,
+        instance: int,
+        scanner: Scanner,
+        book: PlanBook,
+        limits: Limits,
+        rules: Rules = ALL_RULES,
+    ) -> None:
+        self.server = server
+        self.instance = instance
+        self._random = Random(instance)
+        self.scanner = scanner
+        self.book = book
+        self.limits = limits
+        self.register = Register()
+        self.lease = AgentLease(server, limits)
+        self.counters = AgentCounters()
+        self.outbox: list[Command] = []
+        self.state = states.Agent.AWAY
+        self.incarnation = 0
+        self.second = 0
+        self.timers = Timers()
+        self._inflight: deque[Handler | None] = deque()
+        self._memory = StreamMemory(scanner, limits.publisher_idle_s)
+        self._resync = Resync()
+        self._calls = 0
+        self._deferred = DeferredHellos()
+        self._heard = 0
+        self._incarnations = 0
+        self._nonce = 0
+        self._other_formats: Counter[str] = Counter()
+        self._refusals = 0
+        self._refusals_from = 0.0
+        self._since = 0
+        self._now = 0.0
+        self.recorder = Recorder(self, rules)
+        self.dispatcher = Dispatcher(self, rules)
+
+    # The server
+
+    def opened(self, run_id: str, now: float) -> None:
+        """There is a connection to the server. What happened on the server since the last one, nobody has seen."""
+        self._now = now
+        self.outbox.clear()
+        self._inflight.clear()
+        self.scanner.reset()
+        self._begin_incarnation(run_id)
+        self._step("server reached")
+        self.outbox.append((b"PSUBSCRIBE", b"*"))
+        self._calls = 0
+        self.recorder.opened()
+        self._call(now)
+        self.timers.set("heartbeat", now)
+
+    def _begin_incarnation(self, run_id: str) -> None:
+        """A life is a time in which this agent has heard everything on this server without a break. What it knows of
+        the life before is kept apart, until those concerned have been heard in this one."""
+        self._memory.begin_incarnation(self.incarnation, self.second)
+        self._incarnations += 1
+        name = f"{run_id} {self.instance} {self._incarnations}"
+        self.incarnation = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") or 1
+        self.register.clear()
+        self.dispatcher.incarnation_began()
+
+    def lost(self, now: float) -> None:
+        """The connection to the server is gone."""
+        if self.state is not states.Agent.AWAY:
+            self._step("server lost")
+            self._deferred.take()
+            self.recorder.lost()
+            for name in ("heartbeat", "call", "recall"):
+                self.timers.cancel(name)
+
+    def _step(self, event: str) -> None:
+        self.state = states.step(states.AGENT, self.state, event)
+
+    def received(self, data: bytes, now: float) -> None:
+        """Bytes of the observing connection. ProtocolError if they are not RESP: the connection must be dropped."""
+        self._now = now
+        self.scanner.feed(data, self.second)
+        while (frame := self.scanner.scan()) is not None:
+            if frame.push:
+                self._pushed(frame.value, now)
+            elif self._inflight:
+                handler = self._inflight.popleft()
+                if handler is not None:
+                    handler(frame.value, now)
+
+    def ask(self, command: Command, handler: Handler | None = None) -> None:
+        """Queues a command; `handler` gets its reply."""
+        self.outbox.append(command)
+        self._inflight.append(handler)
+
+    @property
+    def client(self) -> int:
+        """The id under which the agent asks publishers, as clients do."""
+        return self.instance & (1 << CLIENT_ID_BITS) - 1 or 1
+
+    def listen(self, channel: bytes) -> None:
+        """Subscribes to a channel; there is no reply to it."""
+        self.outbox.append((b"SUBSCRIBE", channel))
+
+    def tell_client(self, client: int, message: control.FromAgent, number: int = 0) -> None:
+        """Publishes a control message to a client of the server; `number` is the nonce of the question."""
+        self.ask((b"PUBLISH", inbox_channel(client), control.encode(message, client, number)))
+
+    def tell_peer(self, client: int, message: control.ToPeer) -> None:
+        """Asks a publisher on the server for messages, as a client does."""
+        self._nonce += 1
+        self.ask((b"PUBLISH", peer_channel(client), control.encode(message, self.client, self._nonce)))
+
+    def _tell_all(self, message: control.ToAll, number: int) -> None:
+        self.ask((b"PUBLISH", HEARTBEAT_CHANNEL, control.encode(message, 0, number)))
+
+    def _pushed(self, push: list[Any], now: float) -> None:
+        if push[0] != b"pmessage":
+            if push[0] == b"message":
+                self.recorder.told(push[2], now)
+            return
+        if push[2] not in (AGENT_CHANNEL, HEARTBEAT_CHANNEL):
+            if not push[2].startswith(RESERVED_PREFIX):
+                if self.recorder.active:
+                    self.recorder.heard(push[2], push[3], now)
+                self.dispatcher.heard(push[2], push[3], now)
+            return
+        try:
+            client, number, message = control.decode(push[3])
+        except ProtocolError:
+            self._unreadable(push[2], push[3], now)
+            return
+        match message:
+            case control.Greet():
+                self._greet(client, message, now)
+            case control.Hello():
+                self._hello(client, number, message)
+            case control.Bye():
+                self._deferred.withdraw(client, number, message)
+                self.register.remove(client, message.name, message.pattern, number)
+                self.dispatcher.confirmed(message.name, now)
+            case control.Subscribed():
+                self.register.confirm(client, message.name, message.revision)
+                self.dispatcher.confirmed(message.name, now)
+            case control.Left():
+                self.dispatcher.left(message.name, message.stream, now)
+            case control.Present():
+                self._present(client, message)
+            case control.Heartbeat():
+                if message.instance == self.instance:
+                    self._heard = max(self._heard, number)
+            case control.Resync():
+                pass
+            case _:
+                self.counters.garbage += 1
+
+    # Other versions
+
+    def _unreadable(self, channel: bytes, data: bytes, now: float) -> None:
+        """A control message of another version is refused if its sender could read the refusal; the rest is garbage."""
+        head = control.read_head(data)
+        if channel == AGENT_CHANNEL and control.is_format_1(data):
+            self._other_formats[CONTROL_1] += 1
+        elif channel == AGENT_CHANNEL and head is not None and head.version != control.VERSION:
+            self._other_formats[CONTROL_OTHER] += 1
+            self._refuse_version(head, now)
+        else:
+            self.counters.garbage += 1
+
+    def _refuse_version(self, head: control.Head, now: float) -> None:
+        if now >= self._refusals_from + 1.0:
+            self._refusals_from, self._refusals = now, 0
+        self._refusals += 1
+        if self._refusals <= REFUSALS_PER_S_MAX:
+            text = f"control messages have version {head.version}, this agent speaks version {control.VERSION}"
+            refused = control.Refused(control.REFUSED_VERSION, control.VERSION, control.VERSION, 0, text)
+            self.tell_client(head.client, refused, head.number)
+
+    def take_other_formats(self) -> dict[str, int]:
+        """What was heard of other versions since the last call, and how often."""
+        envelopes_1, unknown_flags = self.scanner.take_other_formats()
+        self._other_formats[ENVELOPE_1] += envelopes_1
+        self._other_formats[UNKNOWN_FLAGS] += unknown_flags
+        found = {name: count for name, count in self._other_formats.items() if count}
+        self._other_formats.clear()
+        return found
+
+    # The heartbeat
+
+    def _lease_ms(self, now: float) -> int:
+        return int(1000 * self.lease.remaining_s(self.book.ring, now))
+
+    def _speak(self, now: float) -> None:
+        """Sends a heartbeat. All clients of a server answer it at once, so the interval is random: agents that were
+        started together do not stay in step."""
+        self.timers.set(
+            "heartbeat", now + self.limits.heartbeat_interval_s * (1 - HEARTBEAT_SPREAD * self._random.random())
+        )
+        lease_ms = self._lease_ms(now)
+        granted = self.lease.is_granted(now)
+        self.counters.heartbeats += 1
+        self.counters.orphan_heartbeats += not granted and lease_ms > 0
+        heartbeat = control.Heartbeat(
+            self.server,
+            self.instance,
+            self._heard,
+            self.incarnation,
+            lease_ms,
+            granted,
+            self.book.version,
+            self.lease.lapsed_ms(now),
+        )
+        self._tell_all(heartbeat, self.counters.heartbeats)
+
+    def _greet(self, client: int, greet: control.Greet, now: float) -> None:
+        self.counters.greetings += 1
+        self._resync.greeted(client)
+        ring = self.book.signed_ring if greet.ring_version < self.book.version else b""
+        welcome = control.Welcome(
+            self.server,
+            self.instance,
+            self.incarnation,
+            self.counters.heartbeats,
+            self._lease_ms(now),
+            self.book.version,
+            ring,
+        )
+        self.tell_client(client, welcome, greet.nonce)
+
+    # The resync
+
+    @property
+    def complete(self) -> bool:
+        """Whether all clients of the server have sent their Present."""
+        return self.state is states.Agent.SERVING and self._resync.complete
+
+    def _call(self, now: float) -> None:
+        self.counters.resyncs += 1
+        self._tell_all(control.Resync(self.server, self.instance, self.incarnation), self._resync.begin())
+        self.ask((b"PUBSUB", b"NUMSUB", HEARTBEAT_CHANNEL), self._expect)
+        self.timers.set("call", now + self.limits.resync_s)
+
+    def _expect(self, reply: Any, now: float) -> None:
+        """The number of clients on the server: each of them subscribes to the heartbeat channel."""
+        if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[1], int):
+            self._resync.count(reply[1])
+            self._check_presents()
+
+    def _present(self, client: int, present: control.Present) -> None:
+        self.counters.presents += 1
+        for name in present.channels:
+            self.register.add(client, name, False)
+            self.dispatcher.registered(name, self._now)
+        for name in present.patterns:
+            self.register.add(client, name, True)
+        for channel, stream, last in present.streams:
+            unheard = self.streams(channel).get(stream, 0) & ~ENDED < last
+            self.scanner.set_stream(channel, stream, last)
+            self.dispatcher.presented(channel, stream)
+            if self.recorder.active:
+                self.recorder.evidence(channel, stream, last, True, self._now)
+            if unheard and self.state is states.Agent.SERVING:
+                self.dispatcher.announce_here(channel, stream, last)
+        if present.part + 1 >= present.parts:
+            self._resync.present(client, present.resync)
+            self._check_presents()
+
+    def _check_presents(self) -> None:
+        if self._resync.complete:
+            self.timers.cancel("call")
+            self.timers.cancel("recall")
+            if self.state is states.Agent.CALLING:
+                self._serve("all present")
+            self.dispatcher.all_present()
+
+    def _call_over(self, now: float) -> None:
+        """Clients that have not answered by now are not waited for, but their subscriptions here are not known."""
+        if self.state is states.Agent.CALLING:
+            self._serve("call over")
+        if not self._resync.complete:
+            self._calls += 1
+            self.timers.set("recall", now + patience(self.limits.resync_s, self._calls))
+
+    def _recall(self, now: float) -> None:
+        """Sends another Resync because some clients have not answered, if the dispatcher needs all answers."""
+        if self.dispatcher.wants_all_present:
+            self._call(now)
+        else:
+            self.timers.set("recall", now + self.limits.resync_s)
+
+    def _serve(self, event: str) -> None:
+        self._step(event)
+        self._answer_deferred()
+        self.dispatcher.serves(self._now)
+
+    def _answer_deferred(self) -> None:
+        for client, number, hello in self._deferred.take():
+            self._hello(client, number, hello)
+
+    # Hellos
+
+    def _hello(self, client: int, number: int, hello: control.Hello) -> None:
+        if self.state is not states.Agent.SERVING or self.book.ring is None:
+            self.counters.hellos_deferred += 1
+            self._deferred.add(client, number, hello)
+            return
+        self.counters.hellos += 1
+        streams: control.StreamList = []
+        absent: control.StreamList = []
+        complete = True
+        if hello.publisher:
+            self.scanner.set_stream(hello.name, hello.stream, hello.last)
+            self.dispatcher.came(hello.name, hello.stream, self._now)
+            if self.recorder.active:
+                self.recorder.evidence(hello.name, hello.stream, hello.last, False, self._now)
+        else:
+            self.register.add(client, hello.name, hello.pattern, number)
+            if not hello.pattern:
+                self.dispatcher.registered(hello.name, self._now)
+            current, complete = self._memory.current(hello.name, hello.pattern)
+            streams = _listing(current)
+            absent = _listing(self._memory.absent(hello.name, hello.pattern, current, self.second))
+        entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
+        version = self.book.version if hello.pattern else self.book.revision(hello.name)
+        ring = self.book.signed_ring if hello.ring_version < self.book.version else b""
+        answer = control.Answer(
+            self.server,
+            hello.name,
+            self.incarnation,
+            version,
+            entry,
+            ring,
+            self._memory.remembers(hello.incarnation),
+            complete,
+            self._since,
+            0,
+            1,
+            streams,
+            absent,
+        )
+        for part in control.in_parts(answer):
+            self.tell_client(client, part, hello.nonce)
+
+    def streams(self, channel: bytes) -> dict[int, int]:
+        """The streams of a channel, each with its last sequence number (see `ENDED`)."""
+        return self._memory.of(channel)
+
+    # The plan
+
+    def ring(self, data: bytes) -> None:
+        """A ring from the coordinator. Whoever asked before there was one is answered now. Nobody comes to publish here
+        by a later one than the first without an answer of this process."""
+        first = self.book.ring is None
+        try:
+            news = self.book.accept_ring(data)
+        except PlanError:
+            self.counters.forged += 1
+            return
+        if news:
+            self._since = self._since or self.book.version
+            self.dispatcher.ring_changed(first, self._now)
+        self._answer_deferred()
+
+    def entry(self, data: bytes) -> None:
+        """A plan entry from the coordinator."""
+        try:
+            channel, news = self.book.accept_entry(data)
+        except PlanError:
+            self.counters.forged += 1
+            return
+        if news:
+            self.dispatcher.entry_changed(channel, self._now)
+
+    def forget_entry(self, channel: bytes) -> None:
+        """The coordinator has no entry of the channel any more."""
+        self.book.forget_entry(channel)
+        self.dispatcher.entry_changed(channel, self._now)
+
+    def mark(self, pattern: bytes, on: bool) -> None:
+        """The coordinator says that channels are recorded, or no longer: each is looked at with its next message."""
+        if self.recorder.mark(pattern, on):
+            self.scanner.watch_all()
+
+    # Other servers (the adapter keeps a connection to each, and looks for a report now and then)
+
+    def take_forwards(self) -> dict[str, list[Command]]:
+        """Commands for the connections to other servers, in order: PUBLISH only."""
+        return self.dispatcher.forwards.take()
+
+    def forward_opened(self, server: str, now: float) -> None:
+        """A connection to another server stands: what was not confirmed on the one before is sent again."""
+        self._now = now
+        self.dispatcher.forwards.opened(server)
+
+    def forward_lost(self, server: str, now: float) -> None:
+        """A connection to another server is gone."""
+        self._now = now
+        self.dispatcher.forward_lost(server)
+
+    def forward_confirmed(self, server: str, count: int, now: float) -> None:
+        """Another server has replied to the `count` oldest commands."""
+        self._now = now
+        self.dispatcher.forward_confirmed(server, count)
+
+    def take_report(self) -> Report | None:
+        """A report for the coordinator, if there is a new one."""
+        return self.dispatcher.take_report()
+
+    @property
+    def report_may_change(self) -> bool:
+        """Whether `take_report` may return one."""
+        return self.dispatcher.report_may_change
+
+    # Time
+
+    def next_timer(self) -> float | None:
+        """When `timer` wants to be called next."""
+        return self.timers.next_at()
+
+    def timer(self, now: float) -> None:
+        """Does what has come due."""
+        self._now = now
+        for key in self.timers.due(now):
+            if key == "heartbeat":
+                self._speak(now)
+            elif key == "call":
+                self._call_over(now)
+            elif key == "recall":
+                self._recall(now)
+            elif isinstance(key, tuple):
+                self.dispatcher.notice_due(key[1], now)
+            elif callable(key):
+                key(now)
+
+
+def _listing(streams: Streams) -> control.StreamList:
+    return [(channel, stream, last) for (channel, stream), last in streams.items()]

@@ -1,0 +1,271 @@
+"""The dispatcher: what an agent does about channels that move, and about those who do not know where a channel lives.
+
+Owns the order in which its parts are asked. A core without I/O beside `AgentCore`, whose connection it shares.
+
+    message on a watched channel -> course -> other servers (`forward_queues`), notices to those behind (`notices`)
+    entry or ring                -> course, notices, hand-over (`handover`), counting for the mover (`report`)
+
+A channel that lives here and does not move is not watched: its messages are only counted. Whether a channel is watched
+is found out with its first message, and again with the first one after its entry or the ring has changed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.channels.agent.forward_queues import Forwards
+from shoal.channels.agent.forward_targets import ForwardTargets, Servers
+from shoal.channels.agent.handover import Announcements, Handovers
+from shoal.channels.agent.moving_channel import Host, MovingChannel
+from shoal.channels.agent.notices import Notices
+from shoal.channels.agent.report import Reporting
+from shoal.channels.rules import Rules
+from shoal.plan.entry import Phase
+from shoal.plan.moving import Report
+from shoal.wire.envelope import (
+    BEACON,
+    ENDED,
+    FORWARDED,
+    HEADER,
+    RESERVED_PREFIX,
+    beacon,
+    client_of,
+    forwarded,
+    is_envelope,
+)
+
+TARGETS_MAX: Final = 100_000
+"""Courses that are remembered; when there are more, all are found out again."""
+
+
+class Dispatcher:
+    """Serves one agent."""
+
+    def __init__(self, host: Host, rules: Rules) -> None:
+        self._host = host
+        self._rules = rules
+        self._targets: dict[bytes, ForwardTargets] = {}
+        self._members: set[str] = set()
+        self._moving: dict[bytes, MovingChannel] = {}
+        self.forwards = Forwards(host.limits.forward_buffer_bytes_max)
+        self._notices = Notices(host, self._moving)
+        self._handovers = Handovers(host, self._moving, self.forwards, self._say_beacon)
+        self._announcements = Announcements(host, self._say_beacon)
+        self._reporting = Reporting(host, self._moving, self._notices, self._handovers, self.targets)
+        host.scanner.watch_new()
+
+    @property
+    def moving(self) -> int:
+        """How many channels move that concern this server."""
+        return self._reporting.moving
+
+    @property
+    def wants_all_present(self) -> bool:
+        """Whether something waits for clients that have not answered the resync."""
+        return self._handovers.waiting
+
+    def targets(self, channel: bytes) -> ForwardTargets | None:
+        """The course of a channel; None before there is a ring."""
+        targets = self._targets.get(channel)
+        if targets is None and self._host.book.ring is not None:
+            targets = ForwardTargets(self._host.book, channel, self._host.server, self._rules)
+            if targets.watched or self._host.recorder.marked(channel):
+                if len(self._targets) >= TARGETS_MAX:
+                    self._targets.clear()
+                self._targets[channel] = targets
+        return targets
+
+    # The plan
+
+    def entry_changed(self, channel: bytes, now: float) -> None:
+        """The channel has a newer entry, or none any more."""
+        self._targets.pop(channel, None)
+        self._host.scanner.watch(channel, True)
+        entry = self._host.book.entry(channel)
+        if entry is None:
+            self._moving.pop(channel, None)
+            self._handovers.forget(channel)
+            self._reporting.follow(channel, None, now)
+            return
+        moving = self._moving.get(channel)
+        if moving is None:
+            moving = self._moving[channel] = MovingChannel()
+        else:
+            self._announcements.drop(channel)
+        moving.follow(entry)
+        self._follow(channel, now)
+
+    def ring_changed(self, first: bool, now: float) -> None:
+        """The ring has other members: every channel may live elsewhere. `first`: there was no ring before."""
+        ring = self._host.book.ring
+        assert ring is not None
+        self._targets.clear()
+        self._host.scanner.watch_all()
+        self.forwards.keep(ring.ids)
+        changed = self._members ^ {*ring.ids}
+        self._members = {*ring.ids}
+        for channel, entry in self._host.book.entries.items():
+            if entry.phase is not Phase.END:
+                self._follow(channel, now)
+            if not first and not changed.isdisjoint(entry.servers):
+                self._announce_heard(channel)
+        if not first:
+            self._announcements.clear()
+        for channel in self._announcements.channels:
+            self._announce(channel)
+
+    def _follow(self, channel: bytes, now: float) -> None:
+        """Does at once what an entry asks for, beside what messages bring about."""
+        entry = self._host.book.entry(channel)
+        targets = self.targets(channel)
+        if entry is None or targets is None:
+            return
+        self._reporting.follow(channel, targets, now)
+        self._handovers.follow(entry)
+        self._announce(channel)
+        if entry.eager:
+            self._notices.due(channel, targets, now)
+
+    def _announce_heard(self, channel: bytes) -> None:
+        """A placement has lost servers, or has some of them again. Until this agent heard of it, nothing was forwarded
+        there: subscribers are told how far the streams of this server have come."""
+        targets = self.targets(channel)
+        if targets is None or not targets.of_foreign:
+            return
+        for stream, last in self._host.streams(channel).items():
+            if not last & ENDED:
+                blob = beacon(targets.publishing.version, stream, last, 0, 0)
+                for server in targets.of_foreign:
+                    self._say_beacon(server, channel, blob)
+
+    def _announce(self, channel: bytes) -> None:
+        targets = self.targets(channel)
+        if targets is not None:
+            self._announcements.look(channel, targets)
+
+    # Messages
+
+    def heard(self, channel: bytes, blob: bytes, now: float) -> None:
+        """A message on a channel that is watched, or new."""
+        targets = self.targets(channel)
+        if targets is None:
+            return
+        version: int | None = None
+        speech = True
+        if is_envelope(blob):
+            _, flags, version, stream, _, _ = HEADER.unpack_from(blob)
+            speech = not flags & BEACON
+            if not flags & FORWARDED:
+                self._forward(channel, blob, targets.of_version(version))
+                if speech and targets.is_behind(version):
+                    self._notices.publisher(channel, client_of(stream), now)
+        else:
+            self._forward(channel, blob, targets.of_foreign)
+        moving = self._moving.get(channel)
+        if moving is not None and speech and not moving.spoken:
+            moving.spoken = True
+            self._notices.due(channel, targets, now)
+        quiet = targets.quiet_version if moving is None or moving.spoken else None
+        if self._host.recorder.marked(channel):
+            return
+        if not targets.watched or (quiet is not None and version == quiet):
+            self._host.scanner.watch(channel, targets.watched, quiet)
+
+    def _forward(self, channel: bytes, blob: bytes, servers: Servers) -> None:
+        if servers:
+            marked = self._mark(blob)
+            for server in servers:
+                self.forwards.add(server, channel, marked)
+            counters = self._host.counters
+            counters.forwarded += len(servers)
+            counters.forwarded_dropped = self.forwards.dropped
+
+    def _say_beacon(self, server: str, channel: bytes, blob: bytes) -> None:
+        if self._rules.beacon:
+            self.forwards.add(server, channel, self._mark(blob))
+
+    def _mark(self, blob: bytes) -> bytes:
+        return forwarded(blob) if self._rules.mark_forwarded else blob
+
+    # Clients
+
+    def registered(self, channel: bytes, now: float) -> None:
+        """Somebody subscribes: they have been told the entry, but may not stand by it."""
+        if channel in self._moving:
+            self._host.timers.set_if_absent(("notice", channel), now + self._host.limits.notice_retry_s)
+            self._reporting.look(channel, now)
+
+    def confirmed(self, channel: bytes, now: float) -> None:
+        """A subscriber has confirmed an entry, or has left."""
+        self._reporting.look(channel, now)
+
+    def came(self, channel: bytes, stream: int, now: float) -> None:
+        """A publisher is about to publish here, perhaps once more."""
+        moving = self._moving.get(channel)
+        if moving is not None:
+            moving.left.discard(stream)
+            self._reporting.look(channel, now)
+
+    def left(self, channel: bytes, stream: int, now: float) -> None:
+        """A publisher has left with one of its streams."""
+        moving = self._moving.get(channel)
+        if moving is not None:
+            moving.left.add(stream)
+            self._reporting.look(channel, now)
+
+    def presented(self, channel: bytes, stream: int) -> None:
+        """A stream has presented itself in a resync: nobody knows what it published while this agent was away."""
+        self._announcements.add(channel, stream)
+        self._announce(channel)
+
+    def announce_here(self, channel: bytes, stream: int, last: int) -> None:
+        """A stream has presented itself after the resync was over: who was answered meanwhile was not told of it."""
+        targets = None if channel.startswith(RESERVED_PREFIX) else self.targets(channel)
+        if targets is not None and self._rules.beacon:
+            blob = self._mark(beacon(targets.publishing.version, stream, last, 0, 0))
+            self._host.ask((b"PUBLISH", channel, blob))
+
+    # Life and time
+
+    def incarnation_began(self) -> None:
+        """The agent hears its server again, and does not know what it missed."""
+        self._announcements.clear()
+
+    def serves(self, now: float) -> None:
+        """The resync is over."""
+        self._reporting.begin(now)
+        for channel, entry in self._host.book.entries.items():
+            if entry.eager:
+                self._follow(channel, now)
+
+    def all_present(self) -> None:
+        """Everybody on the server has said what they do there."""
+        self._handovers.look()
+
+    def notice_due(self, channel: bytes, now: float) -> None:
+        """Somebody who was told of an entry should have confirmed it."""
+        targets = self.targets(channel)
+        if targets is not None:
+            self._notices.due(channel, targets, now)
+
+    # Other servers
+
+    def forward_lost(self, server: str) -> None:
+        """A connection to another server is gone."""
+        self.forwards.lost(server)
+        self._host.counters.forwarded_dropped = self.forwards.dropped
+
+    def forward_confirmed(self, server: str, count: int) -> None:
+        """Another server has answered."""
+        self.forwards.confirmed(server, count)
+        self._handovers.look()
+
+    def take_report(self) -> Report | None:
+        """A report that the mover has not seen."""
+        self._handovers.look()
+        return self._reporting.take()
+
+    @property
+    def report_may_change(self) -> bool:
+        """Whether `take_report` may return one."""
+        return self._reporting.may_change

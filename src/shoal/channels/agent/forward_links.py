@@ -1,0 +1,171 @@
+"""The connections on which an agent publishes on other servers: one to each other server of the ring.
+
+Owns those connections and their replies. What is sent, in which order and how often is decided in `forward_queues`; the
+core is told when a connection stands, when it is gone and how many commands its server has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, Protocol
+
+import hiredis
+
+from shoal.channels.agent.server_tasks import ServerTasks
+from shoal.channels.client.server_link import Command
+from shoal.errors import ConnectError, ProtocolError
+from shoal.limits import Limits
+from shoal.logs import get_log
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.wire.backoff import Backoff
+from shoal.wire.connection import Connection
+from shoal.wire.dial import Dial, tcp
+
+REPLY_BYTES_MAX: Final = 1 << 20
+
+_log: Final = get_log(__name__)
+
+
+class ForwardingCore(Protocol):
+    """The part of an agent core that forwards (see `AgentCore`)."""
+
+    def take_forwards(self) -> dict[str, list[Command]]:
+        """What is to be sent now."""
+
+    def forward_opened(self, server: str, now: float) -> None:
+        """A connection stands."""
+
+    def forward_lost(self, server: str, now: float) -> None:
+        """A connection is gone."""
+
+    def forward_confirmed(self, server: str, count: int, now: float) -> None:
+        """A server has answered so many commands."""
+
+
+class _Replies:
+    """Counts the replies of one server."""
+
+    def __init__(self, server: str, confirmed: Callable[[int], None]) -> None:
+        self._server = server
+        self._confirmed = confirmed
+        self._complained = False
+        self.awaited = 0
+        self.news = asyncio.Event()
+        self.ended = False
+
+    def received(self, frames: list[Any]) -> None:
+        """Every frame answers one command; a refusal will not become better by asking again."""
+        refused = next((frame for frame in frames if isinstance(frame, hiredis.ReplyError)), None)
+        if refused is not None and not self._complained:
+            self._complained = True
+            _log.error("a server refuses what is forwarded to it", server=self._server, why=str(refused))
+        self.awaited -= len(frames)
+        self.news.set()
+        self._confirmed(len(frames))
+
+    def lost(self, error: Exception | None) -> None:
+        """The connection is gone."""
+        self.ended = True
+        self.news.set()
+
+    def can_send(self) -> None:
+        """The core keeps what is under way within bounds."""
+
+
+class ForwardLinks:
+    """Keeps the connections and sends what the core wants to publish elsewhere."""
+
+    def __init__(
+        self,
+        own: str,
+        username: str | None,
+        password: str | None,
+        limits: Limits,
+        core: ForwardingCore,
+        random: Random,
+        *,
+        dial: Dial = tcp,
+    ) -> None:
+        self._own = own
+        self._username = username
+        self._password = password
+        self._limits = limits
+        self._core = core
+        self._random = random
+        self._dial = dial
+        self._loop = asyncio.get_running_loop()
+        self._tasks = ServerTasks(self._keep, "forwards to")
+        self._connections: dict[str, tuple[Connection, _Replies]] = {}
+
+    def follow(self, ring: Ring) -> None:
+        """Connects to the servers of this ring, and to no others."""
+        self._tasks.follow(address for address in ring.servers if address.id != self._own)
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self._tasks.close()
+
+    def flush(self) -> None:
+        """Sends what the core wants to publish on other servers."""
+        for server, commands in self._core.take_forwards().items():
+            connection, replies = self._connections[server]
+            with contextlib.suppress(ConnectError):  # it is gone, which its task will tell
+                connection.send(commands)
+                replies.awaited += len(commands)
+
+    async def _keep(self, address: ServerAddress) -> None:
+        limits = self._limits
+        backoff = Backoff(
+            reconnect_delay_s_min=limits.reconnect_delay_s_min,
+            reconnect_delay_s_max=limits.reconnect_delay_s_max,
+            random=self._random,
+        )
+        while True:
+            replies = _Replies(address.id, lambda count: self._confirmed(address.id, count))
+            connection = Connection(
+                address.host,
+                address.port,
+                username=self._username,
+                password=self._password,
+                name=f"shoal-forward-{self._own}",
+                receiver=replies,
+                dial=self._dial,
+                connect_timeout_s=limits.connect_timeout_s,
+                frame_bytes_max=REPLY_BYTES_MAX,
+            )
+            try:
+                await connection.open()
+                backoff.reset()
+                await self._use(address.id, connection, replies)
+            except (ConnectError, ProtocolError) as error:
+                _log.debug("cannot forward to a server", server=address.id, why=str(error))
+            finally:
+                connection.abort()
+            await asyncio.sleep(backoff.next_delay_s())
+
+    async def _use(self, server: str, connection: Connection, replies: _Replies) -> None:
+        """Returns when the connection is gone, or when the server owes replies and is silent."""
+        self._connections[server] = connection, replies
+        self._core.forward_opened(server, self._loop.time())
+        self.flush()
+        try:
+            while not replies.ended:
+                replies.news.clear()
+                owed = replies.awaited > 0
+                try:
+                    async with asyncio.timeout(self._limits.connect_timeout_s):
+                        await replies.news.wait()
+                except TimeoutError:
+                    if owed:
+                        return
+        finally:
+            del self._connections[server]
+            self._core.forward_lost(server, self._loop.time())
+
+    def _confirmed(self, server: str, count: int) -> None:
+        if server in self._connections:
+            self._core.forward_confirmed(server, count, self._loop.time())
+            self.flush()

@@ -1,0 +1,115 @@
+"""The course of a channel, seen from one server: to which other servers a message has to go that is heard here.
+
+Owns the rule by which an agent forwards. It is a function of the plan alone; what was said and who confirmed it is the
+business of `dispatcher` and its helpers.
+
+A message needs no help when everybody stands where it was published:
+
+    version of the placement in use, on a server of it    everybody stands by that placement
+    any other, where publishers publish now               every subscriber hears this server, unless it is one of
+                                                          several to which publishers send copies (all_publishers)
+
+Everything else goes to all servers of all placements that have not ended, also what was published by one of those:
+it may be about to be left, or about to be used, and an agent cannot know whether the next phase has begun elsewhere.
+Servers that are helped get whatever does not reach them by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.plan.book import PlanBook
+from shoal.plan.entry import Entry, Phase
+from shoal.plan.placement import Mode, Placement
+
+Servers = tuple[str, ...]
+
+
+class ForwardTargets:
+    """What an agent does with the messages of one channel, until the plan changes."""
+
+    __slots__ = (
+        "_by_version",
+        "_stale",
+        "_versions",
+        "astray",
+        "concerned",
+        "entry",
+        "of_foreign",
+        "of_streams",
+        "publishing",
+        "quiet_version",
+        "watched",
+    )
+
+    def __init__(self, book: PlanBook, channel: bytes, server: str, rules: Rules = ALL_RULES) -> None:
+        """`book` must hold a ring."""
+        self._versions = rules.version_in_header
+        self.entry = entry = book.entry(channel)
+        self.publishing = publishing = book.placement(channel)
+        involved = server in (entry.servers if entry else publishing.servers)
+        at_home = book.ring is not None and book.ring.home(channel) == server
+        self.concerned = involved or at_home or (entry is not None and server in entry.helped)
+        """Whether the mover waits for what the agent of this server says of the channel."""
+        self.astray = server not in publishing.servers
+        """Whether nobody who knows the plan publishes here."""
+        standing = book.standing(channel)
+        helped, everywhere = _helped(book, entry), _everywhere(book, entry, (*standing, publishing))
+        if not rules.forward_new_to_old or not (involved or rules.home_help):
+            helped = ()
+        if not rules.forward_old_to_new or not (involved or rules.home_help):
+            everywhere = ()
+        all_of_them = (*everywhere, *helped)
+        self._by_version: dict[int, Servers] = {}
+        for placement in (*standing, publishing):
+            if server in placement.servers:
+                left = placement.version != publishing.version
+                self._by_version[placement.version] = _unreached(placement, server, all_of_them if left else helped)
+        enough = not self.astray and (publishing.mode is not Mode.ALL_PUBLISHERS or len(publishing.servers) == 1)
+        self.of_foreign = _without(helped if enough else all_of_them, (server,))
+        """Where a message without a header has to go."""
+        self.of_streams = _without(all_of_them if self.astray else helped, (server,))
+        """Where those are who may have missed what was published here while nobody listened."""
+        self._stale = self.of_foreign if self._versions else _without(helped, (server,))
+        moving = entry is not None and entry.phase is not Phase.END
+        self.watched = moving or self.astray or bool(self.of_foreign) or any(self._by_version.values())
+        self.quiet_version = publishing.version if self._by_version.get(publishing.version) == () else None
+        """Messages with this version, if any, have reached everybody."""
+
+    def of_version(self, version: int) -> Servers:
+        """Where a message has to go whose publisher goes by this placement version."""
+        return self._by_version.get(version, self._stale) if self._versions else self._stale
+
+    def is_behind(self, version: int) -> bool:
+        """Whether a publisher that uses this version does not know the channel's entry, or an older one only."""
+        if self.entry is None or version == self.publishing.version or not self._versions:
+            return False
+        ahead = self.entry.phase in (Phase.PREPARE, Phase.WIDEN) and version == self.entry.placement.version
+        return not ahead
+
+
+def _helped(book: PlanBook, entry: Entry | None) -> Servers:
+    """The servers that are helped, as far as they are in the ring."""
+    return tuple(server for server in entry.helped if book.address(server)) if entry else ()
+
+
+def _everywhere(book: PlanBook, entry: Entry | None, placements: Iterable[Placement]) -> Servers:
+    """The servers of all placements that have not ended, the one that is being prepared included: its subscribers may
+    come before this agent hears of it."""
+    servers = [server for placement in placements for server in placement.servers]
+    if entry is not None and entry.phase is Phase.PREPARE:
+        servers += [server for server in entry.placement.servers if book.address(server)]
+    return tuple(dict.fromkeys(servers))
+
+
+def _unreached(placement: Placement, server: str, aims: Servers) -> Servers:
+    """Those of `aims` that a message of this placement has not reached by itself. Of several servers that all got a
+    copy, the first forwards."""
+    if placement.mode is not Mode.ALL_PUBLISHERS:
+        return _without(aims, (server,))
+    return _without(aims, placement.servers) if server == placement.servers[0] else ()
+
+
+def _without(servers: Iterable[str], reached: Collection[str]) -> Servers:
+    return tuple(dict.fromkeys(server for server in servers if server not in reached))

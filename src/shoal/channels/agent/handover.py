@@ -1,0 +1,144 @@
+"""Where streams stand, told to servers that have not heard them.
+
+Owns two kinds of beacons that an agent publishes in the publishers' place:
+
+    hand-over      a channel leaves this server: the agents of the new ones learn how far its streams have come, so that
+                   whoever subscribes there starts at the right number. Done when the new servers have confirmed it.
+    announcement   nobody listened here for a while (this agent was away): whoever should have got what was published
+                   meanwhile sees the hole, and asks the publisher.
+
+Neither says that anything is settled: an agent knows its own server's part of a stream only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from shoal.channels.agent.forward_queues import Forwards, Mark
+from shoal.channels.agent.forward_targets import ForwardTargets
+from shoal.channels.agent.moving_channel import Host, MovingChannel
+from shoal.plan.entry import Entry, Phase
+from shoal.wire.envelope import ENDED, beacon
+
+Say = Callable[[str, bytes, bytes], None]
+"""Publishes a beacon on another server: server, channel, beacon."""
+
+
+class Handovers:
+    """Hands streams over, once for each newest placement."""
+
+    def __init__(self, host: Host, moving: Mapping[bytes, MovingChannel], forwards: Forwards, say: Say) -> None:
+        self._host = host
+        self._moving = moving
+        self._forwards = forwards
+        self._say = say
+        self._waiting: dict[bytes, None] = {}
+        self._under_way: dict[bytes, tuple[int, dict[str, Mark]]] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a hand-over waits for clients that have not said what they do here."""
+        return bool(self._waiting)
+
+    def handed(self, entry: Entry) -> int:
+        """The revision that the hand-over of a channel is good for; 0 if it is not over."""
+        return entry.newness if self._moving[entry.channel].handed == entry.placement.version else 0
+
+    def follow(self, entry: Entry) -> None:
+        """Begins a hand-over if the entry asks for one."""
+        channel, version = entry.channel, entry.placement.version
+        if entry.phase not in (Phase.SWITCH, Phase.NARROW) or not self._is_left(entry):
+            self._waiting.pop(channel, None)
+            self._under_way.pop(channel, None)
+        elif self._moving[channel].handed != version and self._under_way.get(channel, (0, {}))[0] != version:
+            self._under_way.pop(channel, None)
+            if self._host.complete:
+                self._begin(channel)
+            else:
+                self._waiting[channel] = None
+
+    def _is_left(self, entry: Entry) -> bool:
+        return any(self._host.server in placement.servers for placement in entry.earlier)
+
+    def forget(self, channel: bytes) -> None:
+        """The channel has no entry any more."""
+        self._waiting.pop(channel, None)
+        self._under_way.pop(channel, None)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a hand-over waits or is under way."""
+        return bool(self._waiting or self._under_way)
+
+    def look(self) -> None:
+        """Begins what waits, if everybody is known, and ends what has been confirmed."""
+        if self._waiting and self._host.complete:
+            waiting, self._waiting = self._waiting, {}
+            for channel in waiting:
+                self._begin(channel)
+        for channel, (version, marks) in list(self._under_way.items()):
+            states = [self._arrived(server, mark) for server, mark in marks.items()]
+            if None in states:
+                self._begin(channel)
+            elif all(states):
+                del self._under_way[channel]
+                self._moving[channel].handed = version
+                self._host.counters.handovers += 1
+
+    def _arrived(self, server: str, mark: Mark) -> bool | None:
+        return self._forwards.arrived(server, mark) if self._host.book.address(server) else True
+
+    def _begin(self, channel: bytes) -> None:
+        entry = self._host.book.entry(channel)
+        if entry is None:
+            return
+        aims = [s for s in entry.placement.servers if s != self._host.server and self._host.book.address(s)]
+        starts = {server: self._forwards.position(server) for server in aims}
+        for stream, last in self._host.streams(channel).items():
+            if not last & ENDED:
+                blob = beacon(entry.placement.version, stream, last, 0, 0)
+                for server in aims:
+                    self._say(server, channel, blob)
+        marks = {server: Mark(start, self._forwards.position(server)) for server, start in starts.items()}
+        self._under_way[channel] = entry.placement.version, marks
+
+
+class Announcements:
+    """Announces the streams that presented themselves to an agent that had not heard them.
+
+    The plan may come after the streams: whoever is concerned by a later part of it is told then.
+    """
+
+    def __init__(self, host: Host, say: Say) -> None:
+        self._host = host
+        self._say = say
+        self._told: dict[bytes, dict[int, set[str]]] = {}
+
+    def clear(self) -> None:
+        """A new life begins, or the ring has changed: what is heard from now on needs no announcement."""
+        self._told.clear()
+
+    def add(self, channel: bytes, stream: int) -> None:
+        """A stream has presented itself."""
+        self._told.setdefault(channel, {}).setdefault(stream, set())
+
+    def drop(self, channel: bytes) -> None:
+        """The channel has moved on: its streams have been heard since they presented themselves."""
+        self._told.pop(channel, None)
+
+    @property
+    def channels(self) -> tuple[bytes, ...]:
+        """The channels with streams that presented themselves."""
+        return tuple(self._told)
+
+    def look(self, channel: bytes, targets: ForwardTargets) -> None:
+        """Announces the streams of a channel to those who may miss something and have not been told yet."""
+        streams = self._host.streams(channel) if targets.of_streams and channel in self._told else {}
+        for stream, told in self._told.get(channel, {}).items():
+            last = streams.get(stream, ENDED)
+            if not last & ENDED:
+                blob = beacon(targets.publishing.version, stream, last, 0, 0)
+                for server in targets.of_streams:
+                    if server not in told:
+                        self._say(server, channel, blob)
+                told.update(targets.of_streams)

@@ -1,0 +1,119 @@
+"""An agent's metrics page: what the agent, its monitor and the last closed second say, read when it is
+asked for.
+
+Owns the names of the agent's metrics. Counts nothing itself. Channels appear only as the few busiest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shoal.logs import get_log
+from shoal.metrics import MetricsPage, TopK
+
+if TYPE_CHECKING:
+    from shoal.channels.agent.core import AgentCore
+    from shoal.channels.telemetry.analyzer import Second
+    from shoal.channels.telemetry.monitor import Monitor
+
+TOP_CHANNELS: Final = 10
+
+_SERVER_GAUGES: Final = {
+    "bytes_out_per_s": (
+        "shoal_server_out_bytes_per_second",
+        "what the server sent, without the agent's own copy",
+    ),
+    "max_out_bytes_per_s": ("shoal_server_out_bytes_per_second_max", "what the server may send"),
+    "load_ratio": ("shoal_server_load_ratio", "sent by what may be sent"),
+    "cpu_share": ("shoal_server_cpu_ratio", "CPU that the server used, of one core"),
+    "connections": ("shoal_server_connections", "connections to the server"),
+    "memory_bytes": ("shoal_server_memory_bytes", "memory that the server uses"),
+}
+_log: Final = get_log(__name__)
+
+
+class AgentMetrics(Collector):
+    """The page of one agent, on the loopback interface until `close`."""
+
+    def __init__(self, server: str, port: int) -> None:
+        registry = CollectorRegistry()
+        self._top = TopK(
+            "shoal_channel_publications",
+            "messages in the last second, busiest channels",
+            k=TOP_CHANNELS,
+            registry=registry,
+        )
+        self._core: AgentCore | None = None
+        self._monitor: Monitor | None = None
+        self._now: Callable[[], float] = float
+        self._second: Second | None = None
+        registry.register(self)
+        self._page = MetricsPage(port, registry=registry)
+        _log.info("metrics page", server=server, port=self._page.port)
+
+    def watch(self, core: AgentCore, monitor: Monitor, now: Callable[[], float]) -> None:
+        """Tells whose metrics these are, and by which clock."""
+        self._core, self._monitor, self._now = core, monitor, now
+        monitor.closed = self._closed
+
+    def close(self) -> None:
+        """Ends the page."""
+        self._page.close()
+
+    def _closed(self, second: Second) -> None:
+        self._second = second
+        publications = second.channels["publications"]
+        busiest = np.argsort(publications)[-TOP_CHANNELS:]
+        for row in busiest[publications[busiest] > 0]:
+            self._top.add(second.channels.unit(int(row)), float(publications[row]))
+        self._top.roll()
+
+    def collect(self) -> Iterable[Metric]:
+        """What a scrape sees."""
+        if self._core is None or self._monitor is None:
+            return
+        yield GaugeMetricFamily(
+            "shoal_agent_lease_granted",
+            "whether the agent holds the lease",
+            self._core.lease.is_granted(self._now()),
+        )
+        yield GaugeMetricFamily(
+            "shoal_agent_registered_clients",
+            "clients that subscribe to anything",
+            len(self._core.register.clients),
+        )
+        yield GaugeMetricFamily(
+            "shoal_agent_channels_moving",
+            "channels that move and concern this server",
+            self._core.dispatcher.moving,
+        )
+        yield GaugeMetricFamily(
+            "shoal_agent_forward_buffer_bytes",
+            "what waits to be confirmed by other servers",
+            self._core.dispatcher.forwards.held_bytes,
+        )
+        yield GaugeMetricFamily(
+            "shoal_agent_records_open",
+            "channels whose messages are written down",
+            self._core.recorder.records_open,
+        )
+        for prefix, counters in (("agent", self._core.counters), ("monitor", self._monitor.counters)):
+            for name in counters.__struct_fields__:
+                yield CounterMetricFamily(f"shoal_{prefix}_{name}", f"{name} so far", getattr(counters, name))
+        yield GaugeMetricFamily(
+            "shoal_server_foreign_patterns",
+            "patterns that no registered client holds",
+            self._monitor.foreign_patterns,
+        )
+        if self._second is not None:
+            row = self._second.server
+            for column, (name, text) in _SERVER_GAUGES.items():
+                value = row[column]
+                if value is not None:
+                    yield GaugeMetricFamily(name, text, value)

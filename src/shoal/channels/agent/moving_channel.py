@@ -1,0 +1,99 @@
+"""What an agent remembers of a channel that has a plan entry, and what the parts of its dispatcher share.
+
+Owns the per-channel record; the parts that fill it are `dispatcher`, `notices`, `handover` and `report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from shoal.channels import states
+from shoal.channels.agent.register import Register
+from shoal.channels.client.server_link import Command
+from shoal.channels.recording.recorder import Recorder
+from shoal.channels.telemetry.scanner import Scanner
+from shoal.channels.timers import Timers
+from shoal.limits import Limits
+from shoal.plan.book import PlanBook
+from shoal.plan.entry import Entry, Phase
+from shoal.wire import control
+
+
+class Counted:
+    """What the server said of the subscribers of a channel when it was asked last, and the streams that should be
+    elsewhere at that time."""
+
+    __slots__ = ("behind", "here", "revision", "streams")
+
+    def __init__(self, revision: int, behind: int, here: int, streams: int) -> None:
+        self.revision = revision
+        self.behind = behind
+        self.here = here
+        self.streams = streams
+
+
+class MovingChannel:
+    """A channel with an entry."""
+
+    __slots__ = ("_phase", "counted", "handed", "left", "spoken", "told")
+
+    def __init__(self) -> None:
+        self._phase: tuple[Phase, int] | None = None
+        self.spoken = False
+        """Whether a message was heard since the phase began."""
+        self.told: dict[int, float] = {}
+        """When each subscriber that is behind was told last."""
+        self.left: set[int] = set()
+        """Streams that have left this server."""
+        self.handed = 0
+        """The version of the newest placement to which all streams have been handed over."""
+        self.counted: Counted | None = None
+
+    def follow(self, entry: Entry) -> None:
+        """Takes a newer entry. Within a phase nobody needs to be told again."""
+        phase = entry.phase, entry.since
+        if phase != self._phase:
+            self._phase = phase
+            self.spoken = False
+            self.told.clear()
+
+
+class Counters(Protocol):
+    """What the dispatcher counts."""
+
+    forwarded: int
+    forwarded_dropped: int
+    notices: int
+    handovers: int
+
+
+class Host(Protocol):
+    """The agent that a dispatcher works for."""
+
+    server: str
+    book: PlanBook
+    scanner: Scanner
+    register: Register
+    limits: Limits
+    timers: Timers
+    incarnation: int
+    state: states.Agent
+    recorder: Recorder
+
+    @property
+    def counters(self) -> Counters:
+        """What the agent has done so far."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody on the server has said what they do there."""
+
+    def ask(self, command: Command, handler: Any = None) -> None:
+        """Asks the agent's own server."""
+
+    def tell_client(self, client: int, message: control.FromAgent, number: int = 0) -> None:
+        """Publishes a control message to a client of the agent's own server."""
+
+    def streams(self, channel: bytes) -> Mapping[int, int]:
+        """The streams of a channel, each with its last sequence number (see `ENDED`)."""

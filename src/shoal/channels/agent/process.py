@@ -1,0 +1,437 @@
+"""The agent's process: starts the parts of an agent in order, connects them, and stops them.
+
+Owns the coordinator's client, the reconnects to the server and the end of the process. Decisions are made in the parts:
+`core` and `monitor` (run by `session`), `lease_keeper`, `peers` (heartbeats of the other agents), `forward_links`
+(messages published on other servers) and `report_writer` (reports to the mover).
+
+    coordinator --plan, key--> core <--bytes-- its server --heartbeats, answers, telemetry--> clients, balancer
+        ^---- lease, membership (lease_keeper)   other servers --heartbeats (peers)--> lease
+        ^---- report (report_writer)             core --forwarded messages (forward_links)--> other servers
+
+Connections to the server, the coordinator and the other servers are retried without limit; a server that restarts on
+the same address is a new incarnation. Only errors that a retry cannot cure end the process: a wrong password, a server
+that is too old, a cluster with another key.
+
+Clients wait for the heartbeat of a restarted agent, so the start is short: modules that load slowly (the compiled
+scanner) load in a thread while the connections open, and the predecessor's lease is taken over meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from shoal.channels.agent.connection import AgentConnection
+from shoal.channels.agent.forward_links import ForwardLinks
+from shoal.channels.agent.lease_keeper import LeaseKeeper
+from shoal.channels.agent.peers import PEER_PATTERN, Peers
+from shoal.channels.agent.report_writer import write_reports
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.coordination.interface import Change, Coordinator, Versioned
+from shoal.coordination.link import parse_address
+from shoal.errors import ConnectError, CoordinatorError, CoordinatorUnavailableError, PlanError, ProtocolError
+from shoal.limits import Limits
+from shoal.logs import get_log
+from shoal.plan import keys
+from shoal.plan.book import PlanBook
+from shoal.plan.moving import Report
+from shoal.plan.ring import ServerAddress
+from shoal.plan.signing import Verifier
+from shoal.runtime import PRODUCTION, Runtime
+from shoal.wire.backoff import Backoff
+from shoal.wire.control import Heartbeat
+
+if TYPE_CHECKING:
+    from shoal.channels.agent.core import AgentCore
+    from shoal.channels.agent.metrics import AgentMetrics
+    from shoal.channels.agent.session import ServerSession
+
+MAX_OUT_BYTES_PER_S: Final = 125_000_000.0
+"""What a server may send if nobody says otherwise: a network of 1 Gbit/s."""
+
+ANSWER_AGE_S_MAX: Final = 1.0
+"""How old the server's last sign of life may be for its lease to be renewed."""
+
+LISTED_MAX: Final = 1000
+"""Publishers and subscribers of a channel that telemetry names; the counts beside them are exact."""
+
+_log: Final = get_log(__name__)
+
+
+class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent must know to begin. User and password of `url` hold for the coordinator and all
+    servers."""
+
+    address: ServerAddress
+    url: str
+    limits: Limits
+    max_out_bytes_per_s: float = MAX_OUT_BYTES_PER_S
+    metrics_port: int = 0
+
+
+class Agent:
+    """The agent of one server: the shell around its core. `run_agent` is the process around it."""
+
+    def __init__(self, options: AgentOptions, runtime: Runtime = PRODUCTION, rules: Rules = ALL_RULES) -> None:
+        self._address = options.address
+        self._options = options
+        self._limits = options.limits
+        self._runtime = runtime
+        self._rules = rules
+        self._login = parse_address(options.url, None, None)
+        self._random = runtime.random
+        self._instance = self._random.getrandbits(64)
+        self._session: ServerSession | None = None
+        self._forward_links: ForwardLinks | None = None
+        self._metrics: AgentMetrics | None = None
+        self._lease_keeper: LeaseKeeper | None = None
+        self._peers = Peers(
+            self._address.id,
+            self._login.username,
+            self._login.password,
+            self._limits,
+            self._heartbeat_heard,
+            self._random,
+            dial=runtime.dial,
+        )
+        self._plan: dict[str, bytes] = {}
+        self._plan_moved = False
+        self._report_changed = asyncio.Event()
+        self._granted_at: float | None = None
+        self._opened_at: float | None = None
+
+    @property
+    def core(self) -> AgentCore | None:
+        """The core, once the agent has read the plan and reached its server."""
+        return self._session.core if self._session is not None else None
+
+    async def work(self, load: Callable[[], Awaitable[None]]) -> None:
+        """Serves until it is cancelled, then leaves in good order. `load` loads the modules that take long; what needs
+        them waits for it."""
+        self._loop = asyncio.get_running_loop()
+        self._key: asyncio.Future[bytes] = self._loop.create_future()
+        loaded = asyncio.ensure_future(load())
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(loaded.cancel)
+            if self._options.metrics_port:
+                self._start_metrics(stack)
+            coordinator = await self._reach_coordinator()
+            stack.push_async_callback(coordinator.close)
+            stack.push_async_callback(self._peers.close)
+            stack.push_async_callback(self._close_forward_links)
+            holder = f"{self._address.id}-{self._instance:016x}"
+            self._lease_keeper = lease_keeper = LeaseKeeper(
+                coordinator, self._address, holder, self._limits, self, self._answers, self._speaks
+            )
+            stack.push_async_callback(lease_keeper.leave)
+            await _first_of(
+                lease_keeper.run(),
+                self._watch_plan(coordinator),
+                self._keep_session(lease_keeper, loaded),
+                write_reports(
+                    coordinator,
+                    self._address.id,
+                    self._take_report,
+                    self._report_changed,
+                    self._limits.heartbeat_interval_s,
+                ),
+            )
+
+    def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
+        from shoal.channels.agent.metrics import AgentMetrics
+
+        self._metrics = AgentMetrics(self._address.id, self._options.metrics_port)
+        stack.callback(self._metrics.close)
+
+    async def _close_forward_links(self) -> None:
+        if self._forward_links is not None:
+            await self._forward_links.close()
+
+    # The coordinator
+
+    async def _reach_coordinator(self) -> Coordinator:
+        backoff = self._backoff()
+        complained = False
+        while True:
+            try:
+                return await self._runtime.coordinator(self._options.url, self._limits.server_lease_s / 3)
+            except CoordinatorUnavailableError as error:
+                if not complained:
+                    _log.warning("waits for the coordinator", why=str(error))
+                complained = True
+                await asyncio.sleep(backoff.next_delay_s())
+
+    async def _watch_plan(self, coordinator: Coordinator) -> None:
+        while True:
+            try:
+                async with contextlib.aclosing(coordinator.watch(keys.PLAN_PREFIX)) as changes:
+                    async for change in changes:
+                        self._plan_changed(change)
+            except CoordinatorError as error:
+                _log.warning("the plan cannot be watched", why=str(error))
+                await asyncio.sleep(self._limits.heartbeat_interval_s)
+
+    def _plan_changed(self, change: Change) -> None:
+        value = change.now.value if change.now is not None else None
+        if value is None and not self._rules.deletions:
+            return
+        if change.key == keys.PUBLIC_KEY and value is not None:
+            self._key_found(value)
+        elif self._session is not None:
+            self._plan_to_core(self._session, change.key, value)
+        elif value is not None:
+            self._plan[change.key] = value
+        else:
+            self._plan.pop(change.key, None)
+
+    def _key_found(self, key: bytes) -> None:
+        if not self._key.done():
+            self._key.set_result(key)
+        elif self._key.result() != key:
+            raise PlanError("the cluster has another key than when this agent started", do="start the agent again")
+
+    def _plan_to_core(self, session: ServerSession, key: str, value: bytes | None) -> None:
+        core = session.core
+        version, forged = core.book.version, core.counters.forged
+        if key == keys.RING_KEY and value is not None:
+            core.ring(value)
+        elif (pattern := keys.recorded_pattern(key)) is not None:
+            core.mark(pattern, value is not None)
+        elif (channel := keys.entry_channel(key)) is not None:
+            if value is None:
+                core.forget_entry(channel)
+            else:
+                core.entry(value)
+        if core.counters.forged != forged:
+            _log.error("the coordinator holds what the cluster did not sign, or something older", key=key)
+        ring = core.book.ring
+        if ring is not None and ring.version != version:
+            _log.info("new ring", version=ring.version, servers=",".join(ring.ids))
+            self._peers.follow(ring)
+            if self._forward_links is not None:
+                self._forward_links.follow(ring)
+        if not self._plan_moved:
+            self._plan_moved = True
+            self._loop.call_soon(self._follow_plan, session)
+
+    def _follow_plan(self, session: ServerSession) -> None:
+        """Does what the plan asks for, once for all changes that came together."""
+        self._plan_moved = False
+        session.flush()
+        session.turn()
+
+    def _flushed(self) -> None:
+        """The core has been given something, and its commands were sent."""
+        session, forward_links = self._session, self._forward_links
+        if forward_links is not None:
+            forward_links.flush()
+        if session is not None and session.core.report_may_change:
+            self._report_changed.set()
+
+    def _take_report(self) -> Report | None:
+        return self._session.core.take_report() if self._session is not None else None
+
+    # What the coordinator said of the lease (see `tenure.Verdicts`)
+
+    def granted(self, sent_at: float, lapsed: bool) -> None:
+        """The lease is held; a word that could not be given before is given at once."""
+        self._granted_at = sent_at
+        if self._session is not None:
+            core = self._session.core
+            silent = not core.lease.is_granted(self._loop.time())
+            core.lease.granted(sent_at, core.book.version if lapsed else None)
+            if silent:
+                self._session.speak()
+
+    def ring_read(self, ring: Versioned) -> None:
+        """The ring as it was after a lapsed lease was taken; the watch may bring it later."""
+        self._plan_changed(Change(keys.RING_KEY, ring))
+
+    def refused(self) -> None:
+        """The lease is another agent's."""
+        self._granted_at = None
+        if self._session is not None:
+            self._session.core.lease.refused()
+
+    def asked(self) -> None:
+        """The coordinator is asked."""
+        if self._session is not None:
+            self._session.core.lease.asked(self._loop.time())
+
+    def answered(self) -> None:
+        """It has answered, or is not asked any more."""
+        if self._session is not None:
+            self._session.core.lease.answered()
+
+    def _heartbeat_heard(self, heartbeat: Heartbeat) -> None:
+        if self._session is not None:
+            self._session.core.lease.heard(heartbeat, self._loop.time())
+
+    def _answers(self) -> bool:
+        """Whether the server has given a sign of life of late; asks it for the next one."""
+        heard_at = self._opened_at
+        if heard_at is not None and self._session is not None:
+            heard_at = max(heard_at, self._session.heard_at)
+            self._session.probe()
+        return heard_at is not None and self._loop.time() - heard_at <= ANSWER_AGE_S_MAX
+
+    def _speaks(self) -> bool:
+        return self._session is not None and self._session.speaks
+
+    # The server
+
+    async def _keep_session(self, lease_keeper: LeaseKeeper, loaded: asyncio.Future[None]) -> None:
+        """Keeps a connection to the server and hands it to the core."""
+        backoff = self._backoff()
+        while True:
+            connection, run_id = await self._open(backoff)
+            self._opened_at = self._loop.time()
+            lease_keeper.hurry()
+            try:
+                if self._session is None:
+                    await loaded
+                    self._session = self._make_session(await self._key)
+                if not connection.ended.is_set():
+                    self._loop.call_soon(lease_keeper.hurry)
+                    await self._session.serve(connection, run_id)
+                    backoff.reset()
+            finally:
+                self._opened_at = None
+                connection.abort()
+            _log.warning("lost the server", server=self._address.id, why=str(connection.error))
+            await asyncio.sleep(backoff.next_delay_s())
+
+    async def _open(self, backoff: Backoff) -> tuple[AgentConnection, str]:
+        """A connection and the server's run id. Before the first core, a reason that lasts ends the
+        process."""
+        address = self._address
+        complained = False
+        while True:
+            connection = AgentConnection(
+                address.host,
+                address.port,
+                username=self._login.username,
+                password=self._login.password,
+                name=f"shoal-agent-{address.id}",
+                connect_timeout_s=self._limits.connect_timeout_s,
+                dial=self._runtime.dial,
+            )
+            try:
+                return connection, await connection.open()
+            except (ConnectError, ProtocolError) as error:
+                if type(error) is not ConnectError and self._session is None:
+                    raise
+                if not complained:
+                    _log.warning("waits for the server", server=address.id, why=str(error))
+                complained = True
+            await asyncio.sleep(backoff.next_delay_s())
+
+    def _make_session(self, key: bytes) -> ServerSession:
+        from shoal.channels.agent.core import AgentCore
+        from shoal.channels.agent.session import ServerSession
+        from shoal.channels.telemetry.analyzer import Analyzer
+        from shoal.channels.telemetry.monitor import Monitor
+        from shoal.channels.telemetry.scanner import Scanner
+        from shoal.channels.telemetry.tables import TableLimits
+
+        scanner = Scanner(self._limits.command_reply_bytes_max, TableLimits(hash_seed=self._random.getrandbits(64)))
+        core = AgentCore(self._address.id, self._instance, scanner, PlanBook(Verifier(key)), self._limits, self._rules)
+        if self._granted_at is not None:
+            core.lease.granted(self._granted_at)
+        monitor = Monitor(
+            core,
+            Analyzer(scanner, LISTED_MAX),
+            self._options.max_out_bytes_per_s,
+            frozenset({b"*", PEER_PATTERN}),
+        )
+        if self._metrics is not None:
+            self._metrics.watch(core, monitor, self._loop.time)
+        login = self._login
+        self._forward_links = ForwardLinks(
+            self._address.id, login.username, login.password, self._limits, core, self._random, dial=self._runtime.dial
+        )
+        session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall)
+        for name, value in self._plan.items():
+            self._plan_to_core(session, name, value)
+        self._plan.clear()
+        return session
+
+    def _backoff(self) -> Backoff:
+        return Backoff(
+            reconnect_delay_s_min=self._limits.reconnect_delay_s_min,
+            reconnect_delay_s_max=self._limits.reconnect_delay_s_max,
+            random=self._random,
+        )
+
+
+def run_agent(options: AgentOptions) -> None:
+    """Runs an agent on uvloop until SIGTERM or SIGINT."""
+    import uvloop
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, ended.set)
+        await _first_of(Agent(options).work(_load_in_thread), ended.wait())
+        _log.info("ends", server=options.address.id)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def _load() -> None:
+    """Loads the compiled loops. They stay for ever, so no later garbage collection looks at them: that took
+    100 ms, in which the agent served no client."""
+    from shoal.channels.agent import session  # noqa: F401
+    from shoal.channels.telemetry import analyzer
+
+    analyzer.warm_up()
+    gc.collect()
+    gc.freeze()
+
+
+async def _load_in_thread() -> None:
+    """Does so in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        failure: BaseException | None = None
+        try:
+            _load()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, failure)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    await done
+
+
+async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Runs all of them until one ends or fails; the others are cancelled and waited for."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -1,0 +1,88 @@
+"""The agent's register: which client subscribes to what on its server.
+
+Owns what Redis does not tell: the names behind the numbers, and by which revision of the channel's entry each of them
+stands. It is filled by hellos and answers to resyncs, and emptied by byes and by connections that are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+
+class Register:
+    """Clients by channel and by pattern, and the other way round."""
+
+    def __init__(self) -> None:
+        self._channels: dict[bytes, set[int]] = {}
+        self._patterns: dict[bytes, set[int]] = {}
+        self._clients: dict[int, dict[tuple[bool, bytes], int]] = {}
+        self._confirmed: dict[bytes, dict[int, int]] = {}
+
+    @property
+    def channels(self) -> Mapping[bytes, Collection[int]]:
+        """The subscribers of each channel."""
+        return self._channels
+
+    @property
+    def patterns(self) -> Mapping[bytes, Collection[int]]:
+        """The subscribers of each pattern."""
+        return self._patterns
+
+    @property
+    def clients(self) -> Collection[int]:
+        """Everyone who subscribes to anything."""
+        return self._clients.keys()
+
+    def add(self, client: int, name: bytes, pattern: bool, number: int = 0) -> None:
+        """A client subscribes, with a Hello of this number; a repetition changes nothing."""
+        (self._patterns if pattern else self._channels).setdefault(name, set()).add(client)
+        names = self._clients.setdefault(client, {})
+        names[pattern, name] = max(number, names.get((pattern, name), 0))
+
+    def remove(self, client: int, name: bytes, pattern: bool, number: int = 0) -> bool:
+        """A client has left a channel or pattern; an unknown one is no error. Returns False and does nothing if the Bye
+        has a lower number than the client's last Hello (0 is never lower)."""
+        names = self._clients.get(client)
+        if names is not None and 0 < number < names.get((pattern, name), 0):
+            return False
+        self._remove(name, pattern, client)
+        if names is not None:
+            names.pop((pattern, name), None)
+            if not names:
+                del self._clients[client]
+        return True
+
+    def remove_client(self, client: int) -> None:
+        """A client is gone altogether."""
+        for pattern, name in self._clients.pop(client, ()):
+            self._remove(name, pattern, client)
+
+    def confirm(self, client: int, name: bytes, revision: int) -> None:
+        """A subscriber stands by the channel's entry of this revision; whoever is not registered says nothing."""
+        if client in self._channels.get(name, ()):
+            confirmed = self._confirmed.setdefault(name, {})
+            confirmed[client] = max(revision, confirmed.get(client, 0))
+
+    def confirmed(self, client: int, name: bytes) -> int:
+        """The newest revision that a subscriber has confirmed, 0 at first: a hello alone confirms nothing."""
+        confirmed = self._confirmed.get(name)
+        return confirmed.get(client, 0) if confirmed else 0
+
+    def clear(self) -> None:
+        """The server has restarted: nobody subscribes to anything until they say so again."""
+        self._channels.clear()
+        self._patterns.clear()
+        self._clients.clear()
+        self._confirmed.clear()
+
+    def _remove(self, name: bytes, pattern: bool, client: int) -> None:
+        table = self._patterns if pattern else self._channels
+        if not pattern and name in self._confirmed:
+            self._confirmed[name].pop(client, None)
+            if not self._confirmed[name]:
+                del self._confirmed[name]
+        clients = table.get(name)
+        if clients is not None:
+            clients.discard(client)
+            if not clients:
+                del table[name]

@@ -1,0 +1,48 @@
+"""The resync: who on the server has said what they do there.
+
+Owns the count. An agent starts a resync when a life begins, and again while somebody who is there has not answered.
+"""
+
+from __future__ import annotations
+
+
+class Resync:
+    """The resyncs of one agent, one at a time.
+
+    Every client subscribes to the heartbeat channel, so its subscribers are the clients to wait for. A client that
+    connected between the request and the count has not heard the request, but has sent a Greet.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._awaited: int | None = None
+        self._known: set[int] = set()
+        self._greeted: set[int] = set()
+
+    def begin(self) -> int:
+        """The number of a new call."""
+        self.number += 1
+        self._awaited = None
+        self._known.clear()
+        self._greeted.clear()
+        return self.number
+
+    def count(self, clients: int) -> None:
+        """So many clients were on the server a moment ago."""
+        self._awaited = clients
+        self._known |= self._greeted
+
+    def greeted(self, client: int) -> None:
+        """A client has come; if it came before the count, it is among those counted."""
+        if self._awaited is None:
+            self._greeted.add(client)
+
+    def present(self, client: int, number: int) -> None:
+        """A client has answered a call; an answer to an earlier one does not count."""
+        if number == self.number:
+            self._known.add(client)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nobody is missing."""
+        return self._awaited is not None and len(self._known) >= self._awaited

@@ -1,0 +1,154 @@
+"""The session of an agent with its server: runs the agent core on an open connection.
+
+Owns the connection while it lasts, the one timer and the two clocks: `now` is the event loop's time, the number of a
+second is the wall clock's. The core and the monitor decide what is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from shoal.channels.agent.connection import AgentConnection
+from shoal.channels.agent.core import AgentCore
+from shoal.channels.states import Agent as AgentState
+from shoal.channels.telemetry.monitor import Monitor
+from shoal.limits import Limits
+from shoal.logs import get_log
+from shoal.runtime import TIMER_GRAIN_S
+
+SILENT_LEASES_MAX: Final = 3
+"""Lease times without any reply after which the connection counts as half open and is replaced."""
+
+OTHER_FORMATS_EVERY_S: Final = 60.0
+"""Messages of other versions are logged at most once in this time."""
+
+_log: Final = get_log(__name__)
+
+
+class ServerSession:
+    """A core and its monitor; `serve` takes one connection after the other. `flushed` is called after each input to the
+    core, which may have commands for other servers or a new report."""
+
+    def __init__(
+        self, core: AgentCore, monitor: Monitor, limits: Limits, flushed: Callable[[], None], wall: Callable[[], float]
+    ) -> None:
+        self.core = core
+        self.monitor = monitor
+        self._flushed = flushed
+        self._wall = wall
+        self.heard_at = float("-inf")
+        """When the server last sent anything."""
+        self._silent_s_max = SILENT_LEASES_MAX * limits.server_lease_s
+        self._loop = asyncio.get_running_loop()
+        self._connection: AgentConnection | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for: float | None = None
+        self._other_formats_at = float("-inf")
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the agent is connected to its server."""
+        return self.core.state is not AgentState.AWAY
+
+    async def serve(self, connection: AgentConnection, run_id: str) -> None:
+        """Serves on a connection until it is gone."""
+        core = self.core
+        now = self._loop.time()
+        self._connection = connection
+        self.heard_at = now
+        core.second = int(self._wall())
+        core.opened(run_id, now)
+        self.monitor.opened()
+        connection.attach(self._received)
+        _log.info(
+            "agent session started",
+            server=core.server,
+            incarnation=f"{core.incarnation:016x}",
+            lease_s=core.lease.remaining_s(None, now),
+        )
+        try:
+            self.turn()
+            await connection.ended.wait()
+        finally:
+            self._connection = None
+            if self._timer is not None:
+                self._timer.cancel()
+            core.lost(self._loop.time())
+
+    def probe(self) -> None:
+        """Sends a PING to the server."""
+        if self.speaks:
+            self.core.ask((b"PING",))
+            self.flush()
+
+    def speak(self) -> None:
+        """Sends a heartbeat now, if the agent is connected."""
+        if self.speaks:
+            self.core.timers.set("heartbeat", self._loop.time())
+            self.turn()
+
+    def flush(self) -> None:
+        """Sends the core's commands."""
+        if self._connection is not None and self.core.outbox:
+            self._connection.send(self.core.outbox)
+            self.core.outbox.clear()
+        self._flushed()
+
+    def _received(self, data: bytes) -> None:
+        """Bytes from the server: the hot path of the process."""
+        now = self.heard_at = self._loop.time()
+        self._keep_time(now)
+        self.core.received(data, now)
+        self.flush()
+        if self.core.next_timer() != self._armed_for:
+            self._arm(now)
+
+    def turn(self) -> None:
+        """Runs the timers that are due, and sets the next one."""
+        if self._connection is None:
+            return
+        now = self._loop.time()
+        try:
+            self._keep_time(now)
+            self.core.timer(now)
+            self.flush()
+            self._arm(now)
+        except Exception:
+            _log.exception("agent timer failed, connection restarted", server=self.core.server)
+            self._connection.abort()
+        if now - self.heard_at > self._silent_s_max:
+            self._connection.abort()
+
+    def _keep_time(self, now: float) -> None:
+        """Seconds are those of the wall clock, so that the telemetry of all servers can be compared."""
+        second = int(self._wall())
+        if second != self.core.second:
+            over, self.core.second = self.core.second, second
+            self.monitor.second_over(over, now)
+            self._log_other_formats(now)
+
+    def _log_other_formats(self, now: float) -> None:
+        """Clients of another version are on the server: they hear nothing, or others do not hear them."""
+        if now < self._other_formats_at + OTHER_FORMATS_EVERY_S:
+            return
+        for what, count in self.core.take_other_formats().items():
+            self._other_formats_at = now
+            _log.warning(
+                "client of another version on the server",
+                server=self.core.server,
+                sent=what,
+                count=count,
+                do="install the version of the cluster on all clients",
+            )
+
+    def _arm(self, now: float) -> None:
+        """One timer: the core's next one, or the end of the second."""
+        self._armed_for = self.core.next_timer()
+        at = now + 1.0 - self._wall() % 1.0
+        if self._armed_for is not None:
+            at = min(at, self._armed_for)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at + TIMER_GRAIN_S, self.turn)

@@ -1,0 +1,203 @@
+"""What the parts of a router share: who it is, its limits and rules, its links, timers, and what it hands back.
+
+Owns no decisions. `effects`, `dirty` and `ready` are the router's only outputs: the adapter empties them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+
+from shoal.channels import states
+from shoal.channels.client.server_link import ServerLink
+from shoal.channels.rules import Rules
+from shoal.channels.timers import Timers
+from shoal.limits import Limits
+from shoal.plan.book import PlanBook
+from shoal.wire import control
+from shoal.wire.envelope import AGENT_CHANNEL, peer_channel
+
+if TYPE_CHECKING:
+    from shoal.channels.client.subscription import Subscription
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """Open a connection to a server; answer with `opened` or `lost`."""
+
+    server: str
+    host: str
+    port: int
+
+
+class Disconnect(msgspec.Struct, frozen=True):
+    """Drop the connection to a server; answer with `lost`."""
+
+    server: str
+
+
+class FetchRing(msgspec.Struct, frozen=True):
+    """Ask the coordinator for the newest ring; answer with `ring` when there is an answer."""
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """A message that somebody waits for has been confirmed; `token` is what `await_confirm` was given."""
+
+    token: object
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A server refused a publish; the message did not go out there."""
+
+    channel: bytes
+    error: str
+
+
+class AgentRefused(msgspec.Struct, frozen=True):
+    """An agent refuses this client's control messages; `code` and versions as in `control.Refused`."""
+
+    server: str
+    code: str
+    version_min: int
+    version_max: int
+    text: str
+
+
+class UnknownFlags(msgspec.Struct, frozen=True):
+    """A message was not delivered because it carries flags of a newer version."""
+
+    channel: bytes
+    flags: int
+
+
+Effect: TypeAlias = Connect | Disconnect | FetchRing | Confirmed | Refused | AgentRefused | UnknownFlags
+
+REPORT_EVERY_S: Final = 60.0
+"""Messages with unknown flags are reported at most once in this time."""
+
+
+class Counters(msgspec.Struct):
+    """What has happened so far; metrics and `exercised` of the simulator read it."""
+
+    repeated: int = 0
+    refused: int = 0
+    delivered: int = 0
+    unwanted: int = 0
+    duplicates: int = 0
+    held: int = 0
+    holes: int = 0
+    heals_asked: int = 0
+    heals_answered: int = 0
+    resent: int = 0
+    healed: int = 0
+    gaps: int = 0
+    open_gaps: int = 0
+    overflows: int = 0
+    beacons: int = 0
+    announces: int = 0
+    foreign: int = 0
+    garbage: int = 0
+    unknown_flags: int = 0
+    forged: int = 0
+    stale_entries: int = 0
+    reconnects: int = 0
+    stale_links: int = 0
+    ring_changes: int = 0
+    entries: int = 0
+    notices: int = 0
+    resyncs: int = 0
+    handshakes: int = 0
+    late_joins: int = 0
+    restarts_seen: int = 0
+
+
+class Context:
+    """The shared state of one router."""
+
+    __slots__ = (
+        "_unknown_flags_at",
+        "book",
+        "client",
+        "closing",
+        "counters",
+        "dirty",
+        "effects",
+        "lease_over",
+        "limits",
+        "links",
+        "number",
+        "ready",
+        "rules",
+        "timers",
+    )
+
+    def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules, first_number: int) -> None:
+        self.client = client
+        self.book = book
+        self.limits = limits
+        self.rules = rules
+        self.timers = Timers()
+        self.links: dict[str, ServerLink] = {}
+        self.effects: list[Effect] = []
+        self.dirty: list[ServerLink] = []
+        self.ready: list[Subscription] = []
+        self.counters = Counters()
+        self.closing = False
+        self.number = first_number
+        """The number of the last message or question, see `next_number`."""
+        self._unknown_flags_at = float("-inf")
+        self.lease_over: Callable[[ServerLink, float], None] = lambda link, now: None
+
+    def next_number(self) -> int:
+        """A number above those of all earlier messages and questions of this router."""
+        self.number += 1
+        return self.number
+
+    def want(self, link: ServerLink) -> None:
+        """Opens a link, unless it is open or on its way, or its server is not a member."""
+        if link.state is states.Link.DOWN and self.book.address(link.server) is not None and not self.closing:
+            link.step("wanted")
+            self.effects.append(Connect(link.server, link.address.host, link.address.port))
+
+    def drop(self, link: ServerLink) -> None:
+        """Drops the connection of a link, if it has one."""
+        if link.state is not states.Link.DOWN:
+            self.effects.append(Disconnect(link.server))
+
+    def touch(self, link: ServerLink) -> None:
+        """Marks a link as having something to send."""
+        if not link.dirty:
+            link.dirty = True
+            self.dirty.append(link)
+
+    def tell_agent(self, link: ServerLink, message: control.ToAgent) -> None:
+        """Queues a control message to a server's agent."""
+        link.publish(AGENT_CHANNEL, control.encode(message, self.client, self.next_number()))
+        self.touch(link)
+
+    def tell_peer(self, link: ServerLink, client: int, message: control.ToPeer, number: int) -> None:
+        """Queues a control message to another client, by way of a server."""
+        link.publish(peer_channel(client), control.encode(message, self.client, number))
+        self.touch(link)
+
+    def say_bye(self, link: ServerLink, pattern: bool, name: bytes) -> None:
+        """Queues a Bye. Without a connection, or if this one is lost with it, it is sent on the next one."""
+        link.byes[pattern, name] = False
+        if link.open:
+            self.tell_agent(link, control.Bye(name, pattern, link.incarnation))
+
+    def repeat_byes(self, link: ServerLink) -> None:
+        """After a reconnect: repeats the Byes that may have been lost, unless the client listens there again."""
+        for pattern, name in list(link.byes):
+            if (pattern, name) in link.listening:
+                del link.byes[pattern, name]
+            else:
+                self.say_bye(link, pattern, name)
+
+    def report_unknown_flags(self, channel: bytes, flags: int, now: float) -> None:
+        """Counts a message with flags of a newer version, and reports it at most once a minute."""
+        self.counters.unknown_flags += 1
+        if now >= self._unknown_flags_at + REPORT_EVERY_S:
+            self._unknown_flags_at = now
+            self.effects.append(UnknownFlags(channel, flags))

@@ -1,0 +1,73 @@
+"""How a live subscription goes on from a history: which message of each stream came live first, and where the history
+must reach.
+
+Owns the joint. A core without I/O: it looks at a subscription whose application has taken nothing yet, and moves its
+streams to where the history ends. From then on duplicates, holes and gaps are judged as ever (`receiver`).
+
+    history   1 2 3 4 5 6            live from 5 on: the history is cut before 5
+    history   1 2 3                  live from 5 on: 4 is a hole, its publisher is asked for it
+    history   1 2 3                  not heard live yet: 4 is expected, and a copy of 3 is one
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from shoal.channels.client.incoming import StreamIn
+from shoal.channels.client.receiver import Receiving
+from shoal.channels.client.subscription import Subscription
+from shoal.message import Gap, Item, Message
+
+
+def live_from(sub: Subscription) -> dict[int, int]:
+    """For each stream that the subscription knows, the first number that it has received or expects. What lies before
+    it is the history's. Gaps that were reported live count as received."""
+    said: defaultdict[int, list[Item]] = defaultdict(list)
+    for item in sub.inbox.items:
+        if item.publisher:
+            said[item.publisher].append(item)
+    begins: dict[int, int] = {}
+    for number, stream in sorted(sub.streams.items(), reverse=True):
+        items = said.get(stream.publisher, [])
+        first = stream.next
+        while items and _last(items[-1]) == first - 1:
+            item = items.pop()
+            first = item.sequence if isinstance(item, Message) else item.first
+        begins[number] = first
+    return begins
+
+
+def _last(item: Item) -> int | None:
+    return item.last if isinstance(item, Gap) else item.sequence
+
+
+def go_on(
+    receiving: Receiving, sub: Subscription, begins: Mapping[int, int], reached: Mapping[int, int], now: float
+) -> None:
+    """Lets each stream go on behind the number that the history has reached. A stream that only the history knows is
+    expected to go on there too."""
+    chan = sub.channel(sub.name)
+    for number, last in reached.items():
+        stream = chan.streams.get(number)
+        if stream is None:
+            chan.streams[number] = StreamIn(number, last + 1, "", now)
+        elif last + 1 < begins.get(number, 0):
+            _rewind(receiving, sub, stream, begins[number], last, now)
+    chan.bound(receiving.streams_max)
+
+
+def _rewind(receiving: Receiving, sub: Subscription, stream: StreamIn, begin: int, last: int, now: float) -> None:
+    """Between the history and the first live message some are missing: those that came live wait behind the hole."""
+    received = stream.next - 1
+    kept: list[Item] = []
+    for item in sub.inbox.items:
+        if isinstance(item, Message) and item.publisher == stream.publisher and begin <= item.sequence <= received:
+            stream.held[item.sequence] = item
+            sub.inbox.bytes -= len(item.payload)
+        else:
+            kept.append(item)
+    sub.inbox.items.clear()
+    sub.inbox.items.extend(kept)
+    stream.next = last + 1
+    receiving.evidence(sub, sub.name, stream.stream, max(received, begin - 1), stream.server, now)

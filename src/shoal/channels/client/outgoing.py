@@ -1,0 +1,129 @@
+"""The publishing side of one channel: sequence numbers, confirmation, the resend window.
+
+Owns what a publisher remembers. A message stays in the window at least until every server that it was sent to has
+confirmed it, so that it can be repeated; afterwards it stays as long as the limits allow, so that subscribers that
+missed it can ask for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shoal.channels import states
+from shoal.channels.client.server_link import ServerLink
+from shoal.plan.placement import Placement
+from shoal.wire import envelope
+
+
+class Lane:
+    """The way of one channel's messages to one server."""
+
+    __slots__ = ("confirmed", "link", "out", "sent", "state")
+
+    def __init__(self, out: Outgoing, link: ServerLink, confirmed: int) -> None:
+        self.out = out
+        self.link = link
+        self.state = states.Lane.WAITING
+        self.sent = confirmed
+        self.confirmed = confirmed
+
+    def step(self, event: str) -> None:
+        """Takes the transition that `states.LANE` gives for the event."""
+        self.state = states.step(states.LANE, self.state, event)
+        self.out.find_solo()
+
+
+class Outgoing:
+    """One stream of this client on one channel."""
+
+    __slots__ = (
+        "base",
+        "beacon_armed",
+        "beacon_delay",
+        "confirmed",
+        "lanes",
+        "name",
+        "placement",
+        "prefix",
+        "published_at",
+        "resend_bytes",
+        "seq",
+        "sizes",
+        "solo",
+        "stream",
+        "text",
+        "waiters",
+        "window",
+    )
+
+    def __init__(self, name: bytes, stream: int, placement: Placement, now: float) -> None:
+        self.name = name
+        self.stream = stream
+        self.seq = 0
+        self.confirmed = 0
+        self.window: deque[bytes] = deque()
+        self.base = 1
+        self.resend_bytes = 0
+        self.sizes: deque[int] = deque()
+        self.lanes: list[Lane] = []
+        self.solo: Lane | None = None
+        self.waiters: deque[tuple[int, object]] = deque()
+        self.published_at = now
+        self.beacon_armed = False
+        self.beacon_delay = 0.0
+        self.use(placement)
+
+    def use(self, placement: Placement) -> None:
+        """Publishes under this placement's version from now on, also what no server has confirmed yet: a header must
+        not name a placement by which its message was not sent."""
+        self.placement = placement
+        self.prefix = envelope.prefix(0, placement.version, self.stream)
+        for index in range(self.confirmed + 1 - self.base, len(self.window)):
+            self.window[index] = envelope.under(placement.version, self.window[index])
+
+    def find_solo(self) -> None:
+        """Keeps `solo` true: the only lane, if there is just one and it is live; the fast path of `publish`."""
+        lanes = self.lanes
+        self.solo = lanes[0] if len(lanes) == 1 and lanes[0].state is states.Lane.LIVE else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every message has been confirmed by every server that needs it."""
+        return self.confirmed == self.seq
+
+    def page(self, first: int, last: int, messages_max: int, bytes_max: int) -> list[bytes]:
+        """Messages of the window between two numbers, as many as the limits allow, but at least one."""
+        blobs: list[bytes] = []
+        size = 0
+        start = max(first, self.base)
+        for index in range(start - self.base, min(last, self.seq, start + messages_max - 1) + 1 - self.base):
+            blob = self.window[index]
+            size += len(blob)
+            if blobs and size > bytes_max:
+                break
+            blobs.append(blob)
+        return blobs
+
+    def confirm(self) -> tuple[int, int]:
+        """Moves the confirmed mark to what all lanes have confirmed; returns how many messages and bytes it passed."""
+        mark = min(lane.confirmed for lane in self.lanes)
+        count = size = 0
+        while self.confirmed < mark:
+            self.confirmed += 1
+            count += 1
+            size += self.sizes.popleft()
+        return count, size
+
+    def trim(self, messages_max: int, bytes_max: int) -> int:
+        """Drops confirmed messages from the window until it is within its limits; returns the bytes freed."""
+        window, base, kept = self.window, self.base, self.resend_bytes
+        while (len(window) > messages_max or kept > bytes_max) and base <= self.confirmed:
+            kept -= len(window.popleft())
+            base += 1
+        freed = self.resend_bytes - kept
+        self.base, self.resend_bytes = base, kept
+        return freed
+
+    def beacon(self, last: int, time_us: int, final: bool = False) -> bytes:
+        """A beacon that says that the stream has come as far as `last`, and that servers have confirmed it."""
+        return envelope.beacon(self.placement.version, self.stream, last, last, time_us, final)

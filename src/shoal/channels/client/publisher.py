@@ -1,0 +1,354 @@
+"""What a client publishes: resolving a channel before its first message, confirmation, repeats, beacons, and answers to
+subscribers who missed something.
+
+Owns every stream that this client sends. A message is accepted here at once and leaves when its lane is live.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.channels import states
+from shoal.channels.client.context import Confirmed, Context, Refused
+from shoal.channels.client.outgoing import Lane, Outgoing
+from shoal.channels.client.server_link import ServerLink
+from shoal.channels.timers import patience
+from shoal.message import GivenAttributes
+from shoal.wire import control, envelope
+from shoal.wire.envelope import SUFFIX
+
+_pack = SUFFIX.pack
+
+
+CHUNK_MESSAGES: Final = 64
+CHUNK_BYTES: Final = 1 << 18
+"""What is sent at once when a lane has fallen behind."""
+
+PACES_QUIET: Final = 2.0
+"""A stream with a steady pace is quiet when it has said nothing for so many paces."""
+
+
+class Publishing:
+    """All outgoing channels of one router. `pending_*` is what no server has confirmed yet."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._outs: dict[bytes, Outgoing] = {}
+        self._epoch = 0
+        self.asked: dict[int, Lane] = {}
+        self.pending_messages = 0
+        self.pending_bytes = 0
+        self.resend_bytes = 0
+
+    # The application publishes
+
+    def publish(
+        self, channel: bytes, payload: bytes, attributes: GivenAttributes | None, time_us: int, now: float
+    ) -> tuple[Outgoing, int]:
+        """Accepts a message; it is sent as soon as its servers may be used. The caller has checked name and size."""
+        out = self._outs.get(channel)
+        if out is None:
+            out = self._open(channel, now)
+        body = envelope.encode_attributes(attributes, self._context.limits) if attributes else b""
+        out.seq = seq = out.seq + 1
+        if body:
+            prefix = envelope.prefix(envelope.ATTRIBUTES, out.placement.version, out.stream)
+            blob = prefix + _pack(seq, time_us) + body + payload
+        else:
+            blob = out.prefix + _pack(seq, time_us) + payload
+        size = len(blob)
+        out.window.append(blob)
+        out.sizes.append(size)
+        out.resend_bytes += size
+        if not out.beacon_armed:
+            self._arm_beacon(out, now)
+        out.published_at = now
+        self.resend_bytes += size
+        self.pending_messages += 1
+        self.pending_bytes += size
+        lane = out.solo
+        if lane is not None and lane.sent == seq - 1 and now < lane.link.usable_until:
+            link = lane.link
+            lane.sent = seq
+            link.outbox.append((b"PUBLISH", channel, blob))
+            link.inflight.append(lane)
+            if not link.dirty:
+                link.dirty = True
+                self._context.dirty.append(link)
+        else:
+            for lane in out.lanes:
+                if lane.state is states.Lane.LIVE:
+                    self._pump(lane, now)
+        return out, seq
+
+    def await_confirm(self, out: Outgoing, seq: int, token: object) -> bool:
+        """Asks for a `Confirmed(token)`; returns False if the message is confirmed already."""
+        if out.confirmed >= seq:
+            return False
+        out.waiters.append((seq, token))
+        return True
+
+    def uses(self, channel: bytes) -> bool:
+        """Whether this client has a stream on the channel."""
+        return channel in self._outs
+
+    def _open(self, channel: bytes, now: float) -> Outgoing:
+        self._epoch += 1
+        stream = envelope.stream_id(self._context.client, self._epoch)
+        out = self._outs[channel] = Outgoing(channel, stream, self._context.book.placement(channel), now)
+        self._lay_lanes(out, now)
+        return out
+
+    # Where messages go
+
+    def place(self, out: Outgoing, now: float) -> None:
+        """Brings the lanes of a channel in line with the plan."""
+        placement = self._context.book.placement(out.name)
+        if placement != out.placement:
+            out.use(placement)
+            self._lay_lanes(out, now)
+
+    def place_all(self, now: float) -> None:
+        """Brings every channel in line with a new ring."""
+        for out in list(self._outs.values()):
+            self.place(out, now)
+
+    def place_channel(self, channel: bytes, now: float) -> None:
+        """Brings one channel in line with a new entry, if this client publishes on it."""
+        out = self._outs.get(channel)
+        if out is not None:
+            self.place(out, now)
+
+    def _lay_lanes(self, out: Outgoing, now: float) -> None:
+        wanted = out.placement.publish_servers(self._context.client)
+        for lane in [lane for lane in out.lanes if lane.link.server not in wanted]:
+            lane.step("moved away")
+            out.lanes.remove(lane)
+            lane.link.lanes.pop(lane, None)
+            self._say_left(lane.link, out)
+        present = {lane.link.server for lane in out.lanes}
+        for server in wanted:
+            if server not in present:
+                lane = Lane(out, self._context.links[server], out.confirmed)
+                out.lanes.append(lane)
+                lane.link.lanes[lane] = None
+                self._context.want(lane.link)
+                if lane.link.state is states.Link.USABLE:
+                    self._ask(lane, now)
+        self._settle(out)
+        out.find_solo()
+
+    def confirm(self, link: ServerLink, channel: bytes) -> None:
+        """The agent of a server seems not to know that this client does not publish there any more: say so again."""
+        out = self._outs.get(channel)
+        if out is not None and all(lane.link is not link for lane in out.lanes):
+            self._say_left(link, out)
+
+    def _say_left(self, link: ServerLink, out: Outgoing) -> None:
+        """Tells the agent of a server that has been left, so that it need not wait for this stream any more."""
+        revision = self._context.book.revision(out.name)
+        if revision and link.open:
+            self._context.tell_agent(link, control.Left(out.name, out.stream, revision, link.incarnation))
+
+    def _ask(self, lane: Lane, now: float) -> None:
+        """Resolves the channel at the server's agent before anything is sent there."""
+        lane.step("link usable")
+        nonce = self._context.next_number()
+        self.asked[nonce] = lane
+        self._hello(lane, nonce, 0, now)
+
+    def _hello(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
+        out = lane.out
+        book = self._context.book
+        self._context.tell_agent(
+            lane.link,
+            control.Hello(
+                nonce, out.name, False, False, book.revision(out.name), book.version, out.stream, lane.confirmed
+            ),
+        )
+        wait_s = patience(self._context.limits.hello_retry_s, attempts)
+        self._context.timers.set(("resolve", lane, nonce, attempts + 1), now + wait_s)
+
+    def resolve_due(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
+        """No answer yet: ask again, unless the question has lost its meaning."""
+        if self.asked.get(nonce) is not lane:
+            return
+        if lane.state is states.Lane.ASKING and lane.link.open:
+            self._hello(lane, nonce, attempts, now)
+        else:
+            del self.asked[nonce]
+
+    def answered(self, lane: Lane, now: float) -> None:
+        """The agent knows the publisher: say where the stream stands, then send what is not confirmed."""
+        if lane.state is not states.Lane.ASKING or not self._may_use(lane.link, now):
+            return
+        lane.step("answered")
+        out, counters = lane.out, self._context.counters
+        if out.seq and self._context.rules.beacon:
+            counters.announces += 1
+            lane.link.publish(out.name, out.beacon(lane.confirmed, 0))
+            self._context.touch(lane.link)
+        if self._context.rules.repeat:
+            counters.repeated += lane.sent - lane.confirmed
+            lane.sent = lane.confirmed
+        self._pump(lane, now)
+
+    def _may_use(self, link: ServerLink, now: float) -> bool:
+        """Whether the lease still runs. It may be over before its timer has had a chance to fire."""
+        if now < link.usable_until:
+            return True
+        self._context.lease_over(link, now)
+        return False
+
+    def _pump(self, lane: Lane, now: float) -> None:
+        """Sends what the lane has not sent, if the server may be used at this very moment: a chunk, and the next one
+        when the server has confirmed most of it. A flood could cut off a client that hears its own messages."""
+        out, link = lane.out, lane.link
+        allowance = CHUNK_MESSAGES - (lane.sent - lane.confirmed)
+        if allowance <= 0 or not self._may_use(link, now):
+            return
+        blobs = out.page(lane.sent + 1, out.seq, allowance, CHUNK_BYTES)
+        for blob in blobs:
+            link.publish(out.name, blob, lane)
+        lane.sent += len(blobs)
+        self._context.touch(link)
+
+    # Links and replies
+
+    def link_usable(self, link: ServerLink, now: float) -> None:
+        """The server may be used (again)."""
+        for lane in sorted(link.lanes, key=lambda lane: lane.out.stream):
+            if lane.state is states.Lane.WAITING:
+                self._ask(lane, now)
+            elif lane.state is states.Lane.HELD:
+                lane.step("link usable")
+                self._pump(lane, now)
+
+    def link_stale(self, link: ServerLink) -> None:
+        """The server may not be used until its agent gives its word again."""
+        for lane in list(link.lanes):
+            if lane.state in (states.Lane.LIVE, states.Lane.ASKING):
+                lane.step("link stale")
+
+    def link_lost(self, link: ServerLink) -> None:
+        """The connection is gone; what was not confirmed will be repeated."""
+        for lane in link.lanes:
+            if lane.state is not states.Lane.WAITING:
+                lane.step("link lost")
+
+    def confirmed(self, lane: Lane, count: int, now: float) -> None:
+        """A server has confirmed the lane's `count` oldest outstanding messages."""
+        if lane.state is states.Lane.DROPPED:
+            return
+        out = lane.out
+        lane.confirmed += count
+        if len(out.lanes) == 1:
+            out.confirmed += count
+            self.pending_messages -= count
+            for _ in range(count):
+                self.pending_bytes -= out.sizes.popleft()
+            if out.waiters:
+                self._wake(out)
+        else:
+            self._settle(out)
+        if lane.sent < out.seq and lane.state is states.Lane.LIVE and lane.sent - lane.confirmed <= CHUNK_MESSAGES // 2:
+            self._pump(lane, now)
+        limits = self._context.limits
+        if len(out.window) > limits.resend_messages_max or out.resend_bytes > limits.resend_bytes_max:
+            self.resend_bytes -= out.trim(limits.resend_messages_max, limits.resend_bytes_max)
+        elif self.resend_bytes > limits.resend_total_bytes_max:
+            self.resend_bytes -= out.trim(0, 0)
+
+    def _settle(self, out: Outgoing) -> None:
+        """Moves the confirmed mark of a channel to what all of its lanes have confirmed."""
+        count, size = out.confirm()
+        self.pending_messages -= count
+        self.pending_bytes -= size
+        self._wake(out)
+
+    def _wake(self, out: Outgoing) -> None:
+        waiters = out.waiters
+        while waiters and waiters[0][0] <= out.confirmed:
+            self._context.effects.append(Confirmed(waiters.popleft()[1]))
+
+    def refused(self, lane: Lane, error: str, now: float) -> None:
+        """A server refused a message for good (a right is missing, or memory): the application must hear of it."""
+        self._context.counters.refused += 1
+        self._context.effects.append(Refused(lane.out.name, error))
+        self.confirmed(lane, 1, now)
+
+    # Beacons and the end of a stream
+
+    def _arm_beacon(self, out: Outgoing, now: float) -> None:
+        """A burst begins. In a stream that speaks at a steady pace the next message tells what a beacon would, so the
+        beacon waits longer than the pace: else each message would have one of its own."""
+        limits = self._context.limits
+        pause = now - out.published_at
+        steady = pause < limits.beacon_delay_s_max
+        patience = min(PACES_QUIET * pause, limits.beacon_delay_s_max) if steady else 0.0
+        out.beacon_delay = max(limits.beacon_delay_s, patience)
+        out.beacon_armed = True
+        self._context.timers.set(("beacon", out), now + out.beacon_delay)
+
+    def beacon_due(self, out: Outgoing, now: float) -> None:
+        """A burst is over: say how far the stream has come, in case its last message got lost on the way."""
+        delay = out.beacon_delay
+        quiet_at = out.published_at + delay
+        if now < quiet_at or not out.settled or any(lane.state is not states.Lane.LIVE for lane in out.lanes):
+            self._context.timers.set(("beacon", out), max(quiet_at, now + delay / 2))
+            return
+        out.beacon_armed = False
+        if self._context.rules.beacon:
+            self._speak(out, now)
+        self._context.timers.set(("idle", out), now + self._context.limits.publisher_idle_s / 2)
+
+    def _speak(self, out: Outgoing, now: float, final: bool = False) -> None:
+        for lane in out.lanes:
+            if lane.state is states.Lane.LIVE and now < lane.link.usable_until:
+                self._context.counters.beacons += 1
+                lane.link.publish(out.name, out.beacon(out.seq, 0, final))
+                self._context.touch(lane.link)
+
+    def idle_due(self, out: Outgoing, now: float) -> None:
+        """A stream that has been silent for long ends; the next message on the channel begins another."""
+        deadline = out.published_at + self._context.limits.publisher_idle_s / 2
+        if out.beacon_armed or self._outs.get(out.name) is not out:
+            return
+        if now < deadline:
+            self._context.timers.set(("idle", out), deadline)
+        elif out.settled:
+            self._end(out, now)
+
+    def _end(self, out: Outgoing, now: float) -> None:
+        if self._context.rules.beacon:
+            self._speak(out, now, final=True)
+        del self._outs[out.name]
+        self.resend_bytes -= out.resend_bytes
+        for lane in out.lanes:
+            lane.link.lanes.pop(lane, None)
+            lane.step("moved away")
+
+    def close(self, now: float) -> None:
+        """Ends every stream with a last beacon. The caller has drained."""
+        for out in list(self._outs.values()):
+            self._end(out, now)
+
+    # Answers to subscribers
+
+    def heal(self, link: ServerLink, client: int, nonce: int, request: control.Heal) -> None:
+        """A subscriber missed messages: sends it a page of them, on the server that it asked on."""
+        out = self._outs.get(request.channel)
+        if out is None or out.stream != request.stream or request.first > request.last:
+            return
+        limits = self._context.limits
+        page = out.page(request.first, request.last, limits.heal_page_messages, limits.heal_page_bytes)
+        for blob in page:
+            self._context.tell_peer(link, client, control.Resend(out.name, blob), nonce)
+        answer = control.Healed(out.name, out.stream, out.base, out.confirmed, out.seq, request.first)
+        self._context.tell_peer(link, client, answer, nonce)
+        self._context.counters.heals_answered += 1
+        self._context.counters.resent += len(page)
+
+    def present(self, link: ServerLink) -> control.StreamList:
+        """Where this client's streams on a server stand, for the agent's resync."""
+        return [(lane.out.name, lane.out.stream, lane.confirmed) for lane in link.lanes if lane.out.seq]

@@ -1,0 +1,393 @@
+"""Judges what arrives for a subscription: delivers it, drops it as a duplicate, holds it behind a hole, heals the hole
+or reports the gap.
+
+Owns the promise "exactly once, in order, nothing silent" on the subscriber's side. Every wait here ends on evidence
+(the missing message, a beacon, a publisher's answer); `gap_timeout_s` is the last resort.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.channels.client.context import Context
+from shoal.channels.client.incoming import ChannelIn, StreamIn
+from shoal.channels.client.subscription import Subscription
+from shoal.channels.timers import patience
+from shoal.errors import ProtocolError
+from shoal.message import Gap, Message
+from shoal.wire import control
+from shoal.wire.envelope import (
+    ATTRIBUTES,
+    BEACON,
+    ENDED,
+    FINAL,
+    FOREIGN,
+    HEADER,
+    HEADER_BYTES,
+    PLAIN,
+    PLAIN_HEADER,
+    UNKNOWN_FLAGS,
+    body_at,
+    client_of,
+    is_envelope,
+    settled_of,
+    split_attributes,
+)
+
+FOREIGN_PUBLISHER: Final = 0
+"""The publisher of a gap that stands for messages of plain Redis clients."""
+
+
+class Receiving:
+    """The subscriber's half of the data path."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.streams_max = context.limits.streams_per_channel_max
+
+    # What arrives
+
+    def accept_next(self, sub: Subscription, blob: bytes) -> bool:
+        """Takes a plain message if it is the next of its stream and there is room; says whether it was. `Arrivals` does
+        the same in place where a channel has one subscription."""
+        if len(blob) < HEADER_BYTES or not sub.in_force:
+            return False
+        kind, stream_id, sequence, time_us = PLAIN_HEADER.unpack_from(blob)
+        stream = sub.streams.get(stream_id)
+        if kind != PLAIN or stream is None or stream.next != sequence or stream.held or sub.inbox.full:
+            return False
+        stream.next = sequence + 1
+        self._deliver(sub, Message(sub.text, blob[HEADER_BYTES:], stream.publisher, sequence, time_us))
+        return True
+
+    def accept(self, sub: Subscription, channel: bytes, blob: bytes, server: str, now: float) -> None:
+        """Takes one payload from a channel, whatever it is."""
+        if not sub.in_force:
+            self._keep_early(sub, channel, blob, server)
+            return
+        if not is_envelope(blob):
+            self._foreign(sub, sub.channel(channel), blob)
+            return
+        _, flags, version, stream_id, sequence, time_us = HEADER.unpack_from(blob)
+        if flags & UNKNOWN_FLAGS:
+            self._context.report_unknown_flags(channel, flags & UNKNOWN_FLAGS, now)
+            return
+        if flags & FOREIGN:
+            self._foreign(sub, sub.channel(channel), blob[body_at(blob) :])
+            return
+        if not client_of(stream_id):
+            self._context.counters.garbage += 1
+            return
+        chan = sub.channel(channel)
+        try:
+            if flags & BEACON:
+                settled = settled_of(blob)
+                if settled > sequence:
+                    raise ProtocolError("a peer sent a beacon that has confirmed more than it has published")
+                known = chan.streams.get(stream_id)
+                stream = known or self._meet(sub, chan, stream_id, settled + 1, version, server, now)
+                self._beacon(sub, chan, stream, sequence, bool(flags & FINAL), server, now)
+                return
+            at = body_at(blob)
+            attributes, payload = split_attributes(blob, at) if flags & ATTRIBUTES else (None, blob[at:])
+        except ProtocolError:
+            self._context.counters.garbage += 1
+            return
+        message = Message(chan.text, payload, client_of(stream_id), sequence, time_us, attributes, sub.pattern_text)
+        stream = chan.streams.get(stream_id) or self._meet(sub, chan, stream_id, sequence, version, server, now)
+        stream.server = server
+        self._take(sub, chan, stream, sequence, message, now)
+
+    def _foreign(self, sub: Subscription, chan: ChannelIn, blob: bytes) -> None:
+        """A message of a plain Redis client. Nobody can send it again, so what does not fit is a gap."""
+        self._context.counters.foreign += 1
+        if not sub.inbox.full:
+            sub.foreign_missed = False
+            self._deliver(sub, Message(chan.text, blob, pattern=sub.pattern_text))
+        elif not sub.foreign_missed:
+            sub.foreign_missed = True
+            self._report(sub, chan, FOREIGN_PUBLISHER, 0, None, "the inbox was full, and foreign messages are not kept")
+
+    def _keep_early(self, sub: Subscription, channel: bytes, blob: bytes, server: str) -> None:
+        """Before a subscription is in force nothing is owed; what overflows only makes it start a little later."""
+        if len(sub.early) < self._context.limits.held_messages_max:
+            sub.early.append((channel, blob, server))
+        else:
+            self._context.timers.set_if_absent(("restart", sub), 0.0)
+
+    def _meet(
+        self, sub: Subscription, chan: ChannelIn, stream_id: int, heard: int, version: int, server: str, now: float
+    ) -> StreamIn:
+        """A stream that nobody listed. On one unbroken connection, by a placement that this client stands by, what is
+        heard of it first is the first that is owed; otherwise it may have begun elsewhere after the subscription did,
+        and everything from 1 is owed."""
+        expected = sub.undivided and any(version == known.version for known in self._context.book.standing(chan.name))
+        first = chan.begins(stream_id, heard if expected else 1, heard)
+        stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
+        return stream
+
+    def _take(
+        self, sub: Subscription, chan: ChannelIn, stream: StreamIn, sequence: int, message: Message, now: float
+    ) -> None:
+        counters, rules = self._context.counters, self._context.rules
+        stream.doubted_at = None
+        stream.touched = now
+        if sequence < stream.next:
+            counters.duplicates += 1
+            if not rules.dedupe:
+                self._deliver(sub, message)
+        elif sub.inbox.full:
+            stream.knows(sequence)
+            self._overflow(sub)
+        elif sequence == stream.next:
+            stream.next += 1
+            stream.knows(sequence)
+            self._deliver(sub, message)
+            self._advance(sub, chan, stream, now)
+        elif not rules.order:
+            stream.skip_to(sequence + 1)
+            self._deliver(sub, message)
+        else:
+            stream.knows(sequence)
+            if len(stream.held) < self._context.limits.held_messages_max:
+                stream.held[sequence] = message
+                counters.held += 1
+            self._hole(sub, chan, stream, now)
+
+    def _beacon(
+        self, sub: Subscription, chan: ChannelIn, stream: StreamIn, last: int, final: bool, server: str, now: float
+    ) -> None:
+        """How far a stream has come."""
+        stream.server = server
+        stream.doubted_at = None
+        stream.touched = now
+        stream.final = final
+        stream.knows(last)
+        if stream.has_hole():
+            self._hole(sub, chan, stream, now)
+
+    def _deliver(self, sub: Subscription, message: Message) -> None:
+        if sub.wanted is not None and not sub.wanted(message.attributes or {}):
+            self._context.counters.unwanted += 1
+            return
+        sub.inbox.put(message)
+        self._context.counters.delivered += 1
+        self._notify(sub)
+
+    def _notify(self, sub: Subscription) -> None:
+        if not sub.notified:
+            sub.notified = True
+            self._context.ready.append(sub)
+
+    def _overflow(self, sub: Subscription) -> None:
+        if not sub.overflowed:
+            sub.overflowed = True
+            sub.inbox.overflows += 1
+            self._context.counters.overflows += 1
+
+    def _advance(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """Delivers what a filled hole has freed, and looks whether another hole follows."""
+        for message in stream.release():
+            if sub.inbox.full:
+                stream.next = message.sequence
+                self._overflow(sub)
+                return
+            self._deliver(sub, message)
+        if stream.has_hole():
+            stream.hole_since = now
+            self._hole(sub, chan, stream, now)
+        else:
+            stream.hole_since = None
+
+    # Baselines and evidence
+
+    def start(self, sub: Subscription, now: float) -> None:
+        """The subscription is in force: every stream starts where the agents said, then what came early is judged."""
+        sub.in_force = True
+        if self._context.rules.baseline:
+            for (channel, stream_id), (last, server) in sub.baseline.items():
+                chan = sub.channel(channel)
+                stream = chan.streams[stream_id] = StreamIn(stream_id, (last & ~ENDED) + 1, server, now)
+                stream.final = bool(last & ENDED)
+            self._context.counters.late_joins += bool(sub.baseline)
+        sub.baseline.clear()
+        early, sub.early = sub.early, []
+        for channel, blob, server in early:
+            self.accept(sub, channel, blob, server, now)
+        self._notify(sub)
+
+    def evidence(self, sub: Subscription, channel: bytes, stream_id: int, last: int, server: str, now: float) -> None:
+        """An agent says how far a stream has come while the subscription was not listening."""
+        chan = sub.channel(channel)
+        stream = chan.streams.get(stream_id)
+        if stream is None:
+            if (last & ~ENDED) < chan.lapsed.get(stream_id, 0):
+                return
+            first = chan.begins(stream_id, 1, (last & ~ENDED) + 1)
+            stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
+        stream.knows(last & ~ENDED)
+        stream.final = stream.final or bool(last & ENDED)
+        if stream.has_hole():
+            stream.server = server
+            self._hole(sub, chan, stream, now)
+
+    def doubt(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """Nobody heard this stream for a while; unless its publisher speaks again, nobody knows how far it came."""
+        if not stream.final and stream.doubted_at is None:
+            stream.doubted_at = stream.next
+            self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
+            self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
+
+    def doubt_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """Nobody has spoken for the stream: what it may have published last is reported as an open gap."""
+        if stream.doubted_at is None or sub.closed:
+            return
+        if stream.doubted_at != stream.next:
+            stream.doubted_at = None
+            return
+        reason = "nobody heard it for a while, and its publisher is silent"
+        self._report(sub, chan, client_of(stream.stream), stream.next, None, reason)
+        for number in sorted(stream.held):
+            self._deliver(sub, stream.held[number])
+            stream.next = number + 1
+        chan.lapse(stream)
+
+    def report_unknown(self, sub: Subscription, server: str) -> None:
+        """Nobody watched a server while this subscription was away: a publisher that began, and died, meanwhile is
+        known to nobody."""
+        self._context.counters.open_gaps += 1
+        reason = f"nobody watched server {server} for a while; a publisher that began and died then is unknown"
+        sub.inbox.report(Gap(sub.text, None, 0, None, reason, sub.pattern_text))
+        self._notify(sub)
+
+    # Holes
+
+    def _hole(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        if stream.hole_since is None:
+            stream.hole_since = now
+            self._context.counters.holes += 1
+        self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
+
+    def heal_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """Asks the publisher for the first hole, or for a sign of life, until there is an answer or no more time."""
+        limits = self._context.limits
+        if sub.closed or sub.overflowed or chan.streams.get(stream.stream) is not stream:
+            return
+        if not stream.has_hole():
+            stream.hole_since = None
+            if stream.doubted_at is None:
+                return
+        elif stream.hole_since is None:
+            stream.hole_since = now
+        elif now - stream.hole_since >= limits.gap_timeout_s:
+            self._give_up(sub, chan, stream, stream.hole_end(), "its publisher did not answer", now)
+            return
+        if self._context.rules.heal:
+            self._ask(sub, chan, stream)
+        self._context.timers.set(("heal", sub, chan, stream), now + patience(limits.heal_retry_s, stream.attempts))
+        stream.attempts += 1
+
+    def _ask(self, sub: Subscription, chan: ChannelIn, stream: StreamIn) -> None:
+        """Asks where the stream was last heard; without an answer, on the other servers of the subscription in turn."""
+        links = [site.link for site in sub.sites.values() if site.link.open]
+        if not links:
+            return
+        links.sort(key=lambda link: link.server != stream.server)
+        link = links[stream.attempts % len(links)]
+        self._context.counters.heals_asked += 1
+        stream.asked = stream.next
+        room = max(1, sub.inbox.messages_max - len(sub.inbox.items))
+        hole_end = stream.hole_end() if stream.has_hole() else stream.next
+        last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
+        request = control.Heal(chan.name, stream.stream, stream.next, last)
+        self._context.tell_peer(link, client_of(stream.stream), request, self._context.next_number())
+
+    def resent(self, sub: Subscription, message: control.Resend, server: str, now: float) -> None:
+        """A message that its publisher sent again; only those that were asked for are taken."""
+        if not is_envelope(message.blob):
+            self._context.counters.garbage += 1
+            return
+        _, flags, _, stream_id, sequence, _ = HEADER.unpack_from(message.blob)
+        chan = sub.channels.get(message.channel)
+        stream = chan.streams.get(stream_id) if chan else None
+        if stream is None or not stream.asked or flags & BEACON or not stream.next <= sequence <= stream.last:
+            return
+        before = stream.next, len(stream.held)
+        self.accept(sub, message.channel, message.blob, server, now)
+        if (stream.next, len(stream.held)) != before:
+            self._context.counters.healed += 1
+            stream.hole_since = now if stream.has_hole() else None
+            stream.attempts = 0
+
+    def healed(self, sub: Subscription, message: control.Healed, now: float) -> None:
+        """The end of a page: what the publisher no longer has is a gap; what else is missing is asked for next.
+
+        Only the answer to the last question does that. Questions are repeated, and a client may have several
+        subscriptions to a channel, so answers come more than once; if each of them led to a question, and each question
+        to an answer, none of them would ever go away.
+        """
+        chan = sub.channels.get(message.channel)
+        stream = chan.streams.get(message.stream) if chan else None
+        if chan is None or stream is None or not stream.asked:
+            return
+        stream.doubted_at = None
+        stream.touched = now
+        stream.knows(message.last)
+        if stream.has_hole() and message.first != stream.asked:
+            return
+        stream.asked = 0
+        if not stream.has_hole():
+            stream.attempts = 0
+            return
+        if stream.next > message.first:
+            stream.hole_since = now
+            stream.attempts = 0
+        if stream.next < message.floor:
+            lost_to = min(stream.hole_end(), message.floor - 1)
+            self._give_up(sub, chan, stream, lost_to, "its publisher no longer has them", now)
+        if stream.has_hole() and stream.next > message.first:
+            self._context.timers.set(("heal", sub, chan, stream), now)
+
+    def _give_up(
+        self, sub: Subscription, chan: ChannelIn, stream: StreamIn, last: int, reason: str, now: float
+    ) -> None:
+        self._report(sub, chan, client_of(stream.stream), stream.next, last, reason)
+        stream.skip_to(last + 1)
+        self._advance(sub, chan, stream, now)
+        if stream.doubted_at is not None:
+            stream.doubted_at = stream.next
+
+    def _report(
+        self, sub: Subscription, chan: ChannelIn, publisher: int, first: int, last: int | None, reason: str
+    ) -> None:
+        self._context.counters.gaps += 1
+        self._context.counters.open_gaps += last is None
+        sub.inbox.report(Gap(chan.text, publisher, first, last, reason, sub.pattern_text))
+        self._notify(sub)
+
+    # Room and memory
+
+    def made_room(self, sub: Subscription, now: float) -> None:
+        """The application has caught up: what did not fit is asked for again."""
+        if sub.overflowed and sub.inbox.roomy:
+            sub.overflowed = False
+            for chan, stream in sub.all_streams():
+                self._advance(sub, chan, stream, now)
+                if stream.has_hole():
+                    stream.hole_since = now
+                    self._context.timers.set(("heal", sub, chan, stream), now)
+
+    def forget_idle(self, sub: Subscription, now: float) -> None:
+        """Drops streams that have been silent so long that they can never speak again, and that no agent lists any more
+        (see `publisher_idle_s`); and the most silent ones of a channel that has too many."""
+        limits = self._context.limits
+        for chan, stream in sub.all_streams():
+            if stream.next != stream.marked:
+                stream.marked, stream.touched = stream.next, now
+            idle = now - stream.touched > 2 * limits.publisher_idle_s
+            if idle and not stream.has_hole() and stream.doubted_at is None:
+                del chan.streams[stream.stream]
+        for chan in list(sub.channels.values()):
+            chan.bound(limits.streams_per_channel_max)
+            if sub.pattern and not chan.streams:
+                del sub.channels[chan.name]

@@ -1,0 +1,178 @@
+"""A client's connection to one server, as the router sees it: what to send, what is confirmed, and whether the server
+may be used.
+
+Owns the lease rule of the client's side. The connection itself belongs to the adapter.
+
+The lease rule, without comparing clocks: an agent says on its server for how long it still holds the lease. A word
+may lie in a buffer for any time, on its way to the server and on its way to the client, so its age must be bounded.
+A PING does it for the second way: a word that arrives after the PONG was published after the PING was sent. For the
+first way each word says which earlier word its agent had heard back when it spoke: it was spoken after that one was
+published. The server may be used until the PING before that earlier word, plus what the word grants. All that is
+assumed of clocks is that they run at the same rate within `clock_drift_max`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from shoal.channels import states
+from shoal.plan.ring import ServerAddress
+from shoal.wire import control
+
+if TYPE_CHECKING:
+    from shoal.channels.client.outgoing import Lane
+    from shoal.channels.client.subscription import Site
+
+Command = tuple[bytes, ...]
+
+GREETINGS_REMEMBERED: Final = 16
+HEARTBEATS_REMEMBERED: Final = 8
+"""An agent hears its own heartbeats back long before it has sent this many more."""
+
+
+class Ping:
+    """Marks the place of a PING among the commands that wait for a reply."""
+
+    __slots__ = ("sent_at",)
+
+    def __init__(self, sent_at: float) -> None:
+        self.sent_at = sent_at
+
+
+class Listen:
+    """Marks the place of a SUBSCRIBE or one of its kin: a push confirms it, or an error stands where replies stand."""
+
+    __slots__ = ("channel",)
+
+    def __init__(self, channel: bytes) -> None:
+        self.channel = channel
+
+
+class ServerLink:
+    """State of the connection to one server. `outbox` is what the adapter must send, in order."""
+
+    __slots__ = (
+        "_anchors",
+        "_greets",
+        "address",
+        "anchor",
+        "byes",
+        "dirty",
+        "incarnation",
+        "inflight",
+        "lanes",
+        "listening",
+        "opened_at_number",
+        "outbox",
+        "ping",
+        "server",
+        "sites",
+        "state",
+        "usable_until",
+    )
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
+        self.server = address.id
+        self.state = states.Link.DOWN
+        self.outbox: list[Command] = []
+        self.inflight: deque[Lane | Ping | Listen | None] = deque()
+        self.listening: dict[tuple[bool, bytes], int] = {}
+        self.byes: dict[tuple[bool, bytes], bool] = {}
+        """What was left, until it is certain that the agent could hear of it: a PONG has come back for a PING that was
+        sent after the Bye. True while such a PING is on its way."""
+        self.lanes: dict[Lane, None] = {}
+        self.sites: dict[Site, None] = {}
+        self.dirty = False
+        self._greets: dict[int, float] = {}
+        self.incarnation = 0
+        self.opened_at_number = 0
+        """The router's last number before this connection opened; messages on it have higher ones."""
+        self.anchor: float | None = None
+        self._anchors: dict[tuple[int, int], float] = {}
+        self.ping: Ping | None = None
+        self.usable_until = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a connection that commands can be sent on."""
+        return self.state in _OPEN
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything of this client lives on the server."""
+        return bool(self.lanes or self.sites)
+
+    def step(self, event: str) -> None:
+        """Takes the transition that `states.LINK` gives for the event."""
+        self.state = states.step(states.LINK, self.state, event)
+
+    def listen(self, command: bytes, channel: bytes) -> None:
+        """Queues SUBSCRIBE or one of its kin for one channel or pattern."""
+        self.outbox.append((command, channel))
+        self.inflight.append(Listen(channel))
+
+    def publish(self, channel: bytes, blob: bytes, lane: Lane | None = None) -> None:
+        """Queues a PUBLISH; its reply confirms a message of `lane`, or nothing."""
+        self.outbox.append((b"PUBLISH", channel, blob))
+        self.inflight.append(lane)
+
+    def send_ping(self, now: float) -> None:
+        """Queues a PING, unless one is on its way."""
+        if self.ping is None:
+            self.byes = dict.fromkeys(self.byes, True)
+            self.ping = Ping(now)
+            self.outbox.append((b"PING",))
+            self.inflight.append(self.ping)
+
+    def ponged(self, ping: Ping) -> None:
+        """A PING came back: what arrives from now on was said after it was sent, and what was sent before is done."""
+        self.byes = {key: False for key, before in self.byes.items() if not before}
+        self.anchor = ping.sent_at
+        self.ping = None
+
+    def greeted(self, nonce: int, now: float) -> None:
+        """A greeting is on its way to the agent."""
+        self._greets[nonce] = now
+        if len(self._greets) > GREETINGS_REMEMBERED:
+            del self._greets[next(iter(self._greets))]
+
+    def welcomed(self, nonce: int, welcome: control.Welcome, lease_s: float) -> bool:
+        """Takes an agent's answer to the greeting with this nonce; False if there is no such greeting."""
+        since = self._greets.pop(nonce, None)
+        if since is None or welcome.server != self.server:
+            return False
+        self.incarnation = welcome.incarnation
+        self.grant(lease_s, since)
+        return True
+
+    def heartbeat_heard(self, number: int, heartbeat: control.Heartbeat, lease_s: float) -> None:
+        """Takes a heartbeat of the server's agent."""
+        self.incarnation = heartbeat.incarnation
+        since = self._anchors.get((heartbeat.instance, heartbeat.heard))
+        if since is not None:
+            self.grant(lease_s, since)
+        if self.anchor is not None:
+            self._anchors[heartbeat.instance, number] = self.anchor
+            if len(self._anchors) > HEARTBEATS_REMEMBERED:
+                del self._anchors[next(iter(self._anchors))]
+
+    def grant(self, lease_s: float, since: float) -> None:
+        """The agent holds its lease for `lease_s` from a moment that is not before `since`."""
+        self.usable_until = max(self.usable_until, since + lease_s)
+
+    def reset(self) -> None:
+        """The connection is gone, and with it all that was on its way."""
+        self.outbox.clear()
+        self.inflight.clear()
+        self.listening.clear()
+        self.anchor = None
+        self._anchors.clear()
+        self.ping = None
+        self.usable_until = 0.0
+        self._greets.clear()
+        self.incarnation = 0
+
+
+_OPEN = frozenset({states.Link.GREETING, states.Link.USABLE, states.Link.STALE})

@@ -1,0 +1,402 @@
+"""Where subscriptions stand: their sites, the handshake with each server's agent, and what happens when a server dies,
+comes back, or the ring changes.
+
+Owns SUBSCRIBE, Hello and Bye. Judging what arrives is the business of `receiver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from shoal.channels import states
+from shoal.channels.client.context import Context
+from shoal.channels.client.inbox import Inbox
+from shoal.channels.client.receiver import Receiving
+from shoal.channels.client.server_link import ServerLink
+from shoal.channels.client.subscription import Site, Subscription, Wanted
+from shoal.channels.timers import patience
+from shoal.plan.entry import Phase
+from shoal.plan.ring import Members, Ring
+from shoal.wire import control
+
+UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
+"""The name of a server that may have been in a ring of which nothing is remembered."""
+
+
+class Subscribing:
+    """All subscriptions of one router."""
+
+    def __init__(self, context: Context, receiving: Receiving) -> None:
+        self._context = context
+        self._receiving = receiving
+        self._count = 0
+        self._placed_by = 0
+        self.by_channel: dict[bytes, list[Subscription]] = {}
+        self.by_pattern: dict[bytes, list[Subscription]] = {}
+        self.asked: dict[int, Site] = {}
+
+    def __iter__(self) -> Iterator[Subscription]:
+        for table in (self.by_channel, self.by_pattern):
+            for subs in list(table.values()):
+                yield from list(subs)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_channel.values())) + sum(map(len, self.by_pattern.values()))
+
+    def open(self, name: bytes, pattern: bool, inbox: Inbox, wanted: Wanted | None, now: float) -> Subscription:
+        """A new subscription; it is in force when `in_force` becomes true."""
+        self._count += 1
+        sub = Subscription(self._count, name, pattern, inbox, wanted)
+        (self.by_pattern if pattern else self.by_channel).setdefault(name, []).append(sub)
+        self.place(sub, now)
+        return sub
+
+    def close(self, sub: Subscription) -> None:
+        """Ends a subscription; the last one on a server unsubscribes there."""
+        if sub.closed:
+            return
+        sub.closed = True
+        table = self.by_pattern if sub.pattern else self.by_channel
+        table[sub.name].remove(sub)
+        if not table[sub.name]:
+            del table[sub.name]
+        for site in list(sub.sites.values()):
+            site.step("closed")
+            self._leave(site)
+
+    # Where to stand
+
+    def servers(self, sub: Subscription) -> tuple[str, ...]:
+        """The servers on which a subscription belongs: all of them for a pattern, else those of the placement."""
+        book = self._context.book
+        if sub.pattern:
+            return book.ring.ids if book.ring else ()
+        standing = book.standing(sub.name)
+        rules = self._context.rules
+        if not rules.narrow_last:
+            standing = standing[-1:]
+        elif not rules.all_unended_placements:
+            standing = standing[-2:]
+        client = self._context.client
+        return tuple(dict.fromkeys(server for placement in standing for server in placement.subscribe_servers(client)))
+
+    def _earlier(self, sub: Subscription, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Where publishers with an older ring may still be, or have been: a subscription asks there what it owes, and
+        listens until they have followed."""
+        if sub.pattern:
+            return ()
+        return tuple(server for server in self._context.book.earlier_servers(sub.name) if server not in wanted)
+
+    def place_all(self, now: float) -> None:
+        """Brings every subscription in line with a new ring."""
+        for sub in self:
+            self.place(sub, now)
+        self._placed_by = self._context.book.version
+
+    def place(self, sub: Subscription, now: float) -> None:
+        """Brings the sites of a subscription in line with the plan."""
+        homes = self.servers(sub)
+        earlier = self._earlier(sub, homes)
+        for server in (*homes, *earlier):
+            site = sub.sites.get(server)
+            if site is None:
+                self._subscribe_on(sub, self._context.links[server], now)
+            elif site.state is states.Site.LINGERING and server in homes:
+                site.step("moved back")
+        for server, site in list(sub.sites.items()):
+            asks = site.state in (states.Site.WAITING, states.Site.ASKING)
+            if server in homes or (server in earlier and (asks or not sub.in_force)):
+                continue
+            if self._left_by_plan(sub, server) or (asks and self._may_know(site)):
+                continue
+            if self._move_away(site, now):
+                self._report_server_loss(sub, server, now)
+        self._check_in_force(sub, now)
+        self._confirm(sub)
+
+    def _may_know(self, site: Site) -> bool:
+        """Whether a server that could not be reached may know of something that the subscription missed there: it is
+        asked before it is left. One that has left the ring cannot be."""
+        return site.sub.in_force and site.incarnation != 0 and self._context.book.address(site.server) is not None
+
+    def _left_by_plan(self, sub: Subscription, server: str) -> bool:
+        """Whether a server is one that a move leaves: then `_confirm` says when, and no time has to pass."""
+        book = self._context.book
+        entry = None if sub.pattern else book.entry(sub.name)
+        return entry is not None and server in entry.servers and book.address(server) is not None
+
+    def _subscribe_on(self, sub: Subscription, link: ServerLink, now: float) -> None:
+        site = sub.sites[link.server] = Site(sub, link, self._placed_by)
+        link.sites[site] = None
+        self._context.want(link)
+        if sub.in_force:
+            sub.whole = False
+        if link.open:
+            self._ask(site, now)
+
+    def _move_away(self, site: Site, now: float) -> bool:
+        """Leaves a server at once, or after a while if it still works; says whether its death tore the site off."""
+        if site.state is states.Site.LINGERING:
+            return False
+        if site.state is states.Site.IN_FORCE and site.sub.in_force:
+            site.step("moved away")
+            self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
+            return False
+        site.step("closed")
+        self._leave(site)
+        return site.sub.in_force and (site.incarnation != 0 or self._was_passed_by(site))
+
+    def _was_passed_by(self, site: Site) -> bool:
+        """Whether publishers may have been at a server that left the ring before it ever answered. A move brings them
+        only where all subscriptions stand, so that is true only of what follows the ring."""
+        book = self._context.book
+        return book.address(site.server) is None and (site.sub.pattern or book.entry(site.sub.name) is None)
+
+    def confirm(self, name: bytes) -> None:
+        """An agent seems not to know that this client follows the channel's entry: say so again."""
+        for sub in self.by_channel.get(name, ()):
+            for site in sub.sites.values():
+                site.was_subscribed = 0
+            self._confirm(sub)
+
+    def confirm_all(self, link: ServerLink) -> None:
+        """The agent of a server has lost its memory: it does not know which entries this client follows."""
+        for site in list(link.sites):
+            site.was_subscribed = 0
+        for sub in {site.sub: None for site in link.sites}:
+            self._confirm(sub)
+
+    def _confirm(self, sub: Subscription) -> None:
+        """Tells the agents that this client stands by the channel's entry, once it does; then leaves the servers that
+        a move leaves. One that has not answered yet is left when it has: it may know of something that was missed."""
+        entry = None if sub.pattern else self._context.book.entry(sub.name)
+        subs = self.by_channel.get(sub.name, ())
+        if entry is None or not all(self._is_subscribed(other) for other in subs):
+            return
+        for other in list(subs):
+            homes = self.servers(other)
+            for server, site in list(other.sites.items()):
+                if site.state is not states.Site.IN_FORCE:
+                    continue
+                if entry.phase is not Phase.END and site.was_subscribed < entry.newness:
+                    site.was_subscribed = entry.newness
+                    subscribed = control.Subscribed(sub.name, entry.newness, site.link.incarnation)
+                    self._context.tell_agent(site.link, subscribed)
+                if server not in homes and self._left_by_plan(other, server):
+                    site.step("closed")
+                    self._leave(site)
+
+    def _is_subscribed(self, sub: Subscription) -> bool:
+        """Whether a subscription is in force on every server where it belongs."""
+        sites = (sub.sites.get(server) for server in self.servers(sub))
+        return sub.in_force and all(site is not None and site.state is states.Site.IN_FORCE for site in sites)
+
+    def linger_due(self, site: Site, now: float) -> None:
+        """The publishers have had time to follow; the old server is left."""
+        if site.state is not states.Site.LINGERING or site.sub.closed:
+            return
+        if self._is_subscribed(site.sub):
+            site.step("linger over")
+            self._leave(site)
+        else:
+            self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
+
+    def _leave(self, site: Site) -> None:
+        """Clears up after a site that has been left."""
+        link, sub = site.link, site.sub
+        sub.sites.pop(site.server, None)
+        link.sites.pop(site, None)
+        self.asked.pop(site.nonce, None)
+        key = (sub.pattern, sub.name)
+        count = link.listening.get(key, 0)
+        if link.open and count:
+            if count == 1:
+                del link.listening[key]
+                link.listen(b"PUNSUBSCRIBE" if sub.pattern else b"UNSUBSCRIBE", sub.name)
+                self._context.say_bye(link, sub.pattern, sub.name)
+                self._context.touch(link)
+            else:
+                link.listening[key] = count - 1
+        elif not link.open:
+            self._context.say_bye(link, sub.pattern, sub.name)
+        if not link.wanted and self._context.book.address(link.server) is None:
+            self._context.drop(link)
+
+    # The handshake
+
+    def _ask(self, site: Site, now: float) -> None:
+        sub, link = site.sub, site.link
+        site.step("link opened")
+        key = (sub.pattern, sub.name)
+        count = link.listening.get(key, 0)
+        if count == 0:
+            link.listen(b"PSUBSCRIBE" if sub.pattern else b"SUBSCRIBE", sub.name)
+        link.listening[key] = count + 1
+        self._number(site)
+        self._hello(site, now)
+        if not self._context.rules.handshake and not sub.in_force:
+            self._receiving.start(sub, now)
+
+    def _number(self, site: Site) -> None:
+        """Gives a question a number of its own, so that an answer to an earlier one is not mistaken for its answer."""
+        self.asked.pop(site.nonce, None)
+        site.nonce = self._context.next_number()
+        site.attempts = 0
+        self.asked[site.nonce] = site
+
+    def _hello(self, site: Site, now: float) -> None:
+        """Asks the agent. A repetition keeps its number: the answer to any of them will do."""
+        sub, book = site.sub, self._context.book
+        version = book.version if sub.pattern else book.revision(sub.name)
+        self._context.tell_agent(
+            site.link,
+            control.Hello(
+                site.nonce,
+                sub.name,
+                sub.pattern,
+                not sub.in_force,
+                version,
+                book.version,
+                incarnation=site.incarnation,
+            ),
+        )
+        wait_s = patience(self._context.limits.hello_retry_s, site.attempts)
+        site.attempts += 1
+        self._context.timers.set(("hello", site), now + wait_s)
+
+    def hello_due(self, site: Site, now: float) -> None:
+        """No answer yet: an agent may be away."""
+        if site.state is states.Site.ASKING and site.link.open:
+            self._hello(site, now)
+
+    def restart(self, sub: Subscription, now: float) -> None:
+        """What came before the subscription was in force did not fit: it must begin anew, a little later."""
+        if sub.in_force or sub.closed:
+            return
+        sub.early.clear()
+        sub.baseline.clear()
+        for site in sub.sites.values():
+            if site.state is not states.Site.WAITING:
+                site.step("asked again")
+                self._number(site)
+                self._hello(site, now)
+
+    def answered(self, site: Site, answer: control.Answer, now: float) -> None:
+        """The agent has registered the subscription and says where each stream stands."""
+        sub = site.sub
+        self._context.counters.handshakes += 1
+        site.step("answered")
+        if not sub.in_force:
+            site.incarnation = answer.incarnation
+            for channel, stream, last in (*answer.absent, *answer.streams):
+                known, _ = sub.baseline.get((channel, stream), (0, ""))
+                sub.baseline[channel, stream] = max(known, last), site.server
+            self._check_in_force(sub, now)
+            return
+        if not site.incarnation and self._is_unheard(site, answer.since):
+            self._receiving.report_unknown(sub, site.server)
+        another, reborn = site.incarnation != answer.incarnation, site.incarnation not in (0, answer.incarnation)
+        site.incarnation = answer.incarnation
+        heard = {(channel, stream) for channel, stream, _ in answer.streams}
+        for channel, stream, last in (*answer.streams, *(answer.absent if another else ())):
+            self._receiving.evidence(sub, channel, stream, last, site.server, now)
+        if reborn:
+            self._reborn(site, answer, heard, now)
+        self._confirm(sub)
+        if site.server not in self.servers(sub) and not self._left_by_plan(sub, site.server):
+            self._move_away(site, now)
+
+    def _is_unheard(self, site: Site, since: int) -> bool:
+        """Whether publishers may have come to a server, by a ring that this client had not heard of, and died before
+        the agent's process began: `since` is the ring that there was then."""
+        ring = self._context.book.ring
+        assert ring is not None
+        between = ring.memberships(site.known + 1, since)
+        return site.server in self._belonged(site.sub, between, site.server)
+
+    def _reborn(self, site: Site, answer: control.Answer, heard: set[tuple[bytes, int]], now: float) -> None:
+        """While this subscription was away, the agent was not there either, or the server restarted. Streams that have
+        not been heard since are in doubt."""
+        sub = site.sub
+        self._context.counters.restarts_seen += 1
+        for chan, stream_in in sub.all_streams():
+            if stream_in.server == site.server and (chan.name, stream_in.stream) not in heard:
+                self._receiving.doubt(sub, chan, stream_in, now)
+        if not answer.remembers:
+            self._receiving.report_unknown(sub, site.server)
+
+    def _report_server_loss(self, sub: Subscription, server: str, now: float) -> None:
+        """A server has left the ring with this subscription on it: all that it carried is in doubt."""
+        self._doubt_streams(sub, server, now)
+        self._receiving.report_unknown(sub, server)
+
+    def report_missed(self, known: Ring) -> None:
+        """A new ring has come. A server that joined and left again since the ring that was known before may have taken
+        messages that nobody else has: its publishers may be gone too, and this client never stood there."""
+        ring = self._context.book.ring
+        assert ring is not None
+        between = ring.since(known)
+        for sub in self:
+            if not sub.in_force:
+                continue
+            for server in self._passed(sub, between, {*known.ids, *ring.ids}):
+                self._receiving.report_unknown(sub, server)
+
+    def _passed(self, sub: Subscription, between: tuple[Members, ...] | None, stayed: set[str]) -> list[str]:
+        """The servers that came and went at which a subscription should have stood meanwhile."""
+        return sorted(self._belonged(sub, between, UNKNOWN_SERVER) - stayed)
+
+    def _belonged(self, sub: Subscription, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
+        """The servers at which a subscription belongs by some rings; `unknown` if nobody remembers them. What has an
+        entry follows no ring."""
+        if not sub.pattern and self._context.book.entry(sub.name) is not None:
+            return set()
+        if rings is None:
+            return {unknown}
+        if sub.pattern:
+            return {server for members in rings for server in members.ids}
+        return {members.home(sub.name) for members in rings}
+
+    def _doubt_streams(self, sub: Subscription, server: str, now: float) -> None:
+        """Streams that were last heard on a server that is gone have to show that they went elsewhere."""
+        for chan, stream in sub.all_streams():
+            if stream.server == server:
+                self._receiving.doubt(sub, chan, stream, now)
+
+    def _check_in_force(self, sub: Subscription, now: float) -> None:
+        if not sub.in_force and sub.sites and all(s.state is states.Site.IN_FORCE for s in sub.sites.values()):
+            self._receiving.start(sub, now)
+            self.place(sub, now)
+
+    # Links
+
+    def link_opened(self, link: ServerLink, now: float) -> None:
+        """A connection stands: subscribe and ask, all in one go."""
+        for site in sorted(link.sites, key=lambda site: site.sub.id):
+            if site.state is states.Site.WAITING:
+                self._ask(site, now)
+        self._context.repeat_byes(link)
+
+    def link_lost(self, link: ServerLink, now: float) -> None:
+        """A connection is gone: nothing is owed any less, so every site asks again when it is back. What the agent was
+        told may be lost with it, or with the server, so it is told again too."""
+        for site in list(link.sites):
+            self.asked.pop(site.nonce, None)
+            site.was_subscribed = 0
+            if site.sub.in_force:
+                site.sub.whole = False
+            if site.state is states.Site.IN_FORCE and link.incarnation:
+                site.incarnation = link.incarnation
+            if site.state is not states.Site.WAITING:
+                site.step("link lost")
+            if site.state is states.Site.LEFT:
+                site.sub.sites.pop(site.server, None)
+                link.sites.pop(site, None)
+                self._context.say_bye(link, site.sub.pattern, site.sub.name)
+                self._doubt_streams(site.sub, site.server, now)
+
+    def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:
+        """What this client listens to on a server: channels and patterns."""
+        names = link.listening
+        return [n for is_pattern, n in names if not is_pattern], [n for is_pattern, n in names if is_pattern]

@@ -1,0 +1,1 @@
+"""Recorded channels: the agent writes what it hears on them into streams of its server."""

@@ -1,0 +1,171 @@
+"""The recorder: which channels are recorded on an agent's server, and the records of those.
+
+Owns the marks and the life of each record. A core without I/O beside `AgentCore`, whose connection it shares. What a
+record says is decided in `record`.
+
+A mark is a pattern as in Redis, so `orders.*` marks many channels. Without marks nothing here costs anything: the
+scanner shows a message only if its channel is watched. A record is opened when the first message of its channel is
+heard, and when the agent comes to a server that has one already, or that had one when the agent was there before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from shoal.channels import states
+from shoal.channels.recording.pace import Turns
+from shoal.channels.recording.record import Record
+from shoal.channels.recording.writer import Host
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.errors import ProtocolError
+from shoal.wire import control
+from shoal.wire.envelope import peer_channel
+from shoal.wire.glob import glob_match
+from shoal.wire.record_entry import INDEX_KEY, MARKS_KEY, encode_marks
+
+OPENING_MAX: Final = 4
+"""Records whose ends are read at the same time. What comes on the channels of the others waits."""
+
+NAMES_MAX: Final = 100_000
+"""Channels of which it is remembered whether they are recorded; when there are more, all are found out again."""
+
+
+class Recorder:
+    """Records for one agent."""
+
+    def __init__(self, host: Host, rules: Rules = ALL_RULES) -> None:
+        self._host = host
+        self._rules = rules
+        self._marks: set[bytes] = set()
+        self._names: dict[bytes, bool] = {}
+        self._records: dict[bytes, Record] = {}
+        self._written: set[bytes] = set()
+        self._queue: deque[Record] = deque()
+        self._turns = Turns()
+        self._opening = 0
+        self._connected = False
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is recorded."""
+        return bool(self._marks)
+
+    @property
+    def records_open(self) -> int:
+        """How many records are written."""
+        return sum(record.state is states.Record.WRITING for record in self._records.values())
+
+    @property
+    def settled(self) -> bool:
+        """Whether no record waits for anything."""
+        return not self._queue and all(record.settled for record in self._records.values())
+
+    def marked(self, channel: bytes) -> bool:
+        """Whether a channel is recorded."""
+        if not self._marks:
+            return False
+        known = self._names.get(channel)
+        if known is None:
+            if len(self._names) >= NAMES_MAX:
+                self._names.clear()
+            known = self._names[channel] = any(glob_match(mark, channel) for mark in self._marks)
+        return known
+
+    def mark(self, pattern: bytes, on: bool) -> bool:
+        """Marks channels as recorded, or no longer; whether that is news."""
+        if (pattern in self._marks) == on:
+            return False
+        (self._marks.add if on else self._marks.discard)(pattern)
+        self._names.clear()
+        for channel in [channel for channel in self._records if not self.marked(channel)]:
+            record = self._records.pop(channel)
+            self._opening -= record.is_opening
+            record.close()
+        if self._connected:
+            self._open_next()
+            self._tell()
+            if on:
+                self._begin(len(self._marks) == 1)
+        return True
+
+    def _tell(self) -> None:
+        """Says on the server what is recorded from here on, for those who want to know when a mark holds."""
+        self._host.ask((b"SET", MARKS_KEY, encode_marks(self._marks)))
+
+    # Life
+
+    def opened(self) -> None:
+        """There is a new connection to the server: what was written on the one before may not have been read."""
+        self._connected = True
+        self._written.update(self._records)
+        for record in self._records.values():
+            record.close()
+        self._records.clear()
+        self._queue.clear()
+        self._turns.clear()
+        self._opening = 0
+        if self._marks:
+            self._tell()
+            self._begin(True)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self._connected = False
+
+    def _begin(self, first: bool) -> None:
+        """Looks for records that the server has already, after hearing what publishers send again."""
+        if first:
+            self._host.listen(peer_channel(self._host.client))
+        self._host.ask((b"SMEMBERS", INDEX_KEY), self._index)
+
+    def _index(self, reply: Any, now: float) -> None:
+        """Opens the records that the server has, and those that it has no more though they were written here: that it
+        lost them must be written down, whether or not more is heard."""
+        channels = reply if isinstance(reply, list | set) else ()
+        for channel in sorted({*channels, *self._written} if self._rules.record_loss else channels):
+            if channel not in self._records and self.marked(channel):
+                self._open(channel)
+
+    def _open_next(self) -> None:
+        while self._queue and self._opening < OPENING_MAX:
+            record = self._queue.popleft()
+            if record.state is states.Record.READING:
+                self._opening += 1
+                record.open()
+
+    def _open(self, channel: bytes) -> Record:
+        lost = channel in self._written
+        record = Record(self._host, channel, self._is_open, lost, self._turns, self._rules)
+        self._records[channel] = record
+        self._queue.append(record)
+        self._open_next()
+        return record
+
+    def _is_open(self) -> None:
+        self._opening -= 1
+        self._open_next()
+
+    # What comes
+
+    def heard(self, channel: bytes, blob: bytes, now: float) -> None:
+        """A message on a channel that is watched, or new."""
+        if self.marked(channel):
+            (self._records.get(channel) or self._open(channel)).hear(blob, now)
+
+    def evidence(self, channel: bytes, stream: int, last: int, present: bool, now: float) -> None:
+        """A publisher says how far it has come."""
+        if self.marked(channel):
+            (self._records.get(channel) or self._open(channel)).evidence(stream, last, present, now)
+
+    def told(self, data: bytes, now: float) -> None:
+        """A message on the agent's own peer channel: an answer of a publisher."""
+        try:
+            _, _, message = control.decode(data)
+        except ProtocolError:
+            self._host.counters.garbage += 1
+            return
+        if isinstance(message, control.Resend) and (record := self._records.get(message.channel)):
+            record.resent(message.blob, now)
+        elif isinstance(message, control.Healed) and (record := self._records.get(message.channel)):
+            record.healed(message, now)

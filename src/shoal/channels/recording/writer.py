@@ -1,0 +1,141 @@
+"""Appends entries to the record of one channel.
+
+Owns the numbers of the entries, the bound on the record, and what its server refused. What is written is decided in
+`record`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from shoal.channels.client.server_link import Command
+from shoal.channels.timers import Timers
+from shoal.limits import Limits
+from shoal.logs import get_log
+from shoal.wire import control
+from shoal.wire.record_entry import Fields, RecordedGap, record_key
+
+ENTRIES_MIN: Final = 600
+"""Entries that a record keeps however large they are: enough for another agent to go on from."""
+
+ENTRY_OVERHEAD_BYTES: Final = 32
+"""What an entry takes beside its message, about."""
+
+UNWRITTEN_MAX: Final = 1000
+"""Refused ranges that are remembered one by one. Of more, the record says only that some are missing."""
+
+_REFUSED: Final = "the server refused to write it down"
+_SOMETHING: Final = RecordedGap(0, 0, 0, _REFUSED)
+_log: Final = get_log(__name__)
+
+
+class Counters(Protocol):
+    """What recording counts."""
+
+    recorded: int
+    record_duplicates: int
+    record_gaps: int
+    record_healed: int
+    record_refused: int
+    garbage: int
+
+
+class Host(Protocol):
+    """The agent that a record is written by."""
+
+    server: str
+    limits: Limits
+    timers: Timers
+
+    @property
+    def counters(self) -> Counters:
+        """What the agent has done so far."""
+
+    @property
+    def client(self) -> int:
+        """The client id under which the agent asks publishers."""
+
+    def ask(self, command: Command, handler: Any = None) -> None:
+        """Asks the agent's own server."""
+
+    def listen(self, channel: bytes) -> None:
+        """Subscribes to a channel of the agent's own server."""
+
+    def tell_peer(self, client: int, message: control.ToPeer) -> None:
+        """Asks a publisher on the agent's own server for messages."""
+
+    def streams(self, channel: bytes) -> Mapping[int, int]:
+        """The streams of a channel, each with its last sequence number (see `ENDED`)."""
+
+
+class RecordWriter:
+    """Writes one record. `refused` is called when the server has refused something, with the time."""
+
+    def __init__(self, host: Host, channel: bytes, refused: Callable[[float], None]) -> None:
+        self.key = record_key(channel)
+        self.number = 0
+        """The number of the newest entry."""
+        self._host = host
+        self._channel = channel
+        self._on_refused = refused
+        self._entry_bytes = 0.0
+        self._pending: deque[RecordedGap | None] = deque()
+        self._unwritten: list[RecordedGap] = []
+        self._complained = False
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether the record lacks something that a server refused."""
+        return bool(self._unwritten)
+
+    def take_unwritten(self) -> list[RecordedGap]:
+        """What the record lacks, to be written down."""
+        unwritten, self._unwritten = self._unwritten, []
+        return unwritten
+
+    def write(self, fields: Callable[[int, Any], Fields], value: Any, missing: RecordedGap | None = _SOMETHING) -> None:
+        """Appends an entry; `missing` is what the record lacks if the server refuses it."""
+        self.number += 1
+        entry = fields(self.number, value)
+        size = len(entry[-1]) + ENTRY_OVERHEAD_BYTES
+        self._entry_bytes = size if not self._entry_bytes else 0.99 * self._entry_bytes + 0.01 * size
+        limits = self._host.limits
+        fit = max(int(limits.recorded_bytes_max / self._entry_bytes), ENTRIES_MIN)
+        entries_max = min(limits.recorded_entries_max, fit)
+        self._pending.append(missing)
+        self._host.ask((b"XADD", self.key, b"MAXLEN", b"~", b"%d" % entries_max, b"*", *entry), self._written)
+
+    def _written(self, reply: Any, now: float) -> None:
+        missing = self._pending.popleft()
+        if isinstance(reply, bytes):
+            return
+        self.complain(reply)
+        if len(self._unwritten) >= UNWRITTEN_MAX:
+            self._unwritten = [_SOMETHING]
+        elif missing is not None:
+            _append(self._unwritten, missing)
+        self._on_refused(now)
+
+    def complain(self, reply: Any) -> None:
+        """The server has refused something; it is said once."""
+        self._host.counters.record_refused += 1
+        if not self._complained:
+            self._complained = True
+            channel = self._channel.decode("utf-8", "backslashreplace")
+            _log.error("the record cannot be written", server=self._host.server, channel=channel, why=str(reply))
+
+
+def refused_message(stream: int, sequence: int) -> RecordedGap:
+    """What the record lacks if a message is refused."""
+    return RecordedGap(stream, sequence, sequence, _REFUSED)
+
+
+def _append(gaps: list[RecordedGap], gap: RecordedGap) -> None:
+    """Adds a gap to others, to the last of them if that goes on."""
+    last = gaps[-1] if gaps else None
+    if last is not None and gap.stream and last.stream == gap.stream and last.last and last.last + 1 == gap.first:
+        gaps[-1] = RecordedGap(gap.stream, last.first, gap.last, gap.reason)
+    elif gap != last:
+        gaps.append(gap)

@@ -1,0 +1,1 @@
+"""What an agent measures: its copy of the server's traffic, counted and closed second by second."""

@@ -1,0 +1,243 @@
+"""The analyzer: closes each second with all that the paper's local load analyzer records (Dynamoth, III.A).
+
+Owns how the figures of a second are derived: from the scanner's counts, the agent's register of subscribers, and
+samples of the server's own counters. Never touches a socket or a clock. `channel_kind` declares the columns.
+
+`bytes_out` of a channel is exact, not an estimate from payloads: the agent receives each message in a frame whose
+length differs from a subscriber's only by the words before the channel. The server's `bytes_out_per_s` leaves out the
+agent's own copy of every message, which does not leave the machine, but which the server counts like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.channels.telemetry import scanner
+from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
+from shoal.channels.telemetry.pattern_kernel import match_names
+from shoal.channels.telemetry.scanner import Scanner, UnitCounts
+from shoal.errors import ProtocolError
+from shoal.load.record import HostRow
+from shoal.load.table import Numbers, Ragged, UnitTable
+from shoal.wire.raw_bytes import compilation_announced, padded
+
+_OBSERVER_PREFIX: Final = len(b">4\r\n$8\r\npmessage\r\n$1\r\n*\r\n")
+_SUBSCRIBER_PREFIX: Final = len(b">3\r\n$7\r\nmessage\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSample:
+    """The server's own counters at one moment."""
+
+    at_s: float
+    """When it was taken, on the caller's clock."""
+    run_id: str
+    """Changes when the server restarts and its totals begin again."""
+    bytes_in_total: int
+    bytes_out_total: int
+    cpu_seconds_total: float
+    connections: int
+    memory_bytes: int
+    max_out_bytes_per_s: float
+    """The most that the server may send, from the configuration; 0 if it is not configured."""
+
+    @classmethod
+    def from_info(cls, info: bytes, at_s: float, max_out_bytes_per_s: float) -> ServerSample:
+        """A sample from the text that INFO answers."""
+        lines = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
+        fields = {name: value for name, colon, value in lines if colon}
+        try:
+            return cls(
+                at_s=at_s,
+                run_id=fields["run_id"],
+                bytes_in_total=int(fields["total_net_input_bytes"]),
+                bytes_out_total=int(fields["total_net_output_bytes"]),
+                cpu_seconds_total=float(fields["used_cpu_sys"]) + float(fields["used_cpu_user"]),
+                connections=int(fields["connected_clients"]),
+                memory_bytes=int(fields["used_memory"]),
+                max_out_bytes_per_s=max_out_bytes_per_s,
+            )
+        except (KeyError, ValueError) as error:
+            raise ProtocolError(f"INFO lacks a field or has a strange one: {error}") from error
+
+
+class Second(NamedTuple):
+    """A closed second: a row for each channel that is active or subscribed, and the row of the server."""
+
+    second: int
+    channels: UnitTable
+    server: HostRow
+
+
+class _Rows(NamedTuple):
+    """The order of rows: first the channels that the register or NUMSUB names, then other active ones."""
+
+    names: Ragged
+    place: npt.NDArray[np.int64]
+    """The row of each active channel, in the order of the scanner's counts."""
+    registered: npt.NDArray[np.int64]
+    direct: npt.NDArray[np.int64]
+    total: int
+
+    def spread(self, values: Numbers) -> Numbers:
+        """A column of the active channels as one of all rows, zero elsewhere."""
+        column = np.zeros(self.total, values.dtype)
+        column[self.place] = values
+        return column
+
+
+class Analyzer:
+    """Turns the counts of one scanner into reports.
+
+    `listed_max` bounds each list of publishers and subscribers; the counts beside them are exact.
+    """
+
+    def __init__(self, scanner: Scanner, listed_max: int) -> None:
+        self._scanner = scanner
+        self._listed_max = listed_max
+        self._sample: ServerSample | None = None
+
+    def close_second(
+        self,
+        second: int,
+        subscribers: Mapping[bytes, Collection[int]],
+        numsub: Mapping[bytes, int],
+        server: ServerSample,
+        pattern_subscribers: Mapping[bytes, int] | None = None,
+    ) -> Second:
+        """Reports all that was counted since the last call.
+
+        `subscribers` are the registered client ids by channel; `numsub` is what PUBSUB NUMSUB says of the
+        active channels (plain Redis clients included), for others the register counts; `pattern_subscribers`
+        is how many connections hold each pattern, the agent's own left out.
+        """
+        counts = self._scanner.close_unit()
+        rows = self._arrange(counts, subscribers, numsub)
+        table = self._channels(counts, rows, subscribers, pattern_subscribers or {})
+        kept = rows.direct + rows.registered > 0
+        kept[rows.place] = True
+        if not kept.all():
+            table = table.take(np.flatnonzero(kept))
+        previous, self._sample = self._sample, server
+        return Second(second, table, _server(previous, server, counts))
+
+    def _arrange(
+        self, counts: UnitCounts, subscribers: Mapping[bytes, Collection[int]], numsub: Mapping[bytes, int]
+    ) -> _Rows:
+        named = [*subscribers, *(name for name in numsub if name not in subscribers)]
+        blob = b"".join(named)
+        offsets = np.zeros(len(named) + 1, np.int32)
+        np.cumsum(np.fromiter(map(len, named), np.int32, len(named)), out=offsets[1:])
+        found = self._scanner.find(padded(blob), offsets)
+        active = len(counts.channels)
+        row_of = np.full(max(found.max(initial=-1), counts.channels.max(initial=-1)) + 2, -1, np.int64)
+        row_of[counts.channels] = np.arange(active)
+        activity = row_of[found]  # a channel that is not known finds the spare last element
+        place = np.full(active, -1, np.int64)
+        place[activity[activity >= 0]] = np.flatnonzero(activity >= 0)
+        others = np.flatnonzero(place < 0)
+        total = len(named) + len(others)
+        place[others] = np.arange(len(named), total)
+        names = Ragged(offsets, np.frombuffer(blob, np.uint8)).joined(
+            Ragged(counts.name_offsets, counts.names).take(others)
+        )
+        registered, direct = np.zeros(total, np.int64), np.zeros(total, np.int64)
+        registered[: len(subscribers)] = np.fromiter(map(len, subscribers.values()), np.int64, len(subscribers))
+        asked = np.fromiter((numsub.get(name, -1) for name in named), np.int64, len(named))
+        direct[: len(named)] = np.where(asked >= 0, asked, registered[: len(named)])
+        return _Rows(names, place, registered, direct, total)
+
+    def _channels(
+        self,
+        counts: UnitCounts,
+        rows: _Rows,
+        subscribers: Mapping[bytes, Collection[int]],
+        pattern_subscribers: Mapping[bytes, int],
+    ) -> UnitTable:
+        columns: dict[str, Any] = {name: rows.spread(values) for name, values in counts.counters.items()}
+        frames = columns["publications"] + columns["forwarded"] + columns["beacons"]
+        frame_bytes = columns.pop("frame_bytes")
+        frame_bytes_out = frame_bytes - (_OBSERVER_PREFIX - _SUBSCRIBER_PREFIX) * frames
+        by_pattern = np.zeros(rows.total, np.int64)
+        bytes_out = frame_bytes_out * rows.direct
+        for pattern, receivers in pattern_subscribers.items():
+            matching = _matches(rows.names, pattern) * receivers
+            longer = len(b"$%d\r\n%b\r\n" % (len(pattern), pattern)) - len(b"$1\r\n*\r\n")
+            bytes_out += matching * (frame_bytes + longer * frames)
+            by_pattern += matching
+        complete = np.ones(rows.total, np.bool_)
+        complete[rows.place] = counts.complete
+        publishers, publisher_ids = self._publishers(counts, rows)
+        columns |= {
+            "publishers": publishers,
+            "publisher_ids": publisher_ids,
+            "subscribers": rows.direct,
+            "registered": rows.registered,
+            "subscriber_ids": self._subscribers(rows, subscribers),
+            "pattern_subscribers": by_pattern,
+            "messages_sent": (columns["publications"] + columns["forwarded"]) * (rows.direct + by_pattern),
+            "bytes_out": bytes_out,
+        }
+        return UnitTable(CHANNEL, rows.names, columns, complete)
+
+    def _publishers(self, counts: UnitCounts, rows: _Rows) -> tuple[Numbers, Ragged]:
+        """How many clients published on each channel, and up to `listed_max` of them."""
+        amounts = np.bincount(rows.place[counts.publisher_rows], minlength=rows.total)
+        order = np.argsort(rows.place[counts.publisher_rows], kind="stable")
+        firsts = np.cumsum(amounts) - amounts
+        listed = np.arange(len(order)) - np.repeat(firsts, amounts) < self._listed_max
+        return amounts, Ragged.of_lengths(np.minimum(amounts, self._listed_max), counts.publishers[order][listed])
+
+    def _subscribers(self, rows: _Rows, subscribers: Mapping[bytes, Collection[int]]) -> Ragged:
+        """Up to `listed_max` registered clients of each channel."""
+        amounts = np.minimum(rows.registered, self._listed_max)
+        some = map(islice, subscribers.values(), repeat(self._listed_max))
+        ids = np.fromiter(chain.from_iterable(some), np.uint64, int(amounts.sum()))
+        return Ragged.of_lengths(amounts, ids)
+
+
+def warm_up() -> None:
+    """Loads every compiled loop of the analyzer and its scanner, or compiles it and says so."""
+    with compilation_announced():
+        scanner.warm_up()
+        match_names(padded(b"a"), np.array([0, 1], np.int32), padded(b"*"))
+
+
+def _matches(names: Ragged, pattern: bytes) -> npt.NDArray[np.bool_]:
+    matches = match_names(names.values, names.offsets, np.array(np.frombuffer(pattern, np.uint8)))
+    return matches
+
+
+def _server(previous: ServerSample | None, sample: ServerSample, counts: UnitCounts) -> HostRow:
+    """The row of the server; rates compare with the previous sample of the same incarnation of the server."""
+    maximum = sample.max_out_bytes_per_s
+    row: dict[str, float | int | None] = dict.fromkeys(column.name for column in SERVER.row)
+    row |= {
+        "max_out_bytes_per_s": maximum,
+        "connections": sample.connections,
+        "memory_bytes": sample.memory_bytes,
+        "observed_bytes": counts.observed_bytes,
+        "internal": counts.internal,
+        "internal_bytes": counts.internal_bytes,
+        "uncounted": counts.uncounted,
+        "uncounted_bytes": counts.uncounted_bytes,
+    }
+    if previous is not None and previous.run_id == sample.run_id and sample.at_s > previous.at_s:
+        interval_s = sample.at_s - previous.at_s
+        output = sample.bytes_out_total - previous.bytes_out_total
+        bytes_out_per_s = max(output - counts.observed_bytes, 0) / interval_s
+        row |= {
+            "interval_s": interval_s,
+            "bytes_out_per_s": bytes_out_per_s,
+            "net_output_bytes_per_s": output / interval_s,
+            "net_input_bytes_per_s": (sample.bytes_in_total - previous.bytes_in_total) / interval_s,
+            "load_ratio": bytes_out_per_s / maximum if maximum > 0 else None,
+            "cpu_share": (sample.cpu_seconds_total - previous.cpu_seconds_total) / interval_s,
+        }
+    return row

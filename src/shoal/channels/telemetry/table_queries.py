@@ -1,0 +1,136 @@
+"""Compiled questions to the analyzer's tables, and forgetting what has been idle.
+
+Owns the loops that read the tables in bulk (names, streams of a channel, indexes of many channels) and the
+one that compacts them. Their layout belongs to `tables`. Never touches a socket or a clock.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.channels.telemetry.tables import (
+    MISSING,
+    NEVER,
+    Indexes,
+    Tables,
+    fill_slots,
+    find_channel,
+)
+from shoal.wire.raw_bytes import Bytes, hash_words, kernel, part
+
+
+@kernel
+def find_channels(tables: Tables, names: Bytes, offsets: Indexes) -> Indexes:
+    """The index of each of many channels, `MISSING` for those that are not recorded."""
+    found = np.empty(offsets.shape[0] - 1, np.int32)
+    for row in range(found.shape[0]):
+        at = offsets[row]
+        size = offsets[row + 1] - at
+        found[row] = find_channel(tables, names, at, size, hash_words(names, at, size, tables.head[0].seed))
+    return found
+
+
+@kernel
+def gather_names(tables: Tables, indexes: Indexes) -> tuple[Bytes, Indexes]:
+    """The names of some channels, one behind the other, and where each begins (and the last ends)."""
+    offsets = np.zeros(indexes.shape[0] + 1, np.int32)
+    for row in range(indexes.shape[0]):
+        offsets[row + 1] = offsets[row] + tables.channels[indexes[row]].name_bytes
+    names = np.empty(offsets[-1], np.uint8)
+    for row in range(indexes.shape[0]):
+        at = tables.channels[indexes[row]].name_at
+        size = offsets[row + 1] - offsets[row]
+        for offset in range(size):
+            names[offsets[row] + offset] = tables.arena[at + offset]
+    return names, offsets
+
+
+@kernel
+def list_streams(tables: Tables, channel: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """The streams of a channel and the last sequence of each."""
+    size = tables.channels[channel].streams
+    streams = np.empty(size, np.uint64)
+    lasts = np.empty(size, np.uint64)
+    index = tables.channels[channel].first_stream
+    for row in range(size):
+        record = tables.streams[index]
+        streams[row] = record.stream
+        lasts[row] = record.last
+        index = record.next
+    return streams, lasts
+
+
+@kernel
+def forget(tables: Tables, before: int) -> tuple[int, int]:
+    """Drops streams not seen since `before` and channels that are left empty; says how many of each.
+
+    What is counted in the open time unit stays: its report has yet to name it.
+    """
+    head = tables.head[0]
+    if head.refused_second < before:
+        head.refused_second = NEVER
+    streams_before = head.streams
+    channels_before = head.channels
+    new_streams = keep_streams(tables, before)
+    new_channels = keep_channels(tables, before)
+    for row in range(head.active_channels):
+        tables.active_channels[row] = new_channels[tables.active_channels[row]]
+    for row in range(head.active_streams):
+        tables.active_streams[row] = new_streams[tables.active_streams[row]]
+    for index in range(head.streams):
+        record = tables.streams[index]
+        record.channel = new_channels[record.channel]
+        owner = tables.channels[record.channel]
+        record.next = owner.first_stream
+        owner.first_stream = index
+    if head.streams < streams_before or head.channels < channels_before:
+        tables.channel_slots[:] = 0
+        tables.stream_slots[:] = 0
+        fill_slots(tables)
+    return streams_before - head.streams, channels_before - head.channels
+
+
+@part
+def keep_streams(tables: Tables, before: int) -> Indexes:
+    """Moves the streams that stay to the front; their new index by their old one. Channels count theirs."""
+    head = tables.head[0]
+    moved = np.full(head.streams, MISSING, np.int32)
+    for index in range(head.channels):
+        tables.channels[index].streams = 0
+    kept = 0
+    for index in range(head.streams):
+        record = tables.streams[index]
+        if record.second >= before or record.unit == head.unit:
+            moved[index] = kept
+            tables.channels[record.channel].streams += 1
+            tables.streams[kept] = record
+            kept += 1
+    head.streams = kept
+    return moved
+
+
+@part
+def keep_channels(tables: Tables, before: int) -> Indexes:
+    """The same for channels and their names. Their lists of streams are empty afterwards."""
+    head = tables.head[0]
+    moved = np.full(head.channels, MISSING, np.int32)
+    kept = 0
+    arena_bytes = 0
+    for index in range(head.channels):
+        record = tables.channels[index]
+        if record.streams > 0 or record.second >= before or record.unit == head.unit:
+            moved[index] = kept
+            size = record.name_bytes
+            for offset in range(size):
+                tables.arena[arena_bytes + offset] = tables.arena[record.name_at + offset]
+            record.name_at = arena_bytes
+            record.first_stream = MISSING
+            if record.refused_second < before:
+                record.refused_second = NEVER
+            tables.channels[kept] = record
+            arena_bytes += size
+            kept += 1
+    head.channels = kept
+    head.arena_bytes = arena_bytes
+    return moved

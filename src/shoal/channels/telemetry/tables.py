@@ -1,0 +1,356 @@
+"""The analyzer's tables: channels, and the streams that publish on them.
+
+Owns the layout, the hashing and the bounds of both tables; the compiled scanner fills them, Python asks them.
+Never touches a socket, a clock or RESP.
+
+A table is an array of records in order of arrival, and an open-addressing array of slots that finds a
+record by its key. A slot is 0 (empty) or the upper half of the key's hash beside the record's index + 1, so
+that a lookup touches a record only when it is almost certainly the right one; the key is then compared in
+full. At most half of the slots are used. Names of channels stand one behind the other in an arena. The
+streams of a channel are a linked list through the stream records.
+
+What does not fit (`TableLimits`) is not recorded; when that happens the second is noted, and listings say
+`complete=False` until whatever was refused would have been forgotten anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.wire.raw_bytes import (
+    PADDING_BYTES,
+    Bytes,
+    Records,
+    borrow,
+    hash_pair,
+    hash_words,
+    kernel,
+    part,
+    same_words,
+)
+
+MISSING: Final = -1
+NO_ROOM: Final = -2
+REFUSED: Final = -3
+NO_VERSION: Final = -1
+NEVER: Final = -(2**31)
+"""The second of what never happened. Seconds in the tables count from the first one that the scanner saw."""
+
+FIRST_RECORDS: Final = 1024
+FIRST_ARENA_BYTES: Final = 65536
+
+CHANNEL: Final = np.dtype(
+    [
+        ("publications", np.int64),
+        ("foreign", np.int64),  # those of the publications that carry no envelope
+        ("forwarded", np.int64),
+        ("beacons", np.int64),
+        ("bytes_in", np.int64),
+        ("frame_bytes", np.int64),  # as the observer received them
+        ("hash", np.uint64),
+        ("name_at", np.int64),
+        ("name_bytes", np.int32),
+        ("streams", np.int32),
+        ("first_stream", np.int32),
+        ("second", np.int32),
+        ("refused_second", np.int32),
+        ("unit", np.int32),
+        ("but_version", np.int64),  # frames with this version are counted only; `NO_VERSION`: there is no such version
+        ("watched", np.uint8),  # whether frames are shown to Python too
+    ],
+    align=True,
+)
+COUNTERS: Final = ("publications", "foreign", "forwarded", "beacons", "bytes_in", "frame_bytes")
+
+STREAM: Final = np.dtype(
+    [
+        ("stream", np.uint64),
+        ("last", np.uint64),
+        ("channel", np.int32),
+        ("next", np.int32),
+        ("second", np.int32),
+        ("unit", np.int32),
+    ],
+    align=True,
+)
+
+HEAD: Final = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            # how full the tables are
+            *("channels", "streams", "arena_bytes", "active_channels", "active_streams"),
+            # limits
+            *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"),
+            # time
+            *("second", "unit", "refused_second"),
+            # whether channels are watched from their first frame on, and those for which there is no room always
+            "watch_new",
+            # counted beside the channels since the last time unit was closed
+            *("uncounted", "uncounted_bytes", "internal", "internal_bytes", "observed_bytes"),
+            # messages of other versions since they were last asked for
+            *("envelopes_1", "unknown_flags"),
+        )
+    ]
+    + [("seed", np.uint64)]
+)
+
+_TAG: Final = np.uint64(0xFFFFFFFF00000000)
+_INDEX: Final = np.uint64(0x00000000FFFFFFFF)
+_ONE: Final = np.uint64(1)
+_EMPTY: Final = np.uint64(0)
+
+Slots: TypeAlias = npt.NDArray[np.uint64]
+Indexes: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLimits:
+    """Bounds of the tables. A record costs about 110 bytes (channel, and its name) or 50 bytes (stream)."""
+
+    channels_max: int = 1_000_000
+    streams_max: int = 4_000_000
+    streams_per_channel_max: int = 100_000
+    channel_name_bytes_max: int = 1024
+    hash_seed: int = 0
+    """Any secret number; keeps who chooses channel names from choosing ones that collide."""
+
+
+class Tables(NamedTuple):
+    """Everything that the compiled loops work on."""
+
+    head: Records
+    channels: Records
+    channel_slots: Slots
+    arena: Bytes
+    streams: Records
+    stream_slots: Slots
+    active_channels: Indexes
+    active_streams: Indexes
+
+
+def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
+    """Empty tables."""
+    head = np.zeros(1, HEAD)
+    for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"):
+        head[name] = getattr(limits, name)
+    head["seed"] = limits.hash_seed & (2**64 - 1)
+    head["refused_second"] = NEVER
+    head["unit"] = 1
+    head["watch_new"] = watch_new
+    channels = min(FIRST_RECORDS, limits.channels_max)
+    streams = min(FIRST_RECORDS, limits.streams_max)
+    return Tables(
+        head,
+        np.zeros(channels, CHANNEL),
+        np.zeros(_slots_for(channels), np.uint64),
+        np.zeros(FIRST_ARENA_BYTES + limits.channel_name_bytes_max + PADDING_BYTES, np.uint8),
+        np.zeros(streams, STREAM),
+        np.zeros(_slots_for(streams), np.uint64),
+        np.zeros(channels, np.int32),
+        np.zeros(streams, np.int32),
+    )
+
+
+def grow(tables: Tables) -> Tables:
+    """Doubles whichever table is full; what they hold stays as it is."""
+    head = tables.head[0]
+    if head["channels"] == len(tables.channels) < head["channels_max"]:
+        size = min(2 * len(tables.channels), int(head["channels_max"]))
+        tables = tables._replace(
+            channels=_enlarged(tables.channels, size), active_channels=_enlarged(tables.active_channels, size)
+        )
+    if head["streams"] == len(tables.streams) < head["streams_max"]:
+        size = min(2 * len(tables.streams), int(head["streams_max"]))
+        tables = tables._replace(
+            streams=_enlarged(tables.streams, size), active_streams=_enlarged(tables.active_streams, size)
+        )
+    if head["arena_bytes"] + head["channel_name_bytes_max"] + PADDING_BYTES > len(tables.arena):
+        tables = tables._replace(arena=_enlarged(tables.arena, 2 * len(tables.arena)))
+    tables = tables._replace(
+        channel_slots=np.zeros(_slots_for(len(tables.channels)), np.uint64),
+        stream_slots=np.zeros(_slots_for(len(tables.streams)), np.uint64),
+    )
+    fill_slots(tables)
+    return tables
+
+
+def _slots_for(records: int) -> int:
+    """Twice as many slots as records, rounded up to a power of two."""
+    return 1 << (2 * max(records, 1) - 1).bit_length()
+
+
+def _enlarged(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    larger = np.zeros(size, array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+@part
+def borrow_tables(tables: Tables) -> Tables:
+    """The same tables for use inside a kernel, see `borrow`."""
+    return Tables(
+        borrow(tables.head),
+        borrow(tables.channels),
+        borrow(tables.channel_slots),
+        borrow(tables.arena),
+        borrow(tables.streams),
+        borrow(tables.stream_slots),
+        borrow(tables.active_channels),
+        borrow(tables.active_streams),
+    )
+
+
+@part
+def claim(slots: Slots, value: np.uint64, index: int) -> None:
+    """Enters a record that is not there yet under its hash."""
+    mask = np.uint64(slots.shape[0] - 1)
+    slot = value & mask
+    while slots[slot] != _EMPTY:
+        slot = (slot + _ONE) & mask
+    slots[slot] = (value & _TAG) | np.uint64(index + 1)
+
+
+@kernel
+def fill_slots(tables: Tables) -> None:
+    """Enters all channels and streams into slots that are empty."""
+    for index in range(tables.head[0].channels):
+        claim(tables.channel_slots, tables.channels[index].hash, index)
+    for index in range(tables.head[0].streams):
+        record = tables.streams[index]
+        claim(tables.stream_slots, hash_pair(np.uint64(record.channel), record.stream), index)
+
+
+@part
+def find_channel(tables: Tables, name: Bytes, at: int, size: int, value: np.uint64) -> int:
+    """The index of a channel, or `MISSING`. `value` is the hash of its name."""
+    slots = tables.channel_slots
+    mask = np.uint64(slots.shape[0] - 1)
+    slot = value & mask
+    while slots[slot] != _EMPTY:
+        if (slots[slot] & _TAG) == (value & _TAG):
+            index = int(slots[slot] & _INDEX) - 1
+            record = tables.channels[index]
+            if record.name_bytes == size and same_words(tables.arena, record.name_at, name, at, size):
+                return index
+        slot = (slot + _ONE) & mask
+    return MISSING
+
+
+@part
+def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
+    """The index of a channel, recorded if need be; `NO_ROOM`: grow, and ask again; `REFUSED`: a limit."""
+    head = tables.head[0]
+    value = hash_words(name, at, size, head.seed)
+    index = find_channel(tables, name, at, size, value)
+    if index != MISSING:
+        return index
+    if head.channels >= head.channels_max or size > head.channel_name_bytes_max:
+        head.refused_second = head.second
+        return REFUSED
+    if head.channels == tables.channels.shape[0]:
+        return NO_ROOM
+    if head.arena_bytes + head.channel_name_bytes_max + PADDING_BYTES > tables.arena.shape[0]:
+        return NO_ROOM
+    index = int(head.channels)
+    head.channels += 1
+    record = tables.channels[index]
+    record.publications = record.foreign = record.forwarded = record.beacons = 0
+    record.bytes_in = record.frame_bytes = 0
+    record.hash = value
+    record.name_at = head.arena_bytes
+    record.name_bytes = size
+    record.streams = 0
+    record.first_stream = MISSING
+    record.second = head.second
+    record.refused_second = NEVER
+    record.unit = 0
+    record.but_version = NO_VERSION
+    record.watched = head.watch_new
+    for offset in range(size):
+        tables.arena[head.arena_bytes + offset] = name[at + offset]
+    head.arena_bytes += size
+    claim(tables.channel_slots, value, index)
+    return index
+
+
+@part
+def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
+    """The index of a stream of a channel, as `enter_channel`."""
+    head = tables.head[0]
+    slots = tables.stream_slots
+    mask = np.uint64(slots.shape[0] - 1)
+    value = hash_pair(np.uint64(channel), stream)
+    slot = value & mask
+    while slots[slot] != _EMPTY:
+        if (slots[slot] & _TAG) == (value & _TAG):
+            found = int(slots[slot] & _INDEX) - 1
+            known = tables.streams[found]
+            if known.stream == stream and known.channel == channel:
+                return found
+        slot = (slot + _ONE) & mask
+    owner = tables.channels[channel]
+    if head.streams >= head.streams_max or owner.streams >= head.streams_per_channel_max:
+        owner.refused_second = head.second
+        return REFUSED
+    if head.streams == tables.streams.shape[0]:
+        return NO_ROOM
+    index = int(head.streams)
+    head.streams += 1
+    record = tables.streams[index]
+    record.stream = stream
+    record.last = 0
+    record.channel = channel
+    record.next = owner.first_stream
+    record.second = head.second
+    record.unit = 0
+    owner.first_stream = index
+    owner.streams += 1
+    slots[slot] = (value & _TAG) | np.uint64(index + 1)
+    return index
+
+
+@part
+def note_stream(tables: Tables, channel: int, stream: np.uint64, sequence: np.uint64, publishes: bool) -> int:
+    """Raises the last sequence of a stream; the stream's index, or what `enter_stream` says.
+
+    A stream that `publishes` is one of the publishers of the open time unit.
+    """
+    head = tables.head[0]
+    index = enter_stream(tables, channel, stream)
+    if index < 0:
+        return index
+    record = tables.streams[index]
+    record.last = max(record.last, sequence)
+    record.second = max(record.second, head.second)
+    if publishes and record.unit != head.unit:
+        record.unit = head.unit
+        tables.active_streams[head.active_streams] = index
+        head.active_streams += 1
+    return index
+
+
+@kernel
+def set_stream(tables: Tables, name: Bytes, size: int, stream: np.uint64, last: np.uint64) -> int:
+    """Raises the last sequence of a stream on a channel, recording both if need be; as `note_stream`."""
+    channel = enter_channel(tables, name, 0, size)
+    if channel < 0:
+        return channel
+    return note_stream(tables, channel, stream, last, False)
+
+
+@kernel
+def set_watched(tables: Tables, name: Bytes, size: int, watched: bool, but_version: int) -> int:
+    """Says whether frames of a channel are shown to Python; as `enter_channel`. A channel that is not known is recorded
+    only if that is needed for it to be watched."""
+    channel = find_channel(tables, name, 0, size, hash_words(name, 0, size, tables.head[0].seed))
+    if channel == MISSING and watched and not tables.head[0].watch_new:
+        channel = enter_channel(tables, name, 0, size)
+    if channel >= 0:
+        tables.channels[channel].watched = watched
+        tables.channels[channel].but_version = but_version
+    return channel

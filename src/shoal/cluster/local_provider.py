@@ -1,0 +1,49 @@
+"""The provider of a local cluster: its supervisor starts and ends servers.
+
+Owns the requests to the supervisor. The balancer decides when they are made (see `shoal.leader.providers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from shoal.balance.effects import ProviderState
+from shoal.balance.options import BalancerOptions
+from shoal.cluster.control_socket import request
+from shoal.cluster.state import StateDir
+
+
+class LocalProcesses:
+    """The supervisor of a local cluster starts and ends processes."""
+
+    def __init__(self, directory: StateDir, options: BalancerOptions) -> None:
+        self._directory = directory
+        self._options = options
+        self._known = self._fresh(())
+
+    def state(self) -> ProviderState:
+        """What the supervisor has written down."""
+        written = self._directory.read()
+        if written is not None:
+            ids = tuple(server.id for server in written.servers)
+            self._known = self._fresh(ids, written.max_out_bytes_per_s)
+        return self._known
+
+    async def add(self, count: int) -> tuple[str, ...]:
+        """Asks the supervisor for new processes."""
+        answer = await asyncio.to_thread(request, self._directory, "add", count=count)
+        return answer.servers
+
+    async def remove(self, server: str) -> None:
+        """Asks the supervisor to end a server's processes."""
+        await asyncio.to_thread(request, self._directory, "remove", server)
+
+    def _fresh(self, servers: tuple[str, ...], capacity: float | None = None) -> ProviderState:
+        options = self._options
+        return ProviderState(
+            servers_min=options.servers_min,
+            servers_max=options.servers_max,
+            servers=servers,
+            knows_all=bool(servers),
+            new_capacity=options.new_max_out_bytes_per_s if capacity is None else capacity,
+        )

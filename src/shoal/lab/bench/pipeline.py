@@ -1,0 +1,67 @@
+"""`shoal bench pipeline`: the jobs of the data pipeline on Spark, compared with the same functions on one core.
+
+Owns the order of the measurements and their facts: the start of a session (measured here), telemetry through source and
+fold (`pipeline_load`), the archive (`pipeline_archive`) and bulk matching (`pipeline_match`). All use the same session.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from shoal.lab.bench import pipeline_archive, pipeline_load, pipeline_match
+from shoal.lab.machine import machine
+from shoal.pipeline.session import SessionOptions, running
+
+START: Final = "start"
+PARTS: Final = ("load", "archive", "match")
+WORDS: Final = {
+    "start": "from no process to a session that has counted three rows",
+    pipeline_load.BACKLOG: "rows of channels in telemetry records that wait on real servers, through source and fold",
+    pipeline_load.LIVE: "what agents would write each second, a micro-batch a second; delay_s: from the end of a "
+    "second to its closed window",
+    pipeline_archive.ON_SPARK: "recorded messages of real servers into Parquet files and a manifest, by Spark",
+    pipeline_archive.ONE_CORE: "the same by the same function in one process",
+    **pipeline_match.WORDS,
+}
+
+
+class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    parts: tuple[str, ...] = PARTS
+    rounds: int = 3
+    load: pipeline_load.LoadOptions = pipeline_load.LoadOptions()
+    archive: pipeline_archive.ArchiveOptions = pipeline_archive.ArchiveOptions()
+    match: pipeline_match.BulkMatchOptions = pipeline_match.BulkMatchOptions()
+    session: SessionOptions = SessionOptions(heap_mb=1536)
+
+
+def measure(options: PipelineOptions, note: Callable[[str], None]) -> dict[str, Any]:
+    """All rows and ratios."""
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, float] = {}
+    common: dict[str, Any] = {"rounds": options.rounds, "note": note}
+    note("starting Spark")
+    began = time.perf_counter()
+    with running(options.session) as spark, tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
+        spark.range(3).count()
+        rows.append({"contender": START, "seconds": round(time.perf_counter() - began, 2)})
+        if "load" in options.parts:
+            rows += pipeline_load.measure(replace(options.load, **common))
+        if "archive" in options.parts:
+            found = pipeline_archive.measure(replace(options.archive, **common))
+            rows += found
+            ratios["archive_on_spark_vs_one_core"] = found[0]["rows_per_s"] / found[1]["rows_per_s"]
+        if "match" in options.parts:
+            facts = pipeline_match.measure(spark, replace(options.match, **common), Path(directory))
+            rows += facts["rows"]
+            ratios |= facts["ratios"]
+    workload = {"all": f"master {options.session.master}, heap {options.session.heap_mb} MB", **WORDS}
+    return {"name": "pipeline", "workload": workload, "machine": machine(), "rows": rows, "ratios": ratios}

@@ -1,0 +1,111 @@
+"""The archive job on Spark, compared with the same function in one process: the same records, the same files.
+
+Owns the records, the two contenders and their figures. In each round both archive everything that servers hold into an
+empty directory. The first round is a warm-up and does not count. The start of Spark is not included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+import redis
+
+from shoal.cluster.acl import AGENT, PIPELINE
+from shoal.cluster.local import LocalCluster
+from shoal.history.server_reader import Login
+from shoal.lab.bench.contender import BenchError
+from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
+from shoal.pipeline.session import session
+from shoal.plan.ring import ServerAddress
+from shoal.wire.envelope import HEADER, MAGIC, stream_id
+from shoal.wire.record_entry import INDEX_KEY, message_fields, record_key
+
+ON_SPARK: Final = "archive"
+ONE_CORE: Final = "archive, one core"
+FIRST_US: Final = 1_793_534_400_000_000
+"""When the first message was published."""
+STEP_US: Final = 1_000
+_PIPELINED: Final = 2_000
+
+
+class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of the measurement."""
+
+    servers: int = 2
+    channels: int = 4
+    messages: int = 100_000
+    """Of each channel."""
+    payload_bytes: int = 100
+    rounds: int = 3
+    note: Callable[[str], None] = lambda _: None
+
+
+def measure(options: ArchiveOptions) -> list[dict[str, Any]]:
+    """The rows of both. Uses the session of this process."""
+    return asyncio.run(_measure(options))
+
+
+async def _measure(options: ArchiveOptions) -> list[dict[str, Any]]:
+    async with LocalCluster(options.servers, agents=False) as cluster:
+        servers, passwords = cluster.servers, cluster.state.passwords
+        rows = options.channels * options.messages
+        options.note(f"writing records: {options.servers} servers, {rows:,} messages")
+        for place, server in enumerate(servers):
+            channels = [b"bench.%d" % channel for channel in range(place, options.channels, options.servers)]
+            await asyncio.to_thread(write_records, server, passwords[AGENT], channels, options)
+        login = Login(PIPELINE, passwords[PIPELINE])
+        speeds: dict[str, list[float]] = {ON_SPARK: [], ONE_CORE: []}
+        for number in range(options.rounds + 1):
+            for name in list(speeds)[:: 1 if number % 2 == 0 else -1]:
+                options.note(f"archive, round {number} of {options.rounds}: {name}")
+                seconds = await asyncio.to_thread(_archive, servers, login, name, rows)
+                if number:
+                    speeds[name].append(rows / seconds)
+    return [_row(name, found) for name, found in speeds.items()]
+
+
+def _archive(servers: Sequence[ServerAddress], login: Login, name: str, wanted: int) -> float:
+    """Archives everything; returns the seconds that it took."""
+    runner: Runner = on_spark(session()) if name == ON_SPARK else run_here
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
+        began, rows = time.perf_counter(), 0
+        with ArchiveJob(Path(directory), login) as job:
+            while (progress := job.batch(servers, runner)) is not None:
+                rows += progress.rows
+        seconds = time.perf_counter() - began
+    if rows != wanted:
+        raise BenchError(f"{name} archived {rows:,} messages of {wanted:,}")
+    return seconds
+
+
+def write_records(server: ServerAddress, password: str, channels: Sequence[bytes], options: ArchiveOptions) -> None:
+    """Writes the records of some channels, as the agent of a server does."""
+    stream, payload = stream_id(1, 1), b"x" * options.payload_bytes
+    with redis.Redis(host=server.host, port=server.port, username=AGENT, password=password) as connection:
+        for channel in channels:
+            connection.sadd(INDEX_KEY, channel)
+            key = record_key(channel)
+            for first in range(1, options.messages + 1, _PIPELINED):
+                asked = connection.pipeline(transaction=False)
+                for number in range(first, min(first + _PIPELINED, options.messages + 1)):
+                    at_us = FIRST_US + STEP_US * number
+                    fields = message_fields(number, HEADER.pack(MAGIC, 0, 1, stream, number, at_us) + payload)
+                    asked.execute_command("XADD", key, f"{at_us // 1000}-{number}", *fields)
+                asked.execute()
+
+
+def _row(name: str, speeds: list[float]) -> dict[str, Any]:
+    return {
+        "contender": name,
+        "rows_per_s": round(median(speeds)),
+        "rows_per_s_min": round(min(speeds)),
+        "rows_per_s_max": round(max(speeds)),
+        "rounds": len(speeds),
+    }

@@ -1,0 +1,40 @@
+"""Experiments on real servers, scaled to the machine.
+
+    replication.py      experiments 1a and 1b: one channel on one server, and on three
+    scalability.py      experiment 2: how many players each policy supports
+    elasticity.py       experiment 3: servers follow the number of players
+    flow_check.py       the flow simulator compared with a real server
+    game.py             RGame on a real cluster, for experiments 2 and 3
+    clients.py          processes of measuring clients, for the others; client_worker.py is one such process, and
+                        client_orders.py has its orders and reports
+    observation.py      one measurement with them
+    network.py          servers behind links of limited bandwidth
+    limited_cluster.py  a cluster on such a network
+
+Owns the table of experiments. Their modules are imported when they run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+from shoal.lab.experiments import Experiment, ExperimentOptions
+from shoal.lab.experiments.result import ExperimentResult
+
+
+def _experiment(module: str, function: str) -> Experiment:
+    def run(options: ExperimentOptions) -> ExperimentResult:
+        found: Experiment = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+        return found(options)
+
+    return run
+
+
+EXPERIMENTS: Final[dict[str, Experiment]] = {
+    "dynamoth-1a": _experiment("replication", "run_a"),
+    "dynamoth-1b": _experiment("replication", "run_b"),
+    "dynamoth-2": _experiment("scalability", "run"),
+    "dynamoth-3": _experiment("elasticity", "run"),
+    "flow-check": _experiment("flow_check", "run"),
+}

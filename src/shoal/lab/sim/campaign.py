@@ -1,0 +1,186 @@
+"""A campaign: many seeds of a scenario, judged together.
+
+Owns the sum over seeds and the rule that every corner must have been met: a campaign in which a rule was never put to
+the test proves nothing about it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+from shoal.lab.sim.scenario import Outcome
+
+CORNERS_SEEDS_MIN: Final = 200
+"""Below this many seeds a campaign is a replay or a sample, and corners that it did not meet are only reported."""
+VIOLATIONS_SHOWN_MAX: Final = 50
+CHUNK_SEEDS: Final = 5
+GC_THRESHOLD: Final = 50_000
+
+Progress = Callable[[int, int, int], None]
+"""Seeds done, messages so far, violating seeds so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """A protocol as a campaign knows it.
+
+    `run_seed` takes a seed and the name of a rule to break, if any. `corners` maps what a campaign must meet to the
+    counter that shows it. `moves` names the counters that count as moves.
+    """
+
+    name: str
+    run_seed: Callable[[int, str | None], Outcome]
+    corners: Mapping[str, str]
+    breaks: tuple[str, ...]
+    moves: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a campaign found. `failing` are the seeds with violations."""
+
+    protocol: Protocol
+    seeds: int = 0
+    messages: int = 0
+    deliveries: int = 0
+    faults: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    reordered: int = 0
+    gaps_reported: int = 0
+    seconds: float = 0.0
+    failing: list[int] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    exercised: Counter[str] = field(default_factory=Counter)
+    own: Counter[str] = field(default_factory=Counter)
+    digests: dict[int, bytes] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Adds one seed."""
+        verdict = outcome.verdict
+        self.seeds += 1
+        self.messages += verdict.messages
+        self.deliveries += verdict.deliveries
+        self.faults += outcome.faults
+        self.lost += verdict.lost
+        self.duplicated += verdict.duplicated
+        self.reordered += verdict.reordered
+        self.gaps_reported += verdict.gaps_reported
+        self.exercised.update(outcome.exercised)
+        self.own.update(verdict.own)
+        self.digests[outcome.seed] = outcome.digest
+        if verdict.violations:
+            self.failing.append(outcome.seed)
+            room = VIOLATIONS_SHOWN_MAX - len(self.violations)
+            self.violations += [f"seed {outcome.seed}: {text}" for text in verdict.violations[: min(room, 5)]]
+
+    @property
+    def corners_missed(self) -> list[str]:
+        """Corners that no seed has met, if there were seeds enough to expect all of them."""
+        if self.seeds < CORNERS_SEEDS_MIN:
+            return []
+        return [name for name, counter in self.protocol.corners.items() if not self.exercised[counter]]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the protocol held and was really put to the test."""
+        return not self.failing and not self.corners_missed
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that happened in all seeds, whatever the order in which they ran."""
+        combined = blake2b(digest_size=16)
+        for seed, digest in sorted(self.digests.items()):
+            combined.update(b"%d:%b" % (seed, digest))
+        return combined.hexdigest()
+
+    def facts(self) -> dict[str, Any]:
+        """The facts that `shoal sim PROTOCOL --json` prints."""
+        self.failing.sort()
+        exercised = {name: self.exercised[counter] for name, counter in self.protocol.corners.items()}
+        return {
+            "protocol": self.protocol.name,
+            "seeds": self.seeds,
+            "messages": self.messages,
+            "deliveries": self.deliveries,
+            "moves": sum(self.exercised[counter] for counter in self.protocol.moves),
+            "faults": self.faults,
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "reordered": self.reordered,
+            "gaps_reported": self.gaps_reported,
+            "violations": self.violations + [f"never exercised: {name}" for name in self.corners_missed],
+            "failing_seeds": self.failing,
+            "exercised": exercised,
+            **self.own,
+            "digest": self.digest,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def run_campaign(
+    protocol: Protocol,
+    seeds: int,
+    first: int,
+    broken_rule: str | None,
+    progress: Progress,
+    stop_at_first: bool = False,
+    workers: int | None = None,
+) -> Result:
+    """Runs the seeds in `workers` processes, by default one for each core. With a broken rule the first violating seed
+    is enough."""
+    result = Result(protocol)
+    began = time.monotonic()
+    for outcomes in _chunks(protocol, range(first, first + seeds), broken_rule, workers):
+        for outcome in outcomes:
+            result.add(outcome)
+        progress(result.seeds, result.messages, len(result.failing))
+        if stop_at_first and result.failing:
+            break
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _chunks(protocol: Protocol, seeds: range, broken_rule: str | None, workers: int | None) -> Iterator[list[Outcome]]:
+    chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
+    workers = min(workers or os.cpu_count() or 1, len(chunks))
+    if workers <= 1:
+        threshold = gc.get_threshold()
+        _prepare_worker()
+        try:
+            yield from (_run_chunk(protocol, chunk, broken_rule) for chunk in chunks)
+        finally:
+            gc.unfreeze()
+            gc.set_threshold(*threshold)
+        return
+    with ProcessPoolExecutor(workers, initializer=_prepare_worker) as pool:
+        futures = [pool.submit(_run_chunk, protocol, chunk, broken_rule) for chunk in chunks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _prepare_worker() -> None:
+    """A seed makes many short-lived objects beside the large heap of the libraries: the garbage collector must not go
+    through that heap again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+
+
+def _run_chunk(protocol: Protocol, seeds: range, broken_rule: str | None) -> list[Outcome]:
+    outcomes = []
+    for seed in seeds:
+        outcomes.append(protocol.run_seed(seed, broken_rule))
+        gc.collect()  # a finished world is one large cycle
+    return outcomes

@@ -1,0 +1,197 @@
+"""A simulated run: the world, its faults, and the phases in which a protocol is put to the test.
+
+    begin     participants start and find each other
+    safety    applications work while faults strike
+    calm      faults are over and everything is up again; applications go on for a while
+    liveness  applications are quiet; everything owed must arrive, everything must settle
+
+Owns the order of a run and its outcome. Knows no protocol: a subclass of `Scenario` builds the participants, drives
+them and judges what happened (`shoal.lab.sim.scenarios`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from shoal.lab.sim.checkers import Verdict
+from shoal.lab.sim.history import History
+from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelCoordinator
+from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.faults import Faults
+from shoal.lab.sim.world.network import Network
+from shoal.lab.sim.world.node import Node
+from shoal.lab.sim.world.process import Process, Processes, failures_logged
+from shoal.lab.sim.world.world import World
+
+BEGIN_S: Final = 3.0
+CALM_S: Final = 8.0
+QUIET_S_MIN: Final = 4.0
+QUIET_S: Final = 10.0
+LOOK_S: Final = 2.0
+"""The quiet phase is checked every `LOOK_S`. From `QUIET_S_MIN` on it ends when no check finds anything missing; from
+`QUIET_S` on, as soon as no process waits for anything."""
+LIVENESS_S_MAX: Final = 400.0
+"""By then a healthy world must have settled, however slow its links are."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of one seed."""
+
+    seed: int
+    verdict: Verdict
+    faults: int
+    exercised: Counter[str]
+    events: int = 0
+    trace: list[tuple[object, ...]] = field(default_factory=list)
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultTargets:
+    """The names of the nodes that faults may crash, pause and cut off."""
+
+    crashable: Sequence[str]
+    pausable: Sequence[str]
+    partitionable: Sequence[str]
+
+
+class Scenario:
+    """One seed of a scenario."""
+
+    safety_s = 20.0
+    """How long the safety phase lasts."""
+
+    def __init__(self, seed: int, trace: bool = False) -> None:
+        self.world = World(seed, trace=trace)
+        rng = self.world.rng("shape")
+        options = self.draw_faults(rng)
+        self.draw_shape(rng, options)
+        self.network = Network(self.world, options)
+        self.history = History()
+        self.exercised: Counter[str] = Counter()
+        self.deaths = 0
+        """How many processes have died, by faults or by the scenario."""
+        self.active = True
+        """Whether applications work: until the quiet phase."""
+        self.peace_s = 0.0
+        """How long the safety phase lasts before the first fault."""
+        self.coordinator = ModelCoordinator(self.network, options=self.coordinator_options())
+        self.coordinator.node.on_crash = lambda: self.died("coordinator", "coordinator")
+        self.processes = Processes(self.network, self.coordinator)
+        targets = self.build(rng)
+        self.faults = Faults(
+            self.network,
+            crashable=targets.crashable,
+            pausable=targets.pausable,
+            partitionable=targets.partitionable,
+        )
+
+    # What a protocol adds
+
+    def draw_faults(self, rng: Random) -> FaultOptions:
+        """The faults of links and nodes."""
+        return FaultOptions.draw(rng)
+
+    def draw_shape(self, rng: Random, options: FaultOptions) -> None:
+        """The size of the run; called before anything is built."""
+
+    def coordinator_options(self) -> CoordinatorOptions:
+        """The speed of the coordinator."""
+        return CoordinatorOptions()
+
+    def build(self, rng: Random) -> FaultTargets:
+        """Makes all participants."""
+        raise NotImplementedError
+
+    def begin_safety(self) -> None:
+        """Participants are up; faults begin after `peace_s`."""
+
+    def faults_began(self) -> None:
+        """The first fault may strike from now on."""
+
+    def go_on(self) -> None:
+        """Lets applications work for longer in a healthy world."""
+
+    def quiet(self) -> bool:
+        """Whether everything has settled."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """The run is over: collects what the checkers need."""
+
+    def judge(self) -> Verdict:
+        """The verdict on what has happened so far. Called more than once in a run."""
+        raise NotImplementedError
+
+    def check(self, verdict: Verdict) -> None:
+        """Adds what can be checked only once, at the end."""
+
+    # Participants
+
+    def participant(self, name: str, kind: str, main: Callable[[Process], Coroutine[Any, Any, None]]) -> Node:
+        """Makes a node on which shipped code runs: `main` of a new process, now and after each crash."""
+        node = self.network.node(name)
+
+        def start() -> None:
+            process = self.processes.new(node)
+            process.begin(main(process))
+
+        node.on_restart, node.on_crash = start, lambda: self.died(kind, name)
+        start()
+        return node
+
+    def died(self, kind: str, name: str) -> None:
+        """The process of a node has ended by a crash."""
+        self.deaths += 1
+        self.exercised[f"{kind} crash"] += 1
+
+    # The run
+
+    def execute(self) -> Outcome:
+        """Runs all phases and judges."""
+        try:
+            with failures_logged(self.processes.failures):
+                return self.run_phases()
+        finally:
+            self.processes.close()
+
+    def run_phases(self) -> Outcome:
+        """The phases of a run, one after the other."""
+        world = self.world
+        world.run(BEGIN_S)
+        self.begin_safety()
+        world.run(BEGIN_S + self.peace_s)
+        self.faults.start()
+        self.faults_began()
+        world.run(BEGIN_S + self.safety_s)
+        self.faults.stop()
+        world.run(world.now + CALM_S)
+        self.go_on()
+        self.active = False
+        quiet_at = world.now
+        world.run(quiet_at + QUIET_S_MIN)
+        while world.now < LIVENESS_S_MAX and not (
+            self.quiet() and (world.now >= quiet_at + QUIET_S or not self.judge().violations)
+        ):
+            world.run(world.now + LOOK_S)
+        return self._judged()
+
+    def _judged(self) -> Outcome:
+        world = self.world
+        self.finish()
+        verdict = self.judge()
+        self.processes.note_failures()
+        for failure in self.processes.failures:
+            verdict.violate("failure", failure)
+        self.check(verdict)
+        self.exercised.update(self.faults.counts)
+        self.exercised.update(verdict.seen)
+        return Outcome(
+            world.seed, verdict, sum(self.faults.counts.values()), self.exercised, world.events_run, world.trace or [],
+            world.digest,
+        )  # fmt: skip

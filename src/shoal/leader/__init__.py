@@ -1,0 +1,1 @@
+"""The process that decides: ring keeper, mover and balancer, with their shells."""

@@ -1,0 +1,380 @@
+"""The balancer at work: reads telemetry, folds it, hands all there is to the core, carries out what the core decides.
+
+Owns the balancer's turns, its calls to the provider and its audit log. It works while this process holds the lease of
+the plan; each time in the lead begins with a new core, from what the coordinator holds. The core's turns, which take
+long where channels are many, run in a thread, so that the lease is kept meanwhile. Decides nothing:
+`shoal.balance.balancer` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from shoal.balance.balancer import Balancer
+from shoal.balance.effects import (
+    AddServers,
+    Effect,
+    HurryMove,
+    ProposalReady,
+    PutMark,
+    PutState,
+    RecordDecision,
+    RecordOutcome,
+    RemoveServer,
+    Reply,
+    View,
+    WriteMove,
+)
+from shoal.balance.options import BalancerOptions
+from shoal.balance.recording import DecisionRecord, Outcome, proposal_of
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.warming import warm_up
+from shoal.balance.window_source import Standing, Way, WindowSource
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.coordination.interface import Lease
+from shoal.errors import ShoalError
+from shoal.leader import metrics
+from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.forecast_file import ForecastFile
+from shoal.leader.mover_shell import Leading
+from shoal.leader.providers import Provider
+from shoal.leader.record_watch import RecordWatch
+from shoal.leader.telemetry_reader import TelemetryReader
+from shoal.leader.window_reader import WindowReader
+from shoal.load.fold import fold
+from shoal.load.fold_state import FoldCounters, FoldState
+from shoal.load.reports import refusals
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
+from shoal.logs import get_log
+from shoal.plan.keys import Mark
+from shoal.runtime import PRODUCTION
+
+_GATHER_S: Final = 0.02
+"""How long news may gather before a look."""
+_RETRY_S: Final = 1.0
+"""Pause after trouble, before everything is read anew."""
+_REFUSED_LOG_S: Final = 60.0
+"""Least time between two log lines about telemetry that cannot be read."""
+_log: Final = get_log(__name__)
+
+
+class Audit(Protocol):
+    """Puts decisions on record; the calls may block."""
+
+    def write_decision(self, record: DecisionRecord, *, quiet: bool) -> object:
+        """Puts a decision on record; `quiet` if it changes nothing."""
+
+    def write_outcome(self, outcome: Outcome) -> object:
+        """Puts on record what became of one."""
+
+
+class Balancing:
+    """Runs a balancer. `leading` says by which right, or None while another process leads. `poll_s` is how often it
+    looks without news; `spark` reads the load windows that a Spark job hands over, if there shall be one; `records`
+    says which drained servers hold records, if those are waited for."""
+
+    def __init__(
+        self,
+        store: BalancingStore,
+        reader: TelemetryReader,
+        provider: Provider,
+        audit: Audit,
+        leading: Callable[[], Leading | None],
+        settings: BalanceSettings,
+        options: BalancerOptions,
+        changed: asyncio.Event,
+        poll_s: float,
+        spark: WindowReader | None = None,
+        records: RecordWatch | None = None,
+        rules: Rules = ALL_RULES,
+        wall: Callable[[], float] = PRODUCTION.wall,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._provider = provider
+        self._audit = audit
+        self._leading = leading
+        self._settings = settings
+        self._options = options
+        self._changed = changed
+        self._poll_s = poll_s
+        self._spark = spark
+        self._records = records
+        self._rules = rules
+        self._wall = wall
+        self._windows = WindowSource(wall(), wanted=spark is not None)
+        self._standing: Standing | None = None
+        self._expected = ForecastFile(options.forecast, wall)
+        self._core: Balancer | None = None
+        self._token = 0
+        self._fold = FoldState()
+        self._news: list[Callable[[Balancer], None]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self._trouble = ""
+        self._refused_at = -_REFUSED_LOG_S
+
+    @property
+    def fold_counters(self) -> FoldCounters:
+        """What became of the telemetry that was read in this time in the lead."""
+        return self._fold.counters
+
+    async def run(self) -> None:
+        """Balances until it is cancelled; trouble is reported and waited out."""
+        follow = asyncio.create_task(self._store.follow(), name="balancer-watch")
+        self._start(self._warm_up())
+        if self._spark is not None:
+            self._start(self._spark.run())
+        try:
+            while True:
+                await self._turn()
+                await self._wait()
+        finally:
+            for task in (follow, *self._calls):
+                task.cancel()
+            await asyncio.gather(follow, *self._calls, return_exceptions=True)
+            await self._reader.close()
+            if self._records is not None:
+                await self._records.close()
+
+    async def _turn(self) -> None:
+        self._changed.clear()
+        leading = self._leading()
+        metrics.LEADING.set(leading is not None)
+        if leading is None:
+            self._core = None
+            self._reader.follow(())
+            self._reader.take()  # read and not folded: it would be old load in the next lead
+            if self._records is not None:
+                self._records.follow(())
+            return
+        try:
+            await self._look(leading)
+            self._complain("")
+        except ShoalError as error:
+            self._core = None
+            self._complain(str(error))
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            if not self._trouble:
+                _log.exception("the balancer failed; it tries again")
+            self._core = None
+            self._trouble = "the balancer failed"
+            await asyncio.sleep(_RETRY_S)
+
+    async def _look(self, leading: Leading) -> None:
+        lease = leading.lease
+        if self._core is None or lease.token != self._token:
+            state, moved_at = await self._store.load()
+            await self._store.sweep(leading.fence)
+            self._core = Balancer(self._settings, self._options, KINDS, state, moved_at, self._rules)
+            if self._rules.fresh_load:
+                self._fold = FoldState()
+            self._windows = WindowSource(self._wall(), wanted=self._spark is not None)
+            self._standing = None
+            self._token = lease.token
+            _log.info("balances", policy=self._options.policy, auto=self._options.auto, moved_before=len(moved_at))
+        core = self._core
+        self._reader.follow(leading.ring.servers if leading.ring else ())
+        for news in self._news:
+            news(core)
+        self._news.clear()
+        view = View(
+            leading.ring,
+            self._store.entries,
+            self._store.requests,
+            self._store.marks,
+            self._provider.state(),
+            self._store.asks,
+            self._store.proposals,
+            self._holding(leading),
+        )
+        effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, self._wall())
+        metrics.MOVES_WAITING.set(core.waiting)
+        await self._say_which_windows(leading.fence)
+        await self._carry_out(effects, leading.fence, core)
+
+    def _holding(self, leading: Leading) -> frozenset[str]:
+        """The drained servers that hold records which nobody has archived."""
+        if self._records is None or leading.ring is None:
+            return frozenset()
+        marks = self._store.marks
+        self._records.follow(server for server in leading.ring.servers if marks.get(server.id) is Mark.DRAIN)
+        return self._records.holding
+
+    def _think(self, core: Balancer, read: pa.Table, view: View, now_s: float) -> list[Effect]:
+        """Folds what was read, and asks the core; in a thread."""
+        windows: list[LoadWindow]
+        garbage = self._fold.counters.garbage
+        windows, self._fold = fold(self._fold, read, now_s, self._settings, KINDS)
+        if self._fold.counters.garbage > garbage:
+            self._report_refused(read, now_s)
+        metrics.WINDOWS.inc(len(windows))
+        if self._spark is not None:
+            windows = self._windows.step(windows, self._spark.take(), now_s, alive=self._spark.alive)
+        core.expect(self._expected.look())
+        return core.observe(windows, view, now_s)
+
+    def _report_refused(self, read: pa.Table, now_s: float) -> None:
+        """Logs why telemetry cannot be read, once in a while."""
+        if now_s - self._refused_at < _REFUSED_LOG_S:
+            return
+        self._refused_at = now_s
+        for row, why in refusals(read, 1, KINDS):
+            host = read["host"][row].as_py()
+            _log.warning("telemetry cannot be read; load windows lack it", host=host, why=why)
+
+    async def _say_which_windows(self, fence: Lease | None) -> None:
+        """Writes down and reports where load windows come from, when that has changed."""
+        standing, before = self._windows.standing, self._standing
+        if standing == before:
+            return
+        await self._store.put_windows(standing, fence)
+        self._standing = standing
+        metrics.FROM_SPARK.set(standing.way is Way.SPARK)
+        if standing.way is Way.SPARK:
+            _log.info("load windows come from Spark now", why=standing.why)
+        elif before is not None:
+            metrics.FALLBACKS.inc()
+            _log.warning("load windows are folded in process again", why=standing.why)
+
+    async def _warm_up(self) -> None:
+        """Loads the policy while there is nothing to decide; what is wrong with it shows when it is asked."""
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(warm_up, self._options.policy, self._settings)
+
+    # -- doing -----------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, effects: list[Effect], fence: Lease | None, core: Balancer) -> None:
+        """Puts decisions on record, then does them, then says what came of them. The state is written first, so that
+        the next leader knows what it may find, and that a deposed one gets no further."""
+        for effect in effects:
+            if isinstance(effect, RecordDecision):
+                await self._record(effect)
+        calls = [effect for effect in effects if isinstance(effect, (AddServers, RemoveServer))]
+        state = PutState(core.state) if calls or any(isinstance(effect, PutState) for effect in effects) else None
+        if state is not None and self._rules.state_first:
+            await self._store.put_state(state, fence)
+        moves = [effect for effect in effects if isinstance(effect, (WriteMove, HurryMove))]
+        if moves:
+            await self._store.write_moves(moves, fence)
+            hurried = sum(isinstance(move, HurryMove) for move in moves)
+            metrics.MOVES.inc(len(moves) - hurried)
+            metrics.MOVES_HURRIED.inc(hurried)
+        for effect in effects:
+            match effect:
+                case RecordOutcome():
+                    await self._record(effect)
+                case PutMark():
+                    await self._store.put_mark(effect, fence)
+                    _log.info(
+                        "a server stands otherwise in the pool",
+                        server=effect.server,
+                        mark=effect.mark.value if effect.mark else "home",
+                        why=effect.why,
+                    )
+                case ProposalReady():
+                    await self._store.put_proposal(effect, fence)
+                case Reply():
+                    await self._store.reply(effect, fence)
+                    if effect.answer.error:
+                        metrics.REFUSALS.inc()
+                        _log.warning("what was asked for was refused", why=effect.answer.error)
+        if state is not None and not self._rules.state_first:
+            await self._store.put_state(state, fence)
+        for call in calls:
+            self._start(self._add(call.count, fence) if isinstance(call, AddServers) else self._remove(call))
+
+    async def _record(self, effect: RecordDecision | RecordOutcome) -> None:
+        """Writes to the audit log; what cannot be written is reported, and decided all the same."""
+        try:
+            if isinstance(effect, RecordDecision):
+                self._report_decision(effect)
+                await asyncio.to_thread(self._audit.write_decision, effect.record, quiet=effect.is_empty)
+            else:
+                self._report_outcome(effect)
+                await asyncio.to_thread(self._audit.write_outcome, effect.outcome)
+        except OSError as error:
+            _log.error("the audit log cannot be written", why=str(error))
+
+    def _report_decision(self, effect: RecordDecision) -> None:
+        proposal = proposal_of(effect.record)
+        metrics.DECISIONS.labels("nothing" if effect.is_empty else "changes").inc()
+        metrics.MAX_RATIO.set(proposal.max_ratio_before)
+        if not effect.is_empty:
+            _log.info(
+                "decided",
+                digest=effect.record.digest[:12],
+                policy=proposal.policy,
+                moves=len(proposal.moves),
+                servers=",".join(f"{change.what} {change.server or change.count}" for change in proposal.servers),
+                max_ratio=round(proposal.max_ratio_before, 3),
+                expected=round(proposal.max_ratio_after, 3),
+            )
+
+    def _report_outcome(self, effect: RecordOutcome) -> None:
+        outcome = effect.outcome
+        for how in ("moved", "given_up", "late"):
+            count = outcome.facts.get(how, 0)
+            if isinstance(count, int) and count:
+                metrics.MOVES_ENDED.labels(how).inc(count)
+        _log.info("a plan goes on", digest=outcome.digest[:12], state=outcome.state, **outcome.facts)
+
+    # -- the provider ----------------------------------------------------------------------------------------
+
+    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+        """Begins work that no turn waits for, as a call to the provider, of which the core is told before its next
+        look."""
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _add(self, count: int, fence: Lease | None) -> None:
+        try:
+            servers = await self._provider.add(count)
+            for server in servers:
+                if self._rules.guest and self._store.marks.get(server) is not Mark.GUEST:
+                    await self._store.put_mark(PutMark(server, Mark.GUEST, "it is added"), fence)
+        except (ShoalError, OSError) as error:
+            metrics.REFUSALS.inc()
+            _log.warning("no server was added", wanted=count, why=str(error))
+            self._tell(lambda core: core.refused(self._wall()))
+            return
+        metrics.SERVERS_ADDED.inc(len(servers))
+        _log.info("servers are added", servers=",".join(servers))
+        self._tell(lambda core: core.added(servers, self._wall()))
+
+    async def _remove(self, remove: RemoveServer) -> None:
+        try:
+            await self._provider.remove(remove.server)
+            self._tell(lambda core: core.removed(remove.server))
+        except (ShoalError, OSError) as error:
+            metrics.REFUSALS.inc()
+            _log.warning("a server was not removed", server=remove.server, why=str(error))
+            return
+        metrics.SERVERS_REMOVED.inc()
+        _log.info("a server is removed", server=remove.server)
+
+    def _tell(self, news: Callable[[Balancer], None]) -> None:
+        self._news.append(news)
+        self._changed.set()
+
+    # -- small things ----------------------------------------------------------------------------------------
+
+    def _complain(self, trouble: str) -> None:
+        """Says what is in the way, once."""
+        if trouble and trouble != self._trouble:
+            _log.warning("load is not balanced", why=trouble)
+        self._trouble = trouble
+
+    async def _wait(self) -> None:
+        """Until there is news, or it is time; news that come together are looked at together."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._poll_s):
+                await self._changed.wait()
+        await asyncio.sleep(_GATHER_S)

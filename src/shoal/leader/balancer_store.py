@@ -1,0 +1,195 @@
+"""What the balancer sees of the coordinator, and how it writes there.
+
+Owns the copies of the areas that concern the balancer, and the bytes of what it writes. Every write is fenced by the
+lease of the plan. Decides nothing: `shoal.balance.balancer` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from shoal.balance import records
+from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, Reply, WriteMove
+from shoal.balance.records import Answer, Ask, BalancerState, Why
+from shoal.balance.window_source import Standing
+from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
+from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
+from shoal.leader.mirror import Mirror
+from shoal.logs import get_log
+from shoal.plan import keys
+from shoal.plan.entry import Entry
+from shoal.plan.keys import Mark
+from shoal.plan.moving import MoveRequest, decode_request, encode_request
+from shoal.plan.signing import Verifier
+
+ANSWERS_MAX: Final = 64
+"""Answers that nobody has read. The oldest are dropped by the next leader."""
+
+_log: Final = get_log(__name__)
+
+
+class BalancingStore:
+    """The coordinator as the balancer sees it. `changed` is set when there is news."""
+
+    def __init__(self, coordinator: Coordinator, public_key: bytes, changed: asyncio.Event) -> None:
+        self._coordinator = coordinator
+        self._verifier = Verifier(public_key)
+        self._entries = Mirror(coordinator, keys.ENTRIES_PREFIX, self._read_entry, changed)
+        self._requests = Mirror(coordinator, keys.MOVES_PREFIX, _read_request, changed)
+        self._marks = Mirror(coordinator, keys.POOL_PREFIX, _read_mark, changed)
+        self._asks = Mirror(coordinator, records.ASKS_PREFIX, _read_ask, changed)
+        self._proposals = Mirror(coordinator, records.PROPOSALS_PREFIX, _read_proposal, changed)
+
+    async def follow(self) -> None:
+        """Keeps the copies until it is cancelled."""
+        mirrors = (self._entries, self._requests, self._marks, self._asks, self._proposals)
+        async with asyncio.TaskGroup() as group:
+            for mirror in mirrors:
+                group.create_task(mirror.follow())
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> dict[bytes, Entry]:
+        """The entries that carry the cluster's signature; a copy."""
+        return dict(self._entries.values)
+
+    @property
+    def requests(self) -> dict[bytes, MoveRequest]:
+        """The moves that are asked for; a copy."""
+        return dict(self._requests.values)
+
+    @property
+    def marks(self) -> dict[str, Mark]:
+        """How servers stand in the pool; a copy."""
+        return dict(self._marks.values)
+
+    @property
+    def asks(self) -> dict[str, Ask]:
+        """What others ask of the balancer; a copy."""
+        return dict(self._asks.values)
+
+    @property
+    def proposals(self) -> dict[str, bytes]:
+        """The proposals that can be applied; a copy."""
+        return {digest: stored.value for digest, stored in self._proposals.values.items()}
+
+    async def load(self) -> tuple[BalancerState, dict[bytes, float]]:
+        """What the balancer before has left: its state, and when each channel was last placed."""
+        stored = await self._coordinator.get(records.STATE_KEY)
+        state = BalancerState()
+        try:
+            if stored is not None:
+                state = records.decode(stored.value, BalancerState)
+        except PlanError as error:
+            _log.warning("the state of the balancer before is of no use", why=str(error))
+        moved_at: dict[bytes, float] = {}
+        for key, kept in (await self._coordinator.list(records.WHY_PREFIX)).items():
+            channel = records.why_channel(key)
+            try:
+                if channel is not None:
+                    moved_at[channel] = records.decode(kept.value, Why).at_s
+            except PlanError:
+                continue
+        return state, moved_at
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    async def put_windows(self, standing: Standing, fence: Lease | None) -> None:
+        """Says where load windows come from."""
+        await self._coordinator.put(records.WINDOWS_KEY, records.encode(standing), fence=fence)
+
+    async def write_moves(self, moves: Sequence[WriteMove | HurryMove], fence: Lease | None) -> None:
+        """Asks for moves, and says why if they are new. Where somebody else asks for another move of the channel,
+        theirs stands."""
+        requests = [
+            KeyWrite(keys.move_key(move.request.channel), encode_request(move.request), 0)
+            for move in moves
+            if move.request.channel not in self._requests.values
+        ]
+        whys = [
+            KeyWrite(records.why_key(move.request.channel), records.encode(move.why))
+            for move in moves
+            if isinstance(move, WriteMove)
+        ]
+        for outcome in await self._coordinator.write_all([*requests, *whys], fence=fence):
+            if isinstance(outcome, CoordinatorError) and not isinstance(outcome, ConflictError):
+                raise outcome
+
+    async def put_mark(self, put: PutMark, fence: Lease | None) -> None:
+        """Says how a server stands in the pool from now on."""
+        key = keys.pool_key(put.server)
+        if put.mark is None:
+            await self._coordinator.delete(key, fence=fence)
+            self._marks.take(key, None)
+        else:
+            value = put.mark.value.encode()
+            version = await self._coordinator.put(key, value, fence=fence)
+            self._marks.take(key, Versioned(value, version))
+
+    async def put_state(self, put: PutState, fence: Lease | None) -> None:
+        """Keeps what the next balancer must know."""
+        await self._coordinator.put(records.STATE_KEY, records.encode(put.state), fence=fence)
+
+    async def put_proposal(self, ready: ProposalReady, fence: Lease | None) -> None:
+        """Keeps a proposal to be applied, and forgets the oldest beyond the limit."""
+        key = records.proposal_key(ready.digest)
+        version = await self._coordinator.put(key, ready.data, fence=fence)
+        self._proposals.take(key, Versioned(ready.data, version))
+        by_age = sorted(self._proposals.values.items(), key=lambda item: item[1].version)
+        for digest, _ in by_age[: -records.PROPOSALS_MAX]:
+            await self._coordinator.delete(records.proposal_key(digest), fence=fence)
+            self._proposals.take(records.proposal_key(digest), None)
+
+    async def reply(self, reply: Reply, fence: Lease | None) -> None:
+        """Answers an ask, which ends it."""
+        try:
+            await self._coordinator.put(records.answer_key(reply.id), records.encode(reply.answer), fence=fence)
+        except CoordinatorError as error:
+            too_large = records.encode(Answer(f"the answer cannot be kept: {error}", reply.answer.digest))
+            await self._coordinator.put(records.answer_key(reply.id), too_large, fence=fence)
+        await self._coordinator.delete(records.ask_key(reply.id), fence=fence)
+        self._asks.take(records.ask_key(reply.id), None)
+
+    async def sweep(self, fence: Lease | None) -> None:
+        """Drops old answers that nobody has read."""
+        answers = await self._coordinator.list(records.ANSWERS_PREFIX)
+        by_age: Iterable[str] = sorted(answers, key=lambda key: answers[key].version)
+        for key in list(by_age)[:-ANSWERS_MAX]:
+            await self._coordinator.delete(key, fence=fence)
+
+    def _read_entry(self, key: str, stored: Versioned) -> tuple[bytes, Entry] | None:
+        channel = keys.entry_channel(key)
+        try:
+            entry = self._verifier.entry(stored.value)
+        except ForgedEntryError as error:
+            _log.warning("an entry is not believed", key=key, why=str(error))
+            return None
+        return (entry.channel, entry) if entry.channel == channel else None
+
+
+def _read_request(key: str, stored: Versioned) -> tuple[bytes, MoveRequest] | None:
+    channel = keys.move_channel(key)
+    try:
+        request = decode_request(stored.value)
+    except PlanError:
+        return None
+    return (request.channel, request) if request.channel == channel else None
+
+
+def _read_mark(key: str, stored: Versioned) -> tuple[str, Mark]:
+    return keys.pool_server(key), keys.read_mark(stored.value)
+
+
+def _read_ask(key: str, stored: Versioned) -> tuple[str, Ask] | None:
+    try:
+        return key.removeprefix(records.ASKS_PREFIX), records.decode(stored.value, Ask)
+    except PlanError as error:
+        _log.warning("what is asked of the balancer cannot be read", key=key, why=str(error))
+        return None
+
+
+def _read_proposal(key: str, stored: Versioned) -> tuple[str, Versioned]:
+    return key.removeprefix(records.PROPOSALS_PREFIX), stored

@@ -1,0 +1,247 @@
+"""The keeper: keeps the ring in step with the servers that hold their lease.
+
+Owns the rule by which servers enter and leave the ring while there is no balancer. A core without I/O: it is
+handed what the coordinator holds, and the time, and hands back the ring to write. `shoal.leader.keeper_shell`
+does the rest.
+
+    outside --member and lease--> in the ring --lease absent, and the wait is over--> outside
+
+A member that the pool names (`shoal.plan.keys`, `pool/<server>`) is in the ring as a guest, or not at all; one that is
+sent out leaves after the same wait as one whose lease has gone away before its time.
+
+The wait is what keeps a false death from splitting a channel. Clients trust a server's word for
+`server_lease_s`, so its channels may live elsewhere only when that has passed for sure:
+
+- a lease that lapsed was last renewed a full `server_lease_s` ago: what remains is the drift between clocks;
+- a lease that went away before its time (released, or lost with the coordinator's memory) may have been
+  renewed a moment ago: a full `server_lease_s` and the drift;
+- after a time without contact to the coordinator nobody is judged before the same full wait, because agents that are
+  alive could not renew either and need the time to come back;
+- the same after a time in which more than half of the ring's servers had no fresh lease: then it is not they who
+  are dead but the way to the coordinator, and their agents go on without it (`shoal.channels.agent.lease`). Only when
+  that has lasted for `MASS_DEATH_LEASES` leases are they believed to be dead. Agents that could not hear of the newest
+  ring count by the one that they know, so it must not be more than half of that either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from typing import Final
+
+import msgspec
+
+from shoal.limits import Limits
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signing import Signer, Verifier
+
+GAP_SHARE: Final = 0.25
+RETURN_SHARE: Final = 0.5
+"""How long a server that has left stays outside at least, as a share of a lease: see `shoal.balance.pooling`."""
+RENEWED_SHARE: Final = 0.1
+"""What a lease must have gained between two looks, as a share of it, to have been renewed: answers take their time."""
+
+
+MASS_DEATH_LEASES: Final = 10
+"""After how many lease times without half of the ring its servers are judged all the same."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What the coordinator holds, as the keeper last saw it; the other fields say nothing when `contact` is
+    false."""
+
+    contact: bool
+    members: Mapping[str, ServerAddress] = {}
+    leases: Mapping[str, float] = {}
+    """By server id: how many seconds each lease still has if nobody renews it."""
+    ring: bytes = b""
+    """The signed ring; empty if there is none."""
+    ring_key_version: int = 0
+    """The coordinator's version of the key that holds the ring; 0 if there is none."""
+    guests: Set[str] = frozenset()
+    """Servers that shall be nobody's home."""
+    outside: Set[str] = frozenset()
+    """Servers that shall not be in the ring. Their leases count as absent, but not as a sign that others are dead."""
+
+
+class PutRing(msgspec.Struct, frozen=True):
+    """The ring to write, if the coordinator's key still has the version `expect`."""
+
+    ring: Ring
+    data: bytes
+    expect: int
+
+
+class Keeper:
+    """Decides the next ring. `expected` are the servers that the first ring waits for, `first_ring_wait_s` at
+    most."""
+
+    def __init__(self, signer: Signer, limits: Limits, expected: Iterable[str], first_ring_wait_s: float) -> None:
+        self._signer = signer
+        self._verifier = Verifier(signer.public)
+        self._lease_s = limits.server_lease_s
+        self._margin_s = limits.server_lease_s * limits.clock_drift_max
+        self._expected = frozenset(expected)
+        self._first_ring_wait_s = first_ring_wait_s
+        self._first_contact: float | None = None
+        self._contact_since: float | None = None
+        self._quorum_lost_at: float | None = None
+        self._seen_at = 0.0
+        self._lapses_at: dict[str, float] = {}
+        self._leaves_at: dict[str, float] = {}
+        self._left_at: dict[str, float] = {}
+        self._known_by: dict[str, list[frozenset[str]]] = {}
+        self._ring: Ring | None = None
+        self._wakes_at: list[float] = []
+        self._now = 0.0
+
+    @property
+    def ring(self) -> Ring | None:
+        """The newest ring that is known to be written."""
+        return self._ring
+
+    @property
+    def next_check_s(self) -> float | None:
+        """After how long a new look may decide something that the last one could not; None if only
+        news can."""
+        return min((at - self._now for at in self._wakes_at), default=None)
+
+    def written(self, ring: Ring) -> None:
+        """The coordinator has taken a ring of ours."""
+        if self._ring is None or ring.version > self._ring.version:
+            before = self._ring.members if self._ring else next(iter(ring.earlier), ring.members)
+            self._left_at.update(dict.fromkeys({*before.ids} - {*ring.ids}, self._now))
+            self._ring = ring
+
+    def observe(self, snapshot: Snapshot, now: float) -> PutRing | None:
+        """Takes what the coordinator holds now; returns the ring to write, if it must change.
+
+        ForgedEntryError if the ring in the coordinator is not signed by this keeper's key.
+        """
+        self._now = now
+        self._wakes_at = []
+        if not snapshot.contact:
+            self._contact_since = None
+            return None
+        if self._contact_since is None or now - self._seen_at > self._lease_s * GAP_SHARE:
+            self._contact_since = now
+        self._seen_at = now
+        if self._first_contact is None:
+            self._first_contact = now
+        stored = self._verifier.ring(snapshot.ring) if snapshot.ring else None
+        if stored is not None:
+            self.written(stored)
+        leases = {server: left_s for server, left_s in snapshot.leases.items() if server not in snapshot.outside}
+        self._note_leases(leases, now)
+        self._note_quorum(leases, snapshot.outside, now)
+        servers = self._next_servers(snapshot.members, leases, now)
+        if not servers:
+            return None
+        guests = _guests(servers, snapshot.guests, snapshot.outside)
+        known = self._ring
+        if known is None:
+            ring = Ring(1, servers, guests=guests)
+        elif (servers, guests) != (known.servers, known.guests) or stored is None or stored.version < known.version:
+            ring = known.next(servers, guests)
+        else:
+            return None
+        return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)
+
+    def _note_quorum(self, leases: Mapping[str, float], outside: Set[str], now: float) -> None:
+        """Half of a ring without a fresh lease is as good as no contact, for a while."""
+        if self._ring is None:
+            return
+        fresh = {server for server, left_s in leases.items() if left_s > self._lease_s / 2}
+        rings = self._rings_lived_by([server for server in self._ring.ids if server not in fresh])
+        if all(2 * len(fresh & wanted) >= len(wanted) for wanted in (ring - outside for ring in rings)):
+            self._quorum_lost_at = None
+            return
+        if self._quorum_lost_at is None:
+            self._quorum_lost_at = now
+        judges_at = self._quorum_lost_at + MASS_DEATH_LEASES * self._lease_s
+        if now < judges_at:
+            self._contact_since = now
+            self._wakes_at.append(judges_at)
+
+    def _rings_lived_by(self, servers: Iterable[str]) -> set[frozenset[str]]:
+        """The ring, and those that the agents of some servers may still go by, because they were not heard of since:
+        they count by them whether the coordinator is down."""
+        assert self._ring is not None
+        newest = [frozenset(self._ring.ids), *(frozenset(members.ids) for members in self._ring.earlier[:1])]
+        rings = {newest[0]}
+        for server in servers:
+            rings.update(ring for ring in self._known_by.get(server, newest) if server in ring)
+        return rings
+
+    def _note_renewal(self, server: str, lapses_at: float) -> None:
+        """An agent that renews its lease hears of the ring that there is, by the time of its next renewal for sure."""
+        if self._ring is not None and lapses_at > self._lapses_at.get(server, 0.0) + self._lease_s * RENEWED_SHARE:
+            *_, before = self._known_by.get(server, [frozenset(self._ring.ids)])
+            self._known_by[server] = [before, frozenset(self._ring.ids)]
+
+    def _note_leases(self, leases: Mapping[str, float], now: float) -> None:
+        """Remembers when each lease would lapse, and for each one that is gone, from when on its server may
+        leave."""
+        for server, remaining_s in leases.items():
+            self._note_renewal(server, now + remaining_s)
+            self._lapses_at[server] = now + remaining_s
+            self._leaves_at.pop(server, None)
+        for server in self._ring.ids if self._ring else ():
+            if server in leases or server in self._leaves_at:
+                continue
+            lapsed = self._lapses_at.pop(server, now + self._lease_s) <= now
+            self._leaves_at[server] = now + self._margin_s + (0.0 if lapsed else self._lease_s)
+
+    def _next_servers(
+        self, members: Mapping[str, ServerAddress], leases: Mapping[str, float], now: float
+    ) -> tuple[ServerAddress, ...]:
+        """The servers that the ring should have; empty as long as there can be none."""
+        eligible = {
+            server: members[server] for server in sorted(leases) if server in members and self._may_enter(server, now)
+        }
+        if self._ring is None:
+            return self._first_servers(eligible, now)
+        stay = [
+            eligible.pop(member.id, member) for member in self._ring.servers if not self._must_leave(member.id, now)
+        ]
+        servers = (*stay, *eligible.values())
+        return servers or self._ring.servers
+
+    def _first_servers(self, eligible: Mapping[str, ServerAddress], now: float) -> tuple[ServerAddress, ...]:
+        """All expected servers, or, when the wait is over, those that are there."""
+        assert self._first_contact is not None
+        if not self._expected <= eligible.keys():
+            over_at = self._first_contact + self._first_ring_wait_s
+            if now < over_at:
+                self._wakes_at.append(over_at)
+                return ()
+        return tuple(eligible.values())
+
+    def _may_enter(self, server: str, now: float) -> bool:
+        """Whoever has just left comes back when the balancer has had time to say how."""
+        enters_at = self._left_at.get(server, -self._lease_s) + self._lease_s * RETURN_SHARE
+        if now < enters_at and self._ring is not None and server not in self._ring.ids:
+            self._wakes_at.append(enters_at)
+            return False
+        return True
+
+    def _must_leave(self, server: str, now: float) -> bool:
+        """Whether a server's lease is gone and nobody can trust its word any more."""
+        leaves_at = self._leaves_at.get(server)
+        if leaves_at is None:
+            return False
+        assert self._contact_since is not None
+        leaves_at = max(leaves_at, self._contact_since + self._lease_s + self._margin_s)
+        if now < leaves_at:
+            self._wakes_at.append(leaves_at)
+            return False
+        return True
+
+
+def _guests(servers: tuple[ServerAddress, ...], wanted: Set[str], outside: Set[str]) -> tuple[str, ...]:
+    """The members that are nobody's home: as the pool says; if no home would be left, only those that are about to
+    leave; nobody, if that is all of them."""
+    for unwanted in (wanted, outside):
+        guests = tuple(server.id for server in servers if server.id in unwanted)
+        if len(guests) < len(servers):
+            return guests
+    return ()

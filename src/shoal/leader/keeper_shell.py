@@ -1,0 +1,179 @@
+"""The keeper at work: reads the coordinator, hands it to the core, writes what the core decides.
+
+Owns the keeper's lease, its clock and its calls to the coordinator. Decides nothing: `shoal.leader.keeper`
+does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import msgspec
+
+from shoal.balance.window_source import Standing
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.coordination.interface import Coordinator, Lease
+from shoal.errors import ConflictError, CoordinatorError, PlanError
+from shoal.leader.keeper import Keeper, Snapshot
+from shoal.leader.mover_shell import Leading
+from shoal.leader.timing import LeaderTiming
+from shoal.logs import get_log
+from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, PUBLIC_KEY, RING_KEY, pool_server, read_mark
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signing import Signer
+
+SERVERS: Final = "servers"
+"""The group of the servers' agents; the data of a member is its `ServerAddress` as MessagePack."""
+LEASES: Final = "servers/"
+STANDBY: Final = "another keeper holds the lease"
+
+_FIRST_POLL_S: Final = 0.1
+_log: Final = get_log(__name__)
+_address: Final = msgspec.msgpack.Decoder(ServerAddress)
+
+
+class KeeperView(msgspec.Struct, frozen=True):
+    """What the keeper knows, for those who ask how the cluster is."""
+
+    contact: bool
+    leader: bool
+    leases: tuple[str, ...]
+    ring: Ring | None
+    trouble: str | None
+    windows: Standing | None = None
+    """Where the balancer's load windows come from; None if nobody says."""
+
+
+class Keeping:
+    """Runs a keeper against a coordinator. `holder` names this life of this process."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        signer: Signer,
+        keeper: Keeper,
+        timing: LeaderTiming,
+        holder: str,
+        rules: Rules = ALL_RULES,
+    ) -> None:
+        self._coordinator = coordinator
+        self._public = signer.public
+        self._keeper = keeper
+        self._timing = timing
+        self._holder = holder
+        self._rules = rules
+        self._clock = asyncio.get_running_loop().time
+        self._lease: Lease | None = None
+        self._view = KeeperView(False, False, (), None, None)
+
+    @property
+    def view(self) -> KeeperView:
+        """What the keeper saw last."""
+        return self._view
+
+    @property
+    def leading(self) -> Leading | None:
+        """By which right others in this process may write the plan; None while another process leads."""
+        if self._lease is None or not self._view.leader:
+            return None
+        return Leading(self._lease, self._keeper.ring, self._fence)
+
+    @property
+    def _fence(self) -> Lease | None:
+        return self._lease if self._rules.fence else None
+
+    async def run(self) -> None:
+        """Keeps the ring until it is cancelled; trouble with the coordinator is reported and waited out."""
+        while True:
+            try:
+                again = await self._look()
+            except (CoordinatorError, PlanError) as error:
+                self._lose(str(error))
+                again = False
+            except Exception:
+                _log.exception("the keeper failed; it tries again")
+                self._lose("the keeper failed, see the supervisor's log")
+                again = False
+            await asyncio.sleep(0 if again else self._pause_s())
+
+    async def release(self) -> None:
+        """Gives the lease up, so that nobody has to wait for its end. Call it when `run` has ended."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with contextlib.suppress(CoordinatorError):
+                await self._coordinator.release(lease)
+
+    async def _look(self) -> bool:
+        """One look at the coordinator; says whether to look again at once."""
+        if not await self._lead():
+            self._lose(STANDBY)
+            return False
+        snapshot = await self._snapshot()
+        put = self._keeper.observe(snapshot, self._clock())
+        conflict = False
+        if put is not None:
+            try:
+                await self._coordinator.put(RING_KEY, put.data, put.expect, fence=self._fence)
+            except ConflictError:
+                conflict = True
+            else:
+                self._keeper.written(put.ring)
+                _log.info("wrote a ring", version=put.ring.version, servers=",".join(put.ring.ids))
+        self._view = KeeperView(True, True, tuple(sorted(snapshot.leases)), self._keeper.ring, None)
+        return conflict
+
+    async def _lead(self) -> bool:
+        """Takes or renews the lease; a new leader first publishes the key by which rings are checked."""
+        if self._lease is not None and await self._coordinator.renew(self._lease):
+            return True
+        self._lease = await self._coordinator.acquire(KEEPER_LEASE, self._holder, self._timing.keeper_lease_s)
+        if self._lease is None:
+            return False
+        stored = await self._coordinator.get(PUBLIC_KEY)
+        if stored is None or stored.value != self._public:
+            await self._coordinator.put(PUBLIC_KEY, self._public, stored.version if stored else 0, fence=self._lease)
+        return True
+
+    async def _snapshot(self) -> Snapshot:
+        ring = await self._coordinator.get(RING_KEY)
+        leases = await self._coordinator.leases(LEASES)
+        members = await self._coordinator.members(SERVERS)
+        pool = await self._coordinator.list(POOL_PREFIX)
+        marks = {pool_server(key): read_mark(stored.value) for key, stored in pool.items()}
+        return Snapshot(
+            contact=True,
+            members={member: address for member, data in members.items() if (address := _read_address(member, data))},
+            leases={name.removeprefix(LEASES): lease.remaining_s for name, lease in leases.items()},
+            guests=frozenset(server for server, mark in marks.items() if mark.is_guest),
+            outside=frozenset(server for server, mark in marks.items() if mark.is_outside),
+            ring=ring.value if ring else b"",
+            ring_key_version=ring.version if ring else 0,
+        )
+
+    def _lose(self, trouble: str) -> None:
+        """No contact, or not ours to decide: the core starts its waits anew when it is."""
+        self._keeper.observe(Snapshot(contact=False), self._clock())
+        if self._view.trouble != trouble:
+            report = _log.info if trouble == STANDBY else _log.warning
+            report("the ring is not kept", why=trouble)
+        self._view = KeeperView(False, False, (), self._keeper.ring, trouble)
+
+    def _pause_s(self) -> float:
+        poll_s = self._timing.keeper_poll_s if self._keeper.ring else min(_FIRST_POLL_S, self._timing.keeper_poll_s)
+        wake_s = self._keeper.next_check_s
+        return poll_s if wake_s is None else max(0.0, min(poll_s, wake_s))
+
+
+def _read_address(member: str, data: bytes) -> ServerAddress | None:
+    """The address that a member announced; None, with a report, if it is garbage or another's."""
+    try:
+        address = _address.decode(data)
+    except msgspec.DecodeError as error:
+        _log.warning("a member's address cannot be read", member=member, why=str(error))
+        return None
+    if address.id != member:
+        _log.warning("a member announced the address of another", member=member, announced=address.id)
+        return None
+    return address

@@ -1,0 +1,67 @@
+"""The leader: keeper and mover in one process and under one lease, and whoever else works by it.
+
+Owns what they share: the lease of the plan, and the end. Whoever holds the lease may write the plan; other processes
+are standbys, which do the same as soon as the lease is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.coordination.interface import Coordinator
+from shoal.leader.keeper import Keeper
+from shoal.leader.keeper_shell import KeeperView, Keeping
+from shoal.leader.mover_shell import Leading, Moving
+from shoal.leader.timing import LeaderTiming
+from shoal.limits import Limits
+from shoal.plan.mover import Mover
+from shoal.plan.signing import Signer
+
+
+class Leader:
+    """Keeps the ring and moves channels while it leads; `holder` names this life of this process. `expected` are the
+    servers that the first ring waits for."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        signer: Signer,
+        limits: Limits,
+        timing: LeaderTiming,
+        expected: Iterable[str],
+        holder: str,
+        rules: Rules = ALL_RULES,
+    ) -> None:
+        keeper = Keeper(signer, limits, expected, timing.first_ring_wait_s)
+        self._keeping = Keeping(coordinator, signer, keeper, timing, holder, rules)
+        self._moving = Moving(
+            coordinator,
+            lambda: Mover(signer, limits, rules),
+            lambda: self._keeping.leading,
+            timing.keeper_poll_s,
+        )
+
+    @property
+    def view(self) -> KeeperView:
+        """What the keeper saw last."""
+        return self._keeping.view
+
+    @property
+    def leading(self) -> Leading | None:
+        """By which right others in this process may write the plan; None while another process leads."""
+        return self._keeping.leading
+
+    async def run(self, *others: Coroutine[Any, Any, None]) -> None:
+        """Leads, or waits to lead, and does other work beside it, until it is cancelled; then the lease is given up."""
+        works = (self._keeping.run(), self._moving.run(), *others)
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._keeping.release()

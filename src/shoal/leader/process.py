@@ -1,0 +1,105 @@
+"""The process of `shoal balancer`: leader or standby, from start to SIGTERM.
+
+Owns how its parts are put together. What they do is in `shoal.leader.leadership` and `shoal.leader.balancer_shell`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+
+from shoal.balance.options import BalancerOptions
+from shoal.balance.settings import BalanceSettings
+from shoal.balance.window_source import Way
+from shoal.coordination.link import parse_address
+from shoal.leader.audit_log import AuditLog
+from shoal.leader.balancer_shell import Balancing
+from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.leadership import Leader
+from shoal.leader.providers import FixedPool, Nobody, Provider
+from shoal.leader.record_watch import RecordWatch
+from shoal.leader.telemetry_reader import TelemetryReader
+from shoal.leader.timing import LeaderTiming
+from shoal.leader.window_reader import WindowReader
+from shoal.limits import Limits
+from shoal.metrics import MetricsPage
+from shoal.plan.signing import Signer
+from shoal.runtime import PRODUCTION
+
+
+class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a balancer must know to begin. `url` is the coordinator's, for an admin; `reader` the log-in for telemetry
+    at the servers; `key` the private key of the plan. `provider` adds and removes servers, unless `options` name a
+    fixed pool; `expected` are the servers that the first ring waits for; `windows` of Spark are used as long as
+    they come in time."""
+
+    url: str
+    reader: tuple[str | None, str | None]
+    key: bytes
+    audit: Path
+    limits: Limits
+    settings: BalanceSettings
+    options: BalancerOptions
+    provider: Provider | None = None
+    expected: tuple[str, ...] = ()
+    metrics_port: int = 0
+    windows: Way = Way.IN_PROCESS
+    timing: LeaderTiming = LeaderTiming()
+
+
+async def balance(setup: BalancerSetup) -> None:
+    """Leads or stands by until it is cancelled."""
+    limits, options = setup.limits, setup.options
+    signer = Signer(setup.key)
+    changed = asyncio.Event()
+    async with await PRODUCTION.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
+        holder = f"balancer-{os.getpid()}-{PRODUCTION.random.getrandbits(32):08x}"
+        leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder)
+        store = BalancingStore(coordinator, signer.public, changed)
+        spark = None
+        if setup.windows is Way.SPARK:
+            spark = WindowReader(parse_address(setup.url, None, None), limits, changed)
+        balancing = Balancing(
+            store,
+            TelemetryReader(*setup.reader, limits, changed),
+            _provider(setup, store),
+            AuditLog(setup.audit),
+            lambda: leader.leading,
+            setup.settings,
+            options,
+            changed,
+            setup.timing.keeper_poll_s,
+            spark,
+            RecordWatch(*setup.reader, limits) if options.keep_records else None,
+        )
+        await leader.run(balancing.run())
+
+
+def run_balancer(setup: BalancerSetup) -> None:
+    """Runs a balancer on uvloop until SIGTERM or SIGINT."""
+    import uvloop
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as stack:
+            if setup.metrics_port:
+                stack.enter_context(MetricsPage(setup.metrics_port))
+            await balance(setup)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def _provider(setup: BalancerSetup, store: BalancingStore) -> Provider:
+    if setup.options.pool:
+        return FixedPool(setup.options, lambda: store.marks)
+    return setup.provider or Nobody(setup.options)

@@ -1,0 +1,83 @@
+"""Providers add and remove servers.
+
+Owns the interface and two implementations: a fixed pool of addresses, and none at all. The one for local processes is
+`shoal.cluster.local_provider`. The balancer decides when servers are added, drained and removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from shoal.balance.effects import ProviderState
+from shoal.balance.options import BalancerOptions
+from shoal.errors import ClusterError
+from shoal.plan.keys import Mark
+
+
+class Provider(Protocol):
+    """Who adds and removes servers. Whatever fails raises `ClusterError`."""
+
+    def state(self) -> ProviderState:
+        """What it has, and what it could do. Does not wait for anybody."""
+
+    async def add(self, count: int) -> tuple[str, ...]:
+        """Begins to add servers and returns their ids, which nobody had before them. They join as guests."""
+
+    async def remove(self, server: str) -> None:
+        """Ends a server that is not in the ring any more."""
+
+
+class FixedPool:
+    """Servers that run anyway, each with its agent. Those with the mark `out` are in reserve: to add one is to give it
+    another mark, and to remove one is to leave it as it is. `marks` tells what there is now."""
+
+    def __init__(self, options: BalancerOptions, marks: Callable[[], Mapping[str, Mark]]) -> None:
+        self._options = options
+        self._ids = tuple(server.id for server in options.pool_addresses())
+        self._marks = marks
+
+    def state(self) -> ProviderState:
+        """How many are in reserve."""
+        options = self._options
+        return ProviderState(
+            servers_min=options.servers_min,
+            servers_max=options.servers_max,
+            spare=len(self._reserve()),
+            new_capacity=options.new_max_out_bytes_per_s,
+        )
+
+    async def add(self, count: int) -> tuple[str, ...]:
+        """Chooses from the reserve, in the order of the list."""
+        chosen = self._reserve()[:count]
+        if not chosen:
+            raise ClusterError("no server of the pool is in reserve", do="add addresses to balancer.pool")
+        return chosen
+
+    async def remove(self, server: str) -> None:
+        """It stays in reserve."""
+
+    def _reserve(self) -> tuple[str, ...]:
+        marks = self._marks()
+        return tuple(server for server in self._ids if marks.get(server) is Mark.OUT)
+
+
+class Nobody:
+    """Nobody adds or removes servers: channels are moved among those that there are."""
+
+    def __init__(self, options: BalancerOptions) -> None:
+        self._options = options
+
+    def state(self) -> ProviderState:
+        """Nothing can change."""
+        return ProviderState(
+            servers_min=self._options.servers_min, servers_max=self._options.servers_max, spare=0, is_fixed=True
+        )
+
+    async def add(self, count: int) -> tuple[str, ...]:
+        """Cannot be done."""
+        raise ClusterError("nobody can add servers here", do="set balancer.pool, or run the balancer beside `shoal up`")
+
+    async def remove(self, server: str) -> None:
+        """Cannot be done."""
+        raise ClusterError(f"nobody can remove {server} here", do="stop it by hand")

@@ -1,0 +1,98 @@
+"""The scenario `balancer`: a seed replays exactly, seeds are clean, and the checkers see each rule of balancing that is
+taken out of the core or of those who carry out what it decides.
+
+Which seed catches a broken rule may change with the scenario, so a few are searched: first those that are known to
+catch it, then from the beginning.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+
+from shoal.channels.rules import broken
+from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenarios.balancer import BalancerRun, run_seed
+from shoal.lab.sim.scenarios.balancer_corners import BREAKS, CORNERS
+
+SEARCH_SEEDS_MAX = 30
+"""How many seeds are tried beyond the known ones."""
+
+CATCHING: dict[str, tuple[int, ...]] = {
+    "fence": (33,),
+    "drained": (2, 19),
+    "one_at_a_time": (24, 22),
+    "basis": (7, 0),
+    "once": (6, 24),
+    "settle": (8, 0),
+    "fresh_load": (9,),
+    "guest": (4,),
+    "state_first": (11,),
+}
+"""Seeds that are known to catch a broken rule, quick ones first."""
+
+KINDS: dict[str, set[str]] = {
+    "fence": {"deposed"},
+    "drained": {"not drained"},
+    "one_at_a_time": {"two at once"},
+    "basis": {"stale", "stranger"},
+    "once": {"applied twice"},
+    "settle": {"hasty", "restless"},
+    "fresh_load": {"old load"},
+    "guest": {"not a guest"},
+    "state_first": {"two at once", "unproposed", "applied twice", "stale", "stranger", "failed", "deposed"},
+}
+"""As what the checkers see it."""
+
+
+def kinds(outcome: Outcome) -> set[str]:
+    return {violation.split(":")[0] for violation in outcome.verdict.violations}
+
+
+def everything(seed: int) -> tuple[object, ...]:
+    """A run down to each item that each application was handed, each entry, mark and plan."""
+    run = BalancerRun(seed, trace=True)
+    outcome = run.execute()
+    history = run.history
+    return outcome.events, outcome.exercised, outcome.verdict, outcome.trace, history.messages, history.subscribers
+
+
+def test_the_same_seed_gives_the_same_run_item_by_item() -> None:
+    assert everything(2) == everything(2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_seed_is_clean(seed: int) -> None:
+    outcome = run_seed(seed)
+    verdict = outcome.verdict
+    assert verdict.violations == []
+    assert (verdict.lost, verdict.duplicated, verdict.reordered) == (0, 0, 0)
+    assert verdict.deliveries > 0, "something was really said"
+    assert outcome.exercised["window"] > 20, "load was really measured"
+
+
+def test_nobody_dies_in_a_peaceful_run_though_servers_come_and_go() -> None:
+    """So what is promised without faults, that nothing comes early, is put to the test while the ring changes."""
+    run = BalancerRun(23)
+    assert run.peaceful
+    outcome = run.execute()
+    assert run.calm
+    assert run.deaths == 0
+    assert outcome.verdict.violations == []
+    assert outcome.exercised["server joined ring"] > 0
+    assert outcome.exercised["router late_joins"] > 0
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_broken_rule_is_caught(name: str) -> None:
+    seeds = chain(CATCHING[name], range(SEARCH_SEEDS_MAX))
+    caught = next((outcome for seed in seeds if kinds(outcome := run_seed(seed, broken(name))) & KINDS[name]), None)
+    assert caught is not None, f"without the rule {name} nothing was seen to go wrong"
+    assert run_seed(caught.seed).verdict.violations == [], "it is the rule that makes the difference"
+
+
+def test_leaders_telemetry_and_servers_all_have_their_corners() -> None:
+    assert {"deposed leader refused", "standby finished a plan", "leader paused with a plan under way"} <= {*CORNERS}
+    assert {"late telemetry", "duplicate telemetry", "window with missing telemetry"} <= {*CORNERS}
+    assert {"server added", "server removed", "server died and came back empty", "guest promoted"} <= {*CORNERS}

@@ -1,0 +1,294 @@
+"""The checkers: each promise, broken in a history made by hand, is found under its name; a right history passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shoal.lab.sim.checkers import FOREIGN, Expectations, Verdict, judge
+from shoal.lab.sim.history import Handed, History, Interval, PublisherRecord, SubscriberRecord, payload_of
+from shoal.message import Gap, Message
+
+ALICE, BOB = 0xA11CE, 0xB0B
+CHANNEL = "c.1"
+
+
+class Story:
+    """Alice publishes messages 1, 2, 3, ... at times 1.0, 2.0, 3.0, ...; Bob subscribed at 0.5 and reads at once."""
+
+    def __init__(self, count: int = 5, channel: str = CHANNEL) -> None:
+        self.history = History()
+        self.alice = self.history.publishers[ALICE] = PublisherRecord(ALICE)
+        self.bob = SubscriberRecord(CHANNEL, False, BOB, called_at=0.4, in_force_at=0.5)
+        self.history.subscribers.append(self.bob)
+        for sequence in range(1, count + 1):
+            number = self.history.publish(channel, ALICE, sequence, float(sequence))
+            self.history.confirmed(number, sequence + 0.1)
+
+    def hand(self, *numbers: int, at: float | None = None) -> Story:
+        """Bob is handed messages, as they were published."""
+        for number in numbers:
+            published = self.history.messages[number]
+            message = Message(published.channel, payload_of(number, 10), ALICE, published.sequence)
+            self.bob.handed.append(Handed(published.called_at + 0.2 if at is None else at, message))
+        return self
+
+    def report(self, first: int, last: int | None, at: float = 9.0, publisher: int | None = ALICE) -> Story:
+        """Bob is handed a gap."""
+        self.bob.handed.append(Handed(at, Gap(CHANNEL, publisher, first, last, "lost")))
+        return self
+
+    def judge(self, *, healable: bool = False, calm: bool = False, finished: bool = True) -> Verdict:
+        return judge(self.history, Expectations(healable=healable, calm=calm, finished=finished))
+
+
+def kinds(verdict: Verdict) -> set[str]:
+    return {violation.split(":")[0] for violation in verdict.violations}
+
+
+# What is right
+
+
+def test_everything_once_and_in_order_is_right() -> None:
+    verdict = Story().hand(1, 2, 3, 4, 5).judge(healable=True, calm=True)
+    assert verdict.violations == []
+    assert (verdict.messages, verdict.deliveries, verdict.lost, verdict.gaps_reported) == (5, 5, 0, 0)
+
+
+def test_a_gap_in_the_place_of_what_is_missing_is_right() -> None:
+    verdict = Story().hand(1).report(2, 3).hand(4, 5).judge()
+    assert verdict.violations == []
+    assert verdict.gaps_reported == 1
+
+
+def test_what_was_published_before_the_subscription_is_not_owed() -> None:
+    story = Story()
+    story.bob.called_at, story.bob.in_force_at = 2.5, 2.6
+    assert story.hand(3, 4, 5).judge(calm=True).violations == []
+
+
+def test_what_was_published_between_calling_and_being_in_force_may_or_may_not_arrive() -> None:
+    for numbers in ((4, 5), (3, 4, 5)):
+        story = Story()
+        story.bob.called_at, story.bob.in_force_at = 2.5, 3.5
+        assert story.hand(*numbers).judge(calm=True).violations == []
+
+
+def test_publishers_may_be_interleaved() -> None:
+    story = Story(2)
+    carol = 0xCA401
+    story.history.publishers[carol] = PublisherRecord(carol)
+    number = story.history.publish(CHANNEL, carol, 1, 1.5)
+    story.hand(1)
+    story.bob.handed.append(Handed(2.0, Message(CHANNEL, payload_of(number, 10), carol, 1)))
+    assert story.hand(2).judge(calm=True).violations == []
+
+
+def test_a_pattern_is_owed_its_channels_only() -> None:
+    story = Story()
+    story.bob.pattern, story.bob.name = True, "d.*"
+    assert story.judge().violations == []
+    story.bob.name = "c.*"
+    assert story.judge().lost == 5
+
+
+def test_a_subscription_that_ended_is_owed_what_comes_before_what_it_got() -> None:
+    story = Story().hand(1, 2, 3)
+    story.bob.ended_at = 3.3
+    assert story.judge().violations == []
+
+
+def test_an_open_gap_after_a_death_is_right() -> None:
+    story = Story().hand(1, 2)
+    story.history.unwatched.append(Interval("s1", 5.5))
+    story.alice.crashed, story.alice.ended_at = True, 5.6
+    assert story.report(3, None).judge().violations == []
+
+
+def test_a_gap_without_a_publisher_accounts_for_dead_publishers_only() -> None:
+    story = Story().hand(1, 2).report(1, None, publisher=None)
+    story.history.unwatched.append(Interval("s1", 5.5))
+    assert kinds(story.judge()) == {"lost"}
+    story.alice.crashed, story.alice.ended_at = True, 5.6
+    assert story.judge().violations == []
+
+
+def test_foreign_messages_are_nobodys_promise() -> None:
+    story = Story().hand(1, 2, 3, 4, 5)
+    story.bob.handed.append(Handed(6.0, Message(CHANNEL, FOREIGN + b"1")))
+    verdict = story.judge(calm=True)
+    assert verdict.violations == []
+    assert verdict.seen["foreign message"] == 1
+
+
+# What is wrong
+
+
+def lost(story: Story) -> None:
+    story.hand(1, 2, 4, 5)
+
+
+def lost_at_the_end(story: Story) -> None:
+    story.hand(1, 2, 3, 4)
+
+
+def lost_all(story: Story) -> None:
+    del story
+
+
+def lost_though_it_ended(story: Story) -> None:
+    story.hand(1, 3)
+    story.bob.ended_at = 3.3
+
+
+def lost_outside_the_gap(story: Story) -> None:
+    story.hand(1).report(2, 3).hand(5)
+
+
+def lost_after_the_open_gap(story: Story) -> None:
+    """An open gap accounts for what was published before it was reported, not for all the future."""
+    story.history.unwatched.append(Interval("s1", 2.5))
+    story.hand(1, 2).report(3, None, at=3.5).hand(5)
+
+
+def duplicated(story: Story) -> None:
+    story.hand(1, 2, 2, 3, 4, 5)
+
+
+def reordered(story: Story) -> None:
+    story.hand(1, 3, 2, 4, 5)
+
+
+def gap_that_was_delivered(story: Story) -> None:
+    story.hand(1, 2).report(2, 3).hand(4, 5)
+
+
+def gap_of_what_never_was(story: Story) -> None:
+    story.hand(1, 2, 3, 4, 5).report(6, 7)
+
+
+def open_gap_without_a_death(story: Story) -> None:
+    story.hand(1, 2, 3, 4, 5).report(6, None)
+
+
+def open_gap_after_a_death_that_was_over(story: Story) -> None:
+    story.history.unwatched.append(Interval("s1", 0.1, 0.2))
+    story.hand(1, 2, 3, 4, 5).report(6, None)
+
+
+def invented(story: Story) -> None:
+    story.hand(1, 2, 3, 4, 5)
+    story.bob.handed.append(Handed(6.0, Message(CHANNEL, payload_of(99, 10), ALICE, 6)))
+
+
+def invented_garbage(story: Story) -> None:
+    story.hand(1, 2, 3, 4, 5)
+    story.bob.handed.append(Handed(6.0, Message(CHANNEL, b"whatever")))
+
+
+def from_another_channel(story: Story) -> None:
+    number = story.history.publish("c.2", ALICE, 1, 1.0)
+    story.hand(1, 2, 3, 4, 5, number)
+
+
+def mislabelled_sequence(story: Story) -> None:
+    story.hand(1, 2, 3, 4)
+    story.bob.handed.append(Handed(6.0, Message(CHANNEL, payload_of(5, 10), ALICE, 6)))
+
+
+def mislabelled_publisher(story: Story) -> None:
+    story.hand(1, 2, 3, 4)
+    story.bob.handed.append(Handed(6.0, Message(CHANNEL, payload_of(5, 10), BOB, 5)))
+
+
+def split(story: Story) -> None:
+    story.hand(1, 2, 3, 4, 5)
+    story.history.members = {"s1"}
+    story.history.sent("s2", ALICE, 3.0)
+
+
+def unsettled(story: Story) -> None:
+    story.bob.in_force_at = None
+
+
+BROKEN: list[tuple[Callable[[Story], None], str]] = [
+    (lost, "lost"),
+    (lost_at_the_end, "lost"),
+    (lost_all, "lost"),
+    (lost_though_it_ended, "lost"),
+    (lost_outside_the_gap, "lost"),
+    (lost_after_the_open_gap, "lost"),
+    (duplicated, "duplicated"),
+    (reordered, "reordered"),
+    (gap_that_was_delivered, "false gap"),
+    (gap_of_what_never_was, "false gap"),
+    (open_gap_without_a_death, "false gap"),
+    (open_gap_after_a_death_that_was_over, "false gap"),
+    (invented, "invented"),
+    (invented_garbage, "invented"),
+    (from_another_channel, "invented"),
+    (mislabelled_sequence, "mislabelled"),
+    (mislabelled_publisher, "mislabelled"),
+    (split, "split"),
+    (unsettled, "unsettled"),
+]
+
+
+@pytest.mark.parametrize(("tell", "kind"), BROKEN, ids=[tell.__name__ for tell, _ in BROKEN])
+def test_a_broken_promise_is_found(tell: Callable[[Story], None], kind: str) -> None:
+    story = Story()
+    tell(story)
+    assert kind in kinds(story.judge())
+
+
+def test_the_numbers_are_those_of_the_violations() -> None:
+    verdict = Story().hand(1, 3, 2, 2).judge()
+    assert (verdict.lost, verdict.duplicated, verdict.reordered) == (2, 1, 2)
+
+
+def test_in_a_calm_world_nothing_comes_early() -> None:
+    story = Story()
+    story.bob.called_at, story.bob.in_force_at = 2.5, 2.6
+    story.hand(2, 3, 4, 5, at=6.0)
+    assert story.judge().violations == []
+    assert kinds(story.judge(calm=True)) == {"early"}
+
+
+def test_in_a_calm_world_no_gap_stands_for_what_was_not_owed() -> None:
+    story = Story()
+    story.bob.called_at, story.bob.in_force_at = 2.5, 2.6
+    story.report(1, 2).hand(3, 4, 5)
+    assert story.judge().violations == []
+    assert kinds(story.judge(calm=True)) == {"false gap"}
+
+
+def test_where_everything_can_be_healed_a_gap_of_a_living_publisher_is_wrong() -> None:
+    story = Story().hand(1).report(2, 3).hand(4, 5)
+    assert kinds(story.judge(healable=True)) == {"unhealed"}
+    story.alice.ended_at = 8.0
+    assert story.judge(healable=True).violations == [], "it had left before the gap was reported"
+
+
+def test_what_a_publisher_took_to_its_grave_is_owed_only_if_a_server_had_it() -> None:
+    story = Story().hand(1, 2, 3, 4)
+    story.alice.crashed, story.alice.ended_at = True, 5.2
+    story.history.messages[5].confirmed_at = None
+    assert story.judge().violations == []
+    story.history.messages[5].confirmed_at = 5.1
+    assert kinds(story.judge()) == {"lost"}
+
+
+def test_an_unfinished_run_is_owed_no_end() -> None:
+    story = Story().hand(1, 2)
+    assert story.judge(finished=False).violations == []
+    story.hand(4)
+    assert kinds(story.judge(finished=False)) == {"lost"}
+
+
+def test_publishing_on_a_member_is_no_split() -> None:
+    story = Story().hand(1, 2, 3, 4, 5)
+    story.history.sent("s1", ALICE, 1.0)
+    story.history.members = {"s1"}
+    story.history.sent("s1", ALICE, 2.0)
+    assert story.judge().violations == []

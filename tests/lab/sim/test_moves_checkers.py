@@ -1,0 +1,76 @@
+"""What the scenario `moves` owes to plain subscribers, and of what plain clients publish, and from when on it owes
+nothing any more."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from shoal.lab.sim.checkers import Verdict
+from shoal.lab.sim.history import Interval, SubscriberRecord
+from shoal.lab.sim.scenarios.moves import MovesRun
+from shoal.lab.sim.scenarios.moves_checkers import BEFORE_TROUBLE_S, MovesCheck
+from shoal.lab.sim.scenarios.plain import PlainSubscriber
+
+TROUBLE_AT = 20.0
+CHANNEL = "c.0"
+
+
+def lost(*, lapses: bool, called_at: float, confirmed_at: float | None) -> int:
+    """How many messages a plain subscriber misses by the checker, that never heard the only one there was."""
+    run = MovesRun(0)
+    run.shape = dataclasses.replace(run.shape, lapses=lapses)
+    run.network.node("plain")
+    run.plain = [PlainSubscriber(run.network, "plain", CHANNEL, ("s1",))]
+    run.plain[0].in_force_at = 1.0
+    run.history.unwatched.append(Interval("s1 left the ring", TROUBLE_AT))
+    number = run.history.publish(CHANNEL, 1, 1, called_at)
+    if confirmed_at is not None:
+        run.history.confirmed(number, confirmed_at)
+    verdict = Verdict()
+    MovesCheck(run).judge(verdict)
+    return verdict.lost
+
+
+@pytest.mark.parametrize("lapses", [False, True])
+def test_what_was_confirmed_long_before_trouble_is_owed(lapses: bool) -> None:
+    assert lost(lapses=lapses, called_at=2.0, confirmed_at=2.1) == 1
+
+
+@pytest.mark.parametrize("confirmed_at", [None, TROUBLE_AT + 1.0])
+def test_what_waits_is_owed_where_no_lease_lapses(confirmed_at: float | None) -> None:
+    """Nothing may hold it up for so long."""
+    assert lost(lapses=False, called_at=2.0, confirmed_at=confirmed_at) == 1
+
+
+@pytest.mark.parametrize("confirmed_at", [None, TROUBLE_AT - BEFORE_TROUBLE_S + 0.1, TROUBLE_AT + 1.0])
+def test_what_waited_for_a_lease_until_there_was_trouble_is_not_owed(confirmed_at: float | None) -> None:
+    assert lost(lapses=True, called_at=2.0, confirmed_at=confirmed_at) == 0
+
+
+def test_what_was_published_in_trouble_is_not_owed() -> None:
+    assert lost(lapses=False, called_at=TROUBLE_AT + 1.0, confirmed_at=TROUBLE_AT + 1.1) == 0
+
+
+def foreign_lost(cut_off_at: float | None) -> int:
+    """How many foreign messages a subscriber misses that never got the only one there was, at 5.0."""
+    run = MovesRun(0)
+    run.history.unwatched = [Interval("s1", TROUBLE_AT)]
+    run.history.subscribers = [SubscriberRecord(CHANNEL, False, 7, 1.0, in_force_at=2.0)]
+    run.history.foreign_sent("s1", CHANNEL.encode(), 5.0)
+    if cut_off_at is not None:
+        run.cut_off_at[7] = cut_off_at
+    verdict = Verdict()
+    MovesCheck(run)._foreign(verdict)
+    return verdict.lost
+
+
+def test_foreign_messages_are_owed_to_a_subscriber() -> None:
+    assert foreign_lost(None) == 1
+
+
+def test_they_are_not_owed_to_one_that_its_server_has_cut_off() -> None:
+    """Redis drops the output buffer with the connection, and nobody can tell what of it was foreign."""
+    assert foreign_lost(6.0) == 0
+    assert foreign_lost(TROUBLE_AT + 1.0) == 1, "it had all the time to arrive before"

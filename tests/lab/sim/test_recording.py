@@ -1,0 +1,45 @@
+"""The scenario `recording`: seeds are clean, a seed replays exactly, and the checker sees each rule of recording that
+is taken out of the core."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.channels.rules import broken
+from shoal.lab.sim.protocols import PROTOCOLS
+from shoal.lab.sim.scenarios.recording import BREAKS, CORNERS, run_seed
+
+CATCHING = {"record_once": (2,), "record_absence": (74, 81, 43, 86), "record_loss": (6, 8, 9), "deletions": (0,)}
+"""Seeds that are known to catch each broken rule; if none does any more, others are tried."""
+KINDS = {
+    "record_once": "recorded twice",
+    "record_absence": "silent",
+    "record_loss": "silent",
+    "deletions": "recorded unmarked",
+}
+SEARCH_SEEDS_MAX = 25
+
+
+def test_it_is_a_protocol_of_campaigns() -> None:
+    assert (PROTOCOLS["recording"].breaks, PROTOCOLS["recording"].corners) == (BREAKS, CORNERS)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 5, 9])
+def test_no_record_is_silent_about_a_message(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert outcome.verdict.violations == []
+    assert outcome.exercised["agent recorded"] > 0
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = run_seed(6, trace=True), run_seed(6, trace=True)
+    assert (first.events, first.exercised, first.trace) == (second.events, second.exercised, second.trace)
+
+
+@pytest.mark.parametrize("rule", BREAKS)
+def test_a_broken_rule_is_seen(rule: str) -> None:
+    for seed in (*CATCHING[rule], *range(SEARCH_SEEDS_MAX)):
+        violations = run_seed(seed, broken(rule)).verdict.violations
+        if any(violation.startswith(KINDS[rule]) for violation in violations):
+            return
+    pytest.fail(f"no seed has noticed that {rule} was missing")

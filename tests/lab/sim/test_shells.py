@@ -1,0 +1,270 @@
+"""Rules that live in the shipped shells and that no checker sees, because they cost time and break no promise: the
+shells run on a simulated world, as they ship."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from tests.load.reporting import record
+
+from shoal.balance.options import BalancerOptions
+from shoal.balance.recording import DecisionRecord, Outcome
+from shoal.balance.settings import BalanceSettings
+from shoal.channels.agent.process import Agent, AgentOptions
+from shoal.channels.agent.session import SILENT_LEASES_MAX
+from shoal.cluster.timing import DEFAULT_TIMING
+from shoal.coordination.interface import Lease
+from shoal.lab.sim.models.coordinator import ModelCoordinator
+from shoal.lab.sim.models.redis_node import RedisNode
+from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.link import Endpoint, directions
+from shoal.lab.sim.world.network import Network
+from shoal.lab.sim.world.node import Node
+from shoal.lab.sim.world.process import COORDINATOR_URL, FIRST_SECOND, Process, Processes
+from shoal.lab.sim.world.world import World
+from shoal.leader.balancer_shell import Balancing
+from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.leadership import Leader
+from shoal.leader.mover_shell import Leading
+from shoal.leader.providers import Nobody
+from shoal.leader.telemetry_reader import TelemetryReader
+from shoal.limits import Limits
+from shoal.load.record import xadd
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
+from shoal.plan.keys import KEEPER_LEASE
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signing import Signer
+from shoal.wire.connection import Connection
+from shoal.wire.envelope import AGENT_CHANNEL, TELEMETRY_KEY
+
+SERVER = "s1"
+LIMITS = Limits()
+LEASE_S = LIMITS.server_lease_s
+NEVER_S = 10_000.0
+"""TCP gives a silent connection up after this time: none of these tests waits so long."""
+
+
+class Connections:
+    """Sees when the connections of an agent end (a `transport.Tap`)."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.ended_at: list[float] = []
+
+    def wrote(self, peer: str, data: bytes) -> None:
+        """Nothing to note."""
+
+    def ended(self, peer: str) -> None:
+        """A connection is gone."""
+        self.ended_at.append(self._world.now)
+
+
+class Cluster:
+    """One server and a coordinator; tests start the rest."""
+
+    def __init__(self) -> None:
+        self.world = World(7)
+        self.network = Network(self.world, FaultOptions(tcp_timeout_s=NEVER_S))
+        self.coordinator = ModelCoordinator(self.network)
+        self.processes = Processes(self.network, self.coordinator)
+        self.server = RedisNode(self.network, SERVER)
+        self.holders: list[str] = []
+        """The holders of the server's lease, one after the other."""
+        self._look()
+
+    def start_leader(self) -> None:
+        """Starts a ring keeper and mover."""
+        leader = self.processes.new(self.network.node("leader"))
+        leader.begin(self._lead(leader))
+
+    async def _lead(self, process: Process) -> None:
+        async with await process.runtime.coordinator(COORDINATOR_URL, LEASE_S / 2) as coordinator:
+            signer = Signer(bytes(32))
+            await Leader(coordinator, signer, LIMITS, DEFAULT_TIMING, [SERVER], "leader").run()
+
+    def start_agent(self, node: Node) -> Connections:
+        """Starts the shipped agent on a node; returns what is seen of its connections."""
+        seen = Connections(self.world)
+        process = self.processes.new(node, tap=seen)
+        options = AgentOptions(address=ServerAddress(SERVER, SERVER, 1), url=COORDINATOR_URL, limits=LIMITS)
+        process.begin(Agent(options, process.runtime).work(lambda: asyncio.sleep(0)))
+        return seen
+
+    def run(self, seconds: float) -> None:
+        """Lets time pass."""
+        self.world.run(self.world.now + seconds)
+        assert self.processes.failures == []
+
+    def _look(self) -> None:
+        lease = self.coordinator.store.lease_of(f"servers/{SERVER}")
+        if lease is not None and self.holders[-1:] != [lease.holder]:
+            self.holders.append(lease.holder)
+        self.world.after(0.01, self._look)
+
+    def end_at_server(self, node: Node) -> Endpoint:
+        """The agent's end of its connection to the server."""
+        (end,) = (end for end in self.network.ends(node.name) if directions(end)[0].dst.node is self.server.node)
+        return end
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster()
+    yield cluster
+    cluster.processes.close()
+
+
+@pytest.fixture
+def led(cluster: Cluster) -> Cluster:
+    cluster.start_leader()
+    return cluster
+
+
+def test_of_two_agents_for_one_server_the_newer_one_keeps_the_lease(led: Cluster) -> None:
+    """An agent takes a lease over once, when it starts. If it did so whenever it lost one, an agent that was replaced
+    while it hung would take the lease back, and the two would go on like this for ever."""
+    older, newer = led.network.node("older"), led.network.node("newer")
+    led.start_agent(older)
+    led.run(5.0)
+    older.pause()
+    led.start_agent(newer)
+    led.run(1.0)
+    assert len(led.holders) == 2
+    older.resume()
+    led.run(30.0)
+    assert len(led.holders) == 2
+
+
+def test_an_agent_that_was_replaced_takes_a_lease_that_is_free(led: Cluster) -> None:
+    older, newer = led.network.node("older"), led.network.node("newer")
+    led.start_agent(older)
+    led.run(5.0)
+    led.start_agent(newer)
+    led.run(5.0)
+    newer.crash()
+    led.run(2 * LEASE_S)
+    first, _, last = led.holders
+    assert first == last
+
+
+def test_a_silent_connection_is_kept_for_three_leases_and_then_made_anew(led: Cluster) -> None:
+    """A server that is silent for a lease or two is slow: a new connection would cost a resync with every client. After
+    three leases the connection is taken for half open."""
+    node = led.network.node("agent")
+    seen = led.start_agent(node)
+    led.run(5.0)
+    led.network.stall(led.end_at_server(node), 2 * LEASE_S)
+    led.run(4 * LEASE_S)
+    assert seen.ended_at == []
+    silent_at = led.world.now
+    led.network.stall(led.end_at_server(node), NEVER_S)
+    led.run((SILENT_LEASES_MAX + 3) * LEASE_S)
+    (ended_at,) = seen.ended_at
+    assert abs(ended_at - silent_at - SILENT_LEASES_MAX * LEASE_S) < LEASE_S
+    lease = led.coordinator.store.lease_of(f"servers/{SERVER}")
+    assert lease is not None, "on its new connection the agent vouches for the server again"
+
+
+class Balance:
+    """A shipped balancer that leads when a test says so, and servers whose agents report each second."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.world = cluster.world
+        self.leads = True
+        self.reports = True
+        self.decisions: list[tuple[float, float]] = []
+        """When each decision was made, and when the window ended that it goes by."""
+        self._lease: Lease | None = None
+        self._servers = (cluster.server, RedisNode(cluster.network, "s2"))
+        self._ring = Ring(1, tuple(ServerAddress(server.node.name, server.node.name, 1) for server in self._servers))
+        self._store = cluster.coordinator.store
+        self._process = cluster.processes.new(cluster.network.node("balancer"))
+        self._process.begin(self._main())
+        self._lead()
+        self.world.after(1.0, self._report)
+
+    async def _main(self) -> None:
+        runtime, changed = self._process.runtime, asyncio.Event()
+        options = BalancerOptions(auto=True)
+        async with await runtime.coordinator(COORDINATOR_URL, LEASE_S / 2) as coordinator:
+            balancing = Balancing(
+                BalancingStore(coordinator, Signer(bytes(32)).public, changed),
+                TelemetryReader(None, None, LIMITS, changed, runtime),
+                Nobody(options),
+                self,
+                self._leading,
+                BalanceSettings(window_s=2, lateness_s=1.0),
+                options,
+                changed,
+                DEFAULT_TIMING.keeper_poll_s,
+                wall=runtime.wall,
+            )
+            await balancing.run()
+
+    def _lead(self) -> None:
+        """Keeps the lease while it leads, and never otherwise; each time in the lead has a token of its own."""
+        if not self.leads:
+            self._lease = None
+        elif self._lease is None:
+            self._lease = self._store.acquire(KEEPER_LEASE, "balancer", NEVER_S, True)
+        self.world.after(0.001, self._lead)
+
+    def _leading(self) -> Leading | None:
+        return Leading(self._lease, self._ring, self._lease) if self._lease is not None else None
+
+    def _report(self) -> None:
+        second = round(FIRST_SECOND + self.world.now) - 1
+        for server in self._servers if self.reports else ():
+            fields = xadd(record(server.node.name, second), 100)[-4:]
+            server.add_entry(TELEMETRY_KEY, fields, server.model)
+        self.world.after(1.0, self._report)
+
+    def write_decision(self, record: DecisionRecord, *, quiet: bool) -> None:
+        """The balancer has decided something."""
+        self.decisions.append((self.world.now, LoadWindow.from_bytes(record.window, KINDS).end_s - FIRST_SECOND))
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Nothing to note."""
+
+
+@pytest.mark.parametrize("lost_at", [9.5, 10.0])
+def test_a_balancer_that_leads_again_goes_by_no_load_of_its_last_time_in_the_lead(
+    cluster: Cluster, lost_at: float
+) -> None:
+    """What it has folded by then (9.5) and what it has read and not yet folded (10.0) is forgotten."""
+    balance = Balance(cluster)
+    cluster.world.at(lost_at, setattr, balance, "leads", False)
+    cluster.run(20.0)
+    assert [end for _, end in balance.decisions][-1:] == [8.0]
+    balance.reports = False
+    balance.leads = True
+    cluster.run(5.0)
+    assert [end for at, end in balance.decisions if at > lost_at] == []
+    balance.reports = True
+    cluster.run(10.0)
+    later = [end for at, end in balance.decisions if at > lost_at]
+    assert later
+    assert min(later) > 25.0
+
+
+# Other versions
+
+
+def test_an_agent_logs_clients_of_other_versions_once_a_minute(led: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    led.start_agent(led.network.node("agent"))
+    led.run(5.0)
+    speaker = led.processes.new(led.network.node("speaker"))
+
+    async def speak() -> None:
+        async with Connection(SERVER, 1, username=None, password=None, name="old", dial=speaker.runtime.dial) as old:
+            for _ in range(100):
+                await old.ask((b"PUBLISH", AGENT_CHANNEL, b"\xf5C\x94\x01\x01\x02\x03"))
+                await asyncio.sleep(1.0)
+
+    with caplog.at_level("WARNING", logger="shoal.channels.agent.session"):
+        speaker.begin(speak())
+        led.run(100.0)
+    assert [record.message for record in caplog.records] == ["client of another version on the server"] * 2

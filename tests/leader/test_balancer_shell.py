@@ -1,0 +1,278 @@
+"""The balancer at work on a real coordinator and real telemetry streams: what the core wants is done, by whoever leads,
+and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis
+from tests.balance.balancing import OPTIONS, single, wish
+from tests.balance.tiny_policy import Wish
+from tests.load.reporting import record
+from tests.support.agent_site import until
+from tests.support.redis_server import RedisServer
+
+from shoal.balance import pooling, records
+from shoal.balance.effects import ProviderState
+from shoal.balance.options import BalancerOptions
+from shoal.balance.proposal import decode_proposal
+from shoal.balance.records import Answer, Ask, BalancerState, Why
+from shoal.balance.settings import BalanceSettings
+from shoal.coordination.redis import RedisCoordinator
+from shoal.errors import ClusterError
+from shoal.leader.audit_log import AuditLog
+from shoal.leader.balancer_shell import Balancing
+from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.mover_shell import Leading
+from shoal.leader.telemetry_reader import TelemetryReader
+from shoal.limits import Limits
+from shoal.load.record import Record, xadd
+from shoal.plan.keys import KEEPER_LEASE, Mark, move_key, pool_key
+from shoal.plan.moving import MoveRequest, decode_request, encode_request
+from shoal.plan.placement import Mode
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signing import Signer
+
+__all__ = ["wish"]
+
+SETTINGS = BalanceSettings(window_s=1, lateness_s=0.2)
+HOT = {b"hot": {"publications": 10, "bytes_out": 900, "messages_sent": 90, "subscribers": 9, "publishers": 1}}
+
+
+def write(server: redis.Redis, said: Record) -> None:
+    """As an agent writes what a second was like."""
+    server.execute_command(*xadd(said, 100))  # type: ignore[no-untyped-call]
+
+
+class FakeProvider:
+    """Adds what it is asked for, or refuses."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.removed: list[str] = []
+        self.refuses = False
+        self.servers: tuple[str, ...] = ("s1", "s2")
+
+    def state(self) -> ProviderState:
+        return ProviderState(servers_min=1, servers_max=9, servers=self.servers)
+
+    async def add(self, count: int) -> tuple[str, ...]:
+        self.asked.append(count)
+        if self.refuses:
+            raise ClusterError("no")
+        return tuple(f"n{number}" for number in range(count))
+
+    async def remove(self, server: str) -> None:
+        self.removed.append(server)
+        self.servers = tuple(other for other in self.servers if other != server)
+
+
+class BalancingScene:
+    """A coordinator, a data server with two telemetry streams in one, and balancers by name."""
+
+    def __init__(self, coordinator: RedisCoordinator, data: RedisServer, audit: Path) -> None:
+        self.coordinator = coordinator
+        self.audit = AuditLog(audit)
+        self.provider = FakeProvider()
+        self.signer = Signer(Signer.generate())
+        self.ring = Ring(1, tuple(ServerAddress(id, data.host, data.port) for id in ("s1", "s2")))
+        self.leading: dict[str, Leading] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+        self._redis = redis.Redis(port=data.port)
+
+    async def lead(self, name: str = "a") -> None:
+        lease = await self.coordinator.acquire(KEEPER_LEASE, name, 60.0, takeover=True)
+        assert lease is not None
+        self.leading[name] = Leading(lease, self.ring, lease)
+
+    def start(self, name: str = "a", options: BalancerOptions = OPTIONS) -> None:
+        changed = asyncio.Event()
+        balancing = Balancing(
+            BalancingStore(self.coordinator, self.signer.public, changed),
+            TelemetryReader(None, None, Limits(), changed),
+            self.provider,
+            self.audit,
+            lambda: self.leading.get(name),
+            SETTINGS,
+            options,
+            changed,
+            0.05,
+        )
+        self.tasks.append(asyncio.create_task(balancing.run()))
+
+    async def report(self) -> None:
+        """Agents write what the last second was like, as each second ends."""
+        while True:
+            await asyncio.sleep(1.0 - time.time() % 1.0 + 0.01)
+            second = int(time.time()) - 1
+            for server, load in (("s1", HOT), ("s2", {})):
+                write(self._redis, record(server, second, load))
+
+    async def request(self, channel: bytes = b"hot") -> MoveRequest | None:
+        stored = await self.coordinator.get(move_key(channel))
+        return decode_request(stored.value) if stored else None
+
+    async def ask(self, ask: Ask) -> Answer:
+        await self.coordinator.put(records.ask_key("me"), records.encode(ask))
+        stored = await until(lambda: self.coordinator.get(records.answer_key("me")))
+        await self.coordinator.delete(records.answer_key("me"))
+        return records.decode(stored.value, Answer)
+
+    async def mark(self, server: str) -> bytes | None:
+        stored = await self.coordinator.get(pool_key(server))
+        return stored.value if stored else None
+
+
+@pytest.fixture
+async def scene(wish: Wish, tmp_path: Path) -> AsyncIterator[BalancingScene]:
+    with RedisServer(aof=True) as store, RedisServer() as data:
+        async with await RedisCoordinator.connect(f"{store.host}:{store.port}") as coordinator:
+            made = BalancingScene(coordinator, data, tmp_path / "audit")
+            made.tasks.append(asyncio.create_task(made.report()))
+            yield made
+            for task in made.tasks:
+                task.cancel()
+            await asyncio.gather(*made.tasks, return_exceptions=True)
+
+
+async def test_what_the_policy_wants_is_written_with_its_reason(wish: Wish, scene: BalancingScene) -> None:
+    wish.moves = {b"hot": single("s2")}
+    await scene.lead()
+    scene.start()
+    request = await until(scene.request)
+    assert (request.servers, request.mode) == (("s2",), Mode.SINGLE)
+    why = await until(lambda: scene.coordinator.get(records.why_key(b"hot")))
+    kept = records.decode(why.value, Why)
+    assert (kept.reason, kept.figures) == ("overload", {"bytes_out": 900.0})
+    assert request.id.startswith(kept.digest[:16])
+    state = await until(lambda: scene.coordinator.get(records.STATE_KEY))
+    assert records.decode(state.value, BalancerState).digest == kept.digest
+    assert scene.audit.find(kept.digest).digest == kept.digest
+    assert [outcome.state for outcome in scene.audit.outcomes()] == ["applied"]
+
+
+async def test_who_does_not_lead_writes_nothing(wish: Wish, scene: BalancingScene) -> None:
+    wish.moves, wish.drain = {b"hot": single("s2")}, ("s2",)
+    await scene.lead("a")
+    await scene.lead("b")  # and "a" has not heard of it
+    scene.start("a")
+    await until(lambda: wish.seen)
+    seen = len(wish.seen)
+    await until(lambda: len(wish.seen) > seen)
+    assert await scene.request() is None
+    assert await scene.mark("s2") is None
+    scene.start("b")
+    await until(scene.request)
+
+
+async def test_propose_then_apply_then_refused(wish: Wish, scene: BalancingScene) -> None:
+    from msgspec.structs import replace
+
+    await scene.lead()
+    scene.start(options=replace(OPTIONS, auto=False))
+    wish.moves = {b"hot": single("s2")}
+    proposed = await scene.ask(Ask("propose"))
+    assert decode_proposal(proposed.proposal).digest == proposed.digest
+    assert await scene.request() is None
+    applied = await scene.ask(Ask("apply", digest=proposed.digest))
+    assert (applied.error, applied.moves) == ("", 1)
+    assert await scene.request() is not None
+    refused = await scene.ask(Ask("apply", digest=proposed.digest))
+    assert "still under way" in refused.error
+
+
+async def test_a_move_that_somebody_asked_for_by_hand_stands(wish: Wish, scene: BalancingScene) -> None:
+    by_hand = MoveRequest(b"hot", ("s1",), Mode.SINGLE, False, "by hand")
+    await scene.coordinator.put(move_key(b"hot"), encode_request(by_hand))
+    wish.moves = {b"hot": single("s2")}
+    await scene.lead()
+    scene.start()
+    await until(lambda: scene.coordinator.get(records.why_key(b"hot")))
+    assert await scene.request() == by_hand
+
+
+async def test_servers_are_asked_for_and_marked_as_guests(wish: Wish, scene: BalancingScene) -> None:
+    wish.add = 2
+    await scene.lead()
+    scene.start()
+    await until(lambda: scene.provider.asked)
+    assert await until(lambda: scene.mark("n0")) == await until(lambda: scene.mark("n1")) == b"guest"
+
+    async def noted() -> bool:
+        stored = await scene.coordinator.get(records.STATE_KEY)
+        return stored is not None and {"n0", "n1"} <= records.decode(stored.value, BalancerState).adding.keys()
+
+    await until(noted)
+
+
+async def test_a_refusal_is_survived(wish: Wish, scene: BalancingScene) -> None:
+    scene.provider.refuses = True
+    wish.add = 1
+    await scene.lead()
+    scene.start()
+    await until(lambda: scene.provider.asked)
+    wish.add, wish.moves = 0, {b"hot": single("s2")}
+    await until(scene.request)
+    assert scene.provider.asked == [1]
+
+
+async def test_a_server_that_is_out_is_removed_and_its_mark_with_it(
+    wish: Wish, scene: BalancingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooling, "FORGET_S", 0.1)
+    scene.provider.servers = ("s1", "s2", "s3")
+    await scene.coordinator.put(pool_key("s3"), Mark.OUT.value.encode())
+    await scene.lead()
+    scene.start()
+    await until(lambda: scene.provider.removed == ["s3"])
+
+    async def gone() -> bool:
+        return await scene.mark("s3") is None
+
+    await until(gone)
+
+
+async def test_garbage_in_the_coordinator_stops_nobody(wish: Wish, scene: BalancingScene) -> None:
+    for key in (records.STATE_KEY, records.why_key(b"x"), records.ask_key("x"), records.proposal_key("x")):
+        await scene.coordinator.put(key, b"garbage")
+    await scene.coordinator.put("moves/QQ", b"garbage")
+    await scene.coordinator.put("plan/entries/QQ", b"garbage")
+    wish.moves = {b"hot": single("s2")}
+    await scene.lead()
+    scene.start()
+    await until(scene.request)
+
+
+async def test_a_server_that_is_away_is_read_when_it_is_back(wish: Wish) -> None:
+    changed = asyncio.Event()
+    with RedisServer() as server:
+        address = ServerAddress("s1", server.host, server.port)
+        writer = redis.Redis(port=server.port)
+        reader = TelemetryReader(None, None, Limits(), changed)
+        write(writer, record("s1", 1))  # from before anybody asked
+        reader.follow([address])
+        with contextlib.closing(writer):
+
+            async def heard(second: int) -> list[int]:
+                write(writer, record("s1", second))
+                changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), 1.0)
+                found: list[int] = reader.take()["second"].to_pylist()
+                return found
+
+            first = await until(lambda: heard(10))
+            assert set(first) == {10}
+            server.kill()
+            await asyncio.to_thread(server.restart)
+            assert 20 in await until(lambda: heard(20))
+            reader.follow([])
+            write(writer, record("s1", 30))
+            await asyncio.sleep(0)
+            assert reader.take().num_rows == 0
+        await reader.close()

@@ -1,0 +1,78 @@
+"""A balancer goes by the forecast of a file as it is now, and without one where there is none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shoal.leader.forecast_file import ForecastFile
+from shoal.pipeline.forecast import FORECAST_SCHEMA
+
+
+def write(path: Path, loads: list[float]) -> None:
+    count = len(loads)
+    rows = [["s"] * count, [float(number) for number in range(count)], loads, loads]
+    pq.write_table(pa.table(rows, schema=FORECAST_SCHEMA), path)
+
+
+def test_a_file_is_read_when_it_is_new_and_what_cannot_be_read_is_no_forecast(tmp_path: Path) -> None:
+    path = tmp_path / "forecast.parquet"
+    file = ForecastFile(str(path), clock=lambda: 0.5)
+    assert file.look() is None
+    write(path, [1.0, 2.0])
+    first = file.look()
+    assert first is not None
+    assert first.bytes_out.tolist() == [1.0, 2.0]
+    assert file.look() is first
+    write(path, [3.0, 4.0, 5.0])
+    second = file.look()
+    assert second is not None
+    assert second.bytes_out.tolist() == [3.0, 4.0, 5.0]
+    path.write_bytes(b"nonsense")
+    assert file.look() is None
+    os.remove(path)
+    assert file.look() is None
+
+
+def test_no_file_is_no_forecast() -> None:
+    assert ForecastFile("").look() is None
+
+
+def test_a_forecast_of_another_day_is_said_once_and_used_again_when_its_time_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, now = tmp_path / "forecast.parquet", [1.0]
+    write(path, [1.0, 2.0, 3.0])
+    file = ForecastFile(str(path), clock=lambda: now[0])
+    assert file.look() is not None
+    now[0] = 100.0
+    assert file.look() is None
+    assert file.look() is None
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    assert "98 s ago" in str(caplog.records[-1].__dict__)
+    now[0] = -2 * 86400.0
+    assert file.look() is None
+    now[0] = -60.0
+    assert file.look() is not None
+
+
+@pytest.mark.parametrize("loads", [[], [float("nan")]])
+def test_a_file_without_a_forecast_in_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loads: list[float]
+) -> None:
+    path = tmp_path / "forecast.parquet"
+    write(path, loads)
+    file = ForecastFile(str(path), clock=lambda: 0.0)
+    assert file.look() is None
+    assert "goes on without a forecast" in caplog.text
+
+
+def test_a_file_of_something_else_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"a": [1]}), path)
+    assert ForecastFile(str(path)).look() is None
+    assert "goes on without a forecast" in caplog.text

@@ -1,0 +1,55 @@
+"""Providers: a fixed pool gives what it has in reserve, nobody gives nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.balance.options import BalancerOptions
+from shoal.cluster.local_provider import LocalProcesses
+from shoal.cluster.state import StateDir
+from shoal.errors import ClusterError
+from shoal.leader.providers import FixedPool, Nobody
+from shoal.plan.keys import Mark
+from shoal.plan.ring import ServerAddress
+
+POOL = BalancerOptions(pool="a@10.0.0.1:7001, b@[::1]:7002,c@host:7003", servers_min=2, servers_max=3)
+
+
+def test_addresses_of_a_pool() -> None:
+    assert POOL.pool_addresses() == (
+        ServerAddress("a", "10.0.0.1", 7001),
+        ServerAddress("b", "::1", 7002),
+        ServerAddress("c", "host", 7003),
+    )
+
+
+async def test_a_fixed_pool_gives_from_its_reserve() -> None:
+    marks = {"a": Mark.OUT, "b": Mark.GUEST, "c": Mark.OUT, "z": Mark.OUT}
+    pool = FixedPool(POOL, lambda: marks)
+    state = pool.state()
+    assert (state.spare, state.servers, state.servers_min, state.servers_max) == (2, (), 2, 3)
+    assert await pool.add(1) == ("a",)
+    assert await pool.add(9) == ("a", "c")
+    await pool.remove("b")  # it is in reserve by its mark
+    marks.clear()
+    assert pool.state().spare == 0
+    with pytest.raises(ClusterError, match="in reserve"):
+        await pool.add(1)
+
+
+async def test_nobody_adds_and_nobody_removes() -> None:
+    provider = Nobody(BalancerOptions())
+    assert provider.state().is_fixed
+    with pytest.raises(ClusterError, match="nobody can add"):
+        await provider.add(1)
+    with pytest.raises(ClusterError, match="nobody can remove s1"):
+        await provider.remove("s1")
+
+
+async def test_a_supervisor_that_is_not_there(tmp_path: Path) -> None:
+    provider = LocalProcesses(StateDir(tmp_path), BalancerOptions(servers_max=4))
+    assert (provider.state().servers, provider.state().servers_max) == ((), 4)
+    with pytest.raises(ClusterError, match="does not answer"):
+        await provider.add(1)
