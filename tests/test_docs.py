@@ -18,7 +18,7 @@ from docs import tables
 from shoal import cli, config
 from shoal.channels import diagrams, states
 from shoal.channels.client import receiver as receiving
-from shoal.lab.sim.campaign import PROTOCOLS
+from shoal.lab.sim.protocols import PROTOCOLS
 from shoal.limits import PUBLIC, Limits
 
 ROOT = Path(__file__).parent.parent

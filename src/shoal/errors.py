@@ -5,6 +5,7 @@
     ├── ConnectError                    no usable connection
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerTooOldError               the server lacks a required feature
+    │   ├── VersionError                    an agent uses other protocol versions
     │   └── ClusterNotFoundError            no cluster at this address
     ├── PublishError                    a message was not published, or may not have been
     │   ├── PayloadTooLargeError            above payload_bytes_max
@@ -80,6 +81,10 @@ class AuthenticationError(ConnectError):
 
 class ServerTooOldError(ConnectError):
     """The server lacks a feature that Shoal needs (RESP3, ACL users)."""
+
+
+class VersionError(ConnectError):
+    """An agent uses other versions of the protocol than this process. Messages for its server stay in the buffer."""
 
 
 class ClusterNotFoundError(ConnectError):

@@ -11,7 +11,7 @@ import pytest
 from shoal.channels.agent.lease_keeper import LeaseKeeper
 from shoal.coordination.interface import Versioned
 from shoal.errors import CoordinatorUnavailableError
-from shoal.lab.sim.coordinator import Store
+from shoal.lab.sim.models.coordinator import Store
 from shoal.limits import Limits
 from shoal.plan.keys import RING_KEY
 from shoal.plan.ring import ServerAddress

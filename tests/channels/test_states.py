@@ -69,7 +69,7 @@ def test_an_event_that_the_table_does_not_know_is_our_own_bug() -> None:
 def events_in_code() -> dict[str, set[str]]:
     """The events that the code takes, by machine: the literals in calls of `step` and its kin."""
     found: dict[str, set[str]] = defaultdict(set)
-    for path in SOURCE.glob("*.py"):
+    for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
@@ -94,7 +94,7 @@ def test_tables_and_code_know_the_same_events(name: str) -> None:
 def test_states_change_by_steps_only() -> None:
     """An assignment past the table is a transition that no diagram shows."""
     past_the_table = []
-    for path in SOURCE.glob("*.py"):
+    for path in SOURCE.rglob("*.py"):
         tree = ast.parse(path.read_text())
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             if function.name in ("__init__", "step", "_step"):

@@ -10,11 +10,11 @@ import redis
 from tests.coordination.contract_support import Follower, held
 from tests.support.redis_server import RedisServer
 
-from shoal.balance.window_feed import ALIVE_KEY, alive_command, feed_command, gone_command, read_command
 from shoal.coordination.acl import DEFAULT_USER_RULES, ROLES, Role, acl_rules
 from shoal.coordination.interface import Coordinator, KeyWrite, Versioned
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import AuthenticationError, ConfigError, CoordinatorError
+from shoal.load.window_feed import ALIVE_KEY, alive_command, feed_command, gone_command, read_command
 
 USERS: dict[str, list[str]] = {
     "client": acl_rules("client"),

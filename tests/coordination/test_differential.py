@@ -34,7 +34,7 @@ from tests.support.redis_server import RedisServer
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, LeaseInfo, Membership, Versioned
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ConflictError, CoordinatorUnavailableError, LeaseLostError
-from shoal.lab.sim.coordinator import Store
+from shoal.lab.sim.models.coordinator import Store
 
 PATIENT_S = 20.0
 """Timeout of a client that must survive all cuts."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 from tests.balance.balancing import OPTIONS, single, wish
-from tests.balance.reporting import record
 from tests.balance.tiny_policy import Wish
+from tests.load.reporting import record
 from tests.support.agent_site import until
 from tests.support.redis_server import RedisServer
 
@@ -23,7 +23,6 @@ from shoal.balance.options import BalancerOptions
 from shoal.balance.proposal import decode_proposal
 from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.settings import BalanceSettings
-from shoal.channels.telemetry.telemetry_record import Record, xadd
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError
 from shoal.leader.audit_log import AuditLog
@@ -32,6 +31,7 @@ from shoal.leader.balancer_store import BalancingStore
 from shoal.leader.mover_shell import Leading
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
+from shoal.load.record import Record, xadd
 from shoal.plan.keys import KEEPER_LEASE, Mark, move_key, pool_key
 from shoal.plan.moving import MoveRequest, decode_request, encode_request
 from shoal.plan.placement import Mode

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from shoal import config
-from shoal.balance.window import LoadWindow
 from shoal.cli import main, pipeline_what_if
 from shoal.errors import ConfigError, PipelineError
 from shoal.flow.workloads import traffic_of
+from shoal.load.window import END_KEY, START_KEY, VERSION_KEY, LoadWindow
 from shoal.pipeline import generated_windows, what_if, what_if_job
 from shoal.pipeline.kept_windows import WindowKeeper, read_windows, read_windows_manifest
 from shoal.pipeline.what_if import Case, ServerPool
@@ -64,6 +64,28 @@ def test_windows_are_kept_as_they_were_each_time_once(folder: Path, windows: lis
     assert read_windows_manifest(folder).day_s == DAY_S
     with pytest.raises(PipelineError, match="has days of 60 s"):
         WindowKeeper(folder)
+
+
+def without_kinds(window: LoadWindow, version: bytes) -> bytes:
+    """A window as version 2 wrote it, under any version, behind its length."""
+    sink = pa.BufferOutputStream()
+    metadata = {VERSION_KEY: version, START_KEY: b"%d" % window.start_s, END_KEY: b"%d" % window.end_s}
+    table = window.table.drop_columns(["kind", "host_kind", "site"]).replace_schema_metadata(metadata)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return len(data).to_bytes(8, "little") + data
+
+
+def test_kept_windows_of_version_2_are_read(folder: Path, windows: list[LoadWindow]) -> None:
+    path = next(folder.glob("windows-*"))
+    path.write_bytes(b"".join(without_kinds(window, b"2") for window in windows))
+    found = list(read_windows(folder))
+    assert [window.table.to_pylist() for window in found[:3]] == [window.table.to_pylist() for window in windows[:3]]
+    assert traffic_of(found).equals(traffic_of(windows))
+    path.write_bytes(without_kinds(windows[0], b"9"))
+    with pytest.raises(PipelineError, match="version 9; this process knows 2, 3: upgrade this process"):
+        list(read_windows(folder))
 
 
 def test_a_window_that_was_cut_short_is_left_out_and_damage_is_said(folder: Path, windows: list[LoadWindow]) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 import shoal
 from shoal import cli
-from shoal.balance.window import LoadWindow
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.control_socket import request
 from shoal.cluster.local import LocalCluster
@@ -23,6 +22,8 @@ from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError
 from shoal.leader.audit_log import AuditLog
 from shoal.limits import Limits
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, RING_KEY, entry_key
 from shoal.plan.ring import Ring
 from shoal.plan.signing import Verifier
@@ -34,7 +35,7 @@ WAIT_S = 90.0
 LIMITS = Limits(linger_s=0.5, server_lease_s=1.5, heartbeat_interval_s=0.25)
 QUICK = {
     "SHOAL_LIMITS_SERVER_LEASE_S": "1.5",
-    "SHOAL_LIMITS_WORD_INTERVAL_S": "0.25",
+    "SHOAL_LIMITS_HEARTBEAT_INTERVAL_S": "0.25",
     "SHOAL_BALANCE_WINDOW_S": "1",
     "SHOAL_BALANCE_WAIT_S": "1",
     "SHOAL_BALANCE_SETTLE_S": "2",
@@ -245,7 +246,7 @@ async def test_propose_apply_explain_and_replay(capsys: pytest.CaptureFixture[st
             status, replayed = await shell(cluster, capsys, "plan", "replay", record)
             assert (status, replayed["same"], replayed["replayed"]) == (0, True, facts["digest"])
         recorded = AuditLog(cluster.directory.audit).find(facts["digest"])
-        assert LoadWindow.from_bytes(recorded.window).end_s == facts["window_end_s"]
+        assert LoadWindow.from_bytes(recorded.window, KINDS).end_s == facts["window_end_s"]
 
 
 async def test_a_dead_server_is_noticed_and_comes_back_empty() -> None:

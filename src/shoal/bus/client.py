@@ -40,7 +40,7 @@ NAMES_MAX: Final = 8192
 """Size of the cache of validated channel names; it is cleared when full."""
 
 NONCE_BITS: Final = 60
-"""Number of random bits in the first nonce of a bus."""
+"""Number of random bits in the first request number of a bus, so that other clients cannot guess it."""
 
 _NOT_OPEN: Final = "enter it first: async with shoal.connect() as bus"
 
@@ -131,8 +131,8 @@ class Bus:
         key, ring = self._plan
         verifier = Verifier(key)
         verifier.ring(ring)  # raises if the signature is wrong; the router would only count that
-        nonce = self._runtime.random.getrandbits(NONCE_BITS)
-        router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_nonce=nonce)
+        number = self._runtime.random.getrandbits(NONCE_BITS)
+        router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_number=number)
         adapter = Adapter(router, self._source, self.limits, self._runtime)
         router.ring(ring, adapter.now)
         adapter.flush()
@@ -271,12 +271,18 @@ class Bus:
     async def drain(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Wait until servers have confirmed all published messages, including those published during the wait.
 
-        Raises NotConfirmedError after `timeout` seconds (None: `drain_timeout_s`) with the unconfirmed channels, and
-        PublishError for messages that servers have refused.
+        Raises NotConfirmedError after `timeout` seconds (None: `drain_timeout_s`) with the unconfirmed channels,
+        PublishError for messages that servers have refused, and VersionError if an agent uses another version.
         """
         adapter = self.adapter
         timeout_s = self.limits.drain_timeout_s if timeout is None else timeout
-        if not await adapter.until(lambda: adapter.router.settled or adapter.closed, timeout_s):
+        adapter.clear_refusal()
+        done = await adapter.until(
+            lambda: adapter.router.settled or adapter.closed or adapter.refused is not None, timeout_s
+        )
+        if adapter.refused is not None and not adapter.router.settled:
+            raise adapter.refused
+        if not done:
             raise self._not_confirmed(adapter, timeout_s)
         adapter.refusals.raise_all()
 

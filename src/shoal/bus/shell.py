@@ -19,17 +19,27 @@ from hiredis import ReplyError
 from shoal.bus.connections import BusConnection, Dialer, is_internal_error
 from shoal.bus.departure import Departure
 from shoal.bus.plan_source import PlanSource, RingFetcher
-from shoal.bus.waiters import Listener, PendingSubscription, Refusals, fail, refusal, resolve
+from shoal.bus.waiters import Listener, PendingSubscription, Refusals, fail, refusal, resolve, version_error
 from shoal.channels import states
-from shoal.channels.client.context import Confirmed, Connect, Disconnect, Effect, FetchRing, Refused
+from shoal.channels.client.context import (
+    AgentRefused,
+    Confirmed,
+    Connect,
+    Disconnect,
+    Effect,
+    FetchRing,
+    Refused,
+    UnknownFlags,
+)
 from shoal.channels.client.outgoing import Outgoing
 from shoal.channels.client.router import Router
 from shoal.channels.client.subscription import Subscription as CoreSubscription
 from shoal.channels.client.subscription import Wanted
-from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError
+from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError, VersionError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.runtime import TIMER_GRAIN_S, Runtime
+from shoal.wire.control import REFUSED_VERSION
 
 CLOSE_WAIT_S: Final = 1.0
 """How long a closing bus waits for its servers to read its last commands."""
@@ -52,6 +62,8 @@ class Adapter:
         self.counting = 0
         self.errors: dict[str, str] = {}
         self.refusals = Refusals()
+        self.refused: VersionError | None = None
+        """The error if the agent of a server refuses this client."""
         self._source = source
         self._wall = runtime.wall
         self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
@@ -131,6 +143,41 @@ class Adapter:
             self._disconnect(effect.server)
         elif isinstance(effect, FetchRing):
             self.fetch_ring()
+        elif isinstance(effect, AgentRefused):
+            self._refused_by_agent(effect)
+        elif isinstance(effect, UnknownFlags):
+            _log.warning(
+                "message with unknown flags not delivered",
+                channel=effect.channel.decode("utf-8", "backslashreplace"),
+                flags=f"0x{effect.flags:02x}",
+                do="install the version of Shoal that its publisher runs, or a newer one",
+            )
+
+    def clear_refusal(self) -> None:
+        """Clear `refused`, so that it reports only new refusals; agents repeat theirs."""
+        self.refused = None
+
+    def _refused_by_agent(self, refused: AgentRefused) -> None:
+        """Fail the calls that wait for a server whose agent refuses this client. The router keeps retrying."""
+        if self.errors.get(refused.server) != refused.text:
+            _log.error("client refused by an agent", server=refused.server, code=refused.code, reason=refused.text)
+        self.errors[refused.server] = refused.text
+        if refused.code != REFUSED_VERSION:
+            return
+        error = version_error(refused)
+        link = self.router.context.links[refused.server]
+        for lane in link.lanes:
+            for _, token in lane.out.waiters:
+                assert isinstance(token, asyncio.Future)
+                fail(token, error)
+        for core, listener in self._listeners.items():
+            if isinstance(listener, PendingSubscription) and refused.server in core.sites:
+                fail(listener.done, error)
+        if any(not lane.out.settled for lane in link.lanes):
+            self.refused = error
+            rooms, self._rooms = self._rooms, []
+            for waiter in rooms:
+                fail(waiter, error)
 
     def fetch_ring(self) -> None:
         """Ask the coordinator for the newest ring, in the background."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from shoal.channels.client.context import Refused
+from shoal.channels.client.context import AgentRefused, Refused
 from shoal.channels.client.subscription import Subscription as CoreSubscription
-from shoal.errors import BusClosedError, PublishError
+from shoal.errors import BusClosedError, PublishError, VersionError
+from shoal.wire import control
 
 REFUSALS_MAX: Final = 100
 """Refused messages that are kept; beyond that only their number."""
@@ -72,6 +73,18 @@ def refusal(refused: list[Refused], count: int = 1) -> PublishError:
     return PublishError(
         f"a server refused {messages} on {named} ({refused[0].error}); refused messages were not delivered",
         do="check the user's permissions and the server's memory",
+    )
+
+
+def version_error(refused: AgentRefused) -> VersionError:
+    """Return the error for calls that need a server whose agent uses other versions."""
+    newer = refused.version_min > control.VERSION
+    return VersionError(
+        f"the agent of server {refused.server} speaks control messages of versions {refused.version_min} to "
+        f"{refused.version_max}, this process speaks version {control.VERSION}",
+        do="upgrade this process"
+        if newer
+        else "upgrade the agents of the cluster, or install the version that they run",
     )
 
 

@@ -188,6 +188,7 @@ def run_audit(args: argparse.Namespace) -> int:
                     for outcome in outcomes.get(record.digest, [])
                 ],
                 "file": str(file.path),
+                "version": record.version,
             }
         )
     text = "\n".join(map(_decision_text, decisions[-_SHOWN:])) or f"no decisions in {log.directory}"
@@ -196,11 +197,14 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def _decision_text(decision: dict[str, Any]) -> str:
+    from shoal.balance.recording import RECORD_VERSION
+
     states = ", ".join(outcome["state"] for outcome in decision["outcomes"]) or "proposed"
     wanted = [f"{decision['moves']} moves", *decision["servers"]]
     return (
         f"{_time_text(decision['at'])}  {decision['digest'][:12]}  {decision['policy']}: {', '.join(wanted)}; busiest "
         f"{decision['max_ratio_before']:.0%} -> {decision['max_ratio_after']:.0%}; {states}"
+        + ("" if decision["version"] == RECORD_VERSION else f"; version {decision['version']}, cannot be replayed")
     )
 
 

@@ -37,7 +37,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the campaign; 0 only if the protocol held and every corner case occurred."""
-    from shoal.lab.sim.campaign import PROTOCOLS
+    from shoal.lab.sim.protocols import PROTOCOLS
 
     breaks = list(PROTOCOLS[args.protocol].breaks)
     if args.broken == "list":
@@ -69,6 +69,7 @@ def _run_with_progress(args: argparse.Namespace) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from shoal.lab.sim.campaign import run_campaign
+    from shoal.lab.sim.protocols import PROTOCOLS
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()) as bar:
@@ -78,7 +79,7 @@ def _run_with_progress(args: argparse.Namespace) -> Any:
             bar.update(task, completed=done, description=f"{messages:,} messages, {failing} failing seeds")
 
         return run_campaign(
-            args.protocol,
+            PROTOCOLS[args.protocol],
             args.seeds,
             args.from_seed,
             args.broken,

@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,12 +20,13 @@ import msgspec
 from shoal.cli.output import Subparsers, add_command, console, result
 from shoal.cli.top_balance import BalanceReader, BalanceView, render_balance
 from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError, ShoalError
+from shoal.load.kinds import CHANNEL
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from shoal.channels.telemetry.telemetry_record import Record
     from shoal.coordination.interface import Coordinator
+    from shoal.load.record import Record
     from shoal.plan.ring import Ring, ServerAddress
     from shoal.plan.signing import Verifier
 
@@ -244,7 +245,8 @@ def _loads(source: Source, channels_max: int) -> tuple[list[ServerLoad], list[Ch
 
 def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record | None, str | None]:
     """Return the time of the last record and the record, or the problem."""
-    from shoal.channels.telemetry.telemetry_record import DATA_FIELD, decode
+    from shoal.load.record import DATA_FIELD, decode
+    from shoal.load_kinds import KINDS
     from shoal.wire.blocking import ask
     from shoal.wire.envelope import TELEMETRY_KEY
 
@@ -254,7 +256,7 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
         )
         entry, fields = reply[b"last-entry"]
         values = dict(zip(fields[::2], fields[1::2], strict=True))
-        return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD]), None
+        return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD], KINDS), None
     except hiredis.ReplyError as error:
         return 0.0, None, "no telemetry yet" if "no such key" in str(error) else str(error)
     except ShoalError as error:
@@ -265,7 +267,7 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
 
 def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerLoad:
     """Return the row of a server."""
-    row = record.server.to_pylist()[0]
+    row: Mapping[str, Any] = record.host
     interval_s = row["interval_s"] or 1.0
     return ServerLoad(
         id=server.id,
@@ -273,7 +275,7 @@ def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerLoad
         trouble=f"no data for {age_s:.0f} s" if age_s >= STALE_S else None,
         second=record.id.second,
         age_s=round(max(age_s, 0.0), 3),
-        channels=record.channels.num_rows,
+        channels=len(record.tables[CHANNEL]),
         publications_per_s=_sum(record, "publications") / interval_s,
         sent_per_s=_sum(record, "messages_sent") / interval_s,
         bytes_out_per_s=row["bytes_out_per_s"],
@@ -285,19 +287,19 @@ def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerLoad
 
 
 def _sum(record: Record, column: str) -> int:
-    return int(record.channels.column(column).to_numpy().sum())
+    return int(record.tables[CHANNEL][column].sum())
 
 
 def busiest(server: str, record: Record, channels_max: int) -> Iterable[ChannelLoad]:
     """Return the rows of the channels with the most output, at most `channels_max`."""
     import numpy as np
 
-    columns = {name: record.channels.column(name).to_numpy() for name in ("bytes_out", "publications")}
-    order = np.lexsort((-columns["publications"], -columns["bytes_out"]))[:channels_max]
-    interval_s = record.server.to_pylist()[0]["interval_s"] or 1.0
-    for row in record.channels.take(order).to_pylist():
+    channels = record.tables[CHANNEL]
+    order = np.lexsort((-channels["publications"], -channels["bytes_out"]))[:channels_max]
+    interval_s = record.host["interval_s"] or 1.0
+    for name, row in channels.take(order).rows().items():
         yield ChannelLoad(
-            channel=row["channel"].decode("utf-8", "backslashreplace"),
+            channel=name.decode("utf-8", "backslashreplace"),
             server=server,
             publications_per_s=row["publications"] / interval_s,
             sent_per_s=row["messages_sent"] / interval_s,

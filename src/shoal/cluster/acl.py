@@ -4,9 +4,13 @@ Owns the roles on data servers; permissions on the coordinator are in `shoal.coo
 it needs: no role may run scripts, restore, replicate, change the configuration or access keys other than the telemetry
 stream and the records of channels, which clients may read.
 
-Redis has only positive channel patterns, so "everything but HEARTBEAT_CHANNEL" is written as patterns for all names
-that differ from it in some position. Redis tries them in order on each PUBLISH; the first one already matches every
-name that does not start with an underscore.
+From 7.0 on, the rules of clients differ by command. A client may publish on application channels, to agents and to
+other clients, but not the messages that only agents send, and it may not subscribe to the messages from clients to
+agents. It may use any pattern, so it can still receive everything; docs/identity.md explains the consequences.
+
+Redis has only positive channel patterns, so "every name that does not begin with `__shoal:`" is written as patterns for
+all names that differ from the prefix in some position. Redis tries them in order on each command; the first one already
+matches every name that does not begin with an underscore.
 """
 
 from __future__ import annotations
@@ -16,7 +20,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
-from shoal.wire.envelope import HEARTBEAT_CHANNEL, TELEMETRY_KEY
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEARTBEAT_CHANNEL,
+    INBOX_PREFIX,
+    PEER_PREFIX,
+    RESERVED_PREFIX,
+    TELEMETRY_KEY,
+)
 from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY
 
 SELECTORS_SINCE: Final = (7, 0)
@@ -31,7 +42,8 @@ PIPELINE: Final = "pipeline"
 ADMIN: Final = "admin"
 ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
 
-_LISTEN: Final = "+subscribe +unsubscribe +psubscribe +punsubscribe"
+_UNSUBSCRIBE: Final = "+unsubscribe +punsubscribe"
+_LISTEN: Final = f"+subscribe +psubscribe {_UNSUBSCRIBE}"
 _COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
 _BASE: Final = "+ping +client|setname +client|id"
 _TELEMETRY: Final = f"~{TELEMETRY_KEY.decode()}"
@@ -45,30 +57,33 @@ would show it.
 """
 
 
-def all_names_but(name: str) -> list[str]:
-    """Return glob patterns that together match every channel name except `name` (and the empty one), most common
+def names_without_prefix(prefix: str) -> list[str]:
+    """Return glob patterns that together match every channel name (but the empty one) without `prefix`, most common
     first.
     """
-    if set(name) & set("[]^\\*?-"):
-        raise ValueError(f"{name!r} contains pattern characters")
-    differ = [f"{name[:index]}[^{name[index]}]*" for index in range(len(name))]
-    shorter = [name[:index] for index in range(1, len(name))]
-    return [*differ, *shorter, f"{name}?*"]
+    if set(prefix) & set("[]^\\*?-"):
+        raise ValueError(f"{prefix!r} contains pattern characters")
+    differ = [f"{prefix[:index]}[^{prefix[index]}]*" for index in range(len(prefix))]
+    shorter = [prefix[:index] for index in range(1, len(prefix))]
+    return [*differ, *shorter]
 
 
 def client_publish_guarded(version: tuple[int, ...]) -> bool:
-    """Return whether a server of this version can prevent clients from publishing as agents."""
+    """Return whether a server of this version can prevent clients from publishing messages that only agents send."""
     return version[:2] >= SELECTORS_SINCE
 
 
 def rights(role: str, version: tuple[int, ...]) -> str:
     """Return the ACL rules of a role on a server of this version."""
     if role == CLIENT:
-        common = f"allchannels {_BASE} {_LISTEN} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
+        common = f"{_BASE} {_UNSUBSCRIBE} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
         if not client_publish_guarded(version):
-            return f"{common} +publish"
-        patterns = " ".join(f"&{pattern}" for pattern in all_names_but(HEARTBEAT_CHANNEL.decode()))
-        return f"{common} (+publish {patterns})"
+            return f"allchannels {common} {_LISTEN} +publish"
+        names = " ".join(f"&{pattern}" for pattern in names_without_prefix(RESERVED_PREFIX.decode()))
+        inbox, peer = f"&{INBOX_PREFIX.decode()}*", f"&{PEER_PREFIX.decode()}*"
+        publish = f"(+publish {names} &{AGENT_CHANNEL.decode()} {peer})"
+        subscribe = f"(+subscribe {names} &{HEARTBEAT_CHANNEL.decode()} {inbox} {peer})"
+        return f"{common} {publish} {subscribe} (+psubscribe allchannels)"
     if role == AGENT:
         write = "+xadd +xlen +xtrim +sadd +set"
         keys = f"{_TELEMETRY} {_RECORDS}"

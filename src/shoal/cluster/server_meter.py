@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from shoal.balance.reports import arrivals, read_report
 from shoal.cluster.acl import READER
 from shoal.cluster.local import LocalCluster
 from shoal.errors import ProtocolError
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import DEFAULT_LIMITS
+from shoal.load.kinds import CHANNEL, SERVER
+from shoal.load.reports import arrivals, read_report
+from shoal.load_kinds import KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +62,21 @@ class ServerMeter:
         found = []
         for row in rows:
             try:
-                report = read_report(row)
+                report = read_report(row, KINDS)
             except ProtocolError:
                 continue
-            figures = report.figures
-            if figures.measured:
-                sent = report.channels["messages_sent"].to_pylist()
+            if report.host.measured and report.host.kind == SERVER:
+                figures: dict[str, Any] = report.host.figures
+                sent = report.units[CHANNEL]["messages_sent"].to_pylist()
                 found.append(
                     ServerSecond(
-                        server=row.id.server,
+                        server=row.id.host,
                         second=row.id.second,
-                        load_ratio=figures.bandwidth_bytes_per_s / figures.capacity_bytes_per_s,
-                        bytes_out_per_s=figures.bandwidth_bytes_per_s,
+                        load_ratio=figures["bandwidth_bytes_per_s"] / figures["capacity_bytes_per_s"],
+                        bytes_out_per_s=figures["bandwidth_bytes_per_s"],
                         messages_sent=sum(sent),
-                        cpu_share=figures.cpu_share,
-                        connections=figures.connections,
+                        cpu_share=figures["cpu_share"],
+                        connections=figures["connections"],
                     )
                 )
         return found

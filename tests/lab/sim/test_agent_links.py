@@ -11,8 +11,8 @@ from shoal.channels.agent.forward_links import ForwardLinks
 from shoal.channels.agent.peers import PEER_PATTERN, SILENT_WORDS_MAX, Peers
 from shoal.channels.client.server_link import Command
 from shoal.lab.sim import Endpoint, FaultOptions, ModelCoordinator, Network, RedisNode, World
-from shoal.lab.sim.process import Process, Processes
-from shoal.lab.sim.resp import CommandReader, encode_frame
+from shoal.lab.sim.models.resp import CommandReader, encode_frame
+from shoal.lab.sim.world.process import Process, Processes
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.wire import control
@@ -157,7 +157,7 @@ class Speaker:
 
 def heartbeat(number: int) -> bytes:
     """A word of the agent of s2."""
-    return control.encode(control.Heartbeat("s2", 9, number, number - 1, 1, 3000, True, 1))
+    return control.encode(control.Heartbeat("s2", 9, number - 1, 1, 3000, True, 1), 0, number)
 
 
 def test_a_server_without_a_word_is_called_again() -> None:
@@ -204,7 +204,7 @@ def test_words_of_others_and_garbage_do_not_keep_a_silent_connection() -> None:
     while site.world.now < SILENT_S - SLACK_S:
         assert client in server.ends
         speaker.publish(HEARTBEAT_CHANNEL, b"garbage")
-        speaker.publish(HEARTBEAT_CHANNEL, control.encode(control.Heartbeat("s3", 9, 1, 0, 1, 3000, True, 1)))
+        speaker.publish(HEARTBEAT_CHANNEL, control.encode(control.Heartbeat("s3", 9, 0, 1, 3000, True, 1), 0, 1))
         site.run(site.world.now + SILENT_S / 10)
     site.run(SILENT_S + SLACK_S)
     assert client not in server.ends

@@ -12,9 +12,9 @@ from itertools import chain
 import pytest
 
 from shoal.channels.rules import broken
-from shoal.lab.sim.balancer import BalancerRun, run_seed
-from shoal.lab.sim.balancer_corners import BREAKS, CORNERS
 from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenarios.balancer import BalancerRun, run_seed
+from shoal.lab.sim.scenarios.balancer_corners import BREAKS, CORNERS
 
 SEARCH_SEEDS_MAX = 30
 """How many seeds are tried beyond the known ones."""

@@ -8,8 +8,9 @@ from collections import Counter
 import pytest
 
 from shoal import cli
-from shoal.lab.sim.campaign import CORNERS_SEEDS_MIN, PROTOCOLS, Result, run_campaign
+from shoal.lab.sim.campaign import CORNERS_SEEDS_MIN, Result, run_campaign
 from shoal.lab.sim.checkers import Verdict
+from shoal.lab.sim.protocols import PROTOCOLS
 from shoal.lab.sim.scenario import Outcome
 
 MOVES_RULES = {
@@ -52,7 +53,7 @@ def test_a_break_may_be_spelled_with_dashes(spelling: str, capsys: pytest.Captur
 
 
 def test_a_campaign_prints_the_facts_that_scripts_rely_on() -> None:
-    facts = run_campaign("moves", 2, 0, None, lambda *_: None).facts()
+    facts = run_campaign(PROTOCOLS["moves"], 2, 0, None, lambda *_: None).facts()
     fixed = ["protocol", "seeds", "messages", "deliveries", "moves", "faults", "lost", "duplicated", "reordered"]
     assert {*fixed, "gaps_reported", "violations", "exercised", "seconds"} <= {*facts}
     assert (facts["protocol"], facts["seeds"]) == ("moves", 2)

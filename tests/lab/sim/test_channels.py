@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from shoal.channels.rules import ALL_RULES, Rules, broken
-from shoal.lab.sim.channels import BREAKS, ChannelsRun, run_seed
-from shoal.lab.sim.options import FaultOptions
 from shoal.lab.sim.scenario import Outcome
-from shoal.lab.sim.shape import Shape
+from shoal.lab.sim.scenarios.channels import BREAKS, ChannelsRun, run_seed
+from shoal.lab.sim.scenarios.shape import Shape
+from shoal.lab.sim.world.fault_options import FaultOptions
 
 SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""

@@ -19,8 +19,8 @@ from tests.coordination.contract import CoordinatorContract
 from shoal.coordination.interface import Change, Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, CoordinatorUnavailableError, LeaseLostError
 from shoal.lab.sim import FaultOptions, ModelClient, ModelCoordinator, Network, World
-from shoal.lab.sim.coordinator import CoordinatorOptions
-from shoal.lab.sim.loop import SimLoop
+from shoal.lab.sim.models.coordinator import CoordinatorOptions
+from shoal.lab.sim.world.loop import SimLoop
 
 T = TypeVar("T")
 
@@ -551,7 +551,7 @@ print(desk.world.events_run, seen)
 
 
 def test_a_run_is_the_same_under_any_hash_seed() -> None:
-    here = Path(__file__).parents[2]
+    here = Path(__file__).parents[3]
     outputs = []
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": f"{here / 'src'}{os.pathsep}{here}"}

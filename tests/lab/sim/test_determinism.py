@@ -12,7 +12,7 @@ import pytest
 
 from shoal.channels.rules import broken
 from shoal.lab.sim.campaign import CHUNK_SEEDS
-from shoal.lab.sim.channels import run_seed
+from shoal.lab.sim.scenarios.channels import run_seed
 
 SEEDS = CHUNK_SEEDS + 1
 """Enough for two workers to have something to do."""

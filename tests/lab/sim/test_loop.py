@@ -12,8 +12,8 @@ import pytest
 import uvloop
 
 from shoal.lab.sim import FaultOptions, ModelCoordinator, Network, World
-from shoal.lab.sim.loop import THREAD_S, TIMERS_CANCELLED_MIN, TURN_S, SimLoop
-from shoal.lab.sim.process import Processes
+from shoal.lab.sim.world.loop import THREAD_S, TIMERS_CANCELLED_MIN, TURN_S, SimLoop
+from shoal.lab.sim.world.process import Processes
 
 DRIFTING = FaultOptions(clock_drift_max=0.05, clock_offset_s=(100.0, 900.0))
 ROUNDED = (-1.0, 0.0, 0.000_4, 0.000_6, 0.001, 0.001_4, 0.001_6, 0.007_4, 0.25, 1.999_6, 80_000.0)

@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 from tests.lab.sim.real_redis import RealClient
 from tests.support.redis_server import RedisServer
 
-from shoal.lab.sim.model_base import STATIC_BUFFER_BYTES
-from shoal.lab.sim.model_redis import BufferLimit, Client, Command, ModelRedis, RedisOptions
+from shoal.lab.sim.models.redis import BufferLimit, Client, Command, ModelRedis, RedisOptions
+from shoal.lab.sim.models.redis_base import STATIC_BUFFER_BYTES
 
 HARD_BYTES = 256 * 1024
 CLIENTS_MAX = 5

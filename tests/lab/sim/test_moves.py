@@ -12,11 +12,11 @@ from itertools import chain
 import pytest
 
 from shoal.channels.rules import Rules, broken
-from shoal.lab.sim import balancer_corners, channels, recording
-from shoal.lab.sim.campaign import PROTOCOLS
-from shoal.lab.sim.moves import MovesRun, run_seed
-from shoal.lab.sim.moves_corners import BREAKS, CORNERS
+from shoal.lab.sim.protocols import PROTOCOLS
 from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenarios import balancer_corners, channels, recording
+from shoal.lab.sim.scenarios.moves import MovesRun, run_seed
+from shoal.lab.sim.scenarios.moves_corners import BREAKS, CORNERS
 
 SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""

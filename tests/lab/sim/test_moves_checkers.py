@@ -9,9 +9,9 @@ import pytest
 
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import Interval, SubscriberRecord
-from shoal.lab.sim.moves import MovesRun
-from shoal.lab.sim.moves_checkers import BEFORE_TROUBLE_S, MovesCheck
-from shoal.lab.sim.plain import PlainSubscriber
+from shoal.lab.sim.scenarios.moves import MovesRun
+from shoal.lab.sim.scenarios.moves_checkers import BEFORE_TROUBLE_S, MovesCheck
+from shoal.lab.sim.scenarios.plain import PlainSubscriber
 
 TROUBLE_AT = 20.0
 CHANNEL = "c.0"

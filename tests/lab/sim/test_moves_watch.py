@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.lab.sim.moves_watch import MovesWatch
+from shoal.lab.sim.scenarios.moves_watch import MovesWatch
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.placement import Mode, Placement
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from shoal.channels.rules import broken
-from shoal.lab.sim.campaign import PROTOCOLS
-from shoal.lab.sim.recording import BREAKS, CORNERS, run_seed
+from shoal.lab.sim.protocols import PROTOCOLS
+from shoal.lab.sim.scenarios.recording import BREAKS, CORNERS, run_seed
 
 CATCHING = {"record_once": (2,), "record_absence": (74, 81, 43, 86), "record_loss": (6, 8, 9), "deletions": (0,)}
 """Seeds that are known to catch each broken rule; if none does any more, others are tried."""

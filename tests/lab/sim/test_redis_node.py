@@ -7,7 +7,7 @@ from typing import Any
 from hiredis import PushNotification
 
 from shoal.lab.sim import BufferLimit, Endpoint, FaultOptions, Network, RedisNode, RedisOptions, World
-from shoal.lab.sim.resp import CommandReader
+from shoal.lab.sim.models.resp import CommandReader
 from shoal.wire.commands import encode_commands
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from shoal.errors import ConnectError
 from shoal.lab.sim import BufferLimit, Endpoint, FaultOptions, ModelCoordinator, Network, RedisNode, RedisOptions, World
-from shoal.lab.sim.process import Process, Processes
-from shoal.lab.sim.transport import SimTransport
+from shoal.lab.sim.world.process import Process, Processes
+from shoal.lab.sim.world.transport import SimTransport
 from shoal.wire.connection import Connection
 
 CALM = FaultOptions(tcp_timeout_s=5.0, connect_timeout_s=3.0)

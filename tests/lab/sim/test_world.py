@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.lab.sim.world import EventBudgetExceededError, World
+from shoal.lab.sim.world.world import EventBudgetExceededError, World
 
 
 def test_events_run_in_order_of_time_then_of_scheduling() -> None:

@@ -264,3 +264,8 @@ class Dispatcher:
         """A report that the mover has not seen."""
         self._handovers.look()
         return self._reporting.take()
+
+    @property
+    def report_may_change(self) -> bool:
+        """Whether `take_report` may return one."""
+        return self._reporting.may_change

@@ -65,6 +65,11 @@ class Handovers:
         self._waiting.pop(channel, None)
         self._under_way.pop(channel, None)
 
+    @property
+    def pending(self) -> bool:
+        """Whether a hand-over waits or is under way."""
+        return bool(self._waiting or self._under_way)
+
     def look(self) -> None:
         """Begins what waits, if everybody is known, and ends what has been confirmed."""
         if self._waiting and self._host.complete:

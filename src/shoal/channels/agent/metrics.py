@@ -68,11 +68,10 @@ class AgentMetrics(Collector):
 
     def _closed(self, second: Second) -> None:
         self._second = second
-        publications = second.channels.column("publications").to_numpy()
+        publications = second.channels["publications"]
         busiest = np.argsort(publications)[-TOP_CHANNELS:]
-        names = second.channels.column("channel")
         for row in busiest[publications[busiest] > 0]:
-            self._top.add(names[int(row)].as_py(), float(publications[row]))
+            self._top.add(second.channels.unit(int(row)), float(publications[row]))
         self._top.roll()
 
     def collect(self) -> Iterable[Metric]:
@@ -113,7 +112,8 @@ class AgentMetrics(Collector):
             self._monitor.foreign_patterns,
         )
         if self._second is not None:
-            row = self._second.server.to_pylist()[0]
+            row = self._second.server
             for column, (name, text) in _SERVER_GAUGES.items():
-                if row[column] is not None:
-                    yield GaugeMetricFamily(name, text, row[column])
+                value = row[column]
+                if value is not None:
+                    yield GaugeMetricFamily(name, text, value)

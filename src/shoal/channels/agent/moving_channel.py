@@ -92,8 +92,8 @@ class Host(Protocol):
     def ask(self, command: Command, handler: Any = None) -> None:
         """Asks the agent's own server."""
 
-    def say(self, channel: bytes, message: control.Control) -> None:
-        """Publishes a control message on the agent's own server."""
+    def tell_client(self, client: int, message: control.FromAgent, number: int = 0) -> None:
+        """Publishes a control message to a client of the agent's own server."""
 
     def streams(self, channel: bytes) -> Mapping[int, int]:
         """The streams of a channel, each with its last sequence number (see `ENDED`)."""

@@ -17,7 +17,7 @@ from shoal.channels.agent.forward_targets import ForwardTargets
 from shoal.channels.agent.moving_channel import Host, MovingChannel
 from shoal.plan.entry import Phase
 from shoal.wire import control
-from shoal.wire.envelope import ENDED, client_of, inbox_channel
+from shoal.wire.envelope import ENDED, client_of
 
 PAGE_CLIENTS: Final = 1000
 PAGE_PAUSE_S: Final = 0.01
@@ -96,4 +96,5 @@ class Notices:
 
     def _tell(self, channel: bytes, client: int) -> None:
         self._host.counters.notices += 1
-        self._host.say(inbox_channel(client), control.Notice(channel, self._host.book.signed_entry(channel)))
+        entry = self._host.book.signed_entry(channel)
+        self._host.tell_client(client, control.Notice(self._host.server, channel, entry))

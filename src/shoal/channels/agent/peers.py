@@ -40,25 +40,23 @@ class _Ear:
     def __init__(self, server: str, heard: Callable[[control.Heartbeat], None]) -> None:
         self._server = server
         self._heard = heard
-        self.news = asyncio.Event()
-        self.lost_with: Exception | None = None
-        self.ended = False
+        self._clock = asyncio.get_running_loop().time
+        self.heard_at = 0.0
+        self.ended = asyncio.Event()
 
     def received(self, frames: list[Any]) -> None:
         """Pushes of the one pattern; what is no word of this server's agent is dropped."""
         for frame in frames:
             if isinstance(frame, hiredis.PushNotification) and frame[0] == b"pmessage":
                 with contextlib.suppress(ProtocolError):
-                    heartbeat = control.decode(frame[3])
+                    heartbeat = control.decode(frame[3]).message
                     if isinstance(heartbeat, control.Heartbeat) and heartbeat.server == self._server:
-                        self.news.set()
+                        self.heard_at = self._clock()
                         self._heard(heartbeat)
 
     def lost(self, error: Exception | None) -> None:
         """The connection is gone."""
-        self.lost_with = error
-        self.ended = True
-        self.news.set()
+        self.ended.set()
 
     def can_send(self) -> None:
         """Nothing waits to be sent."""
@@ -128,8 +126,10 @@ class Peers:
 
     async def _until_lost(self, ear: _Ear) -> None:
         """Returns when the connection is gone, or silent for so long that it may be half open."""
-        with contextlib.suppress(TimeoutError):
-            while not ear.ended:
-                ear.news.clear()
-                async with asyncio.timeout(SILENT_WORDS_MAX * self._limits.heartbeat_interval_s):
-                    await ear.news.wait()
+        loop = asyncio.get_running_loop()
+        silent_s = SILENT_WORDS_MAX * self._limits.heartbeat_interval_s
+        ear.heard_at = loop.time()
+        while not ear.ended.is_set() and loop.time() < (deadline := ear.heard_at + silent_s):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await ear.ended.wait()

@@ -103,6 +103,7 @@ class Agent:
         )
         self._plan: dict[str, bytes] = {}
         self._plan_moved = False
+        self._report_changed = asyncio.Event()
         self._granted_at: float | None = None
         self._opened_at: float | None = None
 
@@ -134,7 +135,13 @@ class Agent:
                 lease_keeper.run(),
                 self._watch_plan(coordinator),
                 self._keep_session(lease_keeper, loaded),
-                write_reports(coordinator, self._address.id, self._take_report, self._limits.heartbeat_interval_s),
+                write_reports(
+                    coordinator,
+                    self._address.id,
+                    self._take_report,
+                    self._report_changed,
+                    self._limits.heartbeat_interval_s,
+                ),
             )
 
     def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
@@ -219,6 +226,14 @@ class Agent:
         self._plan_moved = False
         session.flush()
         session.turn()
+
+    def _flushed(self) -> None:
+        """The core has been given something, and its commands were sent."""
+        session, forward_links = self._session, self._forward_links
+        if forward_links is not None:
+            forward_links.flush()
+        if session is not None and session.core.report_may_change:
+            self._report_changed.set()
 
     def _take_report(self) -> Report | None:
         return self._session.core.take_report() if self._session is not None else None
@@ -342,7 +357,7 @@ class Agent:
         self._forward_links = ForwardLinks(
             self._address.id, login.username, login.password, self._limits, core, self._random, dial=self._runtime.dial
         )
-        session = ServerSession(core, monitor, self._limits, self._forward_links.flush, self._runtime.wall)
+        session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall)
         for name, value in self._plan.items():
             self._plan_to_core(session, name, value)
         self._plan.clear()
@@ -373,7 +388,7 @@ def run_agent(options: AgentOptions) -> None:
 
 
 def _load() -> None:
-    """Loads the compiled loops and Arrow. They stay for ever, so no later garbage collection looks at them: that took
+    """Loads the compiled loops. They stay for ever, so no later garbage collection looks at them: that took
     100 ms, in which the agent served no client."""
     from shoal.channels.agent import session  # noqa: F401
     from shoal.channels.telemetry import analyzer

@@ -33,17 +33,17 @@ class Register:
         """Everyone who subscribes to anything."""
         return self._clients.keys()
 
-    def add(self, client: int, name: bytes, pattern: bool, nonce: int = 0) -> None:
-        """A client subscribes, with a hello of this nonce; once more is no change."""
+    def add(self, client: int, name: bytes, pattern: bool, number: int = 0) -> None:
+        """A client subscribes, with a Hello of this number; a repetition changes nothing."""
         (self._patterns if pattern else self._channels).setdefault(name, set()).add(client)
         names = self._clients.setdefault(client, {})
-        names[pattern, name] = max(nonce, names.get((pattern, name), 0))
+        names[pattern, name] = max(number, names.get((pattern, name), 0))
 
-    def remove(self, client: int, name: bytes, pattern: bool, nonce: int = 0) -> bool:
-        """A client has left a channel or pattern; never having been there is no error. Returns False for a word that
-        is older than its last hello (0 is never older), and does nothing then."""
+    def remove(self, client: int, name: bytes, pattern: bool, number: int = 0) -> bool:
+        """A client has left a channel or pattern; an unknown one is no error. Returns False and does nothing if the Bye
+        has a lower number than the client's last Hello (0 is never lower)."""
         names = self._clients.get(client)
-        if names is not None and 0 < nonce < names.get((pattern, name), 0):
+        if names is not None and 0 < number < names.get((pattern, name), 0):
             return False
         self._remove(name, pattern, client)
         if names is not None:

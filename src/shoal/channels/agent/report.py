@@ -165,6 +165,19 @@ class Reporting:
 
     # Telling
 
+    @property
+    def may_change(self) -> bool:
+        """Whether the report can differ from the one taken last: channels move, or did at that time, or the agent began
+        a new incarnation."""
+        last = self._last
+        return self._host.state is states.Agent.SERVING and (
+            bool(self._due_at)
+            or self._handovers.pending
+            or last is None
+            or bool(last.channels)
+            or last.incarnation != self._host.incarnation
+        )
+
     def take(self) -> Report | None:
         """The report, if it has changed; nothing while the agent does not serve."""
         if self._host.state is not states.Agent.SERVING:

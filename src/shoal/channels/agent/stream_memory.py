@@ -51,12 +51,18 @@ class StreamMemory:
         """The streams of a channel; nobody has the client id 0, so a stream with it is somebody's garbage."""
         return {stream: last for stream, last in self._scanner.streams(channel).streams if client_of(stream)}
 
-    def current(self, name: bytes, pattern: bool) -> Streams:
-        """The streams of a channel, or of all channels that match a pattern."""
+    def current(self, name: bytes, pattern: bool) -> tuple[Streams, bool]:
+        """The streams of a channel, or of channels that match a pattern, and whether the tables had room for all."""
         channels = [name]
         if pattern:
             channels = [channel for channel in self._scanner.channels() if glob_match(name, channel)]
-        return {(channel, stream): last for channel in channels for stream, last in self.of(channel).items()}
+        streams: Streams = {}
+        complete = True
+        for channel in channels:
+            listing = self._scanner.streams(channel)
+            complete = complete and listing.complete
+            streams.update({(channel, stream): last for stream, last in listing.streams if client_of(stream)})
+        return streams, complete
 
     def absent(self, name: bytes, pattern: bool, current: Streams, second: int) -> Streams:
         """The same of the lives before, without those that are current."""

@@ -15,7 +15,7 @@ from shoal.channels.client.server_link import ServerLink
 from shoal.channels.timers import patience
 from shoal.message import GivenAttributes
 from shoal.wire import control, envelope
-from shoal.wire.envelope import SUFFIX, inbox_channel
+from shoal.wire.envelope import SUFFIX
 
 _pack = SUFFIX.pack
 
@@ -148,33 +148,24 @@ class Publishing:
         """Tells the agent of a server that has been left, so that it need not wait for this stream any more."""
         revision = self._context.book.revision(out.name)
         if revision and link.open:
-            link.tell_agent(control.Left(self._context.client, out.name, out.stream, revision))
-            self._context.touch(link)
+            self._context.tell_agent(link, control.Left(out.name, out.stream, revision, link.incarnation))
 
     def _ask(self, lane: Lane, now: float) -> None:
         """Resolves the channel at the server's agent before anything is sent there."""
         lane.step("link usable")
-        nonce = self._context.next_nonce()
+        nonce = self._context.next_number()
         self.asked[nonce] = lane
         self._hello(lane, nonce, 0, now)
 
     def _hello(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
         out = lane.out
         book = self._context.book
-        lane.link.tell_agent(
+        self._context.tell_agent(
+            lane.link,
             control.Hello(
-                self._context.client,
-                nonce,
-                out.name,
-                False,
-                False,
-                book.revision(out.name),
-                book.version,
-                out.stream,
-                lane.confirmed,
-            )
+                nonce, out.name, False, False, book.revision(out.name), book.version, out.stream, lane.confirmed
+            ),
         )
-        self._context.touch(lane.link)
         wait_s = patience(self._context.limits.hello_retry_s, attempts)
         self._context.timers.set(("resolve", lane, nonce, attempts + 1), now + wait_s)
 
@@ -344,21 +335,19 @@ class Publishing:
 
     # Answers to subscribers
 
-    def heal(self, link: ServerLink, request: control.Heal) -> None:
-        """A subscriber missed messages: send it a page of them, through its inbox on the server it asked on."""
+    def heal(self, link: ServerLink, client: int, nonce: int, request: control.Heal) -> None:
+        """A subscriber missed messages: sends it a page of them, on the server that it asked on."""
         out = self._outs.get(request.channel)
         if out is None or out.stream != request.stream or request.first > request.last:
             return
-        inbox = inbox_channel(request.client)
         limits = self._context.limits
         page = out.page(request.first, request.last, limits.heal_page_messages, limits.heal_page_bytes)
         for blob in page:
-            link.publish(inbox, control.encode(control.Resend(out.name, blob)))
-        answer = control.Healed(out.name, out.stream, out.base, out.confirmed, request.first)
-        link.publish(inbox, control.encode(answer))
+            self._context.tell_peer(link, client, control.Resend(out.name, blob), nonce)
+        answer = control.Healed(out.name, out.stream, out.base, out.confirmed, out.seq, request.first)
+        self._context.tell_peer(link, client, answer, nonce)
         self._context.counters.heals_answered += 1
         self._context.counters.resent += len(page)
-        self._context.touch(link)
 
     def present(self, link: ServerLink) -> control.StreamList:
         """Where this client's streams on a server stand, for the agent's resync."""

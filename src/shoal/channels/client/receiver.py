@@ -26,8 +26,9 @@ from shoal.wire.envelope import (
     HEADER_BYTES,
     PLAIN,
     PLAIN_HEADER,
+    UNKNOWN_FLAGS,
+    body_at,
     client_of,
-    inbox_channel,
     is_envelope,
     settled_of,
     split_attributes,
@@ -68,8 +69,11 @@ class Receiving:
             self._foreign(sub, sub.channel(channel), blob)
             return
         _, flags, version, stream_id, sequence, time_us = HEADER.unpack_from(blob)
+        if flags & UNKNOWN_FLAGS:
+            self._context.report_unknown_flags(channel, flags & UNKNOWN_FLAGS, now)
+            return
         if flags & FOREIGN:
-            self._foreign(sub, sub.channel(channel), blob[HEADER_BYTES:])
+            self._foreign(sub, sub.channel(channel), blob[body_at(blob) :])
             return
         if not client_of(stream_id):
             self._context.counters.garbage += 1
@@ -84,7 +88,8 @@ class Receiving:
                 stream = known or self._meet(sub, chan, stream_id, settled + 1, version, server, now)
                 self._beacon(sub, chan, stream, sequence, bool(flags & FINAL), server, now)
                 return
-            attributes, payload = split_attributes(blob) if flags & ATTRIBUTES else (None, blob[HEADER_BYTES:])
+            at = body_at(blob)
+            attributes, payload = split_attributes(blob, at) if flags & ATTRIBUTES else (None, blob[at:])
         except ProtocolError:
             self._context.counters.garbage += 1
             return
@@ -294,12 +299,11 @@ class Receiving:
         room = max(1, sub.inbox.messages_max - len(sub.inbox.items))
         hole_end = stream.hole_end() if stream.has_hole() else stream.next
         last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
-        request = control.Heal(self._context.client, chan.name, stream.stream, stream.next, last)
-        link.publish(inbox_channel(client_of(stream.stream)), control.encode(request))
-        self._context.touch(link)
+        request = control.Heal(chan.name, stream.stream, stream.next, last)
+        self._context.tell_peer(link, client_of(stream.stream), request, self._context.next_number())
 
     def resent(self, sub: Subscription, message: control.Resend, server: str, now: float) -> None:
-        """A message that came by way of the inbox; only what was asked for is taken."""
+        """A message that its publisher sent again; only those that were asked for are taken."""
         if not is_envelope(message.blob):
             self._context.counters.garbage += 1
             return

@@ -19,7 +19,7 @@ from typing import Final
 
 from shoal.channels import states
 from shoal.channels.client.arrivals import Arrivals
-from shoal.channels.client.context import Context, FetchRing
+from shoal.channels.client.context import AgentRefused, Context, FetchRing
 from shoal.channels.client.inbox import Inbox
 from shoal.channels.client.publisher import Publishing
 from shoal.channels.client.receiver import Receiving
@@ -31,10 +31,7 @@ from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.wire import control
-from shoal.wire.envelope import (
-    HEARTBEAT_CHANNEL,
-    inbox_channel,
-)
+from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 
 SERVERS_OWED_MAX: Final = 64
 """Servers that were let go and have not heard all byes, of which is remembered what they missed. Beyond it the agent of
@@ -42,13 +39,13 @@ one that comes back believes that somebody is there until it tells them somethin
 
 
 class Router:
-    """One client. `client` is a random number of 48 bits that nobody else uses; `first_nonce` should be hard to guess,
-    so that nobody can answer in an agent's name."""
+    """One client. `client` is a random number of 48 bits that nobody else uses; `first_number` should be hard to guess,
+    so that other clients cannot answer in an agent's name."""
 
     def __init__(
-        self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES, first_nonce: int = 1
+        self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES, first_number: int = 1
     ) -> None:
-        self.context = Context(client, book, limits, rules, first_nonce)
+        self.context = Context(client, book, limits, rules, first_number)
         self.publishing = Publishing(self.context)
         self.receiving = Receiving(self.context)
         self.subscribing = Subscribing(self.context, self.receiving)
@@ -58,6 +55,7 @@ class Router:
         self.counters = self.context.counters
         self.limits = limits
         self._inbox = inbox_channel(client)
+        self._peer_channel = peer_channel(client)
         self.publish = self.publishing.publish
         self.received = Arrivals(
             self.context, self.publishing, self.subscribing, self.receiving, self._internal
@@ -188,7 +186,9 @@ class Router:
         link = self.context.links[server]
         link.reset()
         link.step("opened")
+        link.opened_at_number = self.context.number
         link.listen(b"SUBSCRIBE", self._inbox)
+        link.listen(b"SUBSCRIBE", self._peer_channel)
         link.listen(b"SUBSCRIBE", HEARTBEAT_CHANNEL)
         self._greet(link, now)
         self.context.timers.set(("watch", link), now + self.limits.hello_retry_s)
@@ -196,10 +196,9 @@ class Router:
         self.context.touch(link)
 
     def _greet(self, link: ServerLink, now: float) -> None:
-        nonce = self.context.next_nonce()
+        nonce = self.context.next_number()
         link.greeted(nonce, now)
-        link.tell_agent(control.Greet(self.context.client, nonce, self.context.book.version))
-        self.context.touch(link)
+        self.context.tell_agent(link, control.Greet(nonce, self.context.book.version, link.incarnation))
 
     def lost(self, server: str, now: float) -> None:
         """The connection is gone, or could not be made; the adapter waits a little before it tries again."""
@@ -260,46 +259,67 @@ class Router:
     # What arrives
 
     def _internal(self, link: ServerLink, channel: bytes, data: bytes, now: float) -> None:
-        """A control message. Whatever cannot be read, or is not for us, is counted and dropped."""
-        if channel != HEARTBEAT_CHANNEL and channel != self._inbox:
+        """A control message. Those that cannot be read, or are for other receivers, are counted and dropped."""
+        if channel not in (HEARTBEAT_CHANNEL, self._inbox, self._peer_channel):
             return
         try:
-            message = control.decode(data)
+            client, number, message = control.decode(data)
         except ProtocolError:
             self.counters.garbage += 1
             return
         if channel == HEARTBEAT_CHANNEL:
-            self._spoken(link, message, now)
+            self._broadcast(link, number, message, now)
+        elif channel == self._peer_channel:
+            self._from_peer(link, client, number, message, now)
+        elif client == self.context.client:
+            self._from_agent(link, number, message, now)
         else:
-            self._addressed(link, message, now)
+            self.counters.garbage += 1
 
-    def _spoken(self, link: ServerLink, message: control.Control, now: float) -> None:
+    def _broadcast(self, link: ServerLink, number: int, message: control.Control, now: float) -> None:
         if isinstance(message, control.Heartbeat) and message.server == link.server:
-            link.heartbeat_heard(message, self._lease_s(message.lease_ms))
+            link.heartbeat_heard(number, message, self._lease_s(message.lease_ms))
             self._take_heartbeat(link, message.ring_version, now)
-        elif isinstance(message, control.Resync):
+        elif isinstance(message, control.Resync) and message.server == link.server:
             self.counters.resyncs += 1
+            link.incarnation = message.incarnation
             channels, patterns = self.subscribing.present(link)
             streams = self.publishing.present(link)
-            link.tell_agent(control.Present(self.context.client, message.resync, channels, patterns, streams))
-            self.context.touch(link)
+            for part in control.presents(message.incarnation, number, channels, patterns, streams):
+                self.context.tell_agent(link, part)
             self.subscribing.confirm_all(link)
         else:
             self.counters.garbage += 1
 
-    def _addressed(self, link: ServerLink, message: control.Control, now: float) -> None:
+    def _from_agent(self, link: ServerLink, number: int, message: control.Control, now: float) -> None:
         match message:
             case control.Welcome():
                 if message.ring and message.ring_version > self.context.book.version:
                     self.ring(message.ring, now)
-                if link.welcomed(message, self._lease_s(message.lease_ms)):
+                if link.welcomed(number, message, self._lease_s(message.lease_ms)):
                     self._take_heartbeat(link, message.ring_version, now)
             case control.Answer():
-                self._answered(message, now)
+                self._answered(number, message, now)
             case control.Notice():
                 self._noticed(link, message, now)
+            case control.Refused():
+                self._refused(link, number, message)
+            case _:
+                self.counters.garbage += 1
+
+    def _refused(self, link: ServerLink, number: int, refused: control.Refused) -> None:
+        """An agent does not take this client's messages. A link that is usable has shown that its agent does."""
+        if link.state is states.Link.USABLE or not link.opened_at_number < number <= self.context.number:
+            self.counters.garbage += 1
+            return
+        self.context.effects.append(
+            AgentRefused(link.server, refused.code, refused.version_min, refused.version_max, refused.text)
+        )
+
+    def _from_peer(self, link: ServerLink, client: int, number: int, message: control.Control, now: float) -> None:
+        match message:
             case control.Heal():
-                self.publishing.heal(link, message)
+                self.publishing.heal(link, client, number, message)
             case control.Resend() | control.Healed():
                 for sub in list(self.subscribing.by_channel.get(message.channel, ())):
                     self._heal(sub, message, link.server, now)
@@ -315,8 +335,7 @@ class Router:
         believes this client on a channel that it does not hear there has not heard the bye."""
         self.counters.notices += 1
         if (False, notice.name) not in link.listening:
-            link.tell_agent(control.Bye(self.context.client, notice.name, False, self.context.next_nonce()))
-            self.context.touch(link)
+            self.context.tell_agent(link, control.Bye(notice.name, False, link.incarnation))
         known = notice.entry == self.context.book.signed_entry(notice.name)
         self.entry(notice.entry, now)
         if known:
@@ -329,19 +348,19 @@ class Router:
         else:
             self.receiving.healed(sub, message, now)
 
-    def _answered(self, answer: control.Answer, now: float) -> None:
+    def _answered(self, nonce: int, answer: control.Answer, now: float) -> None:
         if answer.ring:
             self.ring(answer.ring, now)
         if answer.entry:
             self.entry(answer.entry, now)
-        site = self.subscribing.asked.get(answer.nonce)
-        if site is not None and site.sub.name == answer.name:
-            del self.subscribing.asked[answer.nonce]
+        site = self.subscribing.asked.get(nonce)
+        if site is not None and site.sub.name == answer.name and (whole := site.take_part(answer)) is not None:
+            del self.subscribing.asked[nonce]
             self.context.timers.cancel(("hello", site))
-            self.subscribing.answered(site, answer, now)
-        lane = self.publishing.asked.get(answer.nonce)
+            self.subscribing.answered(site, whole, now)
+        lane = self.publishing.asked.get(nonce)
         if lane is not None and lane.out.name == answer.name:
-            del self.publishing.asked[answer.nonce]
+            del self.publishing.asked[nonce]
             self.publishing.answered(lane, now)
 
     # Time

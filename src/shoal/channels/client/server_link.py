@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from shoal.channels import states
 from shoal.plan.ring import ServerAddress
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL
 
 if TYPE_CHECKING:
     from shoal.channels.client.outgoing import Lane
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 Command = tuple[bytes, ...]
 
 GREETINGS_REMEMBERED: Final = 16
-WORDS_REMEMBERED: Final = 8
-"""An agent hears its own words back long before it has spoken this many more."""
+HEARTBEATS_REMEMBERED: Final = 8
+"""An agent hears its own heartbeats back long before it has sent this many more."""
 
 
 class Ping:
@@ -64,6 +63,7 @@ class ServerLink:
         "inflight",
         "lanes",
         "listening",
+        "opened_at_number",
         "outbox",
         "ping",
         "server",
@@ -87,6 +87,8 @@ class ServerLink:
         self.dirty = False
         self._greets: dict[int, float] = {}
         self.incarnation = 0
+        self.opened_at_number = 0
+        """The router's last number before this connection opened; messages on it have higher ones."""
         self.anchor: float | None = None
         self._anchors: dict[tuple[int, int], float] = {}
         self.ping: Ping | None = None
@@ -116,24 +118,6 @@ class ServerLink:
         self.outbox.append((b"PUBLISH", channel, blob))
         self.inflight.append(lane)
 
-    def tell_agent(self, message: control.Control) -> None:
-        """Queues a control message to the server's agent."""
-        self.publish(AGENT_CHANNEL, control.encode(message))
-
-    def say_bye(self, client: int, pattern: bool, name: bytes, nonce: int) -> None:
-        """Queues a Bye. Without a connection, or if this one is lost with it, it is said on the next one."""
-        self.byes[pattern, name] = False
-        if self.open:
-            self.tell_agent(control.Bye(client, name, pattern, nonce))
-
-    def repeat_byes(self, client: int, nonce: int) -> None:
-        """A new connection stands: says what may have been lost with the one before, unless it is wrong by now."""
-        for pattern, name in list(self.byes):
-            if (pattern, name) in self.listening:
-                del self.byes[pattern, name]
-            else:
-                self.say_bye(client, pattern, name, nonce)
-
     def send_ping(self, now: float) -> None:
         """Queues a PING, unless one is on its way."""
         if self.ping is None:
@@ -154,23 +138,24 @@ class ServerLink:
         if len(self._greets) > GREETINGS_REMEMBERED:
             del self._greets[next(iter(self._greets))]
 
-    def welcomed(self, welcome: control.Welcome, lease_s: float) -> bool:
-        """Takes an agent's answer to a greeting; says whether it was one."""
-        since = self._greets.pop(welcome.nonce, None)
+    def welcomed(self, nonce: int, welcome: control.Welcome, lease_s: float) -> bool:
+        """Takes an agent's answer to the greeting with this nonce; False if there is no such greeting."""
+        since = self._greets.pop(nonce, None)
         if since is None or welcome.server != self.server:
             return False
+        self.incarnation = welcome.incarnation
         self.grant(lease_s, since)
         return True
 
-    def heartbeat_heard(self, heartbeat: control.Heartbeat, lease_s: float) -> None:
-        """Takes an agent's word to everyone."""
+    def heartbeat_heard(self, number: int, heartbeat: control.Heartbeat, lease_s: float) -> None:
+        """Takes a heartbeat of the server's agent."""
         self.incarnation = heartbeat.incarnation
-        since = self._anchors.get((heartbeat.agent, heartbeat.heard))
+        since = self._anchors.get((heartbeat.instance, heartbeat.heard))
         if since is not None:
             self.grant(lease_s, since)
         if self.anchor is not None:
-            self._anchors[heartbeat.agent, heartbeat.number] = self.anchor
-            if len(self._anchors) > WORDS_REMEMBERED:
+            self._anchors[heartbeat.instance, number] = self.anchor
+            if len(self._anchors) > HEARTBEATS_REMEMBERED:
                 del self._anchors[next(iter(self._anchors))]
 
     def grant(self, lease_s: float, since: float) -> None:

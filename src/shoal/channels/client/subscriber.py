@@ -181,8 +181,8 @@ class Subscribing:
                     continue
                 if entry.phase is not Phase.END and site.was_subscribed < entry.newness:
                     site.was_subscribed = entry.newness
-                    site.link.tell_agent(control.Subscribed(self._context.client, sub.name, entry.newness))
-                    self._context.touch(site.link)
+                    subscribed = control.Subscribed(sub.name, entry.newness, site.link.incarnation)
+                    self._context.tell_agent(site.link, subscribed)
                 if server not in homes and self._left_by_plan(other, server):
                     site.step("closed")
                     self._leave(site)
@@ -214,12 +214,12 @@ class Subscribing:
             if count == 1:
                 del link.listening[key]
                 link.listen(b"PUNSUBSCRIBE" if sub.pattern else b"UNSUBSCRIBE", sub.name)
-                link.say_bye(self._context.client, sub.pattern, sub.name, self._context.next_nonce())
+                self._context.say_bye(link, sub.pattern, sub.name)
                 self._context.touch(link)
             else:
                 link.listening[key] = count - 1
         elif not link.open:
-            link.say_bye(self._context.client, sub.pattern, sub.name, self._context.next_nonce())
+            self._context.say_bye(link, sub.pattern, sub.name)
         if not link.wanted and self._context.book.address(link.server) is None:
             self._context.drop(link)
 
@@ -241,7 +241,7 @@ class Subscribing:
     def _number(self, site: Site) -> None:
         """Gives a question a number of its own, so that an answer to an earlier one is not mistaken for its answer."""
         self.asked.pop(site.nonce, None)
-        site.nonce = self._context.next_nonce()
+        site.nonce = self._context.next_number()
         site.attempts = 0
         self.asked[site.nonce] = site
 
@@ -249,9 +249,9 @@ class Subscribing:
         """Asks the agent. A repetition keeps its number: the answer to any of them will do."""
         sub, book = site.sub, self._context.book
         version = book.version if sub.pattern else book.revision(sub.name)
-        site.link.tell_agent(
+        self._context.tell_agent(
+            site.link,
             control.Hello(
-                self._context.client,
                 site.nonce,
                 sub.name,
                 sub.pattern,
@@ -259,9 +259,8 @@ class Subscribing:
                 version,
                 book.version,
                 incarnation=site.incarnation,
-            )
+            ),
         )
-        self._context.touch(site.link)
         wait_s = patience(self._context.limits.hello_retry_s, site.attempts)
         site.attempts += 1
         self._context.timers.set(("hello", site), now + wait_s)
@@ -377,7 +376,7 @@ class Subscribing:
         for site in sorted(link.sites, key=lambda site: site.sub.id):
             if site.state is states.Site.WAITING:
                 self._ask(site, now)
-        link.repeat_byes(self._context.client, self._context.next_nonce())
+        self._context.repeat_byes(link)
 
     def link_lost(self, link: ServerLink, now: float) -> None:
         """A connection is gone: nothing is owed any less, so every site asks again when it is back. What the agent was
@@ -394,7 +393,7 @@ class Subscribing:
             if site.state is states.Site.LEFT:
                 site.sub.sites.pop(site.server, None)
                 link.sites.pop(site, None)
-                link.say_bye(self._context.client, site.sub.pattern, site.sub.name, self._context.next_nonce())
+                self._context.say_bye(link, site.sub.pattern, site.sub.name)
                 self._doubt_streams(site.sub, site.server, now)
 
     def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:

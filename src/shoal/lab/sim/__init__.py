@@ -1,8 +1,8 @@
 """The simulator: shipped code on a simulated network with model servers, from a seed.
 
     from shoal.lab.sim import *
-    from shoal.lab.sim.process import Processes
-    from shoal.lab.sim.resp import CommandReader
+    from shoal.lab.sim.world.process import Processes
+    from shoal.lab.sim.models.resp import CommandReader
     from shoal.wire.commands import encode_commands
     from shoal.wire.connection import Connection
 
@@ -62,16 +62,16 @@
 Owns: nothing itself; this is the list of what a scenario needs. Production code never imports it.
 """
 
-from shoal.lab.sim.coordinator import CoordinatorOptions, ModelClient, ModelCoordinator
-from shoal.lab.sim.faults import Faults
-from shoal.lab.sim.link import Endpoint
-from shoal.lab.sim.model_redis import BufferLimit, ModelRedis, RedisOptions
-from shoal.lab.sim.network import Dial, Dialer, Network, Partition
-from shoal.lab.sim.node import Node
-from shoal.lab.sim.options import FaultOptions
-from shoal.lab.sim.redis_node import RedisNode
-from shoal.lab.sim.wires import Handler
-from shoal.lab.sim.world import Event, EventBudgetExceededError, World
+from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelClient, ModelCoordinator
+from shoal.lab.sim.models.redis import BufferLimit, ModelRedis, RedisOptions
+from shoal.lab.sim.models.redis_node import RedisNode
+from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.faults import Faults
+from shoal.lab.sim.world.link import Endpoint
+from shoal.lab.sim.world.network import Dial, Dialer, Network, Partition
+from shoal.lab.sim.world.node import Node
+from shoal.lab.sim.world.wires import Handler
+from shoal.lab.sim.world.world import Event, EventBudgetExceededError, World
 
 __all__ = [
     "BufferLimit",

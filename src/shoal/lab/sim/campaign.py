@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
-from shoal.channels.rules import ALL_RULES, Rules, broken
-from shoal.lab.sim import balancer, balancer_corners, channels, moves, moves_corners, recording
 from shoal.lab.sim.scenario import Outcome
 
 CORNERS_SEEDS_MIN: Final = 200
@@ -32,30 +30,17 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A scenario as a campaign knows it: what it must meet, what it can break, and what counts as a move in it."""
+    """A protocol as a campaign knows it.
+
+    `run_seed` takes a seed and the name of a rule to break, if any. `corners` maps what a campaign must meet to the
+    counter that shows it. `moves` names the counters that count as moves.
+    """
 
     name: str
-    run_seed: Callable[[int, Rules], Outcome]
+    run_seed: Callable[[int, str | None], Outcome]
     corners: Mapping[str, str]
     breaks: tuple[str, ...]
     moves: tuple[str, ...]
-
-
-PROTOCOLS: Final = {
-    protocol.name: protocol
-    for protocol in (
-        Protocol(
-            "channels",
-            channels.run_seed,
-            channels.CORNERS,
-            channels.BREAKS,
-            ("server left ring", "server joined ring"),
-        ),
-        Protocol("moves", moves.run_seed, moves_corners.CORNERS, moves_corners.BREAKS, ("move",)),
-        Protocol("recording", recording.run_seed, recording.CORNERS, recording.BREAKS, ("move",)),
-        Protocol("balancer", balancer.run_seed, balancer_corners.CORNERS, balancer_corners.BREAKS, ("move",)),
-    )
-}
 
 
 @dataclass(slots=True)
@@ -75,6 +60,7 @@ class Result:
     failing: list[int] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     exercised: Counter[str] = field(default_factory=Counter)
+    own: Counter[str] = field(default_factory=Counter)
     digests: dict[int, bytes] = field(default_factory=dict)
 
     def add(self, outcome: Outcome) -> None:
@@ -89,6 +75,7 @@ class Result:
         self.reordered += verdict.reordered
         self.gaps_reported += verdict.gaps_reported
         self.exercised.update(outcome.exercised)
+        self.own.update(verdict.own)
         self.digests[outcome.seed] = outcome.digest
         if verdict.violations:
             self.failing.append(outcome.seed)
@@ -133,13 +120,14 @@ class Result:
             "violations": self.violations + [f"never exercised: {name}" for name in self.corners_missed],
             "failing_seeds": self.failing,
             "exercised": exercised,
+            **self.own,
             "digest": self.digest,
             "seconds": round(self.seconds, 1),
         }
 
 
 def run_campaign(
-    protocol: str,
+    protocol: Protocol,
     seeds: int,
     first: int,
     broken_rule: str | None,
@@ -149,7 +137,7 @@ def run_campaign(
 ) -> Result:
     """Runs the seeds in `workers` processes, by default one for each core. With a broken rule the first violating seed
     is enough."""
-    result = Result(PROTOCOLS[protocol])
+    result = Result(protocol)
     began = time.monotonic()
     for outcomes in _chunks(protocol, range(first, first + seeds), broken_rule, workers):
         for outcome in outcomes:
@@ -161,11 +149,17 @@ def run_campaign(
     return result
 
 
-def _chunks(protocol: str, seeds: range, broken_rule: str | None, workers: int | None) -> Iterator[list[Outcome]]:
+def _chunks(protocol: Protocol, seeds: range, broken_rule: str | None, workers: int | None) -> Iterator[list[Outcome]]:
     chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
     workers = min(workers or os.cpu_count() or 1, len(chunks))
     if workers <= 1:
-        yield from (_run_chunk(protocol, chunk, broken_rule) for chunk in chunks)
+        threshold = gc.get_threshold()
+        _prepare_worker()
+        try:
+            yield from (_run_chunk(protocol, chunk, broken_rule) for chunk in chunks)
+        finally:
+            gc.unfreeze()
+            gc.set_threshold(*threshold)
         return
     with ProcessPoolExecutor(workers, initializer=_prepare_worker) as pool:
         futures = [pool.submit(_run_chunk, protocol, chunk, broken_rule) for chunk in chunks]
@@ -184,10 +178,9 @@ def _prepare_worker() -> None:
     gc.set_threshold(GC_THRESHOLD)
 
 
-def _run_chunk(protocol: str, seeds: range, broken_rule: str | None) -> list[Outcome]:
-    rules: Rules = broken(broken_rule) if broken_rule else ALL_RULES
+def _run_chunk(protocol: Protocol, seeds: range, broken_rule: str | None) -> list[Outcome]:
     outcomes = []
     for seed in seeds:
-        outcomes.append(PROTOCOLS[protocol].run_seed(seed, rules))
+        outcomes.append(protocol.run_seed(seed, broken_rule))
         gc.collect()  # a finished world is one large cycle
     return outcomes

@@ -33,6 +33,8 @@ class Verdict:
     gaps_reported: int = 0
     violations: list[str] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
+    own: Counter[str] = field(default_factory=Counter)
+    """Figures of the protocol, printed beside the common ones."""
 
     def violate(self, kind: str, text: str) -> None:
         """Records a broken promise."""
@@ -112,7 +114,7 @@ class _Judge:
             return
         number = number_of(message)
         published = self.history.messages.get(number)
-        if published is None or not self.sub.wants(published.channel):
+        if published is None or not self.sub.wants(published):
             verdict.violate("invented", f"{self.label} was handed {message.payload[:20]!r} at t={at:.3f}")
             return
         if (message.channel, message.publisher, message.sequence) != (
@@ -197,10 +199,10 @@ class _Judge:
             key = message.channel, message.publisher
             highest[key] = max(highest[key], message.sequence)
         for channel, messages in self.by_channel.items():
-            if not sub.wants(channel):
+            if not sub.reads(channel):
                 continue
             for message in messages:
-                if message.number in self.got or message.called_at < sub.in_force_at:
+                if message.number in self.got or message.called_at < sub.in_force_at or not sub.wants(message):
                     continue
                 followed = highest[channel, message.publisher] > message.sequence
                 due = self.expect.finished and sub.ended_at is None

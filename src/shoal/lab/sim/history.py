@@ -53,9 +53,13 @@ class SubscriberRecord:
     ended_at: float | None = None
     handed: list[Handed] = field(default_factory=list)
 
-    def wants(self, channel: str) -> bool:
-        """Whether messages of a channel are for this subscription. Patterns of scenarios end in one star."""
+    def reads(self, channel: str) -> bool:
+        """Whether the subscription covers a channel. Patterns of scenarios end in one star."""
         return channel.startswith(self.name[:-1]) if self.pattern else channel == self.name
+
+    def wants(self, message: Published) -> bool:
+        """Whether a message is owed to the subscription once it is in force."""
+        return self.reads(message.channel)
 
 
 @dataclass(slots=True)

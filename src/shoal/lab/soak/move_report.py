@@ -192,7 +192,7 @@ class MoveLogReader:
         if sub.in_force_at is None or sub.ended_at is not None:
             return 0
         since = sub.in_force_at
-        lost = sum(one.at >= since and one.number not in seen and sub.wants(one.channel) for one in self._foreign)
+        lost = sum(one.at >= since and one.number not in seen and sub.reads(one.channel) for one in self._foreign)
         self.foreign.lost += lost
         return lost
 

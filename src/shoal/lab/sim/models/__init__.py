@@ -1,0 +1,1 @@
+"""Models of what Shoal talks to: Redis servers and the coordinator."""

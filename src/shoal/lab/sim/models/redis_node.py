@@ -1,0 +1,110 @@
+"""A model server on the simulated network: it accepts connections, runs what arrives, writes what comes out.
+
+Owns: the lives of one server (each with its own run id) and the flow between links and model. Never touches:
+what commands mean (`shoal.lab.sim.models.redis`).
+
+Invariants:
+- Commands run in the order in which they arrive; what one arrival makes is written to the links in the same
+  instant.
+- A crash loses subscriptions, keys and buffers; after a restart the run id is another.
+- A client above its output-buffer limit is closed: what the kernel has taken still arrives, the rest is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from shoal.lab.sim.models.redis import Client, ModelRedis, RedisOptions
+from shoal.lab.sim.models.redis_keys import Stream
+from shoal.lab.sim.models.resp import CommandReader
+from shoal.lab.sim.world.link import Endpoint
+from shoal.lab.sim.world.network import Network
+from shoal.lab.sim.world.node import Node
+
+CRON_S: Final = 1.0
+"""How often the server looks for clients that were above the soft limit for too long."""
+
+
+class RedisNode:
+    """A server on a node of that name. Connect to it with `network.connect(client_node, name, dialer)`."""
+
+    def __init__(
+        self, network: Network, name: str, options: RedisOptions | None = None, host: str | None = None
+    ) -> None:
+        self.network = network
+        self.options = options or RedisOptions()
+        self.node: Node = network.node(name, host)
+        self.node.on_restart = self._start
+        self.model: ModelRedis
+        self.ends: dict[Client, Endpoint] = {}
+        self._clients: dict[Endpoint, tuple[Client, CommandReader]] = {}
+        self.on_add: Callable[[bytes, tuple[bytes, ...]], bool] | None = None
+        """Hears of each entry that is added to a stream, and says whether it must vanish again."""
+        self.on_cut_off: Callable[[Node], None] = lambda client: None
+        """Hears of each client whose connection the server ends because its output buffer is over its limit."""
+        self._start()
+
+    def received(self, end: Endpoint, data: bytes) -> None:
+        """Bytes arrived from one client."""
+        client, reader = self._clients[end]
+        execute, now = self.model.execute, self.node.clock()
+        for command in reader.read(data):
+            execute(client, command, now)
+            if self.on_add is not None and command[0] == b"XADD":
+                self._added(command[1])
+        self._flush()
+
+    def lost(self, end: Endpoint, reason: str) -> None:
+        """A client is gone."""
+        client, _ = self._clients.pop(end)
+        del self.ends[client]
+        self.model.close(client)
+
+    def add_entry(self, key: bytes, fields: tuple[bytes, ...], model: ModelRedis) -> None:
+        """Adds an entry to a stream, if the server is still in the life of `model`."""
+        if self.node.up and self.model is model:
+            model.keys.execute((b"XADD", key, b"*", *fields), self.node.clock())
+
+    def _added(self, key: bytes) -> None:
+        stream = self.model.keys.values.get(key)
+        if self.on_add is not None and isinstance(stream, Stream) and self.on_add(key, stream.entries[-1][1]):
+            stream.entries.pop()
+
+    def _start(self) -> None:
+        rng = self.network.world.rng(f"redis/{self.node.name}")
+        self.model = ModelRedis(self.options, f"{rng.getrandbits(160):040x}", rng.getrandbits(32))
+        self.ends.clear()
+        self._clients.clear()
+        self.network.listen(self.node, self._accept)
+        self.node.after(CRON_S, self._cron)
+
+    def _accept(self, end: Endpoint) -> RedisNode:
+        out = end
+        client = self.model.open(lambda: out.unsent_bytes)
+        self._clients[end] = client, CommandReader()
+        self.ends[client] = end
+        return self
+
+    def _cron(self) -> None:
+        self.model.now = self.node.clock()
+        for client, _ in list(self._clients.values()):
+            if client.soft_since is not None:
+                self.model.check_soft_limit(client)
+        self._flush()
+        self.node.after(CRON_S, self._cron)
+
+    def _flush(self) -> None:
+        """Write what the clients' buffers hold, and end those that are to be ended."""
+        model = self.model
+        dirty, model.dirty = model.dirty, {}
+        for client in dirty:
+            end = self.ends[client]
+            if client.output:
+                end.send(model.take_output(client))
+            if client.closing:
+                if client.closing != "quit":
+                    self.on_cut_off(end.peer.node)
+                del self.ends[client], self._clients[end]
+                model.close(client)
+                end.close(flush=client.closing == "quit")

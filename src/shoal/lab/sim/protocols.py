@@ -1,0 +1,34 @@
+"""The protocols that `shoal sim` can run.
+
+Owns the list. What each of them is about is in `shoal.lab.sim.scenarios`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from shoal.channels.rules import ALL_RULES, Rules, broken
+from shoal.lab.sim.campaign import Protocol
+from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenarios import balancer, balancer_corners, channels, moves, moves_corners, recording
+
+
+def _run(run_seed: Callable[[int, Rules], Outcome], seed: int, broken_rule: str | None) -> Outcome:
+    return run_seed(seed, broken(broken_rule) if broken_rule else ALL_RULES)
+
+
+RING_CHANGES: Final = ("server left ring", "server joined ring")
+
+PROTOCOLS: Final = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol("channels", partial(_run, channels.run_seed), channels.CORNERS, channels.BREAKS, RING_CHANGES),
+        Protocol("moves", partial(_run, moves.run_seed), moves_corners.CORNERS, moves_corners.BREAKS, ("move",)),
+        Protocol("recording", partial(_run, recording.run_seed), recording.CORNERS, recording.BREAKS, ("move",)),
+        Protocol(
+            "balancer", partial(_run, balancer.run_seed), balancer_corners.CORNERS, balancer_corners.BREAKS, ("move",)
+        ),
+    )
+}

@@ -1,0 +1,266 @@
+"""An application of a scenario: it publishes in bursts, subscribes, reads at its own pace, and starts anew
+after a crash.
+
+Owns what an application does, through the `Bus` that every application uses, and writes it into the history. What it is
+owed is for the checkers to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.bus.client import Bus
+from shoal.bus.subscription import Subscription
+from shoal.channels.client.router import Router
+from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.errors import ShoalError, SubscribeTimeoutError
+from shoal.lab.sim.history import Handed, PublisherRecord, SubscriberRecord, payload_of
+from shoal.lab.sim.models.resp import CommandReader
+from shoal.lab.sim.world.node import Node
+from shoal.lab.sim.world.process import COORDINATOR_URL, Process
+
+if TYPE_CHECKING:
+    from shoal.lab.sim.scenarios.cluster import ChannelScenario
+
+SUBSCRIPTIONS_MAX: Final = 4
+TAKE_MAX: Final = 1 << 30
+OPEN_RETRY_S: Final = 0.3
+"""Pause before an application that found no cluster tries again."""
+
+
+class Sub:
+    """One subscription: what the application holds, and its record."""
+
+    def __init__(self, record: SubscriberRecord, messages: Subscription) -> None:
+        self.record = record
+        self.messages = messages
+
+    @property
+    def text(self) -> str:
+        """The channel or the pattern."""
+        return self.record.name
+
+    def has_ended(self) -> bool:
+        """Whether the application has given it up, or is gone."""
+        return self.record.ended_at is not None
+
+    @property
+    def core(self) -> CoreSubscription | None:
+        """The router's side, once it is in force."""
+        return self.messages.core
+
+
+class App:
+    """One application process."""
+
+    def __init__(self, run: ChannelScenario, node: Node) -> None:
+        self.run = run
+        self.node = node
+        self.random: Random = run.world.rng(f"app/{node.name}")
+        self.subs: list[Sub] = []
+        self.spoken: set[bytes] = set()
+        self.started = False
+        self.bus: Bus
+        self.record: PublisherRecord
+        self.process: Process
+        self._sequences: Counter[str] = Counter()
+        node.on_crash = self._crashed
+        node.on_restart = self.start
+        self.start()
+
+    @property
+    def slow(self) -> bool:
+        """Whether this application reads slowly."""
+        return self.run.shape.slow_readers and self.node.name.endswith(("1", "3"))
+
+    @property
+    def router(self) -> Router | None:
+        """The router of this life; None while the bus is not open."""
+        return self.bus.router if self.started else None
+
+    def start(self) -> None:
+        """A new process with a new identity."""
+        self.started = False
+        self.subs, self.spoken, self._sequences = [], set(), Counter()
+        run = self.run
+        self.process = run.processes.new(self.node, tap=self)
+        self.bus = Bus(COORDINATOR_URL, limits=run.shape.limits, runtime=self.process.runtime, rules=run.rules)
+        client = self.bus.client_id
+        self.record = run.history.publishers[client] = PublisherRecord(client)
+        self.process.begin(self._main(self.bus))
+
+    async def _main(self, bus: Bus) -> None:
+        await asyncio.sleep(self.random.uniform(0.0, 1.0))
+        while True:
+            try:
+                await bus.open()
+                break
+            except ShoalError:
+                await asyncio.sleep(OPEN_RETRY_S)
+        self.started = True
+        self._begin()
+
+    def after(self, delay_s: float, fn: Callable[..., object], *args: Any) -> None:
+        """Does something later, if this process still lives then."""
+        self.process.after(delay_s, fn, *args)
+
+    def _begin(self) -> None:
+        for _ in range(self.random.randint(1, 2)):
+            self._subscribe()
+        for channel in self.run.quiet_channels:
+            if self.random.random() < 0.5:
+                self.after(self.random.uniform(0.0, 20.0), self._quiet_burst, channel)
+        self._live()
+
+    def ring_changed(self) -> None:
+        """Some hear of a new ring at once and subscribe by it, while others still publish by the old one."""
+        if self.node.running and self.started and self.random.random() < 0.5:
+            if self.random.random() < 0.5:
+                self.after(0.0, self.bus.fetch_ring)
+                self.after(self.random.uniform(0.02, 0.2), self._subscribe)
+            else:
+                channel = self.random.choice(self.run.channels)
+                for _ in range(4):
+                    self.after(self.random.uniform(0.0, 0.5), self._burst, channel, 1)
+
+    def engaged(self) -> list[bytes]:
+        """The channels that this process subscribes to or publishes on."""
+        return [sub.text.encode() for sub in self.subs if not sub.record.pattern] + sorted(self.spoken)
+
+    # Publishing
+
+    def _quiet_burst(self, channel: str) -> None:
+        """The only time that this process publishes on the channel: nothing later can show that it got lost."""
+        if self.run.active:
+            self.run.exercised["quiet burst"] += 1
+            self._burst(channel, self.random.randint(1, 3))
+            self.run.spoken_once(channel)
+
+    def _live(self) -> None:
+        """One thing after another, as long as applications are active."""
+        run, random = self.run, self.random
+        if not run.active:
+            return
+        draw = random.random()
+        if draw < 0.75:
+            self._burst(random.choice(run.channels), random.randint(1, run.shape.burst_max))
+        elif draw < 0.87:
+            self._subscribe()
+            run.exercised["late joiner"] += 1
+        elif self.subs:
+            self._unsubscribe(random.choice(self.subs))
+        self.after(random.expovariate(1 / run.shape.burst_pause_s), self._live)
+
+    def _burst(self, channel: str, count: int) -> None:
+        self.run.exercised["burst"] += 1
+        for _ in range(count):
+            self._publish(channel)
+            if self.random.random() < 0.2:
+                self.after(self.random.uniform(0.0, 0.3), self._publish, channel)
+
+    def _publish(self, channel: str, size: int | None = None) -> None:
+        self.spoken.add(channel.encode())
+        self.process.loop.create_task(self._publish_confirmed(channel, size))
+
+    async def _publish_confirmed(self, channel: str, size: int | None) -> None:
+        """Publishes and waits for the confirmation. Counts sequence numbers as the bus does: from 1 on each channel."""
+        history, world = self.run.history, self.run.world
+        self._sequences[channel] += 1
+        number = history.publish(channel, self.record.client, self._sequences[channel], world.now)
+        payload = payload_of(number, self.run.shape.payload_bytes if size is None else size)
+        await self.bus.publish(channel, payload, confirm=True)
+        history.confirmed(number, world.now)
+
+    # Subscribing
+
+    def _subscribe(self) -> None:
+        if len(self.subs) >= SUBSCRIPTIONS_MAX:
+            return
+        pattern = self.random.random() < 0.25
+        name = self.run.pattern if pattern else self.random.choice(self.run.subscribable())
+        self.run.exercised["pattern" if pattern else "channel"] += 1
+        record = SubscriberRecord(name, pattern, self.record.client, self.run.world.now)
+        messages = self.bus.subscribe(pattern=name) if pattern else self.bus.subscribe(name)
+        sub = Sub(record, messages)
+        self.subs.append(sub)
+        self.run.history.subscribers.append(record)
+        self.process.loop.create_task(self._read(sub))
+
+    def _unsubscribe(self, sub: Sub) -> None:
+        self.subs.remove(sub)
+        self._drain(sub)
+        sub.record.ended_at = self.run.world.now
+        self.process.loop.create_task(sub.messages.aclose())
+
+    async def _read(self, sub: Sub) -> None:
+        """Reads until the subscription ends."""
+        record, messages, world = sub.record, sub.messages, self.run.world
+        try:
+            await messages.open()
+        except SubscribeTimeoutError:
+            self.run.exercised["subscribe timeout"] += 1
+            if not sub.has_ended():
+                record.ended_at = world.now
+                self.subs.remove(sub)
+                self._subscribe()
+            return
+        if sub.has_ended():
+            await messages.aclose()
+            return
+        record.in_force_at = world.now
+        while items := await messages.take(1 if self.slow else TAKE_MAX):
+            if sub.has_ended():
+                return
+            record.handed += [Handed(world.now, item) for item in items]
+            if self.slow:
+                await self._read_slowly(sub)
+
+    async def _read_slowly(self, sub: Sub) -> None:
+        """Takes a few items at a time, with pauses, until there are none."""
+        while not sub.has_ended():
+            await asyncio.sleep(self.random.uniform(0.02, 0.4) if self.run.active else 0.01)
+            if not self._drain(sub, self.random.randint(1, 6) if self.run.active else TAKE_MAX):
+                return
+
+    def _drain(self, sub: Sub, count: int = TAKE_MAX) -> bool:
+        """Takes what is in the inbox, at most `count` items; says whether there may be more."""
+        if sub.record.in_force_at is None or sub.has_ended():
+            return False
+        while count and (item := sub.messages.get_nowait()) is not None:
+            sub.record.handed.append(Handed(self.run.world.now, item))
+            count -= 1
+        return not count
+
+    # The end
+
+    def _crashed(self) -> None:
+        now = self.run.world.now
+        self.record.ended_at, self.record.crashed = now, True
+        for sub in self.subs:
+            sub.record.ended_at = now
+        self.run.count(self)
+        self.run.died("client", self.node.name)
+
+    def finish(self) -> None:
+        """The end of the run: whatever still lies in an inbox is read."""
+        if self.node.up:
+            for sub in self.subs:
+                self.process.call(self._drain, sub)
+        self.run.count(self)
+
+    # What is seen of the connections (see `transport.Tap`)
+
+    def wrote(self, peer: str, data: bytes) -> None:
+        """Publishing on a server that is not in the ring any more breaks a promise."""
+        members = self.run.history.members
+        if members and peer not in members:
+            for command in CommandReader().read(data):
+                if command[0] == b"PUBLISH" and not command[1].startswith(b"__shoal:"):
+                    self.run.history.sent(peer, self.record.client, self.run.world.now)
+
+    def ended(self, peer: str) -> None:
+        """Not of interest."""

@@ -1,0 +1,404 @@
+"""The scenario `balancer`: load changes, servers come and go, several want to lead, and everything suffers.
+
+Owns what is added to the cluster of the scenario `moves`: leaders (keeper, mover and balancer under one lease),
+telemetry, a provider, load, and somebody who asks for proposals. In the end the load is steady, and everything must
+come to rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Self
+
+import msgspec
+
+from shoal.balance.options import BalancerOptions
+from shoal.balance.settings import BalanceSettings
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.cluster.timing import DEFAULT_TIMING
+from shoal.lab.sim.models.coordinator import CoordinatorOptions
+from shoal.lab.sim.models.redis_node import RedisNode
+from shoal.lab.sim.scenario import BEGIN_S, Outcome
+from shoal.lab.sim.scenarios.balancer_asks import Asker
+from shoal.lab.sim.scenarios.balancer_checkers import BalancerCheck
+from shoal.lab.sim.scenarios.balancer_load import SHIFT_S, Load, LoadedApp
+from shoal.lab.sim.scenarios.balancer_watch import AuditTap, BalancerWatch
+from shoal.lab.sim.scenarios.moves import MovesRun
+from shoal.lab.sim.scenarios.provider import SimProvider
+from shoal.lab.sim.scenarios.shape import Shape
+from shoal.lab.sim.scenarios.telemetry_faults import TelemetryFaults
+from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.node import Node
+from shoal.lab.sim.world.process import COORDINATOR_URL, Process, WallClock
+from shoal.leader.balancer_shell import Balancing
+from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.telemetry_reader import TelemetryReader
+from shoal.plan.entry import Entry
+from shoal.plan.ring import ServerAddress
+
+SERVERS_MAX: Final = 6
+SETTLE_WINDOWS: Final = {"shoal": 10, "dynamoth": 17}
+"""After so many windows of steady load in which nothing moves, nothing does any more. `dynamoth` leaves a replicated
+channel as it is for 30 s, as its authors did, and only then knows whether it must be."""
+REST_WINDOWS: Final = 5
+"""For so many windows it is watched that this is so."""
+STEADY_WINDOWS_MAX: Final = 80
+"""By then the last plan has been made, whatever had to be moved, merged and drained one after the other, and it has
+been quiet for as long as that takes to show."""
+STEADY_RATIO: Final = 0.5
+"""How much of all servers that there may be the steady load takes at the most."""
+STEADY_CHANNEL_RATIO: Final = 0.22
+"""How much of one server a channel takes then, at the most."""
+STRIKE_S: Final = 0.8
+"""Within this time after a plan has begun its leader may be struck."""
+STRUCK_S: Final = (2.5, 6.0)
+"""For how long; longer than its lease."""
+DEPOSED: Final = 0.3
+"""How often such a leader cannot renew its lease, and nothing else happens to it: it leads again as soon as the next
+leader is struck, and has kept whatever it does not forget."""
+SKEWS_S: Final = (0.0, 0.0, 1.0, 3.0, -6.0)
+"""How far clocks on the wall are off."""
+LEADER_SKEWS_S: Final = (0.0, 0.1, -0.3)
+"""The same for leaders."""
+ENDS_IN_ORDER: Final = 0.7
+"""How often the agent of a server that is removed has the time to leave in good order."""
+END_GRACE_S: Final = 0.5
+SPIKE_S: Final = (0.01, 0.1)
+"""What a delay may be longer now and then; a message that is later still would count for another second."""
+WINDOW_BYTES_MIN: Final = 65_536
+"""Links carry the load: a jam is no fault of the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Temper:
+    """What a run of this scenario is like, by seed."""
+
+    leaders: int
+    wander_s: float
+    struck: float
+    by_hand: bool
+    strangers: bool
+    capacity_bytes_per_s: float
+    refuses: float
+    fails: float
+
+    @classmethod
+    def draw(cls, rng: Random) -> Self:
+        """By seed."""
+        return cls(
+            leaders=rng.choice((2, 2, 3)),
+            wander_s=rng.choice((3.0, 8.0)),
+            struck=rng.choice((0.0, 0.5, 0.9)),
+            by_hand=rng.random() < 0.3,
+            strangers=rng.random() < 0.5,
+            capacity_bytes_per_s=rng.choice((25_000.0, 50_000.0, 80_000.0)),
+            refuses=rng.choice((0.0, 0.3)),
+            fails=rng.choice((0.0, 0.2)),
+        )
+
+
+class BalancerRun(MovesRun):
+    """One seed of the scenario."""
+
+    ring_death = 0.1
+
+    temper: Temper
+    settings: BalanceSettings
+    options: BalancerOptions
+    load: Load
+
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        self.leaders: list[str] = []
+        self.balance = BalancerWatch(self)
+        self.addresses: dict[str, ServerAddress] = {}
+        self.gone: set[str] = set()
+        self.ring_at = 0.0
+        """When the ring was last written."""
+        self.entry_at: dict[bytes, float] = {}
+        """When each entry was last written."""
+        super().__init__(seed, rules, trace)
+        assert self.operator is not None
+        self.operator.temper = dataclasses.replace(self.operator.temper, pause_s=6.0, together=1, flurry=0.0)
+        self.balance.sample()
+        tell = self.coordinator.store.on_change
+        assert tell is not None
+
+        def changed(key: str) -> None:
+            self.balance.written(key)
+            tell(key)
+
+        self.coordinator.store.on_change = changed
+
+    # What a run is like
+
+    def draw_faults(self, rng: Random) -> FaultOptions:
+        """As everywhere, on links that carry the load."""
+        options = super().draw_faults(rng)
+        return dataclasses.replace(options, window_bytes=max(options.window_bytes, WINDOW_BYTES_MIN), spike_s=SPIKE_S)
+
+    def make_shape(self, options: FaultOptions) -> Shape:
+        """A longer run with fewer applications, and settings in proportion to it."""
+        rng = self.world.rng("balancer")
+        self.temper = Temper.draw(rng)
+        self.agent_capacity_bytes_per_s = self.temper.capacity_bytes_per_s
+        self.settings = BalanceSettings(
+            window_s=2,
+            lateness_s=1.0,
+            past_windows=8,
+            wait_s=rng.choice((2.0, 4.0, 8.0)),
+            settle_s=8.0,
+            horizon_s=8.0,
+            moves_max=rng.choice((2, 20)),
+            all_subscribers_ratio=1.5,
+            publications_min=5.0,
+            all_publishers_ratio=4.0,
+            subscribers_min=3,
+        )
+        self.options = BalancerOptions(
+            policy=rng.choice(("shoal", "dynamoth")),
+            auto=rng.random() < 0.9,
+            servers_min=2,
+            servers_max=SERVERS_MAX,
+            new_max_out_bytes_per_s=self.temper.capacity_bytes_per_s,
+            move_timeout_s=rng.choice((8.0, 30.0)),
+            join_timeout_s=6.0,
+            retry_s=1.5,
+            empty_s=3.0,
+        )
+        shape = super().make_shape(options)
+        limits = msgspec.structs.replace(shape.limits, prepare_timeout_s=rng.choice((3.0, 10.0)))
+        return dataclasses.replace(
+            shape,
+            limits=limits,
+            clients=rng.randint(4, 6),
+            channels=rng.randint(3, 5),
+            safety_s=rng.uniform(20.0, 32.0),
+        )
+
+    def coordinator_options(self) -> CoordinatorOptions:
+        """Some hear of the plan late, but never so late that moves are given up again and again."""
+        slow_s = self.world.rng("news").choice((0.05, 0.05, 0.3))
+        return CoordinatorOptions(watch_delay_s=(0.000_5, slow_s))
+
+    @property
+    def shifting(self) -> bool:
+        """Whether load changes and clients come and go."""
+        return self.active and self.world.now < BEGIN_S + self.shape.safety_s
+
+    def strangers_active(self) -> bool:
+        """Plain clients are part of what shifts."""
+        return self.temper.strangers and self.shifting
+
+    # Who is there
+
+    def make_app(self, node: Node) -> LoadedApp:
+        """Applications publish at the rates of the load."""
+        if not hasattr(self, "load"):
+            apps = [f"app{index}" for index in range(self.shape.clients)]
+            self.load = Load(self.world.rng("load"), self.channels, apps)
+        return LoadedApp(self, node)
+
+    def agent_wall(self, node: Node) -> WallClock:
+        """Clocks on the wall are off, some by seconds."""
+        return self._wall(node, SKEWS_S)
+
+    def _wall(self, node: Node, skews_s: tuple[float, ...]) -> WallClock:
+        return WallClock(node, self.world.rng(f"wall/{node.name}").choice(skews_s))
+
+    def make_leaders(self) -> list[str]:
+        """Makes those who keep the ring, move channels and balance load."""
+        self.addresses = {name: ServerAddress(name, name, 1) for name in self.names}
+        self.first_names = frozenset(self.names)
+        self.telemetry = TelemetryFaults(self.world, lambda: self.shifting)
+        for server in self.servers:
+            self.telemetry.strike(server)
+        self.provider = SimProvider(self, self.names, self.options, self.temper.refuses, self.temper.fails)
+        self.leaders = [f"leader{index}" for index in range(self.temper.leaders)]
+        for name in self.leaders:
+            self.leader(name, "mover")
+        self.movers = list(self.leaders)
+        return self.leaders
+
+    async def lead(self, process: Process) -> None:
+        """One life of a leader, as `shoal.leader.process` puts it together."""
+        node, limits = process.node, self.shape.limits
+        runtime = dataclasses.replace(process.runtime, wall=self._wall(node, LEADER_SKEWS_S))
+        changed = asyncio.Event()
+        holder = f"{node.name}/{node.incarnation}"
+        async with await runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
+            leader = self.make_leader(coordinator, holder)
+            balancing = Balancing(
+                BalancingStore(coordinator, self.signer.public, changed),
+                TelemetryReader(None, None, limits, changed, runtime),
+                self.provider.reached_from(process),
+                AuditTap(self.balance, holder),
+                lambda: leader.leading,
+                self.settings,
+                self.options,
+                changed,
+                DEFAULT_TIMING.keeper_poll_s,
+                rules=self.rules,
+                wall=runtime.wall,
+            )
+            self.balance.follow(holder, balancing)
+            await leader.run(balancing.run())
+
+    def other_nodes(self) -> list[str]:
+        """No plain clients: they would be a load that is never steady."""
+        return []
+
+    def server_of(self, name: str) -> RedisNode:
+        """A server by name."""
+        return self.servers[self.names.index(name)]
+
+    def is_there(self, name: str) -> bool:
+        """Whether a server has come and has not been removed."""
+        return name in self.addresses and name not in self.gone
+
+    def book_ids(self) -> tuple[str, ...]:
+        """The members of the ring."""
+        return self.book.ring.ids if self.book.ring is not None else ()
+
+    # Servers come and go
+
+    def start_server(self, server: str) -> None:
+        """A server and its agent are there from now on."""
+        self.world.note("server starts", server)
+        self.names.append(server)
+        self.servers.append(self._server(server))
+        self.telemetry.strike(self.servers[-1])
+        self.agents.append(self._agent(server))
+        self.addresses[server] = ServerAddress(server, server, 1)
+        self.faults.include(server, f"agent-{server}")
+        self.balance.added(server)
+
+    def end_server(self, server: str) -> None:
+        """A server and its agent are gone for good."""
+        self.world.note("server ends", server)
+        self.balance.removed(server)
+        self.gone.add(server)
+        if server in self.addresses:
+            names = server, f"agent-{server}"
+            self.faults.leave_out(names)
+            nodes = [self.network.nodes[name] for name in names]
+            for node in nodes:
+                node.on_restart = node.on_crash = None
+                node.resume()
+            if self.world.rng("ends").random() < ENDS_IN_ORDER:
+                self.agent_of(server).process.stop()
+                self.world.after(END_GRACE_S, self._end, nodes)
+            else:
+                self._end(nodes)
+
+    def _end(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            node.crash()
+
+    def _crash_agent(self, name: str, why: str) -> None:
+        if name not in self.gone:
+            super()._crash_agent(name, why)
+
+    # The run
+
+    def begin_safety(self) -> None:
+        """Load shifts from now on; in some runs somebody moves channels by hand."""
+        if self.book.ring is None:
+            self.world.after(0.2, self.begin_safety)
+            return
+        assert self.operator is not None
+        if self.temper.by_hand:
+            self.operator.start()
+        Asker(self).start()
+        self._shift_later()
+        self.world.at(BEGIN_S + self.shape.safety_s, self._last_move)
+
+    def _shift_later(self) -> None:
+        self.world.after(self.world.rng("load").uniform(*SHIFT_S), self._shift)
+
+    def _shift(self) -> None:
+        if self.shifting:
+            self.load.shift()
+            self._shift_later()
+
+    def _ring_written(self, data: bytes) -> None:
+        before = set(self.history.members)
+        super()._ring_written(data)
+        self.ring_at = self.world.now
+        self.balance.ring_written(before, set(self.history.members))
+
+    def entry_written(self, entry: Entry) -> None:
+        """Notes when."""
+        self.entry_at[entry.channel] = self.world.now
+        super().entry_written(entry)
+
+    def plan_begun(self, leader: str) -> None:
+        """The first request of a plan was written: perhaps its leader suffers for it."""
+        rng = self.world.rng("strike")
+        if leader and self.faults.active and not self.peaceful and rng.random() < self.temper.struck:
+            if self.world.rng("depose").random() < DEPOSED:
+                self._strike("leader deposed with a plan under way", lambda: self._depose(leader))
+                return
+            node = self.network.nodes[leader]
+            others = [name for name in self.network.nodes if name != leader]
+            match rng.choice(("died", "paused", "cut off")):
+                case "died":
+                    self._strike("leader died with a plan under way", lambda: self.faults.crash(node))
+                case "paused":
+                    self._strike("leader paused with a plan under way", lambda: self.faults.pause(node, STRUCK_S))
+                case _:
+                    self._strike(
+                        "leader cut off with a plan under way",
+                        lambda: self.faults.partition([leader], others, STRUCK_S),
+                    )
+
+    def _depose(self, leader: str) -> None:
+        until = self.world.now + self.world.rng("depose").uniform(*STRUCK_S)
+        self.world.note("deposed", leader, until)
+        self.coordinator.mute_leases(leader, until)
+
+    def _strike(self, what: str, strike: Callable[[], None]) -> None:
+        self.balance.seen[what] += 1
+        rng = self.world.rng("strike")
+        self.world.after(rng.choice((0.0, 1.0)) * rng.uniform(0.0, STRIKE_S), strike)
+
+    def _last_move(self) -> None:
+        """Load is as it will be from now on: what the servers that there may be can carry."""
+        super()._last_move()
+        subs = [sub.text for app in self.apps for sub in app.subs]
+        receivers = {channel: subs.count(channel) + subs.count(self.pattern) for channel in self.channels}
+        capacity = self.temper.capacity_bytes_per_s
+        channel_max, total_max = STEADY_CHANNEL_RATIO * capacity, STEADY_RATIO * SERVERS_MAX * capacity
+        self.load.settle(self.settings.window_s, receivers, channel_max, total_max)
+
+    def go_on(self) -> None:
+        """Under steady load everything comes to rest, and stays there."""
+        world, watch, window_s = self.world, self.balance, self.settings.window_s
+        began_at = world.now
+        rest_s = SETTLE_WINDOWS[self.options.policy] * window_s
+        while watch.leaving or world.now - max(began_at, watch.changed_at) < rest_s:
+            if world.now - began_at > STEADY_WINDOWS_MAX * window_s:
+                watch.violate("restless", f"no rest after {STEADY_WINDOWS_MAX} windows of steady load")
+                return
+            world.run(world.now + window_s)
+        watch.at_rest = True
+        world.run(world.now + REST_WINDOWS * window_s)
+        watch.at_rest = False
+
+    def checker(self) -> BalancerCheck:
+        """Who judges what was moved."""
+        return BalancerCheck(self)
+
+    def _judged(self) -> Outcome:
+        self.balance.seen["deposed leader refused"] += self.coordinator.store.refused
+        self.exercised[f"policy {self.options.policy}"] += 1
+        self.exercised.update(self.balance.seen)
+        return super()._judged()
+
+
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+    """Runs one seed; the same seed gives the same outcome, always."""
+    return BalancerRun(seed, rules, trace).execute()

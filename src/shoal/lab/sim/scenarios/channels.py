@@ -1,0 +1,71 @@
+"""The scenario `channels`: publishers and subscribers that come and go on a cluster that suffers, by seed.
+
+Owns the list of what a campaign must meet. Placements are of every kind and stay what they are; only the ring changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenarios.cluster import ChannelScenario
+
+BREAKS: Final = ("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat")
+"""The rules that this scenario puts to the test."""
+
+CORNERS: Final = {
+    "late joiner": "late joiner",
+    "late joiner with a baseline": "router late_joins",
+    "burst": "burst",
+    "last message of a burst (beacon)": "router beacons",
+    "publisher returns to a server (announce)": "router announces",
+    "channel subscription": "channel",
+    "pattern subscription": "pattern",
+    "slow subscriber overflows": "router overflows",
+    "subscriber cut off by its output buffer": "cut off",
+    "placement single": "placement single",
+    "placement all_subscribers": "placement all_subscribers",
+    "placement all_publishers": "placement all_publishers",
+    "foreign message": "router foreign",
+    "garbage refused": "router garbage",
+    "garbage refused by an agent": "agent garbage",
+    "forged ring or entry refused": "router forged",
+    "duplicate dropped": "router duplicates",
+    "unconfirmed publish repeated": "router repeated",
+    "message held behind a hole": "router held",
+    "hole": "router holes",
+    "hole healed": "router healed",
+    "closed gap": "closed gap",
+    "open gap": "open gap",
+    "connection reset": "reset",
+    "connection stalled": "stall",
+    "partition": "partition",
+    "one-way partition": "partition_one_way",
+    "pause": "pause",
+    "quiet channel": "quiet burst",
+    "server crash": "server crash",
+    "server and agent crash together": "machine crash",
+    "server's restart noticed": "router restarts_seen",
+    "server left the ring": "server left ring",
+    "server came back to the ring": "server joined ring",
+    "agent crash": "agent crash",
+    "resync": "router resyncs",
+    "hello deferred by a resync": "agent hellos_deferred",
+    "client crash": "client crash",
+    "coordinator crash": "coordinator crash",
+    "keeper crash": "keeper crash",
+    "power failure": "crash_power",
+    "lease ran out": "router stale_links",
+    "agent speaks while the coordinator is down": "agent orphan_heartbeats",
+}
+"""Every corner that a campaign must meet, and the counter that shows it."""
+
+
+class ChannelsRun(ChannelScenario):
+    """One seed of the scenario."""
+
+
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+    """Runs one seed; the same seed gives the same outcome, always."""
+    return ChannelsRun(seed, rules, trace).execute()

@@ -1,0 +1,383 @@
+"""A simulated cluster of channels: servers with agents, leaders, applications and strangers.
+
+Owns what the scenarios of channels have in common. Servers are models; agents, leaders and the applications' buses are
+the shipped ones. `rules` switches one rule of the protocol off to prove that the checkers notice. The scenarios
+themselves are `channels`, `moves`, `recording` and `balancer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Final
+
+import msgspec
+
+from shoal.channels.agent.process import Agent, AgentOptions
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.coordination.interface import Coordinator
+from shoal.errors import PlanError
+from shoal.lab.sim.checkers import Expectations, Verdict, judge
+from shoal.lab.sim.history import Interval
+from shoal.lab.sim.models.redis_base import RedisOptions
+from shoal.lab.sim.models.redis_node import RedisNode
+from shoal.lab.sim.scenario import FaultTargets, Scenario
+from shoal.lab.sim.scenarios.app import App
+from shoal.lab.sim.scenarios.settled import check_settled
+from shoal.lab.sim.scenarios.shape import Shape
+from shoal.lab.sim.scenarios.stranger import Stranger
+from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.node import Node
+from shoal.lab.sim.world.process import COORDINATOR_URL, Process, WallClock
+from shoal.leader.leadership import Leader
+from shoal.leader.timing import LeaderTiming
+from shoal.plan.book import PlanBook
+from shoal.plan.entry import Entry
+from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY, entry_key
+from shoal.plan.placement import Mode, Placement
+from shoal.plan.ring import ServerAddress
+from shoal.plan.signing import Signer, Verifier
+
+QUIET_DEATH: Final = 0.4
+QUIET_DEATH_S: Final = 0.05
+"""How often, and how soon, a server dies after somebody spoke on a quiet channel."""
+LOAD_S: Final = (0.0, 2.0)
+FIRST_LOAD_S: Final = (0.0, 0.1)
+"""How long an agent takes to load what it needs; at first it is quick, because a run begins when all are there."""
+LAPSE_S: Final = (3.5, 7.0)
+"""How long a lease is not renewed, now and then."""
+
+
+class ChannelScenario(Scenario):
+    """One seed of a scenario of channels. `book` is the plan as the coordinator holds it at this moment."""
+
+    agent_capacity_bytes_per_s = 125_000_000.0
+    """The bandwidth that an agent assumes for its server."""
+    ring_death = 0.5
+    """How often an agent dies when the ring changes."""
+
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        self.rules = rules
+        super().__init__(seed, trace)
+
+    def draw_shape(self, rng: Random, options: FaultOptions) -> None:
+        """The size of the run, and what its applications are like."""
+        self.shape = self.make_shape(options)
+        self.safety_s = self.shape.safety_s
+
+    def build(self, rng: Random) -> FaultTargets:
+        """The cluster, its first plan, its applications and a stranger."""
+        shape = self.shape
+        self.cut_off_at: dict[int, float] = {}
+        """When a server first cut a client off."""
+        self.signer = Signer(rng.randbytes(32))
+        self.verifier = Verifier(self.signer.public)
+        self.book = PlanBook(self.verifier)
+        self.channels = [f"c.{index}" for index in range(shape.channels)]
+        self.pattern = "c.*"
+        self.quiet_channels = [f"q.{index}" for index in range(2)]
+        self.agent_processes: list[list[AgentProcess]] = []
+        self.names = [f"s{index + 1}" for index in range(shape.servers)]
+        self.servers = [self._server(name) for name in self.names]
+        self.agents = [self._agent(name) for name in self.names]
+        self._watch_plan()
+        leaders = self.make_leaders()
+        self._first_plan(rng)
+        self.apps = [self.make_app(self.network.node(f"app{index}")) for index in range(shape.clients)]
+        Stranger(
+            self.network, self.names, self._inboxes, self.channels, self.strangers_active, self.history.foreign_sent
+        )
+        others = self.other_nodes()
+        return FaultTargets(
+            crashable=[*self.names, *(f"agent-{n}" for n in self.names), "coordinator", *leaders, *others]
+            + [app.node.name for app in self.apps],
+            pausable=[
+                *(f"agent-{n}" for n in self.names),
+                "coordinator",
+                *others,
+                *(app.node.name for app in self.apps),
+                self.names[0],
+            ],
+            partitionable=list(self.network.nodes),
+        )
+
+    # What a scenario adds
+
+    def make_shape(self, options: FaultOptions) -> Shape:
+        """How large the run is."""
+        return Shape.draw(self.world.rng("shape"), options)
+
+    def make_app(self, node: Node) -> App:
+        """An application."""
+        return App(self, node)
+
+    def agent_wall(self, node: Node) -> WallClock:
+        """The time of day as the agent on a node has it."""
+        return WallClock(node)
+
+    def strangers_active(self) -> bool:
+        """Whether plain clients publish."""
+        return self.active
+
+    def other_nodes(self) -> list[str]:
+        """Makes the scenario's own nodes; those named may be crashed and paused."""
+        return []
+
+    def subscribable(self) -> list[str]:
+        """The channels to which applications subscribe."""
+        return self.channels + self.quiet_channels
+
+    def entry_written(self, entry: Entry) -> None:
+        """The coordinator has a new entry."""
+
+    def agent_wrote(self, agent: str, server: str, data: bytes) -> None:
+        """The agent of one server sends commands to the same or another server."""
+
+    # The cluster
+
+    def _server(self, name: str) -> RedisNode:
+        server = RedisNode(self.network, name, RedisOptions(pubsub_limit=self.shape.pubsub_limit), host=f"host-{name}")
+        start = server.node.on_restart
+        deaths: list[Interval] = []
+
+        def crashed() -> None:
+            if self.world.rng("machine").random() < 0.4:
+                self._crash_agent_too(name)
+            deaths.append(Interval(name, self.world.now))
+            self.history.unwatched.append(deaths[-1])
+            self.died("server", name)
+
+        def restarted() -> None:
+            assert start is not None
+            start()
+            deaths[-1].ended_at = self.world.now
+
+        server.node.on_crash, server.node.on_restart = crashed, restarted
+        server.on_cut_off = self._cut_off
+        return server
+
+    def _cut_off(self, node: Node) -> None:
+        """Notes the first time at which a server cuts an application off because it reads too slowly."""
+        self.exercised["cut off"] += 1
+        for app in self.apps:
+            if app.node is node:
+                self.cut_off_at.setdefault(app.record.client, self.world.now)
+
+    def _crash_agent_too(self, name: str) -> None:
+        """The whole machine is gone, and nobody remembers what was on it."""
+        self.exercised["machine crash"] += 1
+        self._crash_agent(name, "machine")
+
+    def _crash_agent(self, name: str, why: str) -> None:
+        agent = self.network.nodes[f"agent-{name}"]
+        self.world.note("crash", agent.name, why)
+        agent.crash()
+        self.world.after(self.world.rng(why).uniform(0.3, 4.0), agent.restart)
+
+    def spoken_once(self, channel: str) -> None:
+        """Somebody spoke where it will be quiet from now on: perhaps the machine dies before everybody has heard it,
+        and nobody remembers it."""
+        rng = self.world.rng("quiet")
+        if self.network.options.crashes_per_s and rng.random() < QUIET_DEATH and self.book.ring is not None:
+            server = rng.choice(self.book.placement(channel.encode()).servers)
+            delay_s = rng.uniform(0.0, QUIET_DEATH_S)
+            for name in (server, f"agent-{server}"):
+                self.world.after(delay_s, self.faults.crash, self.network.nodes[name])
+
+    def _lapse(self) -> None:
+        """An agent does not renew its lease for a while, as if an operator had taken its server out of the ring."""
+        if self.faults.active:
+            rng = self.world.rng("lapses")
+            agent = f"agent-{rng.choice(self.names)}"
+            self.coordinator.mute_leases(agent, self.world.now + rng.uniform(*LAPSE_S))
+            self.world.after(rng.expovariate(1 / 3.0), self._lapse)
+
+    def _agent(self, name: str) -> Node:
+        node = self.network.node(f"agent-{name}", host=f"host-{name}")
+        lives: list[AgentProcess] = []
+
+        def crashed() -> None:
+            lives[-1].unwatched()
+            self._count_agent(lives[-1])
+            self.died("agent", name)
+
+        def start() -> None:
+            lives.append(AgentProcess(self, node, name))
+
+        node.on_restart, node.on_crash = start, crashed
+        start()
+        self.agent_processes.append(lives)
+        return node
+
+    def agent_of(self, server: str) -> AgentProcess:
+        """The agent that a server has now, or had last."""
+        return self.agent_processes[self.names.index(server)][-1]
+
+    def make_leaders(self) -> list[str]:
+        """Makes the process that keeps the ring; those named may be crashed."""
+        self.leader("keeper", "keeper")
+        return ["keeper"]
+
+    def leader(self, name: str, kind: str) -> None:
+        """Makes a node with a leader on it; `kind` names it in the counts of crashes."""
+        self.participant(name, kind, self.lead)
+
+    async def lead(self, process: Process) -> None:
+        """One life of a leader."""
+        node, limits = process.node, self.shape.limits
+        async with await process.runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
+            await self.make_leader(coordinator, f"{node.name}/{node.incarnation}").run()
+
+    def make_leader(self, coordinator: Coordinator, holder: str) -> Leader:
+        """Ring keeper and mover."""
+        return Leader(
+            coordinator, self.signer, self.shape.limits, LeaderTiming(), self.names[: self.shape.servers], holder,
+            self.rules,
+        )  # fmt: skip
+
+    def _inboxes(self) -> list[int]:
+        return [app.record.client for app in self.apps]
+
+    # The plan
+
+    def _watch_plan(self) -> None:
+        """Sees each ring and entry the moment that it is written, before anybody else."""
+        tell_watchers = self.coordinator.store.on_change
+        assert tell_watchers is not None
+
+        def changed(key: str) -> None:
+            stored = self.coordinator.store.get(key)
+            if stored is not None and key == RING_KEY:
+                self._ring_written(stored.value)
+            elif stored is not None and key.startswith(ENTRIES_PREFIX):
+                self._entry_written(stored.value)
+            tell_watchers(key)
+
+        self.coordinator.store.on_change = changed
+
+    def _first_plan(self, rng: Random) -> None:
+        """Some channels have placements of their own, of every kind, before anybody has come."""
+        for channel in self.channels:
+            mode = rng.choice([None, None, *Mode])
+            if mode is not None:
+                placement = Placement(1, mode, self.some_servers(rng, mode))
+                self.exercised[f"placement {mode.value}"] += 1
+                name = channel.encode()
+                self.coordinator.store.put(entry_key(name), self.signer.entry(name, placement))
+
+    def some_servers(self, rng: Random, mode: Mode) -> tuple[str, ...]:
+        """Servers for a placement of some kind."""
+        return tuple(rng.sample(self.names, 1 if mode is Mode.SINGLE else rng.randint(1, len(self.names))))
+
+    def _ring_written(self, data: bytes) -> None:
+        """Notes who is in the ring."""
+        self.book.accept_ring(data)
+        assert self.book.ring is not None
+        before, self.history.members = self.history.members, set(self.book.ring.ids)
+        if before and self.active:
+            for app in self.apps:
+                app.ring_changed()
+            if self.faults.active and self.world.rng("ring").random() < self.ring_death:
+                self._crash_agent(self.world.rng("ring").choice(self.names), "ring")
+        self.exercised["server left ring"] += len(before - self.history.members)
+        for server in sorted(before - self.history.members):
+            self.history.unwatched.append(Interval(f"{server} left the ring", self.world.now))
+        self.exercised["server joined ring"] += len(self.history.members - before) if before else 0
+        self.world.note("ring", self.book.ring.version, self.book.ring.ids)
+
+    def _entry_written(self, data: bytes) -> None:
+        try:
+            channel, news = self.book.accept_entry(data)
+        except PlanError as error:
+            self.history.splits.append(f"an entry was written that nobody may use: {error}")
+            return
+        entry = self.book.entry(channel)
+        if news and entry is not None:
+            self.world.note("entry", channel.decode(), entry.phase.value, entry.newness, str(entry))
+            self.entry_written(entry)
+
+    # The run
+
+    def faults_began(self) -> None:
+        """In some runs agents fail to renew their leases."""
+        if self.shape.lapses:
+            self._lapse()
+
+    def finish(self) -> None:
+        """Adds up the counters of applications and agents."""
+        for app in self.apps:
+            app.finish()
+        for lives in self.agent_processes:
+            self._count_agent(lives[-1])
+
+    def judge(self) -> Verdict:
+        """The promise of channels; everything has settled."""
+        verdict = judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
+        check_settled(self.apps, verdict)
+        return verdict
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing has gone wrong for anybody. Scenarios strike too, beside the faults: a death is a death."""
+        return not self.faults.counts and not self.deaths and not self.shape.lapses
+
+    def quiet(self) -> bool:
+        """Whether nobody waits for anything any more."""
+        routers = [app.router for app in self.apps]
+        if not all(router is not None and router.settled for router in routers):
+            return False
+        cores = [sub.core for app in self.apps for sub in app.subs]
+        if not all(core is not None and core.settled for core in cores):
+            return False
+        streams = (stream for core in cores if core is not None for _, stream in core.all_streams())
+        return not any(stream.has_hole() or stream.doubted_at is not None for stream in streams)
+
+    def count(self, app: App) -> None:
+        """Adds a router's counters to what was exercised."""
+        if app.router is not None:
+            for name, value in msgspec.structs.asdict(app.router.counters).items():
+                self.exercised[f"router {name}"] += value
+
+    def _count_agent(self, life: AgentProcess) -> None:
+        if life.agent.core is not None:
+            for name, value in msgspec.structs.asdict(life.agent.core.counters).items():
+                self.exercised[f"agent {name}"] += value
+
+
+class AgentProcess:
+    """One life of the agent of a server: the shipped agent in a process of its own."""
+
+    def __init__(self, run: ChannelScenario, node: Node, server: str) -> None:
+        self.run = run
+        self.server = server
+        self.process = run.processes.new(node, wall=run.agent_wall(node), tap=self)
+        options = AgentOptions(
+            address=ServerAddress(server, server, 1),
+            url=COORDINATOR_URL,
+            limits=run.shape.limits,
+            max_out_bytes_per_s=run.agent_capacity_bytes_per_s,
+        )
+        self.agent = Agent(options, self.process.runtime, run.rules)
+        self.process.begin(self._main())
+
+    async def _main(self) -> None:
+        await self.agent.work(self._load)
+
+    async def _load(self) -> None:
+        """What takes long at the start of an agent."""
+        await asyncio.sleep(self.run.world.rng("loads").uniform(*(LOAD_S if self.run.book.ring else FIRST_LOAD_S)))
+
+    def unwatched(self) -> None:
+        """From now on the agent may miss what happens on its server."""
+        self.run.history.unwatched.append(Interval(f"the agent of {self.server} was away", self.run.world.now))
+
+    # What is seen of the connections (see `transport.Tap`)
+
+    def wrote(self, peer: str, data: bytes) -> None:
+        """Commands leave the agent."""
+        self.run.agent_wrote(self.server, peer, data)
+
+    def ended(self, peer: str) -> None:
+        """A connection is gone: if it is the one to its own server, nothing is heard until there is another."""
+        if peer == self.server:
+            self.unwatched()

@@ -1,0 +1,168 @@
+"""The checkers of the scenario `moves`, beside those of every channel: moves end, plain Redis clients lose nothing, an
+idle channel costs nothing.
+
+Owns what is promised about moves, written down a second time. Looks at the end of a run only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from shoal.lab.sim.checkers import FOREIGN, FOREIGN_PUBLISHER, Verdict
+from shoal.lab.sim.history import Foreign, Published, SubscriberRecord
+from shoal.lab.sim.scenario import BEGIN_S
+from shoal.lab.sim.scenarios.moves_watch import kind_of
+from shoal.message import Gap
+from shoal.plan.entry import Entry, Phase
+from shoal.plan.keys import MOVES_PREFIX, move_channel
+
+if TYPE_CHECKING:
+    from shoal.lab.sim.scenarios.app import App
+    from shoal.lab.sim.scenarios.moves import MovesRun
+
+BEFORE_TROUBLE_S: Final = 3.0
+"""What was published so long before the first trouble had all the time to arrive."""
+SPOKEN_S: Final = 2.0
+"""A message that comes so long after an entry comes after all agents have it, when nothing is wrong."""
+
+
+class MovesCheck:
+    """Judges one run at its end."""
+
+    def __init__(self, run: MovesRun) -> None:
+        self.run = run
+
+    def judge(self, verdict: Verdict) -> None:
+        """Adds what is wrong to the verdict."""
+        for text in self.unsettled():
+            verdict.violate("unsettled move", text)
+        for name, count in self.run.idle_notices.items():
+            verdict.violate("idle", f"{count} notices about moves of {name}, on which nobody ever spoke")
+        self._unfulfilled(verdict)
+        self._plain(verdict)
+        self._foreign(verdict)
+
+    # Moves end
+
+    def unsettled(self) -> list[str]:
+        """The moves that have not come to the end that they must come to in a healthy world."""
+        return [*self._entries(), *self._requests()]
+
+    def _entries(self) -> Iterator[str]:
+        for channel, entry in self.run.watch.entries.items():
+            if entry.phase is Phase.END:
+                continue
+            if entry.phase is not Phase.NARROW:
+                yield f"{channel.decode()} is still in phase {entry.phase.value}: {entry}"
+            elif not self._excuses(entry):
+                yield f"{channel.decode()} does not come to an end, though nobody is behind: {entry}"
+
+    def _requests(self) -> Iterator[str]:
+        for key in self.run.coordinator.store.list(MOVES_PREFIX):
+            yield f"the request to move {move_channel(key)!r} is never answered"
+
+    def _unfulfilled(self, verdict: Verdict) -> None:
+        """Where nothing went wrong and nothing was slow, every channel is where it was last asked to be."""
+        operator, book = self.run.operator, self.run.book
+        slow = self.run.hasty or self.run.network.options.spike_probability > 0
+        if operator is None or slow or self.run.trouble_at < float("inf"):
+            return
+        for channel, kind in operator.asked.items():
+            entry = book.entry(channel)
+            if kind_of(entry.placement if entry is not None else book.placement(channel)) != kind:
+                verdict.violate("unfulfilled", f"{channel.decode()} was asked to be {kind}, and is {entry}")
+
+    def _excuses(self, entry: Entry) -> bool:
+        """Whether somebody is behind who may be: a plain subscriber, or one on whose channel nobody speaks."""
+        name = entry.channel.decode()
+        if any(plain.channel == name for plain in self.run.plain):
+            self.run.watch.seen["plain subscriber left behind by a move"] += 1
+            return True
+        if self._spoken_at(name) > self.run.watch.written_at[entry.channel] + SPOKEN_S:
+            return False
+        idle = any(self._is_behind(app, entry) for app in self.run.apps)
+        self.run.watch.seen["idle subscriber at the end"] += idle
+        return idle
+
+    def _is_behind(self, app: App, entry: Entry) -> bool:
+        """Whether an application subscribes to the channel and does not know the entry."""
+        if app.router is None:
+            return False
+        known = app.router.context.book.revision(entry.channel)
+        name = entry.channel.decode()
+        return known < entry.newness and any(sub.text == name and not sub.record.pattern for sub in app.subs)
+
+    def _spoken_at(self, name: str) -> float:
+        """When somebody last spoke on a channel."""
+        times = [message.called_at for message in self.run.history.messages.values() if message.channel == name]
+        times += [foreign.sent_at for foreign in self.run.history.foreign if foreign.channel == name]
+        return max(times, default=0.0)
+
+    # Plain clients
+
+    def _plain(self, verdict: Verdict) -> None:
+        """A plain subscriber hears, at least once, all that is published while nothing is wrong."""
+        history = self.run.history
+        for plain in self.run.plain:
+            if plain.in_force_at is None:
+                verdict.violate("unsettled", f"{plain.node.name} never came to subscribe to {plain.channel}")
+                continue
+            until = min(self.run.trouble_at, plain.cut_at) - BEFORE_TROUBLE_S
+            who = f"{plain.node.name} on {plain.servers} of {plain.channel} (in force {plain.in_force_at:.3f})"
+            for message in history.messages.values():
+                on_time = plain.in_force_at < message.called_at and self._published_at(message) < until
+                if message.channel != plain.channel or not on_time:
+                    continue
+                verdict.seen["owed to a plain subscriber"] += 1
+                if message.number not in plain.heard:
+                    verdict.lost += 1
+                    verdict.violate("lost", f"{who} never heard message {message.number}, at t={message.called_at:.3f}")
+            for foreign in history.foreign:
+                if foreign.channel != plain.channel or not plain.in_force_at < foreign.sent_at < until:
+                    continue
+                verdict.seen["foreign message owed to a plain subscriber"] += 1
+                if foreign.number not in plain.heard_foreign:
+                    verdict.lost += 1
+                    verdict.violate("lost", f"{who} never heard {foreign}")
+
+    def _published_at(self, message: Published) -> float:
+        """When a message was published, as far as trouble is concerned. Where leases lapse, no server may be used for
+        seconds before the ring shows it: what waits for one is published when a server has it, be it in trouble."""
+        if not self.run.shape.lapses:
+            return message.called_at
+        return float("inf") if message.confirmed_at is None else message.confirmed_at
+
+    def _foreign(self, verdict: Verdict) -> None:
+        """What a plain client publishes reaches whoever is in force and awake, at least once, if nothing is wrong.
+        Whom a server has cut off lost what lay in its output buffer: of foreign messages nobody can tell."""
+        until = self.run.trouble_at - BEFORE_TROUBLE_S
+        for sub in self.run.history.subscribers:
+            if sub.in_force_at is None or sub.client in self.run.sleepers or self._misses_foreign(sub):
+                continue
+            if self.run.cut_off_at.get(sub.client, float("inf")) < self.run.trouble_at:
+                continue
+            heard = {
+                handed.item.payload
+                for handed in sub.handed
+                if not isinstance(handed.item, Gap) and handed.item.payload.startswith(FOREIGN)
+            }
+            since = max(sub.in_force_at, BEGIN_S)
+            ended_at = float("inf") if sub.ended_at is None else sub.ended_at - BEFORE_TROUBLE_S
+            for foreign in filter(self._is_promised, self.run.history.foreign):
+                if not sub.reads(foreign.channel) or not since < foreign.sent_at < min(until, ended_at):
+                    continue
+                verdict.seen["foreign message owed"] += 1
+                if FOREIGN + b"%d" % foreign.number not in heard:
+                    verdict.lost += 1
+                    verdict.violate(
+                        "lost", f"{sub.name} of {sub.client:x} (in force {sub.in_force_at:.3f}) never got {foreign}"
+                    )
+
+    def _is_promised(self, foreign: Foreign) -> bool:
+        """Whether the server that a plain client published on belonged to the cluster."""
+        return True
+
+    def _misses_foreign(self, sub: SubscriberRecord) -> bool:
+        """Whether a subscription was told that foreign messages did not fit."""
+        return any(isinstance(handed.item, Gap) and handed.item.publisher == FOREIGN_PUBLISHER for handed in sub.handed)

@@ -1,0 +1,138 @@
+"""The provider in the simulator: it starts and ends servers, on a node of its own, as a local cluster's supervisor.
+
+Owns which servers there are and what can go wrong with new ones: they take a while, they do not come at all, the
+provider refuses, and the leader that asked may not hear of it. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from shoal.balance.effects import ProviderState
+from shoal.balance.options import BalancerOptions
+from shoal.errors import ClusterError
+from shoal.lab.sim.world.network import Network
+from shoal.lab.sim.world.process import Process
+
+ANSWER_TIMEOUT_S: Final = 3.0
+START_S: Final = (0.3, 3.0)
+"""How long a server takes to be there."""
+
+
+class Machines(Protocol):
+    """Makes and ends servers with their agents."""
+
+    network: Network
+
+    def start_server(self, server: str) -> None:
+        """A server and its agent are there from now on."""
+
+    def end_server(self, server: str) -> None:
+        """A server and its agent are gone for good."""
+
+
+class SimProvider:
+    """Starts and ends servers. `refuses` and `fails` are how often it adds none, and how often one never comes."""
+
+    def __init__(
+        self, machines: Machines, servers: list[str], options: BalancerOptions, refuses: float, fails: float
+    ) -> None:
+        self.network = machines.network
+        self.node = self.network.node("provider")
+        self.servers = list(servers)
+        self._machines = machines
+        self._options = options
+        self._refuses = refuses
+        self._fails = fails
+        self._random = self.network.world.rng("provider")
+        self._count = len(servers)
+
+    def reached_from(self, process: Process) -> RemoteProvider:
+        """The provider as a leader in a process has it."""
+        return RemoteProvider(self, process)
+
+    def state(self) -> ProviderState:
+        """What it has, and what it could do."""
+        options = self._options
+        return ProviderState(
+            options.servers_min,
+            options.servers_max,
+            tuple(self.servers),
+            knows_all=True,
+            new_capacity=options.new_max_out_bytes_per_s,
+        )
+
+    def add(self, count: int) -> tuple[str, ...]:
+        """New servers: they come later, if at all."""
+        if self._random.random() < self._refuses:
+            raise ClusterError("no server is to be had")
+        added = []
+        for _ in range(count):
+            self._count += 1
+            server = f"s{self._count}"
+            self.servers.append(server)
+            added.append(server)
+            if self._random.random() >= self._fails:
+                self.network.world.after(self._random.uniform(*START_S), self._start, server)
+        return tuple(added)
+
+    def remove(self, server: str) -> tuple[str, ...]:
+        """Ends a server."""
+        if server not in self.servers:
+            raise ClusterError(f"there is no server {server}")
+        self.servers.remove(server)
+        self._machines.end_server(server)
+        return (server,)
+
+    def _start(self, server: str) -> None:
+        if server in self.servers:
+            self._machines.start_server(server)
+
+
+class RemoteProvider:
+    """The provider over the network, for one life of a leader (see `shoal.leader.providers.Provider`)."""
+
+    def __init__(self, provider: SimProvider, process: Process) -> None:
+        self._provider = provider
+        self._process = process
+
+    def state(self) -> ProviderState:
+        """What the provider has written down; read without asking it."""
+        return self._provider.state()
+
+    async def add(self, count: int) -> tuple[str, ...]:
+        """Asks for new servers."""
+        return await self._ask(self._provider.add, count)
+
+    async def remove(self, server: str) -> None:
+        """Asks that a server is ended."""
+        await self._ask(self._provider.remove, server)
+
+    async def _ask(self, do: Callable[..., tuple[str, ...]], *args: Any) -> tuple[str, ...]:
+        network, there, process = self._provider.network, self._provider.node, self._process
+        answered: asyncio.Future[tuple[str, ...]] = process.loop.create_future()
+
+        def answer(result: tuple[str, ...] | ClusterError) -> None:
+            if answered.done():
+                return
+            if isinstance(result, ClusterError):
+                answered.set_exception(result)
+            else:
+                answered.set_result(result)
+
+        def work() -> None:
+            result: tuple[str, ...] | ClusterError
+            try:
+                result = do(*args)
+            except ClusterError as error:
+                result = error
+            network.datagram(there, process.node, process.loop.run, answer, result)
+
+        network.datagram(process.node, there, work)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await answered
+        except TimeoutError as error:
+            raise ClusterError("the provider does not answer") from error

@@ -1,0 +1,271 @@
+"""The scenario `recording`: channels are recorded while they move and everything suffers.
+
+Owns the mark, servers that keep their keys through most crashes (as with an append-only file) and lose them in others,
+and the check of the records, written without any code of the recorder. Everything else is the scenario `moves`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Final, NamedTuple
+
+from shoal.channels.rules import ALL_RULES, Rules
+from shoal.errors import ProtocolError
+from shoal.lab.sim.checkers import FOREIGN, Verdict
+from shoal.lab.sim.history import History, Published, number_in
+from shoal.lab.sim.models.redis_keys import Stream
+from shoal.lab.sim.models.redis_node import RedisNode
+from shoal.lab.sim.scenario import BEGIN_S, Outcome
+from shoal.lab.sim.scenarios.cluster import AgentProcess
+from shoal.lab.sim.scenarios.moves import MovesRun
+from shoal.plan.keys import recorded_key
+from shoal.wire.envelope import client_of
+from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key
+
+BREAKS: Final = ("record_once", "record_absence", "record_loss", "deletions")
+"""The rules that this scenario puts to the test."""
+
+CORNERS: Final = {
+    "message recorded": "agent recorded",
+    "copy not recorded again": "agent record_duplicates",
+    "gap written down": "agent record_gaps",
+    "absence healed by a publisher": "agent record_healed",
+    "missing message in a gap": "record gap",
+    "channel recorded on several servers": "records spread",
+    "agent crash": "agent crash",
+    "server crash": "server crash",
+    "server that lost its keys": "keys lost",
+    "client crash": "client crash",
+    "connection reset": "reset",
+    "partition": "partition",
+    "move": "move",
+    "mark deleted": "mark deleted",
+}
+"""Every corner that a campaign must meet, and the counter that shows it."""
+
+MARKS: Final = (b"c.*", b"q.*", b"i.*")
+
+UNMARKED: Final = 0.4
+"""In so many of the runs the mark of one channel is deleted while it is published on."""
+UNMARKED_MARKS: Final = (b"c.0", b"c.[^0]*", *MARKS[1:])
+"""The marks in these runs: the first one is deleted."""
+UNMARKED_HEARD_S: Final = 4.0
+"""So long after the faults are over every agent has heard of it."""
+
+KEYS_LOST: Final = 0.5
+"""Of the crashes of servers, those after which their keys are gone."""
+
+END_S: Final = 5.0
+"""How long each step of the last act takes."""
+SETTLE_S_MAX: Final = 60.0
+"""How long recorders may take in the end to wait for nothing any more."""
+
+
+class Wipe(NamedTuple):
+    """A server died, and came back without its keys."""
+
+    died_at: float
+    agent: AgentProcess
+    """Who served there when it died: whoever comes after it cannot know what there was."""
+
+
+class RecordingRun(MovesRun):
+    """One seed of the scenario."""
+
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        self._wipes: defaultdict[str, list[Wipe]] = defaultdict(list)
+        self._keys_lost = KEYS_LOST
+        self._unmarked_from: dict[str, float] = {}
+        """Channels that are not recorded any more, and when every agent knows that."""
+        super().__init__(seed, rules, trace)
+        rng = self.world.rng("unmark")
+        unmarks = rng.random() < UNMARKED
+        for mark in UNMARKED_MARKS if unmarks else MARKS:
+            self.coordinator.store.put(recorded_key(mark), b"on")
+        if unmarks:
+            self.world.at(BEGIN_S + rng.uniform(0.3, 1.0) * self.shape.safety_s, self._unmark)
+
+    def _unmark(self) -> None:
+        self.exercised["mark deleted"] += 1
+        self.coordinator.store.delete(recorded_key(UNMARKED_MARKS[0]))
+        self._unmarked_from["c.0"] = BEGIN_S + self.shape.safety_s + UNMARKED_HEARD_S
+
+    def _server(self, name: str) -> RedisNode:
+        server = super()._server(name)
+        restart, crash = server.node.on_restart, server.node.on_crash
+        deaths: list[Wipe] = []
+
+        def crashed() -> None:
+            deaths.append(Wipe(self.world.now, self.agent_of(name)))
+            assert crash is not None
+            crash()
+
+        def restarted() -> None:
+            keys = server.model.keys
+            assert restart is not None
+            restart()
+            if self.world.rng("keys").random() >= self._keys_lost:
+                server.model.keys = keys
+            else:
+                self.exercised["keys lost"] += 1
+                self._wipes[name].append(deaths[-1])
+
+        server.node.on_restart, server.node.on_crash = restarted, crashed
+        return server
+
+    def _end(self) -> None:
+        """The last act: all clients are gone, and a server comes back without its keys. Nobody but its agent will speak
+        of what it had recorded."""
+        world, self._keys_lost = self.world, 1.0
+        for app in self.apps:
+            app.node.crash()
+        world.run(world.now + END_S)
+        node = world.rng("end").choice(self.servers).node
+        node.crash()
+        world.run(world.now + END_S)
+        node.restart()
+        until = world.now + SETTLE_S_MAX
+        world.run(world.now + END_S)
+        while not self._recorders_settled and world.now < until:
+            world.run(world.now + END_S)
+
+    @property
+    def _recorders_settled(self) -> bool:
+        cores = [lives[-1].agent.core for lives in self.agent_processes]
+        return all(core is not None and core.recorder.settled for core in cores)
+
+    def _unknown_until(self) -> float:
+        """Up to when what was recorded may be gone with all who knew of it: a server lost its keys, and its agent did
+        not outlive that."""
+        wipes = ((name, wipe) for name, wipes in self._wipes.items() for wipe in wipes)
+        return max((wipe.died_at for name, wipe in wipes if wipe.agent is not self.agent_of(name)), default=0.0)
+
+    def quiet(self) -> bool:
+        """Whether nobody waits for anything any more, recorders included."""
+        return super().quiet() and self._recorders_settled
+
+    def check(self, verdict: Verdict) -> None:
+        """Judges moves, and the records before and after the last act."""
+        super().check(verdict)
+        self._check_records(verdict)
+        self._end()
+        self._check_records(verdict)
+
+    def _check_records(self, verdict: Verdict) -> None:
+        for channel in self.movable:
+            unmarked_from = self._unmarked_from.get(channel)
+            _RecordCheck(self.history, channel, verdict, self._unknown_until(), unmarked_from).run(self.servers)
+
+
+class _Absence(NamedTuple):
+    """What a record says: nobody recorded from then to then."""
+
+    since: float
+    until: float
+    known: set[int]
+    """The publishers of which this record has anything: of those it must say what is missing. Nobody, if a record
+    begins with it: then all that there was before is lost."""
+
+    def hides(self, message: Published) -> bool:
+        """Whether this is where a message may have gone."""
+        confirmed_at = message.confirmed_at or message.called_at
+        overlaps = self.since <= confirmed_at and message.called_at <= self.until
+        return overlaps and message.publisher not in self.known
+
+
+class _RecordCheck:
+    """Whether the records of a channel are silent about anything that was published on it."""
+
+    def __init__(
+        self, history: History, channel: str, verdict: Verdict, unknown_until: float, unmarked_from: float | None
+    ) -> None:
+        self._history = history
+        self._channel = channel
+        self._verdict = verdict
+        self._unknown_until = unknown_until
+        self._unmarked_from = unmarked_from
+        self._gaps: list[RecordedGap] = []
+        self._heard: defaultdict[int, set[int]] = defaultdict(set)
+        self._absences: list[_Absence] = []
+
+    def run(self, servers: list[RedisNode]) -> None:
+        """Reads all records, then looks for each message that a server confirmed. A record that was ended owes
+        nothing: what was on the way to it then is not in it."""
+        records = [self._read(server) for server in servers]
+        self._verdict.seen["records spread"] += sum(map(bool, records)) > 1
+        if self._unmarked_from is not None:
+            return
+        for message in self._history.messages.values():
+            if message.channel == self._channel and message.confirmed_at is not None:
+                self._look_for(message)
+
+    def _read(self, server: RedisNode) -> int:
+        """Takes what one record says; how many messages it has. What is repeated after an absence may be recorded
+        again: the agent does not know all that it wrote before."""
+        stream = server.model.keys.values.get(record_key(self._channel.encode()))
+        copies: Counter[tuple[int, int, int]] = Counter()
+        absences = 0
+        known: set[int] = set()
+        for place, (id, fields) in enumerate(stream.entries if isinstance(stream, Stream) else ()):
+            try:
+                _, said = read_entry(fields)
+            except ProtocolError as error:
+                self._verdict.violate("garbage", f"an entry of {self._channel} on {server.node.name}: {error}")
+                continue
+            if isinstance(said, RecordedGap):
+                self._gaps.append(said)
+                if said.stream == 0:
+                    absences += 1
+                    since, until = server.node.true_time(said.since_ms / 1e3), server.node.true_time((id[0] + 1) / 1e3)
+                    self._absences.append(_Absence(since, until, known if place else set()))
+            elif isinstance(said, RecordedMessage) and not said.is_end and said.stream:
+                copies[absences, said.stream, said.sequence] += 1
+                known.add(client_of(said.stream))
+                self._take(said)
+        for (_, number, sequence), count in copies.items():
+            if count > 1:
+                what = f"{sequence} of {number:x} is {count} times in the record of {self._channel}"
+                self._verdict.violate("recorded twice", f"{what} on {server.node.name}")
+        return len(copies)
+
+    def _take(self, said: RecordedMessage) -> None:
+        payload = said.split()[1]
+        published = self._history.messages.get(number_in(payload))
+        publisher = client_of(said.stream)
+        if published is None or (published.publisher, published.sequence) != (publisher, said.sequence):
+            if not payload.startswith(FOREIGN):
+                self._verdict.violate("invented", f"the record of {self._channel} has {payload[:20]!r}")
+            return
+        self._heard[publisher].add(said.sequence)
+        if self._unmarked_from is not None and published.called_at > self._unmarked_from:
+            what = f"{said.sequence} of {publisher:x} at t={published.called_at:.3f}"
+            self._verdict.violate("recorded unmarked", f"the record of {self._channel} has {what}")
+
+    def _look_for(self, message: Published) -> None:
+        """A message is in some record, or in a gap, or between two numbers that a record has; or a record to which its
+        publisher is unknown says that nobody recorded at that time; or all who knew of it are gone."""
+        heard = self._heard.get(message.publisher)
+        seen = self._verdict.seen
+        if heard and message.sequence in heard:
+            return
+        if any(_covers(gap, message) for gap in self._gaps):
+            seen["record gap"] += 1
+        elif heard and min(heard) < message.sequence < max(heard):
+            seen["record hole"] += 1
+        elif any(absence.hides(message) for absence in self._absences):
+            seen["record absence"] += 1
+        elif message.called_at <= self._unknown_until:
+            seen["record unknown"] += 1
+        else:
+            what = f"{message.sequence} of {message.publisher:x} on {self._channel} at t={message.called_at:.3f}"
+            self._verdict.violate("silent", f"no record has {what}, and none says so")
+
+
+def _covers(gap: RecordedGap, message: Published) -> bool:
+    ours = gap.stream != 0 and client_of(gap.stream) == message.publisher
+    return ours and gap.first <= message.sequence and (not gap.last or message.sequence <= gap.last)
+
+
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+    """Runs one seed; the same seed gives the same outcome, always."""
+    return RecordingRun(seed, rules, trace).execute()

@@ -1,0 +1,37 @@
+"""Liveness: what must be so at the end of a run, when the world has been healthy and quiet for a while.
+
+Owns the look into the applications' routers. What they were handed is judged in `checkers`.
+"""
+
+from __future__ import annotations
+
+from shoal.lab.sim.checkers import Verdict
+from shoal.lab.sim.scenarios.app import App
+
+
+def check_settled(apps: list[App], verdict: Verdict) -> None:
+    """Liveness: in a healthy world everything is confirmed, in force, and no table holds what is over."""
+    for app in apps:
+        router = app.router
+        who = f"{app.node.name} ({app.record.client:x})"
+        if router is None:
+            verdict.violate("unsettled", f"{who} never found the cluster")
+            continue
+        if not router.settled:
+            verdict.violate("unsettled", f"{who} has {router.publishing.pending_messages} messages unconfirmed")
+        cores = [sub.core for sub in app.subs]
+        verdict.violations += [f"unsettled: {who}: a subscription never came into force"] * cores.count(None)
+        for sub in filter(None, cores):
+            if not sub.settled:
+                sites = {name: site.state.value for name, site in sub.sites.items()}
+                verdict.violate("unsettled", f"{who}: {sub.text} is not in force everywhere: {sites}")
+            held = sum(len(stream.held) for _, stream in sub.all_streams())
+            if held or sub.early:
+                verdict.violate("growth", f"{who}: {sub.text} still holds {held} messages, {len(sub.early)} early")
+        if router.subscribing.asked or router.publishing.asked:
+            asked = len(router.subscribing.asked), len(router.publishing.asked)
+            verdict.violate("growth", f"{who} still waits for answers: {asked}")
+        # a doubt that is over leaves its timer behind for `gap_timeout_s`, so there may be one for each stream
+        streams = sum(1 for sub in filter(None, cores) for _ in sub.all_streams())
+        if len(router.context.timers) > 60 + 4 * len(app.subs) + streams:
+            verdict.violate("growth", f"{who} has {len(router.context.timers)} timers in a quiet world")

@@ -1,0 +1,73 @@
+"""How large a simulated run is and what its applications are like.
+
+Owns what a seed draws beside the faults. Never touches the run itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import msgspec
+
+from shoal.lab.sim.models.redis_base import BufferLimit
+from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.limits import DEFAULT_LIMITS, Limits
+
+NARROW_BYTES_PER_S: Final = 500_000
+"""Links below this carry little, so applications send little: a jam is no fault of the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a run is and what its applications are like, drawn by seed."""
+
+    servers: int
+    clients: int
+    channels: int
+    safety_s: float
+    burst_max: int
+    payload_bytes: int
+    burst_pause_s: float
+    limits: Limits
+    pubsub_limit: BufferLimit
+    slow_readers: bool
+    healable: bool
+    lapses: bool
+
+    @classmethod
+    def draw(cls, rng: Random, faults: FaultOptions) -> Shape:
+        """A shape by seed. Half of the runs give holes all the time they need to heal; the others report
+        early.
+        """
+        healable = rng.random() < 0.5
+        small_window = not healable and rng.random() < 0.5
+        slow_readers = rng.random() < 0.3
+        limits = msgspec.structs.replace(
+            DEFAULT_LIMITS,
+            clock_drift_max=0.05,
+            beacon_delay_s=0.3,
+            gap_timeout_s=45.0 if healable else 9.0,
+            resend_messages_max=8 if small_window else 4096,
+            inbox_messages_max=16 if slow_readers else 4096,
+            held_messages_max=rng.choice((8, 256)),
+            heal_page_messages=rng.choice((4, 8 if small_window else 64)),
+            linger_s=rng.choice((0.5, 5.0)),
+        )
+        tight = rng.random() < 0.3
+        narrow = faults.window_bytes / max(faults.delay_s) < NARROW_BYTES_PER_S
+        return cls(
+            servers=rng.randint(2, 4),
+            clients=rng.randint(4, 8),
+            channels=rng.randint(2, 5),
+            safety_s=rng.uniform(12.0, 25.0),
+            burst_max=rng.choice((3, 12, 30)) if not narrow else 3,
+            payload_bytes=rng.choice((10, 400)) if not narrow else 10,
+            burst_pause_s=rng.choice((0.3, 1.5, 4.0)) if not narrow else 4.0,
+            limits=limits,
+            pubsub_limit=BufferLimit(150_000, 75_000, 2.0) if tight else BufferLimit(),
+            slow_readers=slow_readers,
+            healable=healable,
+            lapses=faults.clock_drift_max < 0.02 and rng.random() < 0.4,
+        )

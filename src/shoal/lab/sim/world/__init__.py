@@ -1,0 +1,1 @@
+"""The simulated world: virtual time, machines, event loops, processes, network and faults."""

@@ -1,0 +1,105 @@
+"""What may go wrong in a simulated run, as one record.
+
+Owns: the names, units and ranges of faults, and how a seed draws them. Never touches: the network that
+suffers them (`shoal.lab.sim.world.network`) and the schedule of faults (`shoal.lab.sim.world.faults`).
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Self
+
+Range = tuple[float, float]
+"""Least and greatest value; a draw is uniform between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultOptions:
+    """Delays and limits of the network, drifts of the clocks, rates of the faults. The defaults are a calm
+    network.
+
+    Rates are expected faults per second of virtual time over the whole world, not per link.
+    """
+
+    delay_s: Range = (0.000_2, 0.002)
+    """One way, for each batch of a direction; the order within a direction is kept whatever is drawn."""
+    delay_local_s: Range = (0.000_02, 0.000_1)
+    """The same between nodes of one host."""
+    spike_probability: float = 0.0
+    """How often a batch takes `spike_s` longer."""
+    spike_s: Range = (0.05, 0.5)
+    split_probability: float = 0.0
+    """How often a batch arrives in two pieces, as a stream of bytes may."""
+    window_bytes: int = 65_536
+    """What kernels and wires of one direction hold; what is above it waits in the sender
+    (`Endpoint.unsent_bytes`).
+    """
+    connect_timeout_s: float = 5.0
+    connect_retry_s: float = 1.0
+    """A connection attempt into the void is repeated this often (SYN), up to `connect_timeout_s`."""
+    tcp_timeout_s: float = 15.0
+    """An end with unacknowledged data gives up after this long."""
+
+    clock_drift_max: float = 0.0
+    """A node's clock runs at 1 +- this."""
+    clock_offset_s: Range = (0.0, 0.0)
+    """What a node's clock shows at the start."""
+
+    resets_per_s: float = 0.0
+    stalls_per_s: float = 0.0
+    stall_s: Range = (0.05, 3.0)
+    partitions_per_s: float = 0.0
+    partition_s: Range = (0.1, 8.0)
+    one_way_probability: float = 0.3
+    """How often a stall or a partition concerns one way only."""
+    pauses_per_s: float = 0.0
+    pause_s: Range = (0.05, 4.0)
+    crashes_per_s: float = 0.0
+    down_s: Range = (0.05, 5.0)
+    power_probability: float = 0.3
+    """How often a crash takes the machine (peers learn nothing), not only the process (the kernel resets)."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            ends = value if isinstance(value, tuple) else (0.0, value)
+            if not 0.0 <= ends[0] <= ends[1]:
+                raise ValueError(f"{name} must be a range from at least 0 upwards, not {value!r}")
+            if name.endswith("_probability") and value > 1.0:
+                raise ValueError(f"{name} must be at most 1, not {value!r}")
+        if self.window_bytes < 1:
+            raise ValueError("window_bytes must be at least 1")
+        if self.clock_drift_max >= 1.0:
+            raise ValueError("clock_drift_max must be below 1: clocks do not stand still")
+
+    @property
+    def peaceful(self) -> bool:
+        """Whether nothing ever strikes."""
+        rates = self.resets_per_s, self.stalls_per_s, self.partitions_per_s, self.pauses_per_s, self.crashes_per_s
+        return not any(rates)
+
+    @classmethod
+    def draw(cls, rng: Random) -> Self:
+        """A record by seed: calm for a quarter of the seeds, else each kind of fault is there or not by
+        itself.
+
+        Leaving kinds out at random meets more corners than having all of them a little.
+        """
+        calm = cls(
+            delay_s=(0.000_1, rng.choice((0.001, 0.005, 0.05))),
+            split_probability=rng.choice((0.0, 0.3)),
+            window_bytes=rng.choice((2_048, 16_384, 65_536)),
+            clock_drift_max=rng.choice((0.0, 0.001, 0.02)),
+            clock_offset_s=(0.0, 1_000.0),
+            tcp_timeout_s=rng.choice((3.0, 15.0)),
+        )
+        if rng.random() < 0.25:
+            return calm
+        return replace(
+            calm,
+            spike_probability=rng.choice((0.0, 0.01, 0.05)),
+            resets_per_s=rng.choice((0.0, 0.1, 1.0)),
+            stalls_per_s=rng.choice((0.0, 0.2, 1.0)),
+            partitions_per_s=rng.choice((0.0, 0.1, 0.3)),
+            pauses_per_s=rng.choice((0.0, 0.1, 0.3)),
+            crashes_per_s=rng.choice((0.0, 0.05, 0.2)),
+        )

@@ -1,0 +1,392 @@
+"""A TCP-like connection: two directions, each a stream of bytes, with what can happen to one and no more.
+
+Owns: the state of a connection's two directions and two ends. Never touches: nodes' lives, partitions, who
+may connect (`shoal.lab.sim.world.network` does these and calls in here), nor what the bytes mean.
+
+Invariants of a direction:
+- What arrives is a prefix of what was sent, in order, whatever faults there are. Nothing is ever doubled.
+- The last thing that arrives, if any, is the marker that ends the stream: "closed" after all that was sent,
+  "reset" after a prefix of it, which may end inside a command or a reply.
+- At most `window_bytes` are on the way; the rest waits in the sender as `unsent_bytes`.
+- An end is told of the loss of its connection at most once, and never of a loss that it asked for itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from shoal.lab.sim.world.node import Node
+from shoal.lab.sim.world.wires import Handler, Wires
+from shoal.lab.sim.world.world import Event
+
+STALL: Final = 1
+PARTITION: Final = 2
+DEAD: Final = 4
+"""The receiving machine is off."""
+PAUSED: Final = 8
+"""The receiving process does not run."""
+UNREAD: Final = 16
+"""The receiving process does not read from this connection."""
+UNACCEPTED: Final = 32
+"""The receiving process has not accepted this connection yet."""
+NETWORK: Final = STALL | PARTITION | DEAD
+"""Blocks under which nothing is acknowledged, so that the sender gives up after `tcp_timeout_s`."""
+
+SPLIT_INSIDE: Final = 0.1
+"""How much rarer a batch that was written at once arrives in two parts than one that was written piece by piece."""
+
+SEGMENTS_PER_WINDOW: Final = 4
+"""A sender with much to send waits until this part of the window is free."""
+
+
+class Endpoint:
+    """One end of a connection, held by a process on `node`."""
+
+    __slots__ = ("_into", "_out", "handler", "node", "on_drain", "open", "peer")
+
+    node: Node
+    peer: Endpoint
+    handler: Handler | None
+    _out: Direction
+    _into: Direction
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.handler = None
+        self.on_drain: Callable[[], None] | None = None
+        """Called when something that was unsent has left."""
+        self.open = True
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.node.name} to {self.peer.node.name}>"
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was sent here but did not fit into the window yet: the process's own output buffer."""
+        return self._out.unsent_bytes
+
+    def send(self, data: bytes) -> None:
+        """Send bytes; into a connection that is over they vanish."""
+        if data:
+            self._out.send(data)
+
+    def close(self, *, flush: bool = True) -> None:
+        """End the stream after what was sent; without `flush` what is still unsent is thrown away first."""
+        if self._leave():
+            self._out.finish(flush)
+
+    def abort(self) -> None:
+        """End the connection with a reset: of what is on the way a prefix arrives."""
+        if self._leave():
+            self._out.cut()
+            self._out.end("reset")
+
+    def pause_reading(self) -> None:
+        """Read nothing until `resume_reading`: the window fills, then the peer's `unsent_bytes` grow."""
+        self._into.block(UNREAD)
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._into.unblock(UNREAD)
+
+    def lose(self, reason: str) -> None:
+        """The connection is over for this end; tell the process. For the machinery of the links."""
+        if self._leave() and self.handler is not None:
+            self.handler.lost(self, reason)
+
+    def _leave(self) -> bool:
+        if not self.open:
+            return False
+        self.open = False
+        self._out.wires.forget(self)
+        return True
+
+
+class _Batch:
+    """Bytes that travel together, in the pieces in which they were sent; with `pieces` None it is the marker that ends
+    the stream."""
+
+    __slots__ = ("arrival", "pieces", "reason", "sent", "size")
+
+    def __init__(self, sent: float, arrival: float, pieces: list[bytes] | None, size: int, reason: str) -> None:
+        self.sent = sent
+        self.arrival = arrival
+        self.pieces = pieces
+        self.size = size
+        self.reason = reason
+
+    def shorten(self, size: int) -> None:
+        """Leaves the first bytes only."""
+        assert self.pieces is not None
+        self.pieces, self.size = [b"".join(self.pieces)[:size]], size
+
+
+class Direction:
+    """One way of a connection, from `src` to `dst`. Only this module and `shoal.lab.sim.world.network` use it."""
+
+    __slots__ = (
+        "_batches",
+        "_delay",
+        "_ended",
+        "_in_flight_bytes",
+        "_last_arrival",
+        "_pump_event",
+        "_severed",
+        "_stalled_until",
+        "_timeout_event",
+        "_unacked",
+        "_unsent",
+        "blocks",
+        "dst",
+        "reverse",
+        "src",
+        "unsent_bytes",
+        "wires",
+    )
+
+    reverse: Direction
+
+    def __init__(self, wires: Wires, src: Endpoint, dst: Endpoint, delay: Callable[[], float]) -> None:
+        self.wires = wires
+        self.src = src
+        self.dst = dst
+        self.blocks = 0
+        self.unsent_bytes = 0
+        self._delay = delay
+        self._batches: deque[_Batch] = deque()
+        self._in_flight_bytes = 0
+        self._unsent: deque[bytes] = deque()
+        self._last_arrival = 0.0
+        self._pump_event: Event | None = None
+        self._timeout_event: Event | None = None
+        self._stalled_until = 0.0
+        self._severed = False  # nothing more is accepted
+        self._ended = False  # the marker is on its way or has arrived
+        self._unacked = False  # something was sent that nobody can have acknowledged
+
+    def send(self, data: bytes) -> None:
+        """Accept bytes from the process at `src`."""
+        size = len(data)
+        if self._severed or not self.src.open:
+            self.wires.stats["bytes_lost"] += size
+            return
+        if self._unsent or (self._in_flight_bytes + size > self.wires.options.window_bytes):
+            self._unsent.append(data)
+            self.unsent_bytes += size
+            self.refill()
+        else:
+            self._transmit(data)
+
+    def refill(self) -> None:
+        """Move what fits from the sender's buffer into the window; a paused sender cannot. As TCP does, it waits until
+        a good part of the window is free, so that small reads do not make for small segments ever after."""
+        unsent = self._unsent
+        if not unsent or self.src.node.paused:
+            return
+        window = self.wires.options.window_bytes
+        room = window - self._in_flight_bytes
+        if room < min(self.unsent_bytes, window // SEGMENTS_PER_WINDOW):
+            return
+        sent = False
+        while unsent and room > 0:
+            data = unsent.popleft()
+            if len(data) > room:
+                unsent.appendleft(data[room:])
+                data = data[:room]
+            room -= len(data)
+            self.unsent_bytes -= len(data)
+            self._transmit(data)
+            sent = True
+        if sent and self.src.on_drain is not None:
+            self.src.on_drain()
+
+    def finish(self, flush: bool) -> None:
+        """An orderly end: what was sent, then the marker."""
+        if flush and self._unsent and not self._severed:
+            self._transmit(b"".join(self._unsent))
+            self.unsent_bytes = 0
+            self._unsent.clear()
+        self.end("closed")
+
+    def end(self, reason: str) -> None:
+        """Queue the marker; nothing is accepted afterwards. A stream ends once."""
+        self.sever()
+        if self._ended:
+            return
+        self._ended = True
+        now = self.wires.world.now
+        self._last_arrival = max(self._last_arrival, now + self._delay())
+        self._batches.append(_Batch(now, self._last_arrival, None, 0, reason))
+        self._schedule(self._last_arrival)
+
+    def sever(self) -> None:
+        """Accept nothing any more."""
+        self._severed = True
+        self.wires.stats["bytes_lost"] += self.unsent_bytes
+        self._unsent.clear()
+        self.unsent_bytes = 0
+
+    def cut(self) -> None:
+        """Lose everything on the way from a random byte on: a prefix will arrive. A marker that is there stays."""
+        self.sever()
+        count = sum(batch.size for batch in self._batches)
+        keep = self.wires.cuts.randint(0, count)
+        self.wires.stats["bytes_lost"] += count - keep
+        kept: deque[_Batch] = deque()
+        for batch in self._batches:
+            if batch.pieces is None:
+                kept.append(batch)
+            elif keep:
+                if batch.size > keep:
+                    batch.shorten(keep)
+                keep -= batch.size
+                kept.append(batch)
+        self._batches = kept
+
+    def stall(self, duration_s: float) -> None:
+        """Let nothing through for a while."""
+        now = self.wires.world.now
+        self._stalled_until = max(self._stalled_until, now + duration_s)
+        self.wires.world.at(self._stalled_until, self._end_stall)
+        self.block(STALL)
+
+    def block(self, reason: int) -> None:
+        """Let nothing arrive until `unblock` with the same reason."""
+        if self.blocks & reason:
+            return
+        self.blocks |= reason
+        if reason & NETWORK:
+            self._check_timeout()
+            self.reverse._check_timeout()
+
+    def unblock(self, reason: int) -> None:
+        """End one reason for which nothing arrives; without any left, what waited arrives in order."""
+        if not self.blocks & reason:
+            return
+        self.blocks &= ~reason
+        if self._batches and not self.blocks:
+            self._schedule(max(self._batches[0].arrival, self.wires.world.now + self._delay()))
+        if reason & NETWORK:
+            self._check_timeout()
+            self.reverse._check_timeout()
+
+    def _transmit(self, data: bytes) -> None:
+        now = self.wires.world.now
+        size = len(data)
+        last = self._batches[-1] if self._batches else None
+        if last is not None and last.sent == now and last.arrival > now and last.pieces is not None:
+            last.pieces.append(data)
+            last.size += size
+        else:
+            arrival = now + self._delay()
+            if arrival < self._last_arrival:
+                arrival = self._last_arrival
+            self._last_arrival = arrival
+            self._batches.append(_Batch(now, arrival, [data], size, ""))
+            if self._pump_event is None:
+                self._schedule(arrival)
+        self._in_flight_bytes += size
+        if (self.blocks | self.reverse.blocks) & NETWORK:
+            self._check_timeout()
+
+    def _schedule(self, time: float) -> None:
+        if self._pump_event is None and not self.blocks:
+            self._pump_event = self.wires.world.at(time, self._pump)
+
+    def _pump(self) -> None:
+        """Let the first batch arrive, if it may."""
+        self._pump_event = None
+        if self.blocks or not self._batches:
+            return
+        batch = self._batches[0]
+        if batch.arrival > self.wires.world.now:
+            self._schedule(batch.arrival)
+            return
+        data = self._take(batch)
+        if self._batches:
+            self._schedule(self._batches[0].arrival)
+        if data is None:
+            self.dst.lose(batch.reason)
+        else:
+            self._in_flight_bytes -= len(data)
+            self.wires.world.mix(data)
+            if self.dst.open:
+                if self.dst.handler is not None:
+                    self.dst.handler.received(self.dst, data)
+            else:
+                self.wires.stats["bytes_lost"] += len(data)
+                if self.src.open:
+                    self.reverse.end("reset")  # no process has this connection any more, says the receiving kernel
+        self.refill()
+
+    def _take(self, batch: _Batch) -> bytes | None:
+        """The first batch, or sometimes only a first part of it; the rest comes later."""
+        pieces = batch.pieces
+        wires = self.wires
+        split = wires.options.split_probability
+        if pieces is not None and len(pieces) == 1:
+            split *= SPLIT_INSIDE
+        if pieces is None or batch.size < 2 or not split or wires.cuts.random() >= split:
+            self._batches.popleft()
+            if pieces is None:
+                return None
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        count = wires.cuts.randint(1, batch.size - 1)
+        data = b"".join(pieces)
+        batch.pieces, batch.size = [data[count:]], batch.size - count
+        batch.arrival = wires.world.now + self._delay()
+        self._last_arrival = max(self._last_arrival, batch.arrival)
+        return data[:count]
+
+    def _end_stall(self) -> None:
+        if self.wires.world.now >= self._stalled_until:
+            self.unblock(STALL)
+
+    def _check_timeout(self) -> None:
+        """The sender's patience runs while it has sent something and acknowledgements cannot come."""
+        silent = (self.blocks | self.reverse.blocks) & NETWORK
+        if not silent:
+            self._unacked = False
+        elif self._batches:
+            self._unacked = True
+        if silent and self._unacked and self.src.open:
+            if self._timeout_event is None:
+                wires = self.wires
+                self._timeout_event = wires.world.after(wires.options.tcp_timeout_s, self._time_out)
+        elif self._timeout_event is not None:
+            self._timeout_event.cancel()
+            self._timeout_event = None
+
+    def _time_out(self) -> None:
+        """The sender's kernel gives up; a process that is paused hears of it when it runs again."""
+        self._timeout_event = None
+        self.src.node.call(self._give_up)
+
+    def _give_up(self) -> None:
+        """What was not delivered is lost, and the peer is not told: it stays half-open, unless a reset was on its way
+        to it already.
+        """
+        if not self.src.open:
+            return
+        self.wires.stats["timeouts"] += 1
+        self.sever()
+        self.wires.stats["bytes_lost"] += sum(batch.size for batch in self._batches)
+        self._batches = deque(batch for batch in self._batches if batch.pieces is None)
+        self._in_flight_bytes = 0
+        self.src.lose("timeout")
+
+
+def connect_ends(wires: Wires, first: Endpoint, second: Endpoint, delay: Callable[[], float]) -> None:
+    """Lay the two directions between two fresh ends."""
+    there = Direction(wires, first, second, delay)
+    back = Direction(wires, second, first, delay)
+    there.reverse, back.reverse = back, there
+    first._out, first._into, first.peer = there, back, second
+    second._out, second._into, second.peer = back, there, first
+
+
+def directions(end: Endpoint) -> tuple[Direction, Direction]:
+    """The ways out of and into an end. For `shoal.lab.sim.world.network`."""
+    return end._out, end._into

@@ -1,0 +1,175 @@
+"""A simulated machine with one process on it: its clock, its timers, whether it is up, awake, or gone.
+
+Owns: the life of a node and what its process is allowed to notice while it is paused. Never touches: links
+(`shoal.lab.sim.world.network` is told of each change through `Watcher`).
+
+Invariants:
+- Nothing of the process runs while the node is down or paused; timers that fall due meanwhile run at resume.
+- A timer belongs to one incarnation: after a crash it never fires, even if the node is up again.
+- `clock()` never goes back, also over a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from shoal.lab.sim.world.world import Event, World
+
+WAKE_JITTER_S: Final = 0.000_05
+"""At resume, what waited runs within this time, so that timers and data meet in any order."""
+
+
+class Watcher(Protocol):
+    """Who carries the consequences of a node's life: the network."""
+
+    def node_paused(self, node: Node) -> None:
+        """The process of `node` stopped reading and writing."""
+
+    def node_resumed(self, node: Node) -> None:
+        """It reads and writes again."""
+
+    def node_crashed(self, node: Node, power: bool) -> None:
+        """The process is gone; with `power` the kernel is gone too."""
+
+    def node_restarted(self, node: Node) -> None:
+        """The kernel answers again."""
+
+
+class Node:
+    """One machine. `on_crash` and `on_restart` are the scenario's: drop the core, build a new one."""
+
+    __slots__ = (
+        "_clock_offset_s",
+        "_clock_rate",
+        "_deferred",
+        "_rng",
+        "_watcher",
+        "host",
+        "incarnation",
+        "kernel_up",
+        "kill",
+        "name",
+        "on_crash",
+        "on_restart",
+        "paused",
+        "up",
+        "wake",
+        "world",
+    )
+
+    def __init__(
+        self, world: World, watcher: Watcher, name: str, host: str, clock_rate: float, clock_offset_s: float
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.host = host
+        self.up = True
+        self.kernel_up = True
+        self.paused = False
+        self.incarnation = 1
+        self.kill: Callable[[], None] | None = None
+        """Stops the process at once, before anything else learns of a crash: nothing of it runs any more."""
+        self.wake: Callable[[], None] | None = None
+        """Tells the process that it goes on after a pause."""
+        self.on_crash: Callable[[], None] | None = None
+        self.on_restart: Callable[[], None] | None = None
+        self._watcher = watcher
+        self._clock_rate = clock_rate
+        self._clock_offset_s = clock_offset_s
+        self._deferred: list[Event] = []
+        self._rng = world.rng(f"node/{name}")
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name}>"
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there and not paused."""
+        return self.up and not self.paused
+
+    def clock(self) -> float:
+        """What this node believes the time to be, in seconds: offset + rate x true time."""
+        return self._clock_offset_s + self._clock_rate * self.world.now
+
+    def true_time(self, clock: float) -> float:
+        """The time in the world when this node's clock shows `clock`."""
+        return (clock - self._clock_offset_s) / self._clock_rate
+
+    def at(self, clock: float, fn: Callable[..., object], *args: Any) -> Event:
+        """Run `fn(*args)` when this node's clock shows `clock`; not while paused, never after a crash."""
+        return self._timer(self.true_time(clock), fn, args)
+
+    def after(self, delay_s: float, fn: Callable[..., object], *args: Any) -> Event:
+        """The same, `delay_s` seconds of this node's clock from now."""
+        return self._timer(self.world.now + delay_s / self._clock_rate, fn, args)
+
+    def call(self, fn: Callable[..., object], *args: Any) -> None:
+        """Run `fn(*args)` in the process: at once, at resume if it is paused, never if it crashes before."""
+        self._due(Event(self.world.now, fn, args), fn, args, self.incarnation)
+
+    def pause(self) -> None:
+        """The process stops (SIGSTOP): it reads nothing, writes nothing, its timers wait."""
+        if self.up and not self.paused:
+            self.paused = True
+            self._watcher.node_paused(self)
+
+    def resume(self) -> None:
+        """The process goes on, timers first or data first by chance."""
+        if not self.paused:
+            return
+        self.paused = False
+        deferred, self._deferred = self._deferred, []
+        if deferred:
+            self.world.after(self._rng.random() * WAKE_JITTER_S, self._run_deferred, deferred, self.incarnation)
+        if self.wake is not None:
+            self.wake()
+        self._watcher.node_resumed(self)
+
+    def crash(self, *, power: bool = False) -> None:
+        """The process ends at once. Its peers are reset by the kernel; with `power` they learn nothing."""
+        if not self.up:
+            return
+        self.up = False
+        self.kernel_up = not power
+        self.paused = False
+        self._deferred.clear()
+        if self.kill is not None:
+            self.kill()
+            self.kill = self.wake = None
+        self.incarnation += 1
+        self._watcher.node_crashed(self, power)
+        if self.on_crash is not None:
+            self.on_crash()
+
+    def restart(self) -> None:
+        """The machine is up with a new process; `on_restart` builds it (and makes it listen again)."""
+        if self.up:
+            return
+        self.up = True
+        self.kernel_up = True
+        if self.on_restart is not None:
+            self.on_restart()
+        self._watcher.node_restarted(self)
+
+    def _timer(self, time: float, fn: Callable[..., object], args: tuple[Any, ...]) -> Event:
+        event = self.world.at(time, self._due)
+        event.args = (event, fn, args, self.incarnation)
+        return event
+
+    def _due(self, event: Event, fn: Callable[..., object], args: tuple[Any, ...], incarnation: int) -> None:
+        event.args = ()
+        if incarnation != self.incarnation or not self.up:
+            return
+        if self.paused:
+            event.fn, event.args = fn, args
+            self._deferred.append(event)
+            return
+        fn(*args)
+
+    def _run_deferred(self, events: list[Event], incarnation: int) -> None:
+        for event in events:
+            fn, args = event.fn, event.args
+            if fn is not None:
+                event.fn = None
+                self._due(event, fn, args, incarnation)
