@@ -46,6 +46,7 @@ LAYERS: Final = (
     ("logs",),
     ("limits",),
     ("folders",),
+    ("rules",),  # protocol rules that the simulator can switch off
     ("errors",),
     ("version",),
 )

@@ -9,11 +9,11 @@ from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, beacons, bl
 from tests.support.dispatch_driver import SERVERS, DispatchDriver, entry_of, single
 
 from shoal.channels.agent.report import LOOK_AGAIN_S
-from shoal.channels.rules import broken
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.moving import ChannelReport
 from shoal.plan.placement import BY_THE_RING, Mode, Placement
+from shoal.rules import without
 from shoal.wire import control
 from shoal.wire.envelope import BEACON, FOREIGN, FORWARDED, HEADER, MAGIC, beacon, forwarded, inbox_channel, stream_id
 
@@ -189,10 +189,10 @@ def test_what_cannot_be_forwarded_waits_within_bounds() -> None:
 
 
 def test_without_the_mark_or_the_rules_it_is_broken() -> None:
-    driver = session(rules=broken("mark_forwarded"))
+    driver = session(rules=without("mark_forwarded"))
     driver.hear(THERE, b"foreign")
     assert driver.taken("s2") == [(THERE, b"foreign")]
-    driver = session(rules=broken("home_help"))
+    driver = session(rules=without("home_help"))
     driver.hear(THERE, b"foreign")
     assert driver.taken("s2") == []
 

@@ -12,11 +12,11 @@ from tests.support.core_driver import SIGNER, channel_at, ring
 from tests.support.dispatch_driver import entry_of, single
 
 from shoal.channels.agent.forward_targets import ForwardTargets
-from shoal.channels.rules import ALL_RULES, Rules, broken
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase, check_entry
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.signing import Verifier
+from shoal.rules import ALL_RULES, Rules, without
 
 ALL = ("s1", "s2", "s3", "s4", "s5")
 RING = ring(3, ALL)
@@ -201,11 +201,11 @@ def test_who_is_concerned() -> None:
 
 def test_each_rule_can_be_broken() -> None:
     switch = entry_of(TILE, Phase.SWITCH, 9, NEW, OLD, helped=("s4",))
-    assert targets(switch, "s2", broken("forward_old_to_new")).of_version(2) == ("s4",)
-    assert targets(switch, "s3", broken("forward_new_to_old")).of_version(7) == ()
-    assert targets(switch, "s1", broken("home_help")).of_version(1) == ()
-    assert targets(switch, "s2", broken("home_help")).of_version(2) == ("s3", "s4")
-    headers = targets(switch, "s1", broken("version_in_header"))
+    assert targets(switch, "s2", without("forward_old_to_new")).of_version(2) == ("s4",)
+    assert targets(switch, "s3", without("forward_new_to_old")).of_version(7) == ()
+    assert targets(switch, "s1", without("home_help")).of_version(1) == ()
+    assert targets(switch, "s2", without("home_help")).of_version(2) == ("s3", "s4")
+    headers = targets(switch, "s1", without("version_in_header"))
     assert headers.of_version(1) == ("s4",)
     assert headers.of_foreign == ("s2", "s3", "s4")
     assert not headers.is_behind(1)

@@ -10,7 +10,6 @@ from tests.support.mover_store import (
     SERVERS,
     SIGNER,
     WIDEN_S,
-    Rules,
     Store,
     bare,
     mover,
@@ -24,6 +23,7 @@ from shoal.plan.entry import Entry, Phase
 from shoal.plan.moving import MoveRequest, encode_request
 from shoal.plan.placement import BY_THE_RING, Mode, at_home
 from shoal.plan.signing import Signer
+from shoal.rules import without
 
 
 def test_a_move_from_home_goes_through_all_phases() -> None:
@@ -460,14 +460,14 @@ def test_the_timeouts_of_a_new_mover_begin_with_its_first_look() -> None:
 
 
 def test_without_the_rule_prepare_the_mover_does_not_wait() -> None:
-    store = Store(rules=Rules("prepare"))
+    store = Store(rules=without("prepare"))
     store.ask(store.others[0])
     assert [store.look(), store.look()] == store.written
     assert [entry.phase for entry in store.written] == [Phase.PREPARE, Phase.WIDEN]
 
 
 def test_without_the_rule_widen_before_switch_publishers_go_first() -> None:
-    store = Store(rules=Rules("widen_before_switch"))
+    store = Store(rules=without("widen_before_switch"))
     store.ask(store.others[0])
     assert store.run() == [Phase.PREPARE, Phase.SWITCH, Phase.NARROW, Phase.END]
     assert all(entry.helped == () for entry in store.written)

@@ -24,7 +24,6 @@ from shoal.channels.client.outgoing import Outgoing
 from shoal.channels.client.router import Router
 from shoal.channels.client.server_link import Command, ServerLink
 from shoal.channels.client.subscription import Subscription
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.lab.sim.models.resp import encode_frame
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -33,6 +32,7 @@ from shoal.plan.book import PlanBook
 from shoal.plan.placement import BY_THE_RING
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
+from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control, envelope
 from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, RESERVED_PREFIX, inbox_channel, peer_channel
 from shoal.wire.glob import glob_match

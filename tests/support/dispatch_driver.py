@@ -11,7 +11,6 @@ from typing import Any
 from tests.support.core_driver import AGENT, SIGNER, AgentDriver, ring
 
 from shoal.channels.agent.core import AgentCore
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.book import PlanBook
@@ -19,6 +18,7 @@ from shoal.plan.entry import Entry, Phase
 from shoal.plan.moving import ChannelReport
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.signing import Verifier
+from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel
 

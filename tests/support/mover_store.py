@@ -12,7 +12,8 @@ from shoal.plan.moving import ChannelReport, MoveRequest, Report, encode_request
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
-from shoal.plan.steps import ChannelSteps, MoveRules
+from shoal.plan.steps import ChannelSteps
+from shoal.rules import Rules
 
 PREPARE_S = 10.0
 WIDEN_S = 2.0
@@ -39,15 +40,7 @@ def bare(entry: Entry | None) -> Entry:
     return replace(entry, since=0)
 
 
-class Rules:
-    """Rules of a move with one broken."""
-
-    def __init__(self, broken: str) -> None:
-        self.prepare = broken != "prepare"
-        self.widen_before_switch = broken != "widen_before_switch"
-
-
-def mover(rules: MoveRules | None = None) -> Conductor[Entry, Ring, Report, MoveRequest]:
+def mover(rules: Rules | None = None) -> Conductor[Entry, Ring, Report, MoveRequest]:
     """A conductor of channels."""
     return Conductor(ChannelSteps(LIMITS) if rules is None else ChannelSteps(LIMITS, rules), SIGNER)
 
@@ -55,7 +48,7 @@ def mover(rules: MoveRules | None = None) -> Conductor[Entry, Ring, Report, Move
 class Store:
     """The coordinator as the mover sees it: a ring, entries, requests and reports under versions."""
 
-    def __init__(self, ring: Ring | None = None, rules: MoveRules | None = None) -> None:
+    def __init__(self, ring: Ring | None = None, rules: Rules | None = None) -> None:
         self.ring = ring_of(3, *SERVERS) if ring is None else ring
         self.mover = mover(rules)
         self.now = 100.0

@@ -46,7 +46,6 @@ from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ende
 from shoal.balance.proposal import Proposal, decode_proposal, kind_of, make_proposal, why_stale
 from shoal.balance.recording import Outcome, make_record
 from shoal.balance.records import APPLIED_MAX, REMOVED_MAX, Answer, Ask, BalancerState, why_of
-from shoal.balance.rules import ALL_RULES, BalancerRules
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
 from shoal.balance.under_way import UnderWay, request_id
@@ -57,6 +56,14 @@ from shoal.logs import get_log
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import CHANNEL
 from shoal.plan.ring import Ring
+from shoal.rules import ALL_RULES, Rules, rule
+
+DRAINED: Final = rule("drained", "A server leaves when it has been unused for a while and no entry names it.")
+ONE_AT_A_TIME: Final = rule("one_at_a_time", "A plan is made when the moves of the last one have ended.")
+BASIS: Final = rule("basis", "A proposal is applied only to the plan that it was made from.")
+ONCE: Final = rule("once", "A proposal is applied once.")
+SETTLE: Final = rule("settle", "The times of plans and placements are kept, so that a policy leaves recent ones alone.")
+
 
 MISSING_WINDOWS_MAX: Final = 5
 """For how many windows a decision waits for a member of the ring of which there is no telemetry."""
@@ -82,7 +89,7 @@ class Balancer:
         kinds: Kinds,
         state: BalancerState | None = None,
         moved_at: dict[bytes, float] | None = None,
-        rules: BalancerRules = ALL_RULES,
+        rules: Rules = ALL_RULES,
         planners: Iterable[Planner] = (),
     ) -> None:
         self._planners = tuple(planners)
@@ -95,7 +102,7 @@ class Balancer:
         self._state = self._written = state or BalancerState()
         self._moved_at = {} if moved_at is None else moved_at
         self._rules = rules
-        self._pool = PoolKeeper(options.empty_s, options.retry_s, is_confirmed=rules.drained)
+        self._pool = PoolKeeper(options.empty_s, options.retry_s, is_confirmed=DRAINED in rules)
         self._quiet = Quietness()
         self._homes = Homes()
         self._past: list[tuple[float, float]] = []
@@ -273,14 +280,14 @@ class Balancer:
     @property
     def _is_busy(self) -> bool:
         """Whether the next plan has to wait for the one under way."""
-        return self._under_way is not None and self._rules.one_at_a_time
+        return self._under_way is not None and ONE_AT_A_TIME in self._rules
 
     def _why_not(self, proposal: Proposal, view: View, ring: Ring) -> str | None:
         if self._under_way is not None and self._is_busy:
             return f"the plan {self._under_way.digest[:12]} is still under way: wait until its moves have ended"
-        if self._rules.once and proposal.digest in self._state.applied:
+        if ONCE in self._rules and proposal.digest in self._state.applied:
             return "the plan has changed since: this proposal was applied already"
-        if not self._rules.basis:
+        if BASIS not in self._rules:
             return None
         units = view.units
         return why_stale(proposal, ring.version, lambda kind, unit: units[kind].revision(unit))
@@ -375,7 +382,7 @@ class Balancer:
             joined_at=self._joined_at or {},
         )
         planned_at = NEVER if self._state.planned_at is None else self._state.planned_at
-        placed = (self._moved_at, planned_at) if self._rules.settle else ({}, NEVER)
+        placed = (self._moved_at, planned_at) if SETTLE in self._rules else ({}, NEVER)
         history = History(*placed, self._past, self._forecast)
         return join(window, view, facts, history, self._homes, self._kinds)
 

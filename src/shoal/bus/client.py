@@ -22,7 +22,6 @@ from shoal.bus.subscription import Subscription
 from shoal.bus.times import time_us_of
 from shoal.channels.client.outgoing import Outgoing
 from shoal.channels.client.router import Router
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
@@ -31,6 +30,7 @@ from shoal.message import GivenAttributes
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Verifier
+from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.commands import Request
 from shoal.wire.connection import Connection

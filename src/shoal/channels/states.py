@@ -16,6 +16,14 @@ import enum
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
+from shoal.rules import rule
+
+ANNOUNCE: Final = rule(
+    "beacon",
+    "The position of a stream is announced: by its publisher after a burst and on a new server, by agents to servers "
+    "that have not heard it.",
+)
+
 
 class Link(enum.Enum):
     """A client's connection to a server."""

@@ -37,7 +37,6 @@ from shoal.balance.recording import DecisionRecord, Outcome, proposal_of
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.warming import warm_up
 from shoal.balance.window_source import Standing, Way, WindowSource
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.coordination.interface import Lease
 from shoal.errors import ShoalError
 from shoal.leader import metrics
@@ -55,7 +54,20 @@ from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.logs import get_log
 from shoal.plan.keys import Mark
+from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import PRODUCTION
+
+FRESH_LOAD: Final = rule(
+    "fresh_load", "A balancer that begins to lead drops the load that it measured when it led before."
+)
+GUEST: Final = rule(
+    "guest",
+    "A server that the balancer adds is marked as a guest before it joins, so that no channel moves with the ring.",
+)
+STATE_FIRST: Final = rule(
+    "state_first", "The state of the balancer names a plan before the first of its moves is requested."
+)
+
 
 _GATHER_S: Final = 0.02
 """How long news may gather before a look."""
@@ -177,7 +189,7 @@ class Balancing:
             state, moved_at = await self._store.load()
             await self._store.sweep(leading.fence)
             self._core = Balancer(self._settings, self._options, KINDS, state, moved_at, self._rules, self._planners)
-            if self._rules.fresh_load:
+            if FRESH_LOAD in self._rules:
                 self._fold = FoldState()
             self._windows = WindowSource(self._wall(), wanted=self._spark is not None)
             self._standing = None
@@ -263,7 +275,7 @@ class Balancing:
                 await self._record(effect)
         calls = [effect for effect in effects if isinstance(effect, (AddServers, RemoveServer))]
         state = PutState(core.state) if calls or any(isinstance(effect, PutState) for effect in effects) else None
-        if state is not None and self._rules.state_first:
+        if state is not None and STATE_FIRST in self._rules:
             await self._store.put_state(state, fence)
         moves = [effect for effect in effects if isinstance(effect, (WriteMove, WriteUnitMove, HurryMove))]
         if moves:
@@ -290,7 +302,7 @@ class Balancing:
                     if effect.answer.error:
                         metrics.REFUSALS.inc()
                         _log.warning("what was asked for was refused", why=effect.answer.error)
-        if state is not None and not self._rules.state_first:
+        if state is not None and STATE_FIRST not in self._rules:
             await self._store.put_state(state, fence)
         for call in calls:
             self._start(self._add(call.count, fence) if isinstance(call, AddServers) else self._remove(call))
@@ -343,7 +355,7 @@ class Balancing:
         try:
             servers = await self._provider.add(count)
             for server in servers:
-                if self._rules.guest and self._store.marks.get(server) is not Mark.GUEST:
+                if GUEST in self._rules and self._store.marks.get(server) is not Mark.GUEST:
                     await self._store.put_mark(PutMark(server, Mark.GUEST, "it is added"), fence)
         except (ShoalError, OSError) as error:
             metrics.REFUSALS.inc()

@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 
 from shoal.balance.window_source import Standing
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError, VersionError
 from shoal.leader.conductor_shell import Leading
@@ -25,6 +24,10 @@ from shoal.plan.keys import FORMAT_KEY, KEEPER_LEASE, POOL_PREFIX, PUBLIC_KEY, R
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 from shoal.plan.upgrade import upgrade_plan
+from shoal.rules import ALL_RULES, Rules, rule
+
+FENCE: Final = rule("fence", "Writes of a leader count only while it holds its lease.")
+
 
 SERVERS: Final = "servers"
 """The group of the servers' agents; the data of a member is its `ServerAddress` as MessagePack."""
@@ -86,7 +89,7 @@ class Keeping:
 
     @property
     def _fence(self) -> Lease | None:
-        return self._lease if self._rules.fence else None
+        return self._lease if FENCE in self._rules else None
 
     async def run(self) -> None:
         """Keeps the ring until it is cancelled; trouble with the coordinator is reported and waited out. Raises

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.coordination.interface import Coordinator
 from shoal.leader.conductor_shell import ConductorShell, Leading, ring_of
 from shoal.leader.keeper import Keeper
@@ -19,6 +18,7 @@ from shoal.leader.timing import LeaderTiming
 from shoal.limits import Limits
 from shoal.plan.signing import Signer
 from shoal.plan.steps import ChannelSteps
+from shoal.rules import ALL_RULES, Rules
 
 
 class Leader:

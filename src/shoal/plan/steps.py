@@ -19,9 +19,8 @@ one comes back before the move is over, it may have subscribers that know neithe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
 from shoal.limits import Limits
@@ -31,6 +30,13 @@ from shoal.plan.kinds import CHANNEL
 from shoal.plan.moving import ChannelReport, MoveRequest, Report, decode_report, decode_request
 from shoal.plan.placement import Mode, Placement, at_home
 from shoal.plan.ring import Ring
+from shoal.rules import ALL_RULES, Rules, rule
+
+PREPARE: Final = rule("prepare", "A move begins when the agents of all its servers know of it.")
+WIDEN_BEFORE_SWITCH: Final = rule(
+    "widen_before_switch", "Publishers learn of a new placement after subscribers are subscribed there."
+)
+
 
 MOVE: Final[Mapping[tuple[Phase, str], Phase]] = {
     (Phase.END, "asked"): Phase.PREPARE,
@@ -62,26 +68,6 @@ is in the ring any more. `hurry`, which makes a move eager, is possible in every
 """
 _IDLE_SHARE: Final = 0.25
 """The part of `widen_timeout_s` after which a channel on which nothing is published counts as idle."""
-
-
-class MoveRules(Protocol):
-    """The rules of a move that can be switched off to prove that they matter (`shoal.channels.rules.Rules`)."""
-
-    @property
-    def prepare(self) -> bool:
-        """A move begins when the agents of all servers concerned know of it."""
-
-    @property
-    def widen_before_switch(self) -> bool:
-        """Publishers are told of a new placement after subscribers are subscribed there."""
-
-
-class _AllRules(msgspec.Struct, frozen=True):
-    prepare: bool = True
-    widen_before_switch: bool = True
-
-
-_ALL_RULES: Final = _AllRules()
 
 
 def step(phase: Phase, event: str) -> Phase:
@@ -298,7 +284,7 @@ class ChannelSteps:
     kind: Final = CHANNEL
     entry_type: Final = Entry
 
-    def __init__(self, limits: Limits, rules: MoveRules = _ALL_RULES) -> None:
+    def __init__(self, limits: Limits, rules: Rules = ALL_RULES) -> None:
         self._prepare_timeout_s = limits.prepare_timeout_s
         self._widen_timeout_s = limits.widen_timeout_s
         self._rules = rules
@@ -365,8 +351,8 @@ class ChannelSteps:
         if not any(is_alive(placement, ring) for placement in entry.earlier):
             return Step(begin_again(entry, ring, event="old servers gone"))
         unaware = move.unaware(move.concerned)
-        if not unaware or not self._rules.prepare:
-            unwidened = not self._rules.widen_before_switch
+        if not unaware or PREPARE not in self._rules:
+            unwidened = WIDEN_BEFORE_SWITCH not in self._rules
             return Step(switch_unwidened(entry, ring) if unwidened else widen(entry, ring))
         if move.is_over(self._prepare_timeout_s):
             why = f"the agents of {', '.join(unaware)} did not learn of it within {self._prepare_timeout_s:g} s"
@@ -375,7 +361,7 @@ class ChannelSteps:
 
     def _widen(self, move: _Move) -> Step[Entry]:
         """Publishers switch only to servers whose agents know of it: others would not answer them."""
-        unaware = move.unaware(move.concerned) if self._rules.prepare else ()
+        unaware = move.unaware(move.concerned) if PREPARE in self._rules else ()
         aware = [server for server in move.concerned if move.report(server) is not None]
         if not unaware and not any(map(move.is_behind, aware)):
             return Step(switch(move.entry, move.ring, "subscribers stand"))

@@ -11,10 +11,10 @@ from itertools import chain
 
 import pytest
 
-from shoal.channels.rules import broken
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.balancer import BalancerRun, run_seed
 from shoal.lab.sim.scenarios.balancer_corners import BREAKS, CORNERS
+from shoal.rules import without
 
 SEARCH_SEEDS_MAX = 30
 """How many seeds are tried beyond the known ones."""
@@ -87,7 +87,7 @@ def test_nobody_dies_in_a_peaceful_run_though_servers_come_and_go() -> None:
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_rule_is_caught(name: str) -> None:
     seeds = chain(CATCHING[name], range(SEARCH_SEEDS_MAX))
-    caught = next((outcome for seed in seeds if kinds(outcome := run_seed(seed, broken(name))) & KINDS[name]), None)
+    caught = next((outcome for seed in seeds if kinds(outcome := run_seed(seed, without(name))) & KINDS[name]), None)
     assert caught is not None, f"without the rule {name} nothing was seen to go wrong"
     assert run_seed(caught.seed).verdict.violations == [], "it is the rule that makes the difference"
 

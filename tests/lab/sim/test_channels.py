@@ -10,14 +10,13 @@ from __future__ import annotations
 from itertools import chain
 from random import Random
 
-import msgspec
 import pytest
 
-from shoal.channels.rules import ALL_RULES, Rules, broken
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.channels import BREAKS, ChannelsRun, run_seed
 from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.rules import ALL_RULES, Rule, declared, rule, without
 
 SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
@@ -77,7 +76,7 @@ def test_a_seed_is_clean(seed: int) -> None:
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_rule_is_caught(name: str) -> None:
     seeds = chain(CATCHING.get(name, ()), range(1, SEARCH_SEEDS_MAX + 1))
-    caught = next((outcome for seed in seeds if (outcome := run_seed(seed, broken(name))).verdict.violations), None)
+    caught = next((outcome for seed in seeds if (outcome := run_seed(seed, without(name))).verdict.violations), None)
     assert caught is not None, f"without the rule {name} nothing was seen to go wrong"
     assert kinds(caught) & KINDS.get(name, {"lost"})
     assert run_seed(caught.seed).verdict.violations == [], "it is the rule that makes the difference"
@@ -93,15 +92,19 @@ def test_a_run_is_not_calm_once_somebody_has_died_whoever_struck() -> None:
 
 
 def test_only_rules_can_be_broken() -> None:
-    with pytest.raises(ValueError, match="there is no rule 'gravity'; the rules are dedupe"):
-        broken("gravity")
+    with pytest.raises(ValueError, match="there is no rule 'gravity'; the rules are all_unended_placements"):
+        without("gravity")
 
 
 def test_breaking_a_rule_breaks_only_that_rule() -> None:
-    for name in Rules.__struct_fields__:
-        rules = msgspec.structs.asdict(broken(name))
-        assert [rule for rule, holds in rules.items() if not holds] == [name]
-    assert all(msgspec.structs.asdict(ALL_RULES).values())
+    assert all(Rule(name) in ALL_RULES for name in declared())
+    for broken in declared():
+        assert [name for name in declared() if Rule(name) not in without(broken)] == [broken]
+
+
+def test_a_rule_is_declared_once() -> None:
+    with pytest.raises(ValueError, match="'dedupe' is declared twice"):
+        rule("dedupe", "")
 
 
 def test_seeds_draw_every_shape() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shoal.channels.rules import broken
 from shoal.lab.sim.campaign import CHUNK_SEEDS
 from shoal.lab.sim.scenarios.channels import run_seed
+from shoal.rules import without
 
 SEEDS = CHUNK_SEEDS + 1
 """Enough for two workers to have something to do."""
@@ -43,6 +43,6 @@ def test_neither_hash_seed_nor_workers_change_what_happens(protocol: str, first:
 
 
 def test_another_seed_or_rule_has_another_digest() -> None:
-    digests = {run_seed(18).digest, run_seed(19).digest, run_seed(19, broken("handshake")).digest}
+    digests = {run_seed(18).digest, run_seed(19).digest, run_seed(19, without("handshake")).digest}
     assert len(digests) == 3
     assert run_seed(19).digest in digests

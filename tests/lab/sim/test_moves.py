@@ -11,12 +11,12 @@ from itertools import chain
 
 import pytest
 
-from shoal.channels.rules import Rules, broken
 from shoal.lab.sim.protocols import PROTOCOLS
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios import balancer_corners, channels, recording
 from shoal.lab.sim.scenarios.moves import MovesRun, run_seed
 from shoal.lab.sim.scenarios.moves_corners import BREAKS, CORNERS
+from shoal.rules import declared, without
 
 SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
@@ -87,21 +87,21 @@ def test_a_seed_is_clean(seed: int) -> None:
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_rule_is_caught(name: str) -> None:
     seeds = chain(CATCHING.get(name, ()), range(SEARCH_SEEDS_MAX))
-    caught = next((outcome for seed in seeds if (outcome := run_seed(seed, broken(name))).verdict.violations), None)
+    caught = next((outcome for seed in seeds if (outcome := run_seed(seed, without(name))).verdict.violations), None)
     assert caught is not None, f"without the rule {name} nothing was seen to go wrong"
     assert kinds(caught) & KINDS.get(name, {"lost"})
     assert run_seed(caught.seed).verdict.violations == [], "it is the rule that makes the difference"
 
 
 def test_every_rule_is_broken_by_some_scenario() -> None:
-    assert {*BREAKS, *channels.BREAKS, *balancer_corners.BREAKS, *recording.BREAKS} == {*Rules.__struct_fields__}
+    assert {*BREAKS, *channels.BREAKS, *balancer_corners.BREAKS, *recording.BREAKS} == {*declared()}
 
 
 def test_a_protocol_breaks_only_rules_that_there_are() -> None:
     for protocol in PROTOCOLS.values():
         assert len(set(protocol.breaks)) == len(protocol.breaks)
         for name in protocol.breaks:
-            broken(name)
+            without(name)
 
 
 def test_every_pair_phase_and_death_is_a_corner() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.channels.rules import broken
 from shoal.lab.sim.protocols import PROTOCOLS
 from shoal.lab.sim.scenarios.recording import BREAKS, CORNERS, run_seed
+from shoal.rules import without
 
 CATCHING = {"record_once": (2,), "record_absence": (74, 81, 43, 86), "record_loss": (6, 8, 9), "deletions": (0,)}
 """Seeds that are known to catch each broken rule; if none does any more, others are tried."""
@@ -39,7 +39,7 @@ def test_a_seed_replays_exactly() -> None:
 @pytest.mark.parametrize("rule", BREAKS)
 def test_a_broken_rule_is_seen(rule: str) -> None:
     for seed in (*CATCHING[rule], *range(SEARCH_SEEDS_MAX)):
-        violations = run_seed(seed, broken(rule)).verdict.violations
+        violations = run_seed(seed, without(rule)).verdict.violations
         if any(violation.startswith(KINDS[rule]) for violation in violations):
             return
     pytest.fail(f"no seed has noticed that {rule} was missing")

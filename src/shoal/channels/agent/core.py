@@ -30,13 +30,13 @@ from shoal.channels.agent.resync import Resync
 from shoal.channels.agent.stream_memory import StreamMemory, Streams
 from shoal.channels.client.server_link import Command
 from shoal.channels.recording.recorder import Recorder
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.timers import Timers, patience
 from shoal.errors import PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.moving import Report
+from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
 from shoal.wire.envelope import (
     AGENT_CHANNEL,

@@ -19,9 +19,10 @@ from shoal.channels.agent.handover import Announcements, Handovers
 from shoal.channels.agent.moving_channel import Host, MovingChannel
 from shoal.channels.agent.notices import Notices
 from shoal.channels.agent.report import Reporting
-from shoal.channels.rules import Rules
+from shoal.channels.states import ANNOUNCE
 from shoal.plan.entry import Phase
 from shoal.plan.moving import Report
+from shoal.rules import Rules, rule
 from shoal.wire.envelope import (
     BEACON,
     ENDED,
@@ -33,6 +34,9 @@ from shoal.wire.envelope import (
     forwarded,
     is_envelope,
 )
+
+MARK_FORWARDED: Final = rule("mark_forwarded", "Forwarded messages are marked, and are not forwarded again.")
+
 
 TARGETS_MAX: Final = 100_000
 """Channels whose forward targets are cached; when there are more, the cache starts over."""
@@ -181,11 +185,11 @@ class Dispatcher:
             counters.forwarded_dropped = self.forwards.dropped
 
     def _say_beacon(self, server: str, channel: bytes, blob: bytes) -> None:
-        if self._rules.beacon:
+        if ANNOUNCE in self._rules:
             self.forwards.add(server, channel, self._mark(blob))
 
     def _mark(self, blob: bytes) -> bytes:
-        return forwarded(blob) if self._rules.mark_forwarded else blob
+        return forwarded(blob) if MARK_FORWARDED in self._rules else blob
 
     # Clients
 
@@ -221,7 +225,7 @@ class Dispatcher:
     def announce_here(self, channel: bytes, stream: int, last: int) -> None:
         """A stream was named in a Present after the resync was over: clients answered meanwhile do not know it."""
         targets = None if channel.startswith(RESERVED_PREFIX) else self.targets(channel)
-        if targets is not None and self._rules.beacon:
+        if targets is not None and ANNOUNCE in self._rules:
             blob = self._mark(beacon(targets.publishing.version, stream, last, 0, 0))
             self._host.ask((b"PUBLISH", channel, blob))
 

@@ -17,11 +17,26 @@ elsewhere. Helped servers get every message that does not reach them otherwise.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.placement import Mode, Placement
+from shoal.rules import ALL_RULES, Rules, rule
+
+FORWARD_OLD_TO_NEW: Final = rule(
+    "forward_old_to_new", "An agent forwards messages of publishers that have an old entry."
+)
+FORWARD_NEW_TO_OLD: Final = rule(
+    "forward_new_to_old", "An agent forwards messages to servers with subscribers that have not followed a move."
+)
+HOME_HELP: Final = rule(
+    "home_help", "An agent also forwards where its server has no part in the channel, such as at its home by the ring."
+)
+VERSION_IN_HEADER: Final = rule(
+    "version_in_header", "The version in a message header names the placement that its publisher used."
+)
+
 
 Servers = tuple[str, ...]
 
@@ -45,7 +60,7 @@ class ForwardTargets:
 
     def __init__(self, book: PlanBook, channel: bytes, server: str, rules: Rules = ALL_RULES) -> None:
         """`book` must hold a ring."""
-        self._versions = rules.version_in_header
+        self._versions = VERSION_IN_HEADER in rules
         self.entry = entry = book.entry(channel)
         self.publishing = publishing = book.placement(channel)
         involved = server in (entry.servers if entry else publishing.servers)
@@ -56,9 +71,9 @@ class ForwardTargets:
         """Whether clients that know the plan do not publish here."""
         standing = book.standing(channel)
         helped, everywhere = _helped(book, entry), _everywhere(book, entry, (*standing, publishing))
-        if not rules.forward_new_to_old or not (involved or rules.home_help):
+        if FORWARD_NEW_TO_OLD not in rules or not (involved or HOME_HELP in rules):
             helped = ()
-        if not rules.forward_old_to_new or not (involved or rules.home_help):
+        if FORWARD_OLD_TO_NEW not in rules or not (involved or HOME_HELP in rules):
             everywhere = ()
         all_of_them = (*everywhere, *helped)
         self._by_version: dict[int, Servers] = {}

@@ -33,7 +33,6 @@ from shoal.channels.agent.forward_links import ForwardLinks
 from shoal.channels.agent.lease_keeper import LeaseKeeper
 from shoal.channels.agent.peers import PEER_PATTERN, Peers
 from shoal.channels.agent.report_writer import write_reports
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.coordination.interface import Change, Coordinator, Versioned
 from shoal.coordination.link import parse_address
 from shoal.errors import ConnectError, CoordinatorError, CoordinatorUnavailableError, PlanError, ProtocolError
@@ -45,9 +44,15 @@ from shoal.plan.format import FORMAT, stored_format
 from shoal.plan.moving import Report
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Verifier
+from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.backoff import Backoff
 from shoal.wire.control import Heartbeat
+
+DELETIONS: Final = rule(
+    "deletions", "An agent drops what is deleted from the plan, such as the mark of a recorded channel."
+)
+
 
 if TYPE_CHECKING:
     from shoal.channels.agent.core import AgentCore
@@ -182,7 +187,7 @@ class Agent:
 
     def _plan_changed(self, change: Change) -> None:
         value = change.now.value if change.now is not None else None
-        if value is None and not self._rules.deletions:
+        if value is None and DELETIONS not in self._rules:
             return
         if change.key == keys.FORMAT_KEY and value is not None:
             self._format = stored_format(value)

@@ -13,11 +13,11 @@ import msgspec
 
 from shoal.channels import states
 from shoal.channels.client.server_link import ServerLink
-from shoal.channels.rules import Rules
 from shoal.channels.timers import Timers
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import ServerAddress
+from shoal.rules import Rules
 from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, peer_channel
 

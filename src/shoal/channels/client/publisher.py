@@ -12,10 +12,15 @@ from shoal.channels import states
 from shoal.channels.client.context import Confirmed, Context, Refused
 from shoal.channels.client.outgoing import Lane, Outgoing
 from shoal.channels.client.server_link import ServerLink
+from shoal.channels.states import ANNOUNCE
 from shoal.channels.timers import patience
 from shoal.message import GivenAttributes
+from shoal.rules import rule
 from shoal.wire import control, envelope
 from shoal.wire.envelope import SUFFIX
+
+REPEAT: Final = rule("repeat", "Unconfirmed messages are repeated after the connection is lost.")
+
 
 _pack = SUFFIX.pack
 
@@ -184,11 +189,11 @@ class Publishing:
             return
         lane.step("answered")
         out, counters = lane.out, self._context.counters
-        if out.seq and self._context.rules.beacon:
+        if out.seq and ANNOUNCE in self._context.rules:
             counters.announces += 1
             lane.link.publish(out.name, out.beacon(lane.confirmed, 0))
             self._context.touch(lane.link)
-        if self._context.rules.repeat:
+        if REPEAT in self._context.rules:
             counters.repeated += lane.sent - lane.confirmed
             lane.sent = lane.confirmed
         self._pump(lane, now)
@@ -298,7 +303,7 @@ class Publishing:
             self._context.timers.set(("beacon", out), max(quiet_at, now + delay / 2))
             return
         out.beacon_armed = False
-        if self._context.rules.beacon:
+        if ANNOUNCE in self._context.rules:
             self._speak(out, now)
         self._context.timers.set(("idle", out), now + self._context.limits.publisher_idle_s / 2)
 
@@ -320,7 +325,7 @@ class Publishing:
             self._end(out, now)
 
     def _end(self, out: Outgoing, now: float) -> None:
-        if self._context.rules.beacon:
+        if ANNOUNCE in self._context.rules:
             self._speak(out, now, final=True)
         del self._outs[out.name]
         self.resend_bytes -= out.resend_bytes

@@ -15,6 +15,7 @@ from shoal.channels.client.subscription import Subscription
 from shoal.channels.timers import patience
 from shoal.errors import ProtocolError
 from shoal.message import Gap, Message
+from shoal.rules import rule
 from shoal.wire import control
 from shoal.wire.envelope import (
     ATTRIBUTES,
@@ -33,6 +34,12 @@ from shoal.wire.envelope import (
     settled_of,
     split_attributes,
 )
+
+DEDUPE: Final = rule("dedupe", "A sequence number below the next expected one is a duplicate and is dropped.")
+ORDER: Final = rule("order", "A message after a hole waits until the hole is healed or reported.")
+HEAL: Final = rule("heal", "A hole is requested from its publisher before it is reported.")
+BASELINE: Final = rule("baseline", "A new subscription starts at the positions of the streams that the agent names.")
+
 
 FOREIGN_PUBLISHER: Final = 0
 """The publisher in gaps for messages of plain Redis clients."""
@@ -134,7 +141,7 @@ class Receiving:
         stream.touched = now
         if sequence < stream.next:
             counters.duplicates += 1
-            if not rules.dedupe:
+            if DEDUPE not in rules:
                 self._deliver(sub, message)
         elif sub.inbox.full:
             stream.knows(sequence)
@@ -144,7 +151,7 @@ class Receiving:
             stream.knows(sequence)
             self._deliver(sub, message)
             self._advance(sub, chan, stream, now)
-        elif not rules.order:
+        elif ORDER not in rules:
             stream.skip_to(sequence + 1)
             self._deliver(sub, message)
         else:
@@ -204,7 +211,7 @@ class Receiving:
     def start(self, sub: Subscription, now: float) -> None:
         """The subscription is in force: every stream starts at its baseline, then early messages are judged."""
         sub.in_force = True
-        if self._context.rules.baseline:
+        if BASELINE in self._context.rules:
             for (channel, stream_id), (last, server) in sub.baseline.items():
                 chan = sub.channel(channel)
                 stream = chan.streams[stream_id] = StreamIn(stream_id, (last & ~ENDED) + 1, server, now)
@@ -282,7 +289,7 @@ class Receiving:
         elif now - stream.hole_since >= limits.gap_timeout_s:
             self._give_up(sub, chan, stream, stream.hole_end(), "its publisher did not answer", now)
             return
-        if self._context.rules.heal:
+        if HEAL in self._context.rules:
             self._ask(sub, chan, stream)
         self._context.timers.set(("heal", sub, chan, stream), now + patience(limits.heal_retry_s, stream.attempts))
         stream.attempts += 1

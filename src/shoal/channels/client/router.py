@@ -26,12 +26,15 @@ from shoal.channels.client.receiver import Receiving
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscriber import Subscribing
 from shoal.channels.client.subscription import Subscription, Wanted
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
+from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
+
+LEASE: Final = rule("lease", "A server whose lease has run out is not used for publishing.")
+
 
 SERVERS_OWED_MAX: Final = 64
 """Dropped servers whose missed Byes are remembered. Beyond it the agent of a server that comes back keeps this client
@@ -219,14 +222,14 @@ class Router:
 
     def _take_heartbeat(self, link: ServerLink, ring_version: int, now: float) -> None:
         """After a Heartbeat or a Welcome: is the server usable, and is there a newer ring?"""
-        if not self.context.rules.lease:
+        if LEASE not in self.context.rules:
             link.usable_until = float("inf")
         if now < link.usable_until:
             was_usable = link.state is states.Link.USABLE
             link.step("heartbeat")
             if not was_usable:
                 self.publishing.link_usable(link, now)
-            if self.context.rules.lease:
+            if LEASE in self.context.rules:
                 self.context.timers.set(("lease", link), link.usable_until)
         if ring_version > self.context.book.version:
             self._greet(link, now)

@@ -18,7 +18,17 @@ from shoal.channels.client.subscription import Site, Subscription, Wanted
 from shoal.channels.timers import patience
 from shoal.plan.entry import Phase
 from shoal.plan.ring import Members, Ring
+from shoal.rules import rule
 from shoal.wire import control
+
+HANDSHAKE: Final = rule(
+    "handshake", "A subscription is in force only when the agents of all its servers have answered."
+)
+NARROW_LAST: Final = rule("narrow_last", "Subscribers leave an old placement after its publishers.")
+ALL_UNENDED_PLACEMENTS: Final = rule(
+    "all_unended_placements", "Subscribers use every placement that has not ended, not only the last two."
+)
+
 
 UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
 """Stands for a server of a ring whose members are not known any more."""
@@ -74,9 +84,9 @@ class Subscribing:
             return book.ring.ids if book.ring else ()
         standing = book.standing(sub.name)
         rules = self._context.rules
-        if not rules.narrow_last:
+        if NARROW_LAST not in rules:
             standing = standing[-1:]
-        elif not rules.all_unended_placements:
+        elif ALL_UNENDED_PLACEMENTS not in rules:
             standing = standing[-2:]
         client = self._context.client
         return tuple(dict.fromkeys(server for placement in standing for server in placement.subscribe_servers(client)))
@@ -235,7 +245,7 @@ class Subscribing:
         link.listening[key] = count + 1
         self._number(site)
         self._hello(site, now)
-        if not self._context.rules.handshake and not sub.in_force:
+        if HANDSHAKE not in self._context.rules and not sub.in_force:
             self._receiving.start(sub, now)
 
     def _number(self, site: Site) -> None:

@@ -19,8 +19,8 @@ from shoal.channels import states
 from shoal.channels.recording.pace import RecordTail, Turns
 from shoal.channels.recording.recorded_stream import RecordedStream
 from shoal.channels.recording.writer import Host, RecordWriter, refused_message
-from shoal.channels.rules import Rules
 from shoal.errors import ProtocolError
+from shoal.rules import Rules, rule
 from shoal.wire import control
 from shoal.wire.envelope import (
     BEACON,
@@ -44,6 +44,12 @@ from shoal.wire.record_entry import (
     read_entry,
     streams_fields,
 )
+
+RECORD_ONCE: Final = rule("record_once", "A copy of a message is recorded once on a server.")
+RECORD_ABSENCE: Final = rule(
+    "record_absence", "A recorder that was away asks publishers for the messages it missed, and records the gaps."
+)
+
 
 STREAMS_EVERY: Final = 250
 """Entries after which the record says again how far each stream has come."""
@@ -141,7 +147,7 @@ class Record:
         self.step("end read")
         if not self._tail.entries and (self._lost or not self._begun):
             self._begin()
-        elif self._rules.record_absence:
+        elif RECORD_ABSENCE in self._rules:
             self._broken = True
             self._doubt_until = now + self._host.limits.gap_timeout_s
             for stream in self._streams.values():
@@ -257,7 +263,7 @@ class Record:
         elif stream.doubted:
             stream.owe(stream.last + 1, sequence - 1, now)
             self._wait(now)
-        if stream.hear(sequence) or not self._rules.record_once:
+        if stream.hear(sequence) or RECORD_ONCE not in self._rules:
             self._host.counters.recorded += 1
             self._writer.write(message_fields, blob, refused_message(number, sequence))
             self._count()

@@ -17,12 +17,15 @@ from shoal.channels import states
 from shoal.channels.recording.pace import Turns
 from shoal.channels.recording.record import Record
 from shoal.channels.recording.writer import Host
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import ProtocolError
+from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
 from shoal.wire.envelope import peer_channel
 from shoal.wire.glob import glob_match
 from shoal.wire.record_entry import INDEX_KEY, MARKS_KEY, encode_marks
+
+RECORD_LOSS: Final = rule("record_loss", "A recorder writes a gap at once when its server has lost a record.")
+
 
 OPENING_MAX: Final = 4
 """Records whose ends are read at the same time. What comes on the channels of the others waits."""
@@ -123,7 +126,7 @@ class Recorder:
         """Opens the records that the server has, and those that it has no more though they were written here: that it
         lost them must be written down, whether or not more is heard."""
         channels = reply if isinstance(reply, list | set) else ()
-        for channel in sorted({*channels, *self._written} if self._rules.record_loss else channels):
+        for channel in sorted({*channels, *self._written} if RECORD_LOSS in self._rules else channels):
             if channel not in self._records and self.marked(channel):
                 self._open(channel)
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from shoal.channels.rules import ALL_RULES, Rules, broken
 from shoal.lab.sim.campaign import Protocol
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios import balancer, balancer_corners, channels, moves, moves_corners, recording
+from shoal.rules import ALL_RULES, Rules, without
 
 
 def _run(run_seed: Callable[[int, Rules], Outcome], seed: int, broken_rule: str | None) -> Outcome:
-    return run_seed(seed, broken(broken_rule) if broken_rule else ALL_RULES)
+    return run_seed(seed, without(broken_rule) if broken_rule else ALL_RULES)
 
 
 RING_CHANGES: Final = ("server left ring", "server joined ring")

@@ -18,7 +18,6 @@ import msgspec
 
 from shoal.balance.options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.cluster.timing import DEFAULT_TIMING
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease
 from shoal.errors import CoordinatorError
@@ -42,6 +41,7 @@ from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.plan.entry import Entry
 from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY
 from shoal.plan.ring import ServerAddress
+from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import Runtime
 
 SERVERS_MAX: Final = 6

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
+from shoal.rules import ALL_RULES, Rules
 
 BREAKS: Final = ("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat")
 """The rules that this scenario puts to the test."""

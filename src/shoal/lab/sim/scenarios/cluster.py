@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from shoal.channels.agent.process import Agent, AgentOptions
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.coordination.interface import Coordinator
 from shoal.errors import PlanError
 from shoal.lab.sim.checkers import Expectations, Verdict, judge
@@ -37,6 +36,7 @@ from shoal.plan.keys import RING_KEY, entries_prefix, entry_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Signer, Verifier
+from shoal.rules import ALL_RULES, Rules
 
 QUIET_DEATH: Final = 0.4
 QUIET_DEATH_S: Final = 0.05

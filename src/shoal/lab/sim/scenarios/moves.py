@@ -14,7 +14,6 @@ from zlib import crc32
 
 import msgspec
 
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import ProtocolError
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.models.coordinator import CoordinatorOptions
@@ -30,6 +29,7 @@ from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import KEEPER_LEASE
 from shoal.plan.placement import at_home
+from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
 from shoal.wire.envelope import BEACON, FOREIGN, HEADER, HEADER_BYTES, INBOX_PREFIX, is_envelope
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Final, NamedTuple
 
-from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import ProtocolError
 from shoal.lab.sim.checkers import FOREIGN, Verdict
 from shoal.lab.sim.history import History, Published, number_in
@@ -19,6 +18,7 @@ from shoal.lab.sim.scenario import BEGIN_S, Outcome
 from shoal.lab.sim.scenarios.cluster import AgentProcess
 from shoal.lab.sim.scenarios.moves import MovesRun
 from shoal.plan.keys import recorded_key
+from shoal.rules import ALL_RULES, Rules
 from shoal.wire.envelope import client_of
 from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key
 
