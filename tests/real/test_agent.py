@@ -243,7 +243,7 @@ async def test_with_the_coordinator_down_agents_that_hear_each_other_go_on(site:
             for each in (site, second):
                 each.start_agent(
                     SHOAL_LIMITS_SERVER_LEASE_S=str(ORPHANS.server_lease_s),
-                    SHOAL_LIMITS_WORD_INTERVAL_S=str(ORPHANS.heartbeat_interval_s),
+                    SHOAL_LIMITS_HEARTBEAT_INTERVAL_S=str(ORPHANS.heartbeat_interval_s),
                 )
             await asyncio.gather(until(site.lease), until(second.lease))
             ring = Ring(2, (site.address, second.address))

@@ -53,6 +53,7 @@ from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.leader.window_reader import WindowReader
 from shoal.logs import get_log
 from shoal.plan.keys import Mark
+from shoal.plan.kinds import SERVER
 from shoal.runtime import PRODUCTION
 
 _GATHER_S: Final = 0.02
@@ -324,7 +325,7 @@ class Balancing:
 
     async def _add(self, count: int, fence: Lease | None) -> None:
         try:
-            servers = await self._provider.add(count)
+            servers = await self._provider.add(SERVER, count)
             for server in servers:
                 if self._rules.guest and self._store.marks.get(server) is not Mark.GUEST:
                     await self._store.put_mark(PutMark(server, Mark.GUEST, "it is added"), fence)
