@@ -1,8 +1,8 @@
-"""The tables of `limits-and-promises.md`, made from the code: every limit, and the tree of errors.
+"""Generates the tables of `limits-and-promises.md`: the limits and the tree of errors.
 
-Owns how they look. What they say is in `shoal.limits` and `shoal.errors`.
+Owns their format. The content comes from `shoal.limits` and `shoal.errors`.
 
-    python docs/tables.py      makes the tables of the page anew
+    python docs/tables.py      writes the tables into the page
 """
 
 from __future__ import annotations
@@ -25,40 +25,44 @@ _UNITS: Final = ("bytes", "messages", "s")
 _SECTION: Final = re.compile(r"^\s*# -- (.+?) -+$")
 
 
-def limits_table() -> str:
-    """A row for each limit: its name, its default, its unit and what happens at it, by section."""
+def limits_table(*, public: bool) -> str:
+    """Rows by section with the name, default, unit and description of each limit, either public or internal ones."""
     source = inspect.getsource(limits)
     sections = [
         (number, match[1]) for number, line in enumerate(source.splitlines(), 1) if (match := _SECTION.match(line))
     ]
     lines: list[str] = []
+    last = ""
     for name, line, text in _fields(source):
-        while sections and sections[0][0] < line:
-            title = sections.pop(0)[1]
-            lines += ["", f"**{title}**", "", "| limit | default | unit | what it is, and what happens at it |"]
+        if (name in limits.PUBLIC) != public:
+            continue
+        title = next(title for number, title in reversed(sections) if number < line)
+        if title != last:
+            lines += ["", f"**{title}**", "", "| limit | default | unit | meaning, and behaviour at the limit |"]
             lines.append("| --- | --- | --- | --- |")
+            last = title
         default = getattr(DEFAULT_LIMITS, name)
         lines.append(f"| `{name}` | {_amount(name, default)} | {_unit(name)} | {text} |")
     return "\n".join(lines).strip()
 
 
 def _fields(source: str) -> Iterator[tuple[str, int, str]]:
-    """Name, line and description of each field of `Limits`."""
+    """Yield the name, line and description of each field of `Limits`."""
     record = next(
         node
         for node in ast.parse(source).body
         if isinstance(node, ast.ClassDef) and node.name == limits.Limits.__name__
     )
-    for field, said in zip(record.body, record.body[1:], strict=False):
+    for field, description in zip(record.body, record.body[1:], strict=False):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
-        assert isinstance(said, ast.Expr), field.target.id
-        assert isinstance(said.value, ast.Constant), field.target.id
-        yield field.target.id, field.lineno, " ".join(str(said.value.value).split())
+        assert isinstance(description, ast.Expr), field.target.id
+        assert isinstance(description.value, ast.Constant), field.target.id
+        yield field.target.id, field.lineno, " ".join(str(description.value.value).split())
 
 
 def _unit(name: str) -> str:
-    """The unit that stands at the end of a name, before `max` or `min`."""
+    """Return the unit at the end of a name, before `max` or `min`."""
     words = [word for word in name.split("_per_")[0].split("_") if word not in ("max", "min")]
     if words[-1] in _UNITS:
         return words[-1]
@@ -66,7 +70,7 @@ def _unit(name: str) -> str:
 
 
 def _amount(name: str, value: float) -> str:
-    """A default as people write it."""
+    """Format a default for readers."""
     if "bytes" in name:
         for size, word in ((MIB, "MiB"), (KIB, "KiB")):
             if value >= size and value % size == 0:
@@ -75,7 +79,7 @@ def _amount(name: str, value: float) -> str:
 
 
 def error_tree() -> str:
-    """The tree at the top of `shoal.errors`."""
+    """Return the tree from the docstring of `shoal.errors`."""
     lines = inspect.getdoc(errors)
     assert lines is not None
     tree = [line for line in lines.splitlines() if re.match(r"\s*(ShoalError$|[├└│])", line)]
@@ -84,8 +88,13 @@ def error_tree() -> str:
 
 
 def refresh(page: str) -> str:
-    """The page with its tables made anew."""
-    return replace_blocks(page, "made", {"limits": limits_table(), "errors": error_tree()})
+    """Return the page with new tables."""
+    blocks = {
+        "limits": limits_table(public=True),
+        "internal limits": limits_table(public=False),
+        "errors": error_tree(),
+    }
+    return replace_blocks(page, "made", blocks)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Settings: flags win over environment, environment over file, file over defaults; mistakes are named."""
+"""Settings: flags win over environment, environment over file, file over defaults; errors name the source."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def test_an_empty_variable_counts_as_not_set() -> None:
             "[limits]\nroll_call_s = 3",
             {},
             {},
-            r"limits.roll_call_s in file shoal.toml has a new name: write limits.resync_s",
+            r"limits.roll_call_s in file shoal.toml was renamed: write limits.resync_s",
         ),
-        ("", {"SHOAL_LIMITS_ROLL_CALL_S": "3"}, {}, "new name: write SHOAL_LIMITS_RESYNC_S"),
+        ("", {"SHOAL_LIMITS_ROLL_CALL_S": "3"}, {}, "renamed: write SHOAL_LIMITS_RESYNC_S"),
         ("", {}, {"sevrers": 1}, r"unknown setting sevrers in a flag: did you mean servers\?"),
-        ("zzzzzzzz = 1", {}, {}, "known are archive_dir, coordinator, "),
+        ("zzzzzzzz = 1", {}, {}, "known settings: archive_dir, coordinator, "),
         ("", {"SHOAL_SERVERS": "many"}, {}, "servers is 'many' in environment SHOAL_SERVERS: Expected `int`"),
         ('servers = "3"', {}, {}, "servers is '3' in file shoal.toml: Expected `int`, got `str`"),
         ("", {"SHOAL_LOG_FORMAT": "xml"}, {}, "log_format is 'xml' in environment SHOAL_LOG_FORMAT"),

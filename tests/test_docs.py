@@ -1,5 +1,7 @@
-"""The documentation holds: links lead somewhere, programs compile, commands parse, and what is made from the code is
-up to date. Programs run in `tests/real/test_pages.py` and `tests/pipeline/test_pages.py`."""
+"""The documentation: links resolve, programs compile, commands parse, and generated parts are up to date.
+
+Programs run in `tests/real/test_pages.py` and `tests/pipeline/test_pages.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from shoal import cli, config
 from shoal.channels import diagrams, states
 from shoal.channels.client import receiver as receiving
 from shoal.lab.sim.protocols import PROTOCOLS
-from shoal.limits import Limits
+from shoal.limits import PUBLIC, Limits
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,7 +56,7 @@ def label(value: object) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that git hosts give to headings."""
+    """Return the anchors that git hosts generate for headings."""
     titles = HEADING.findall(FENCE.sub("", read(page)))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -66,7 +68,7 @@ def test_links_within_the_project_lead_somewhere(page: Path) -> None:
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
-        assert target.is_file(), f"{page.name} links to {link}, which is not there"
+        assert target.is_file(), f"{page.name} links to {link}, which does not exist"
         if anchor:
             assert anchor in anchors(target), f"{page.name} links to {link}; there is no such heading"
 
@@ -82,7 +84,7 @@ def test_python_compiles(block: Block) -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The arguments of each `shoal` in a block of shell."""
+    """Yield the arguments of each `shoal` command in a shell block."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -140,9 +142,10 @@ def test_tables_of_limits_and_errors_are_up_to_date() -> None:
     assert page == tables.refresh(page), "run: python docs/tables.py"
 
 
-def test_the_table_of_limits_has_every_limit() -> None:
-    made = tables.limits_table()
-    assert re.findall(r"^\| `(\w+)`", made, re.MULTILINE) == list(Limits.__struct_fields__)
+@pytest.mark.parametrize("public", [True, False])
+def test_the_tables_of_limits_have_every_limit(public: bool) -> None:
+    listed = re.findall(r"^\| `(\w+)`", tables.limits_table(public=public), re.MULTILINE)
+    assert listed == [name for name in Limits.__struct_fields__ if (name in PUBLIC) == public]
 
 
 def test_reasons_of_gaps_are_those_of_the_code() -> None:

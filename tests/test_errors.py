@@ -1,4 +1,4 @@
-"""The exception tree: drawn as it is, and with messages that say what to do."""
+"""The exception tree: the drawing matches the classes, and messages say what to do."""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ LAYERS: Final = (
     ("history",),  # recorded messages: buses join them to live ones, jobs archive them, commands show them
     ("config",),  # the settings of every package below
     ("flow",),  # the simulator of load: runs policies, and no participant
+    ("load_kinds",),  # the kinds of units and hosts of the packages below
     ("balance", "overlay", "engine", "queues", "channels", "places", "filters"),
+    ("load",),  # telemetry records and load windows, of any kind of unit
     ("lab",),  # shared by simulator, benchmarks, soaks, experiments and the demo; nothing that ships imports it
     ("plan",),
     ("runtime",),  # the surroundings of a shell: connections, clocks, randomness, coordinator
@@ -49,9 +51,7 @@ LAYERS: Final = (
 )
 """Top to bottom. A package imports from lower layers; packages of one layer do not import each other."""
 
-SAME_LAYER: Final = {
-    ("balance", "channels"): "load windows are folded from the analyzer's telemetry records",
-}
+SAME_LAYER: Final[dict[tuple[str, str], str]] = {}
 """(importer, imported) pairs of one layer that are allowed, and why."""
 
 RESTRICTED: Final = {
@@ -142,7 +142,9 @@ ALLOWED = """
     cli: cluster lab.sim lab.soak
     lab.bench: cluster
     lab.soak: lab.sim cluster
-    channels: plan
+    channels: plan load
+    balance: load
+    pipeline: load load_kinds
     plan: errors
     limits: errors
     lab.sim: channels bus cluster leader
@@ -155,7 +157,9 @@ FORBIDDEN = """
     leader: cluster lab.sim
     plan: channels
     errors: limits
-    channels: filters lab.sim flow
+    channels: filters lab.sim flow balance
+    balance: channels load_kinds
+    load: channels balance load_kinds
     lab.sim: cli lab.soak
     lab: lab.sim
     bus: redis shoal lab.sim

@@ -1,4 +1,4 @@
-"""Limits: documented, immutable, and refused when they cannot go together."""
+"""Limits: documented, immutable, and rejected if they contradict each other."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ def test_every_limit_is_followed_by_what_happens_there() -> None:
     assert documented == list(Limits.__struct_fields__)
 
 
+def test_public_limits_exist() -> None:
+    assert set(Limits.__struct_fields__) >= limits.PUBLIC
+
+
 def test_every_name_has_a_unit() -> None:
     words = ("_bytes", "_messages", "_s", "_max", "_min")
     assert [name for name in Limits.__struct_fields__ if not name.endswith(words)] == []
@@ -62,17 +66,17 @@ def test_a_limit_is_a_number_above_zero(name: str, value: float) -> None:
         ),
         (
             {"payload_bytes_max": limits.MIB, "resend_bytes_max": limits.KIB},
-            "a resend window must take the largest",
+            "a resend window must hold the largest",
         ),
-        ({"publish_buffer_bytes_max": limits.KIB}, "the buffer must take the largest message"),
+        ({"publish_buffer_bytes_max": limits.KIB}, "the buffer must hold the largest message"),
         ({"resend_total_bytes_max": limits.MIB}, "one window cannot be larger than all of them"),
         ({"command_reply_bytes_max": 8 * limits.MIB}, "raise command_reply_bytes_max"),
-        ({"heal_page_messages": 5000}, "no publisher keeps more than its window"),
+        ({"heal_page_messages": 5000}, "a publisher keeps no more than its window"),
         (
             {"heartbeat_interval_s": 2.0},
             r"2 times limits.heartbeat_interval_s \(2.0\) is above limits.server_lease_s \(3.0\)",
         ),
-        ({"gap_timeout_s": 0.01}, "before it is given up"),
+        ({"gap_timeout_s": 0.01}, "before they are given up"),
         ({"reconnect_delay_s_min": 9.0}, "lower reconnect_delay_s_min or raise reconnect_delay_s_max"),
         ({"subscribe_timeout_s": 0.6}, "a hello must be sent twice"),
         ({"clock_drift_max": 0.5}, "give a ratio below 0.5"),

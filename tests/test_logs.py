@@ -1,4 +1,4 @@
-"""Logs: key=value for people, JSON for machines, on standard error, and not to be forged."""
+"""Logs: key=value for people, JSON for programs, on standard error, and safe against forged lines."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_the_three_kinds(registry: CollectorRegistry) -> None:
         (metrics.counter, "shoal_messages", [], "does not end in _total"),
         (metrics.counter, "messages_total", [], "does not start with shoal_"),
         (metrics.counter, "shoal_wait_ms_total", [], "not in a base unit"),
-        (metrics.gauge, "shoal_messages_total", [], "which counters do"),
+        (metrics.gauge, "shoal_messages_total", [], "which is for counters"),
         (metrics.gauge, "shoal_load_percent", [], "not in a base unit"),
         (metrics.histogram, "shoal_delivery", [], "does not end in _seconds or _bytes"),
         (metrics.counter, "shoal_messages_total", ["channel"], "use TopK for channels"),
@@ -93,7 +93,7 @@ def test_counts_are_never_too_large_and_too_small_by_a_known_amount(adds: list[t
 
 @pytest.mark.parametrize(("k", "capacity"), [(0, 5), (6, 5)])
 def test_a_table_that_cannot_hold_its_k_is_refused(k: int, capacity: int) -> None:
-    with pytest.raises(ConfigError, match="give 1 <= k <= capacity"):
+    with pytest.raises(ConfigError, match="use 1 <= k <= capacity"):
         make_top(k, capacity)
 
 

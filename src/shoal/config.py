@@ -1,18 +1,17 @@
-"""Settings: what they are, where each value came from, and which source wins.
+"""Settings: their fields, their sources and the precedence of the sources.
 
-One precedence, everywhere: flags, then environment (`SHOAL_*`), then the file (TOML), then the defaults.
+One precedence everywhere: flags, then environment (`SHOAL_*`), then the file (TOML), then the defaults.
 
     flag          --state-dir DIR
     environment   SHOAL_STATE_DIR=DIR             SHOAL_LIMITS_INBOX_MESSAGES_MAX=1000
     file          state_dir = "DIR"               [limits] inbox_messages_max = 1000
 
-A setting that is a record of its own is a table of the file, and its name is a prefix of keys and variables: `limits`,
-`balance` (the policies') and `balancer`.
+A nested record is a table of the file, and its name is a prefix of keys and variables: `limits`, `balance` (for the
+policies) and `balancer`.
 
-Owns: the record `Settings`, reading the three sources, and the words that say what is wrong with a value.
-Never touches: what the settings are used for, and the command line's parser (it hands its flags over as a
-mapping). A key that no setting has is an error in every source, so that a typing mistake is never silently a
-default.
+Owns the record `Settings`, reading the three sources, and the error messages for invalid values. It never uses the
+settings, and never parses the command line (which passes its flags as a mapping). Unknown keys are an error in every
+source, so that a typo is never silently ignored.
 """
 
 from __future__ import annotations
@@ -38,41 +37,43 @@ TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "balance": BalanceSettings,
     "balancer": BalancerOptions,
 }
-"""Settings that are records of their own."""
+"""Settings that are nested records."""
 
 NOT_SETTINGS: Final = frozenset({"SHOAL_CONFIG", "SHOAL_NO_INSTALL", "SHOAL_URL", "SHOAL_READER"})
-"""Variables with our prefix that are read elsewhere: the file to read (here), the front door's, and log-ins."""
+"""Variables with Shoal's prefix that are read elsewhere: the configuration file (here), the launcher's switch, and
+logins.
+"""
 
 RENAMED: Final = {
     "limits.word_interval_s": "limits.heartbeat_interval_s",
     "limits.roll_call_s": "limits.resync_s",
 }
-"""Settings of earlier versions, with their names of today."""
+"""Old setting names and their new names."""
 
 DEFAULT_FILE: Final = "shoal.toml"
-"""Read from the current directory when no file is named."""
+"""Read from the current directory if no file is given."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a user can set. A new setting is a new field here, and nothing else."""
+    """All settings. To add a setting, add a field here."""
 
     coordinator: str = ""
     """`shoal://host:port` of the coordinator; empty means the local cluster of `state_dir`."""
 
     state_dir: str = ""
-    """Where a local cluster keeps its state; empty means `default_state_dir()`."""
+    """State directory of a local cluster; empty means `default_state_dir()`."""
 
     archive_dir: str = ""
-    """Where the archive of recorded channels lies; empty means that there is none."""
+    """Directory of the archive of recorded channels; empty means no archive."""
 
     servers: int = 3
-    """How many servers a local cluster has."""
+    """Number of servers in a local cluster."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """The least important record that is still written."""
+    """Lowest level that is logged."""
 
     log_format: Literal["text", "json"] = "text"
-    """`text` is key=value for people, `json` is one object a line for machines."""
+    """`text` is key=value for people, `json` is one object per line for programs."""
 
     metrics_port: int = 0
     """Port of the metrics page on the loopback interface; 0 means no page."""
@@ -81,41 +82,43 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Sizes and times, see `shoal.limits`."""
 
     balance: BalanceSettings = BalanceSettings()
-    """Thresholds, waits and bounds of policies, see `shoal.balance.settings`."""
+    """Thresholds, waits and bounds of the policies, see `shoal.balance.settings`."""
 
     balancer: BalancerOptions = BalancerOptions()
-    """The balancer's own, see `shoal.balance.options`."""
+    """Options of the balancer, see `shoal.balance.options`."""
 
     def validate(self) -> None:
-        """Raise ConfigError if a value cannot be."""
+        """Raise ConfigError if a value is invalid."""
         if self.coordinator and not self.coordinator.startswith("shoal://"):
             raise ConfigError(f"coordinator is {self.coordinator!r}", do="write it as shoal://host:port")
         if not 1 <= self.servers <= 1000:
             raise ConfigError(f"servers is {self.servers}", do="give a number from 1 to 1000")
         if not 0 <= self.metrics_port <= 65535:
-            raise ConfigError(f"metrics_port is {self.metrics_port}", do="give a port, or 0 for none")
+            raise ConfigError(f"metrics_port is {self.metrics_port}", do="use a port number, or 0 for no metrics page")
         self.limits.validate()
         self.balance.validate()
         self.balancer.validate()
 
     @property
     def state_path(self) -> Path:
-        """The directory of `state_dir`, with its default."""
+        """The path of `state_dir`, with its default."""
         return Path(self.state_dir).expanduser() if self.state_dir else default_state_dir()
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Settings, and for every key of them the place that its value came from."""
+    """Settings, and the source of each value."""
 
     settings: Settings
     sources: dict[str, str]
-    """Key (`state_dir`, `limits.inbox_messages_max`) to source (`flag --state-dir`, `environment
-    SHOAL_STATE_DIR`, `file /etc/shoal.toml`, `default`)."""
+    """Key (`state_dir`, `limits.inbox_messages_max`) to source (`flag --state-dir`, `environment SHOAL_STATE_DIR`,
+    `file /etc/shoal.toml`, `default`).
+    """
 
 
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where state goes when nobody said: the user's state directory, or one of their own under the temporary
-    one."""
+    """Return the default state directory: the user's state directory, or a private one under the temporary
+    directory.
+    """
     if environ.get("XDG_STATE_HOME"):
         return Path(environ["XDG_STATE_HOME"]) / "shoal"
     if environ.get("HOME"):
@@ -124,18 +127,20 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def setting_keys() -> tuple[str, ...]:
-    """Every key that can be set, those of tables with their prefix."""
+    """Return every setting's key; keys of tables have the table as a prefix."""
     plain = [name for name in Settings.__struct_fields__ if name not in TABLES]
     return (*plain, *(f"{table}.{name}" for table, record in TABLES.items() for name in record.__struct_fields__))
 
 
 def env_name(key: str) -> str:
-    """The variable of a key: `limits.linger_s` is SHOAL_LIMITS_LINGER_S."""
+    """Return the environment variable of a key: `limits.linger_s` is SHOAL_LIMITS_LINGER_S."""
     return ENV_PREFIX + key.replace(".", "_").upper()
 
 
 def environment_of(**tables: msgspec.Struct) -> dict[str, str]:
-    """The variables that give a process these tables (`balance=...`): those settings that differ from the defaults."""
+    """Return the variables that give a process these tables (`balance=...`): only the values that differ from the
+    defaults.
+    """
     return {
         env_name(f"{table}.{name}"): str(getattr(record, name))
         for table, record in tables.items()
@@ -152,9 +157,9 @@ def load(
 ) -> Loaded:
     """Read all sources and return the settings with the source of each.
 
-    `flags` maps keys to the values that were given on the command line; None means not given. `file` is the
-    file that the command line named; without it SHOAL_CONFIG names one, and without that `shoal.toml` in the
-    current directory is read if it is there. An empty variable of the environment counts as not set.
+    `flags` maps keys to command-line values; None means not given. `file` is the file named on the command line;
+    otherwise SHOAL_CONFIG names one, otherwise `shoal.toml` in the current directory is read if it exists. Empty
+    environment variables count as not set.
     """
     values: dict[str, object] = {}
     sources = dict.fromkeys(setting_keys(), "default")
@@ -176,7 +181,7 @@ def load(
 
 
 def _build(values: Mapping[str, object], sources: Mapping[str, str]) -> Settings:
-    """Put the values together and check them; an error names the sources that were not defaults."""
+    """Build the settings and check them; an error names the sources of the values that are not defaults."""
     plain: dict[str, Any] = {}
     records: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
     for key, value in values.items():
@@ -195,20 +200,24 @@ def _build(values: Mapping[str, object], sources: Mapping[str, str]) -> Settings
 
 
 def _read_file(path: Path) -> dict[str, object]:
-    """The keys of a TOML file, with `[limits]` flattened into `limits.<name>`, and so all tables."""
+    """Return the keys of a TOML file; tables are flattened, `[limits]` into `limits.<name>`."""
     try:
         with path.open("rb") as stream:
             table = tomllib.load(stream)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"cannot read the configuration file {path}: {reason}", do="name another one") from None
+        raise ConfigError(
+            f"cannot read the configuration file {path}: {reason}", do="check the path, or use another file"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration file {path} is not TOML: {error}") from None
     flat: dict[str, object] = {}
     for name in TABLES:
         given = table.pop(name, {})
         if not isinstance(given, dict):
-            raise ConfigError(f"{name} in {path} is not a table", do=f"write [{name}] and one setting a line below it")
+            raise ConfigError(
+                f"{name} in {path} is not a table", do=f"write [{name}] and one setting per line below it"
+            )
         flat |= {f"{name}.{key}": value for key, value in given.items()}
     flat |= table
     for key in flat:
@@ -217,7 +226,7 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _read_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The keys that the environment sets."""
+    """Return the keys set in the environment."""
     by_name = {env_name(key): key for key in setting_keys()}
     found: dict[str, str] = {}
     for name, text in environ.items():
@@ -229,21 +238,22 @@ def _read_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _require_known(key: str, known: Iterable[str], source: str) -> None:
-    """Raise ConfigError with the new or the nearest known key if this one is not known."""
+    """Raise ConfigError for an unknown key, with its new name or the closest known key."""
     names = sorted(known, key=lambda name: ("." in name, name))
     if key in names:
         return
     renamed = RENAMED | {env_name(old): env_name(new) for old, new in RENAMED.items()}
     if key in renamed:
-        raise ConfigError(f"the setting {key} in {source} has a new name", do=f"write {renamed[key]}")
+        raise ConfigError(f"the setting {key} in {source} was renamed", do=f"write {renamed[key]}")
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+    advice = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(names)}"
     raise ConfigError(f"unknown setting {key} in {source}", do=advice)
 
 
 def _convert(key: str, value: object, source: str, *, strict: bool) -> object:
-    """The value as the type of its field. A file must have the right type; text from elsewhere is read as
-    it."""
+    """Convert a value to the type of its field. Values in a file must have the right type; text from other sources is
+    parsed.
+    """
     table, _, name = key.rpartition(".")
     owner = TABLES[table] if table else Settings
     wanted = {field.name: field.type for field in msgspec.structs.fields(owner)}[name]

@@ -1,49 +1,48 @@
 """Every exception that Shoal raises on purpose, in one tree.
 
     ShoalError
-    ├── ConfigError                     a setting that cannot be, and where it came from
+    ├── ConfigError                     an invalid setting, and its source
     ├── ConnectError                    no usable connection
-    │   ├── AuthenticationError             the password or the user was refused
-    │   ├── ServerTooOldError               the server lacks what Shoal needs
-    │   └── ClusterNotFoundError            nothing runs where we looked
-    ├── PublishError                    a message that was not, or not surely, published
-    │   ├── PayloadTooLargeError            over payload_bytes_max
-    │   ├── ChannelNameError                not a name that a channel can have
-    │   └── NotConfirmedError               no server confirmed it
-    ├── SubscribeError                  a subscription that is not in force
+    │   ├── AuthenticationError             wrong user or password
+    │   ├── ServerTooOldError               the server lacks a required feature
+    │   └── ClusterNotFoundError            no cluster at this address
+    ├── PublishError                    a message was not published, or may not have been
+    │   ├── PayloadTooLargeError            above payload_bytes_max
+    │   ├── ChannelNameError                not a valid channel name
+    │   └── NotConfirmedError               no server confirmed the message
+    ├── SubscribeError                  a subscription is not in force
     │   ├── SubscribeTimeoutError           no agent answered in time
-    │   └── TooManySubscriptionsError       over subscriptions_max
-    ├── PlanError                       an entry of a plan that cannot be used
-    │   ├── ForgedEntryError                its signature is not the balancer's
-    │   ├── StaleEntryError                 older than what we know
-    │   └── UnknownServerError              it names a server that the plan does not have
-    ├── VersionError                    a format that this version does not read, and what to upgrade
-    ├── ProtocolError                   somebody broke the protocol: `broken_by` says who
-    ├── CoordinatorError                the coordinator did not do what was asked
-    │   ├── ConflictError                   somebody else wrote first
-    │   ├── LeaseLostError                  the lease ended before the work did
-    │   └── CoordinatorUnavailableError     it cannot be reached
-    ├── ClusterError                    a local cluster that cannot start, stop or be found
-    │   ├── PortInUseError                  somebody else listens there
-    │   ├── AlreadyRunningError             it runs already
-    │   └── NotRunningError                 it does not run
-    ├── FilterError                     a filter that cannot be read or used, and where it goes wrong
-    │   ├── EmptyFilterError                nothing can satisfy it
-    │   └── FilterTooLargeError             over one of the limits of filters
-    ├── SnapshotError                   a file that is no snapshot of an index, or a damaged one
-    ├── EventError                      attributes that no event can have
-    ├── ArchiveError                    an archive that is not there, damaged, or of another version
-    ├── PipelineError                   a Spark job that cannot start, or cannot go on
-    │   ├── NoJavaError                     no Java here, or one that is too old for Spark
+    │   └── TooManySubscriptionsError       above subscriptions_max
+    ├── PlanError                       an unusable plan entry
+    │   ├── ForgedEntryError                not signed with the cluster's key
+    │   ├── StaleEntryError                 older than the known entry
+    │   └── UnknownServerError              names a server that is not in the plan
+    ├── VersionError                    an unknown format or protocol version, and what to upgrade
+    ├── ProtocolError                   a protocol violation; `broken_by` is "us" or "peer"
+    ├── CoordinatorError                the coordinator rejected a request
+    │   ├── ConflictError                   another client wrote first
+    │   ├── LeaseLostError                  the lease expired during the work
+    │   └── CoordinatorUnavailableError     the coordinator is unreachable
+    ├── ClusterError                    a local cluster cannot be started, stopped or found
+    │   ├── PortInUseError                  another process uses the port
+    │   ├── AlreadyRunningError             the cluster is already running
+    │   └── NotRunningError                 the cluster is not running
+    ├── FilterError                     an invalid filter, with the position of the error
+    │   ├── EmptyFilterError                no event can match it
+    │   └── FilterTooLargeError             above a filter limit
+    ├── SnapshotError                   not an index snapshot, or a damaged one
+    ├── EventError                      invalid event attributes
+    ├── ArchiveError                    a missing, damaged or incompatible archive
+    ├── PipelineError                   a Spark job cannot start or continue
+    │   ├── NoJavaError                     no Java, or one too old for Spark
     │   ├── NoSparkError                    PySpark is not installed
-    │   ├── HeapTooSmallError               the heap of the session does not hold Spark, or the job
-    │   ├── TrimmedError                    entries of a stream were dropped before they were read
-    │   └── CheckpointError                 what a job has written down does not fit what it finds
-    └── BusClosedError                  the bus was closed before the call
+    │   ├── HeapTooSmallError               the Java heap is too small for Spark or the job
+    │   ├── TrimmedError                    stream entries were dropped before they were read
+    │   └── CheckpointError                 a checkpoint is missing, damaged or of another job
+    └── BusClosedError                  the bus is closed
 
-Owns: the tree, and the one shape of a message: what happened, then what to do about it. Never touches
-anything else of Shoal. An exception that is raised with one argument says it as it is; the keyword `do` adds
-the advice.
+Owns the tree and the format of messages: what happened, then what to do. It depends on nothing else in Shoal. An
+exception raised with one argument shows it unchanged; the keyword `do` adds the advice.
 """
 
 from __future__ import annotations
@@ -51,25 +50,25 @@ from __future__ import annotations
 from typing import Final, Literal
 
 _EXCERPT_CHARACTERS: Final = 100
-"""How much of the line a FilterError shows."""
+"""Length of the excerpt that a FilterError shows."""
 
 
 class ShoalError(Exception):
-    """The root: `except ShoalError` catches everything that Shoal raises on purpose."""
+    """The base class: `except ShoalError` catches everything that Shoal raises on purpose."""
 
     def __init__(self, what: str, *, do: str | None = None) -> None:
         super().__init__(what)
         self.what = what
         """What happened, in one sentence."""
         self.do = do
-        """What the reader can do about it, in one sentence; None where `what` says it all."""
+        """What to do, in one sentence; None if `what` is enough."""
 
     def __str__(self) -> str:
         return self.what if self.do is None else f"{self.what}: {self.do}"
 
 
 class ConfigError(ShoalError):
-    """A setting is unknown, has a value that cannot be, or contradicts another one."""
+    """A setting is unknown, has an invalid value, or contradicts another one."""
 
 
 class ConnectError(ShoalError):
@@ -81,15 +80,15 @@ class AuthenticationError(ConnectError):
 
 
 class ServerTooOldError(ConnectError):
-    """The server lacks something that Shoal needs (RESP3, ACL users)."""
+    """The server lacks a feature that Shoal needs (RESP3, ACL users)."""
 
 
 class ClusterNotFoundError(ConnectError):
-    """No cluster runs at the address, or in the state directory, that was asked for."""
+    """No cluster runs at the given address or in the given state directory."""
 
 
 class PublishError(ShoalError):
-    """A message was not published, or nobody can say that it was."""
+    """A message was not published, or it is unknown whether it was."""
 
 
 class PayloadTooLargeError(PublishError):
@@ -97,11 +96,11 @@ class PayloadTooLargeError(PublishError):
 
 
 class ChannelNameError(PublishError):
-    """The name is no text or bytes, empty, too long, or in the part that Shoal keeps for itself. Nothing was sent."""
+    """The name is not text or bytes, empty, too long, or reserved for Shoal. Nothing was sent."""
 
 
 class NotConfirmedError(PublishError):
-    """No server confirmed the message in time. It may have arrived; publishing it again may double it."""
+    """No server confirmed the message in time. It may have arrived; publishing it again may duplicate it."""
 
 
 class SubscribeError(ShoalError):
@@ -109,19 +108,19 @@ class SubscribeError(ShoalError):
 
 
 class SubscribeTimeoutError(SubscribeError, TimeoutError):
-    """No agent put the subscription in force within `subscribe_timeout_s`."""
+    """No agent confirmed the subscription within `subscribe_timeout_s`."""
 
 
 class TooManySubscriptionsError(SubscribeError):
-    """The bus holds `subscriptions_max` subscriptions already."""
+    """The bus already has `subscriptions_max` subscriptions."""
 
 
 class PlanError(ShoalError):
-    """An entry of the plan cannot be used. The plan that is in use stays in use."""
+    """A plan entry is unusable. The current plan stays in use."""
 
 
 class ForgedEntryError(PlanError):
-    """The signature of the entry is missing or is not the balancer's. The entry is dropped."""
+    """The signature of the entry is missing or was not made with the cluster's key. The entry is dropped."""
 
 
 class StaleEntryError(PlanError):
@@ -129,18 +128,18 @@ class StaleEntryError(PlanError):
 
 
 class UnknownServerError(PlanError):
-    """The entry names a server that the plan does not list."""
+    """The entry names a server that is not in the plan."""
 
 
 class VersionError(ShoalError):
-    """Something was written in a format that this version of Shoal does not read: `do` says what to upgrade."""
+    """A format or a protocol version that this process does not know; `do` says what to upgrade."""
 
 
 class ProtocolError(ShoalError):
-    """Bytes or a call that the protocol does not allow, and who is to blame for them.
+    """A violation of the protocol, and which side caused it.
 
-    `broken_by` is "peer" when garbage came in (the connection or the message is given up, nothing else), and
-    "us" when the caller asked a core for something that its state does not allow (a bug on our side).
+    `broken_by` is "peer" if invalid data arrived (only that connection or message is dropped), and "us" if the caller
+    asked a core for an operation that its state does not allow (a bug in Shoal).
     """
 
     def __init__(self, what: str, *, broken_by: Literal["us", "peer"] = "peer", do: str | None = None) -> None:
@@ -153,43 +152,42 @@ class ProtocolError(ShoalError):
 
 
 class CoordinatorError(ShoalError):
-    """The coordinator did not do what was asked."""
+    """The coordinator rejected a request."""
 
 
 class ConflictError(CoordinatorError):
-    """The value has another version than the one that was compared. Read it again, then decide again."""
+    """The value has another version than expected. Read it again, then decide again."""
 
 
 class LeaseLostError(CoordinatorError):
-    """The lease ended. Stop whatever it allowed at once; somebody else may hold it already."""
+    """The lease expired. Stop the work that needs it immediately; another process may already hold it."""
 
 
 class CoordinatorUnavailableError(CoordinatorError, ConnectionError):
-    """The coordinator cannot be reached. Data flows on by the last plan; nothing can be changed until it is
-    back."""
+    """The coordinator is unreachable. Messages keep flowing with the last plan; changes have to wait."""
 
 
 class ClusterError(ShoalError):
-    """A local cluster cannot be started, stopped or looked at."""
+    """A local cluster cannot be started, stopped or inspected."""
 
 
 class PortInUseError(ClusterError):
-    """Somebody else listens on the port."""
+    """Another process listens on the port."""
 
 
 class AlreadyRunningError(ClusterError):
-    """A cluster runs in this state directory already."""
+    """A cluster is already running in this state directory."""
 
 
 class NotRunningError(ClusterError):
-    """No cluster runs in this state directory."""
+    """No cluster is running in this state directory."""
 
 
 class FilterError(ShoalError):
-    """A filter cannot be read or used. Where it was text, the message shows the line and points at the place.
+    """A filter cannot be parsed or used. For a filter text, the message shows the line and marks the position.
 
-    `text` is what was read and `position` the offset in it, in characters; both are None for a filter that was not
-    text. `expected` names what could have stood there.
+    `text` is the filter text and `position` the offset in characters; both are None for a filter that was not parsed
+    from text. `expected` lists the tokens that would have been valid there.
     """
 
     def __init__(
@@ -215,51 +213,51 @@ class FilterError(ShoalError):
 
 
 class EmptyFilterError(FilterError):
-    """Nothing can satisfy the filter: its predicates contradict each other. Nothing was subscribed."""
+    """No event can match the filter: its predicates contradict each other. Nothing was subscribed."""
 
 
 class FilterTooLargeError(FilterError):
-    """The filter, or a part of it, is larger than the limits allow. Nothing was subscribed."""
+    """The filter, or a part of it, is above a limit. Nothing was subscribed."""
 
 
 class SnapshotError(ShoalError):
-    """A file is no snapshot of an index, is damaged, or was cut short. Nothing was loaded."""
+    """A file is not an index snapshot, or is damaged or truncated. Nothing was loaded."""
 
 
 class EventError(ShoalError):
-    """Attributes that no event can have: their names, their values or their number. Nothing was sent."""
+    """Invalid event attributes: their names, values or number. Nothing was sent."""
 
 
 class ArchiveError(ShoalError):
-    """An archive is not there, is damaged, is of another version, or is written by somebody else. Nothing was lost."""
+    """An archive is missing, damaged, of another version, or in use by another writer. Nothing was lost."""
 
 
 class PipelineError(ShoalError):
-    """A Spark job cannot start, or cannot go on. What it has written stays as it is."""
+    """A Spark job cannot start or continue. Its output stays as it is."""
 
 
 class NoJavaError(PipelineError):
-    """There is no Java here, or one that is too old for Spark."""
+    """Java is missing, or too old for Spark."""
 
 
 class NoSparkError(PipelineError):
-    """PySpark is not installed where this program runs."""
+    """PySpark is not installed."""
 
 
 class HeapTooSmallError(PipelineError):
-    """The heap of the Spark session does not hold Spark itself, or what the job needs."""
+    """The heap of the Spark session is too small for Spark itself or for the job."""
 
 
 class TrimmedError(PipelineError):
-    """Entries of a stream were dropped before the job had read them. The job did not go on without saying so."""
+    """Stream entries were dropped before the job read them. The job stopped instead of skipping them silently."""
 
 
 class CheckpointError(PipelineError):
-    """What a job has written down is missing, damaged, or of another job. Nothing was overwritten."""
+    """A job's checkpoint is missing, damaged, or of another job. Nothing was overwritten."""
 
 
 class BusClosedError(ShoalError):
-    """The bus is closed; nothing can be published on it, and no subscription on it goes on."""
+    """The bus is closed; it cannot publish, and its subscriptions have ended."""
 
     def __init__(
         self, what: str = "the bus is closed", *, do: str | None = "open a new one with shoal.connect()"
@@ -268,7 +266,7 @@ class BusClosedError(ShoalError):
 
 
 def _pointed_at(text: str, position: int) -> str:
-    """The part of the line around a position, and a caret under it."""
+    """Return the part of the line around a position, with a caret below it."""
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)
     line = text[start : len(text) if end < 0 else end]

@@ -1,12 +1,12 @@
-"""Structured logs on the standard library: an event and its fields, for people or for machines.
+"""Structured logs on the standard library: an event and its fields, for people or for programs.
 
     text   12:00:01.250 warning shoal.channels.agent.process: server restarted server=s2 after_s=1.5
     json   {"time":"2026-01-31T12:00:01.250000+00:00","level":"warning","logger":"shoal.channels.agent.process",...}
 
-Owns: the two formats, the handler on standard error, and `Log`, through which everything in Shoal logs. Never
-touches: standard output (results go there) and the root logger (an application that uses Shoal as a library
-decides for itself; without `configure()` the standard library's rules hold). Values are escaped, so that what
-a peer sends cannot forge a line.
+Owns the two formats, the handler on standard error, and `Log`, which all Shoal modules use. It never writes to standard
+output (results go there) and never touches the root logger (an application that uses Shoal as a library configures its
+own; without `configure()` the standard library's rules apply). Values are escaped, so that data from a peer cannot
+forge a log line.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ _FIELDS: Final = "shoal_fields"
 
 
 class Log:
-    """A logger that takes an event and fields: `log.warning("server restarted", server="s2", after_s=1.5)`.
+    """A logger for an event and its fields: `log.warning("server restarted", server="s2", after_s=1.5)`.
 
-    A record below the level costs one comparison. `bind` returns a log that adds the given fields to every
-    record.
+    A record below the level costs one comparison. `bind` returns a log that adds fields to every record.
     """
 
     __slots__ = ("_bound", "_logger")
@@ -47,23 +46,23 @@ class Log:
         return Log(self._logger, {**self._bound, **fields})
 
     def debug(self, event: str, /, **fields: object) -> None:
-        """What only somebody who hunts a bug wants to know."""
+        """Log details for debugging."""
         self._log(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
-        """What happened as it should."""
+        """Log normal operation."""
         self._log(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: object) -> None:
-        """What happened as it should not, and was mended."""
+        """Log a problem that was handled."""
         self._log(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: object) -> None:
-        """What happened as it should not, and somebody has to act."""
+        """Log a problem that needs action."""
         self._log(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: object) -> None:
-        """Like `error`, with the traceback of the exception that is being handled."""
+        """Like `error`, with the traceback of the current exception."""
         self._log(logging.ERROR, event, fields, exc_info=True)
 
     def _log(self, level: int, event: str, fields: Mapping[str, object], *, exc_info: bool = False) -> None:
@@ -73,14 +72,14 @@ class Log:
 
 
 def get_log(name: str) -> Log:
-    """The log of a module: `log = get_log(__name__)`."""
+    """Return the log of a module: `log = get_log(__name__)`."""
     return Log(logging.getLogger(name))
 
 
 def configure(
     *, level: str = "warning", format: Literal["text", "json"] = "text", stream: TextIO | None = None
 ) -> None:
-    """Write the records of Shoal to standard error (or `stream`), and only there. May be called again."""
+    """Write Shoal's log records to standard error (or `stream`), and only there. May be called again."""
     logger = logging.getLogger(ROOT)
     for handler in logger.handlers[:]:
         logger.removeHandler(handler)
@@ -92,10 +91,10 @@ def configure(
 
 
 class TextFormatter(logging.Formatter):
-    """One line a record: time, level, logger, event, key=value."""
+    """One line per record: time, level, logger, event, key=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; a traceback follows it on lines of its own."""
+        """Return the line; a traceback follows on separate lines."""
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         words = [f"{time} {record.levelname.lower()} {record.name}: {_plain(record.getMessage())}"]
         words += [f"{key}={_word(value)}" for key, value in _fields(record).items()]
@@ -104,8 +103,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record. The fields stand beside time, level, logger and event, which they cannot
-    replace."""
+    """One JSON object per record. Fields are on the top level and cannot replace time, level, logger and event."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object on one line."""
@@ -122,23 +120,23 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """The fields of a record; a record that did not come through `Log` has none."""
+    """Return the fields of a record; empty for a record that did not come through `Log`."""
     fields: dict[str, object] = getattr(record, _FIELDS, {})
     return fields
 
 
 def _text(value: object) -> str:
-    """A value as text; bytes (channel names, mostly) as the text that they spell."""
+    """Convert a value to text; bytes (mostly channel names) are decoded."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _plain(text: str) -> str:
-    """The text without anything that could start a new line or steer a terminal."""
+    """Escape characters that could start a new line or control a terminal."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def _word(value: object) -> str:
-    """A value as one word: quoted when it has spaces, quotes, equals signs or unprintable characters."""
+    """Format a value as one word: quoted if it has spaces, quotes, equals signs or unprintable characters."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = _text(value)

@@ -1,6 +1,6 @@
-"""What applications receive: messages, and gaps where messages are known to be missing.
+"""Values that applications receive: messages, and gaps where messages are missing.
 
-Owns the two values that a subscription yields. Knows nothing of servers, plans or the wire.
+Owns the two types that a subscription yields. It does not depend on servers, plans or the wire format.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 AttributeValue: TypeAlias = str | int | float | bool
 Attributes: TypeAlias = Mapping[str, AttributeValue]
 GivenAttributes: TypeAlias = Mapping[str, AttributeValue | None]
-"""Attributes as a publisher hands them in: None is absence, and is not sent."""
+"""Attributes as passed to `publish`: None means absent and is not sent."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
     """One published message, delivered exactly once and in its publisher's order.
 
-    `publisher` and `sequence` are 0 for a foreign message: one that was published by a plain Redis
-    client, without Shoal's envelope, and that is therefore delivered as it came.
+    `publisher` and `sequence` are 0 for a foreign message, which a plain Redis client published without Shoal's
+    envelope. It is delivered as it arrived.
     """
 
     channel: str
@@ -38,10 +38,9 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class Gap(msgspec.Struct, frozen=True, gc=False):
-    """Messages that are known to be missing, reported where they would have stood.
+    """Missing messages, reported at their position in the stream.
 
-    `publisher` is None when nobody can say who published. `last` is None for an open gap: from
-    `first` on, up to an end that nobody alive knows.
+    `publisher` is None if it is unknown. `last` is None for an open gap: it starts at `first`, and its end is unknown.
     """
 
     channel: str
@@ -53,7 +52,7 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def count(self) -> int | None:
-        """How many messages are missing; None if the gap is open."""
+        """The number of missing messages; None if the gap is open."""
         return None if self.last is None else self.last - self.first + 1
 
 

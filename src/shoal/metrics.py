@@ -1,11 +1,10 @@
 """Metrics for Prometheus: one registry per process, checked names, and no label per channel.
 
-Owns: the registry, the rules of naming (prefix `shoal_`, base units, `_total` for counters), `TopK` and the
-page on the loopback interface. Never touches: what is counted; whoever counts asks here for a counter once,
-at import.
+Owns the registry, the naming rules (prefix `shoal_`, base units, `_total` for counters), `TopK` and the page on the
+loopback interface. It counts nothing itself; other modules create their metrics here at import.
 
-A label value per channel would make as many time series as there are channels. `TopK` exposes the k busiest
-channels of the last interval only, from a table of bounded size.
+A label value per channel would create one time series per channel. `TopK` exposes only the k busiest channels of the
+last interval, from a table of bounded size.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from shoal.errors import ConfigError, PortInUseError
 
 PREFIX: Final = "shoal_"
 REGISTRY: Final = CollectorRegistry()
-"""The registry of this process. Prometheus' own default registry stays the application's."""
+"""The registry of this process. Prometheus's default registry is left to the application."""
 
 FORBIDDEN_LABELS: Final = frozenset({"channel", "client", "publisher", "subscriber", "pattern"})
-"""Labels with as many values as users make; only `TopK` may use "channel"."""
+"""Labels with an unbounded number of values; only `TopK` may use "channel"."""
 
 _BAD_UNITS: Final = (
     "_ms",
@@ -64,16 +63,16 @@ LATENCY_BUCKETS_S: Final = (
 
 
 def counter(name: str, help: str, labels: Sequence[str] = (), *, registry: CollectorRegistry = REGISTRY) -> Counter:
-    """A number that only grows; its name ends in `_total`."""
+    """Create a counter; its name ends in `_total`."""
     if not name.endswith("_total"):
         raise ConfigError(f"the counter {name} does not end in _total")
     return Counter(_checked(name, labels), help, labels, registry=registry)
 
 
 def gauge(name: str, help: str, labels: Sequence[str] = (), *, registry: CollectorRegistry = REGISTRY) -> Gauge:
-    """A number that goes up and down."""
+    """Create a gauge."""
     if name.endswith("_total"):
-        raise ConfigError(f"the gauge {name} ends in _total, which counters do")
+        raise ConfigError(f"the gauge {name} ends in _total, which is for counters")
     return Gauge(_checked(name, labels), help, labels, registry=registry)
 
 
@@ -85,14 +84,14 @@ def histogram(
     buckets: Sequence[float] = LATENCY_BUCKETS_S,
     registry: CollectorRegistry = REGISTRY,
 ) -> Histogram:
-    """A distribution of seconds or bytes; its name says which."""
+    """Create a histogram of seconds or bytes; its name ends in the unit."""
     if not name.endswith(("_seconds", "_bytes")):
         raise ConfigError(f"the histogram {name} does not end in _seconds or _bytes")
     return Histogram(_checked(name, labels), help, labels, buckets=buckets, registry=registry)
 
 
 def _checked(name: str, labels: Iterable[str]) -> str:
-    """The name, if it and its labels keep to the rules."""
+    """Return the name if it and its labels follow the rules."""
     if not name.startswith(PREFIX):
         raise ConfigError(f"the metric {name} does not start with {PREFIX}")
     if name.removesuffix("_total").endswith(_BAD_UNITS):
@@ -105,10 +104,10 @@ def _checked(name: str, labels: Iterable[str]) -> str:
 class TopK(Collector):
     """The k busiest channels of the last closed interval, as a gauge with the label "channel".
 
-    `add` counts into the open interval, `roll` closes it (call it once an interval, the agent does so each
-    second). The table holds at most `capacity` channels after, and twice as many before, it is pruned of the
-    quietest. A channel that was pruned and came back counts too little, by at most `undercount_max`; while an
-    interval has fewer than `2 * capacity` channels every count is exact. Safe to scrape from another thread.
+    `add` counts into the open interval; `roll` closes it (call it once per interval; the agent does so every second).
+    The table grows to at most twice `capacity` channels and is then pruned to the busiest `capacity`. A channel that
+    was pruned and came back is undercounted by at most `undercount_max`. With fewer than `2 * capacity` channels in an
+    interval, every count is exact. Safe to scrape from another thread.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class TopK(Collector):
         registry: CollectorRegistry | None = REGISTRY,
     ) -> None:
         if not 1 <= k <= capacity:
-            raise ConfigError(f"k is {k} and capacity {capacity}", do="give 1 <= k <= capacity")
+            raise ConfigError(f"k is {k} and capacity {capacity}", do="use 1 <= k <= capacity")
         self._name = _checked(name, ())
         self._help = help
         self._k = k
@@ -130,7 +129,7 @@ class TopK(Collector):
         self._open_undercount_max = 0.0
         self._closed: tuple[tuple[bytes, float], ...] = ()
         self.undercount_max = 0.0
-        """By how much a count of the last closed interval may be too small."""
+        """Largest possible undercount in the last closed interval."""
         if registry is not None:
             registry.register(self)
 
@@ -142,21 +141,21 @@ class TopK(Collector):
             self._prune()
 
     def roll(self) -> None:
-        """Close the interval: what it counted is what `top` and the metrics page show until the next call."""
+        """Close the interval: `top` and the metrics page show its counts until the next call."""
         self._closed = tuple(heapq.nlargest(self._k, self._open.items(), key=_by_count))
         self.undercount_max = self._open_undercount_max
         self._open = {}
         self._open_undercount_max = 0.0
 
     def top(self) -> tuple[tuple[bytes, float], ...]:
-        """The busiest channels of the last closed interval and their counts, busiest first."""
+        """Return the busiest channels of the last closed interval with their counts, busiest first."""
         return self._closed
 
     def collect(self) -> Iterable[Metric]:
-        """What a scrape sees: at most k samples."""
+        """Yield at most k samples."""
         family = GaugeMetricFamily(self._name, self._help, labels=["channel"])
         samples: dict[str, float] = {}
-        for channel, count in self._closed:  # two names may look the same once decoded
+        for channel, count in self._closed:  # two names may be equal after decoding
             text = channel.decode("utf-8", "backslashreplace")
             samples[text] = samples.get(text, 0.0) + count
         for text, count in samples.items():
@@ -174,7 +173,7 @@ def _by_count(item: tuple[bytes, float]) -> float:
 
 
 class MetricsPage:
-    """The registry over HTTP on the loopback interface, until `close`. Port 0 takes a free one."""
+    """The registry over HTTP on the loopback interface, until `close`. Port 0 chooses a free port."""
 
     def __init__(self, port: int, *, registry: CollectorRegistry = REGISTRY) -> None:
         self._server: WSGIServer
@@ -185,10 +184,10 @@ class MetricsPage:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise PortInUseError(
-                f"port {port} for metrics is in use", do="set metrics_port to a free one, or to 0 for none"
+                f"port {port} for metrics is in use", do="set metrics_port to a free port, or to 0 for no metrics page"
             ) from None
         self.port: int = self._server.server_port
-        """The port that is really listened on."""
+        """The actual port."""
 
     def close(self) -> None:
         """Stop listening. Returns when the port is free again."""

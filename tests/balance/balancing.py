@@ -29,7 +29,8 @@ from shoal.balance.options import BalancerOptions
 from shoal.balance.policies import POLICIES
 from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import WINDOW_SCHEMA, LoadWindow
+from shoal.load.window import LoadWindow, window_schema
+from shoal.load_kinds import KINDS
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import Mark
 from shoal.plan.moving import MoveRequest
@@ -90,8 +91,8 @@ def window_of(
                 "complete": True,
             }
         )
-    table = pa.Table.from_pylist([{**dict.fromkeys(WINDOW_SCHEMA.names), "seconds": 2, **row} for row in rows])
-    return LoadWindow(start_s, start_s + 2, table.select(WINDOW_SCHEMA.names).cast(WINDOW_SCHEMA))
+    rows = [{"kind": row["unit"] and "channel", "host_kind": "server", "seconds": 2, **row} for row in rows]
+    return LoadWindow(start_s, start_s + 2, pa.Table.from_pylist(rows, window_schema(KINDS)))
 
 
 BUSY = {("s1", b"hot"): {"publications": 10.0, "bytes_out": 900.0, "messages_sent": 90.0}}
@@ -117,12 +118,12 @@ class Scene:
         self.effects: list[Effect] = []
         self.load: Mapping[tuple[str, bytes], Mapping[str, Any]] = BUSY
         self.window_at = T
-        self.core = Balancer(SETTINGS, options)
+        self.core = Balancer(SETTINGS, options, KINDS)
 
     def take_over(self) -> None:
         """Another balancer goes on from what the coordinator holds."""
         moved_at = {channel: why.at_s for channel, why in self.whys.items()}
-        self.core = Balancer(SETTINGS, self.options, self.state, moved_at)
+        self.core = Balancer(SETTINGS, self.options, KINDS, self.state, moved_at)
 
     def look(self, seconds: float = 0.25, *windows: LoadWindow) -> list[Effect]:
         """Lets time pass, and carries out what the core wants."""

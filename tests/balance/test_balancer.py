@@ -279,7 +279,7 @@ class TestAsked:
         scene.asks["b"] = Ask("propose", policy="unheard of")
         scene.window()
         assert decode_proposal(scene.answers["a"].proposal).policy == TINY
-        assert "there is no policy 'unheard of'" in scene.answers["b"].error
+        assert "unknown policy 'unheard of'" in scene.answers["b"].error
 
     def test_a_policy_that_fails_is_an_answer(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)

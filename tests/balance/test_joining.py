@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.balance.folding import SETTINGS
-from tests.balance.reporting import record
+from tests.load.folding import SETTINGS
+from tests.load.reporting import record
 from tests.support.core_driver import SIGNER
 
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, NEVER, SINGLE, host_loads
-from shoal.balance.fold import fold
-from shoal.balance.fold_state import FoldState
 from shoal.balance.homes import Homes
 from shoal.balance.joining import History, PoolFacts, join
-from shoal.balance.reports import records_to_batch
 from shoal.balance.situation import Pool, Situation
-from shoal.balance.totals import DELIVERY_WORK, PUBLICATION_WORK
-from shoal.balance.window import LoadWindow
+from shoal.channels.telemetry.channel_kind import DELIVERY_WORK, PUBLICATION_WORK
 from shoal.errors import PlanError
+from shoal.load.fold import fold
+from shoal.load.fold_state import FoldState
+from shoal.load.reports import records_to_batch
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.placement import Mode, Placement
@@ -56,12 +57,12 @@ def window_of(load: Load, bandwidth: float = 1000.0, cpu_share: float = 0.5) -> 
         for host in load
         for second in (T, T + 1)
     ]
-    windows, _ = fold(FoldState(), records_to_batch((made, T + 2.0) for made in records), T + 9.0, SETTINGS)
+    windows, _ = fold(FoldState(), records_to_batch((made, T + 2.0) for made in records), T + 9.0, SETTINGS, KINDS)
     return windows[0]
 
 
 def situation_of(load: Load, plan: Plan, facts: PoolFacts = FACTS, history: History | None = None) -> Situation:
-    return join(window_of(load), plan, facts, history or History(), Homes())
+    return join(window_of(load), plan, facts, history or History(), Homes(), KINDS)
 
 
 def names_of(situation: Situation) -> list[bytes]:
@@ -121,7 +122,7 @@ def test_a_channel_is_where_the_plan_book_says(data: st.DataObject) -> None:
     book.accept_ring(SIGNER.ring(ring_of("a", "b", "c", version=3)))
     for name in (b"one", b"two"):
         book.accept_entry(SIGNER.line(data.draw(entries(name))))
-    situation = join(window_of({"a": {b"three": {}}}), book, FACTS, History(), Homes())
+    situation = join(window_of({"a": {b"three": {}}}), book, FACTS, History(), Homes(), KINDS)
     assert names_of(situation) == [b"one", b"three", b"two"]
     for row, name in enumerate(names_of(situation)):
         expected = book.placement(name)
@@ -177,7 +178,7 @@ def test_what_a_server_did_that_has_left_the_ring_counts_for_its_channels() -> N
 def test_processor_time_is_laid_on_channels_by_what_was_done_for_them() -> None:
     load = {"a": {b"in": {"publications": 10}, b"out": {"publications": 5, "messages_sent": 100, "forwarded": 5}}}
     plan = Plan(ring_of("a"))
-    channels = join(window_of(load, cpu_share=0.6), plan, FACTS, History(), Homes()).channels
+    channels = join(window_of(load, cpu_share=0.6), plan, FACTS, History(), Homes(), KINDS).channels
     work = 20 * PUBLICATION_WORK + 100 * DELIVERY_WORK
     assert channels.cpu_in == pytest.approx([0.6 * 10 * PUBLICATION_WORK / work] * 2)
     assert channels.cpu_out == pytest.approx([0.0, 0.6 * 100 * DELIVERY_WORK / work])
@@ -188,7 +189,7 @@ def test_the_load_model_gives_back_what_was_measured_of_an_even_channel(mode: in
     seen = {b"c": {"publications": 10, "subscribers": 4, "messages_sent": 40, "bytes_out": 400}}
     plan = Plan(ring_of("a", "b"), placed(b"c", list(Mode)[mode], "a", "b"))
     window = window_of({"a": seen, "b": seen}, cpu_share=0.4, bandwidth=400.0)
-    situation = join(window, plan, FACTS, History(), Homes())
+    situation = join(window, plan, FACTS, History(), Homes(), KINDS)
     bytes_out, cpu = host_loads(situation.channels, situation.placements, 2)
     assert bytes_out == pytest.approx([400.0, 400.0])
     assert cpu == pytest.approx([0.4, 0.4])
@@ -205,7 +206,7 @@ def test_what_several_servers_send_to_patterns_counts_as_often_as_each_publicati
         b"c": {"publications": 10, "subscribers": 2, "pattern_subscribers": 3, "messages_sent": 50, "bytes_out": 500}
     }
     plan = Plan(ring_of("a", "b"), placed(b"c", list(Mode)[mode], "a", "b"))
-    situation = join(window_of({"a": seen, "b": seen}, cpu_share=0.4), plan, FACTS, History(), Homes())
+    situation = join(window_of({"a": seen, "b": seen}, cpu_share=0.4), plan, FACTS, History(), Homes(), KINDS)
     channels = situation.channels
     assert channels.messages_out == pytest.approx([messages])
     assert channels.bytes_out == pytest.approx([10 * messages])
@@ -257,7 +258,7 @@ def test_nothing_that_was_measured_is_lost(load: Load, modes: dict[bytes, Mode])
     for name, mode in modes.items():
         plan.entries |= placed(name, mode, "a") if mode is Mode.SINGLE else placed(name, mode, "a", "b")
     window = window_of(load)
-    channels = join(window, plan, FACTS, History(), Homes()).channels
+    channels = join(window, plan, FACTS, History(), Homes(), KINDS).channels
     busy = [host for host, of_host in load.items() if any(sum(row.values()) for row in of_host.values())]
     assert names_of_all(load, plan) == channels.names.to_pylist()
     assert channels.publications.sum() == pytest.approx(sum(window.units["publications"].to_pylist()))
@@ -276,8 +277,8 @@ def test_the_order_of_what_is_given_makes_no_difference(load: Load) -> None:
     turned = Plan(plan.ring, dict(reversed(plan.entries.items())))
     window = window_of(load)
     shuffled = replace(window, table=window.table.take(list(reversed(range(window.table.num_rows)))))
-    one = join(window, plan, FACTS, History(), Homes())
-    two = join(shuffled, turned, FACTS, History(), Homes())
+    one = join(window, plan, FACTS, History(), Homes(), KINDS)
+    two = join(shuffled, turned, FACTS, History(), Homes(), KINDS)
     assert one.channels.names.equals(two.channels.names)
     for name in ("publications", "publishers", "subscribers", "messages_out", "bytes_out", "cpu_in", "cpu_out"):
         assert getattr(one.channels, name) == pytest.approx(getattr(two.channels, name))
@@ -312,8 +313,8 @@ def test_hosts_are_the_members_with_what_is_known_of_them() -> None:
 
 def test_what_was_not_measured_is_taken_from_the_channels_and_a_capacity_that_nobody_said_from_the_pool() -> None:
     records = [record("a", T + at, SEEN["a"], interval_s=None, capacity=0.0) for at in (0, 1)]
-    windows, _ = fold(FoldState(), records_to_batch((made, T + 2.0) for made in records), T + 9.0, SETTINGS)
-    hosts = join(windows[0], Plan(ring_of("a")), FACTS, History(), Homes()).hosts
+    windows, _ = fold(FoldState(), records_to_batch((made, T + 2.0) for made in records), T + 9.0, SETTINGS, KINDS)
+    hosts = join(windows[0], Plan(ring_of("a")), FACTS, History(), Homes(), KINDS).hosts
     assert (hosts.bytes_out.tolist(), hosts.cpu.tolist(), hosts.capacity.tolist()) == ([400.0], [0.0], [5000.0])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -191,8 +192,22 @@ class TestRecord:
         scene = Scene("s1")
         scene.window()
         (recorded,) = scene.took(RecordDecision)
-        with pytest.raises(PlanError, match="version 99"):
-            decode_record(encode_record(replace(recorded.record, version=99)))
+        for version, advice in ((99, "upgrade this process"), (1, "the Shoal that wrote it")):
+            with pytest.raises(PlanError, match=f"version {version}; .*{advice}"):
+                decode_record(encode_record(replace(recorded.record, version=version)))
+
+    def test_version_2_is_shown_and_not_replayed(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2")
+        wish.moves = {b"hot": single("s2")}
+        scene.window()
+        (recorded,) = scene.took(RecordDecision)
+        assert recorded.record.kind == "channel"
+        fields = {name: getattr(recorded.record, name) for name in recorded.record.__struct_fields__ if name != "kind"}
+        old = decode_record(msgspec.msgpack.encode({**fields, "version": 2}))
+        assert (old.version, old.kind, old.digest) == (2, "channel", recorded.record.digest)
+        assert [move.unit for move in decode_proposal(old.proposal).moves] == [b"hot"]
+        with pytest.raises(PlanError, match="version 2 can be shown, not replayed"):
+            replay(old)
 
 
 def test_what_is_proposed_on_request_is_what_is_stored(wish: Wish) -> None:

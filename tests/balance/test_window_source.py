@@ -5,14 +5,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.balance.window import WINDOW_SCHEMA, LoadWindow
 from shoal.balance.window_source import LATE_S_MAX, WARM_AGAIN_WINDOWS, WARM_WINDOWS, Way, WindowSource
+from shoal.load.window import LoadWindow, window_schema
+from shoal.load_kinds import KINDS
 
 LENGTH = 2
 
 
 def window(number: int) -> LoadWindow:
-    return LoadWindow(number * LENGTH, (number + 1) * LENGTH, WINDOW_SCHEMA.empty_table())
+    return LoadWindow(number * LENGTH, (number + 1) * LENGTH, window_schema(KINDS).empty_table())
 
 
 def numbers(windows: list[LoadWindow]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Where a client finds the cluster when nobody says."""
+"""How a client finds the cluster when no address is given."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_the_default_directory_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"passwords": {}}, "takes no clients"),
-        ({"supervisor": {"pid": 2**22 + 1}}, "has ended without cleaning up"),
-        ({"coordinator": 17}, "cannot be read"),
+        ({"passwords": {}}, "has no client user"),
+        ({"supervisor": {"pid": 2**22 + 1}}, "ended without cleaning up"),
+        ({"coordinator": 17}, "cannot read"),
     ],
 )
 def test_a_file_that_is_no_use_says_why_and_what_to_do(tmp_path: Path, changes: dict[str, object], words: str) -> None:

@@ -1,4 +1,4 @@
-"""`import shoal`: what it offers, and that it loads nothing before it is used."""
+"""`import shoal`: its public names, and that it loads nothing before first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subscription is asked for is checked when it is made, before anything is opened."""
+"""The arguments of `subscribe` are checked before anything is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times on the command line: a date, or how long ago; anything else is refused with what to write."""
+"""Times on the command line: a date or an age; anything else is rejected with the correct form."""
 
 from __future__ import annotations
 

@@ -11,19 +11,21 @@ from typing import Any
 
 import hiredis
 
-HEADER = struct.Struct("<HBIQQQ")
-MAGIC = 0x5AF5
+HEADER = struct.Struct("<HBBIQQQQ")
+MAGIC, MAGIC_1 = 0x5BF5, 0x5AF5
 ATTRIBUTES, BEACON, FORWARDED, FINAL, FOREIGN = 1, 2, 4, 8, 16
 ENDED = 1 << 63
 FRAME_BYTES_MAX = 1 << 20
 
 
-def envelope(stream: int, sequence: int, payload: bytes = b"", flags: int = 0) -> bytes:
-    return HEADER.pack(MAGIC, flags, 1, stream, sequence, 0) + payload
+def envelope(
+    stream: int, sequence: int, payload: bytes = b"", flags: int = 0, words: int = 0, magic: int = MAGIC
+) -> bytes:
+    return HEADER.pack(magic, flags, words, 1, stream, sequence, 0, 0) + payload
 
 
-def beacon(stream: int, sequence: int) -> bytes:
-    return envelope(stream, sequence, bytes(8), BEACON)
+def beacon(stream: int, sequence: int, words: int = 0) -> bytes:
+    return envelope(stream, sequence, bytes(8 + 8 * words), BEACON, words)
 
 
 def bulk(data: bytes) -> bytes:
@@ -46,6 +48,8 @@ class Model:
         self.publishers: dict[bytes, set[int]] = defaultdict(set)
         self.counters: dict[bytes, Counter[str]] = defaultdict(Counter)
         self.internal = 0
+        self.envelopes_1 = 0
+        self.unknown_flags = 0
 
     def takes(self, frame: Any) -> bool:
         """Counts the frame if it is an observed or internal message."""
@@ -54,8 +58,9 @@ class Model:
             return False
         channel, payload = frame[2], frame[3]
         if channel.startswith(b"__shoal:"):
-            self.internal += channel.startswith(b"__shoal:in:")
-            return bool(channel.startswith(b"__shoal:in:"))
+            internal: bool = channel.startswith((b"__shoal:in:", b"__shoal:peer:"))
+            self.internal += internal
+            return internal
         self._count(channel, payload)
         return True
 
@@ -64,14 +69,17 @@ class Model:
         counter["bytes_in"] += len(payload)
         counter["frame_bytes"] += len(observed(channel, payload))
         kind = "foreign"
+        self.envelopes_1 += len(payload) >= 31 and payload[:2] == b"\xf5\x5a"
         if len(payload) >= HEADER.size:
-            magic, flags, _, stream, sequence, _ = HEADER.unpack_from(payload)
-            if magic == MAGIC and flags < 32:
+            magic, flags, words, _, stream, sequence, _, _ = HEADER.unpack_from(payload)
+            body = len(payload) - HEADER.size - 8 * words
+            if magic == MAGIC and body >= 0:
                 kind = "beacons" if flags & BEACON else "forwarded" if flags & FORWARDED else "publications"
-                if not flags & FOREIGN and (kind != "beacons" or len(payload) == HEADER.size + 8):
+                self.unknown_flags += flags >= 32
+                if flags < 32 and not flags & FOREIGN and (kind != "beacons" or body == 8):
                     ended = ENDED if flags & BEACON and flags & FINAL else 0
                     self.lasts[channel][stream] = max(sequence | ended, self.lasts[channel].get(stream, 0))
-                if kind == "publications" and not flags & FOREIGN:
+                if flags < 32 and kind == "publications" and not flags & FOREIGN:
                     self.publishers[channel].add(stream >> 16)
         counter[kind] += 1
         counter["publications"] += kind == "foreign"

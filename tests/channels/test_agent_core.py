@@ -23,14 +23,25 @@ from tests.support.core_driver import (
     ring,
 )
 
-from shoal.channels.agent.core import HEARTBEAT_SPREAD
+from shoal.channels.agent.core import HEARTBEAT_SPREAD, REFUSALS_PER_S_MAX, AgentCore
 from shoal.channels.states import Agent
+from shoal.channels.telemetry.scanner import Scanner
+from shoal.channels.telemetry.tables import TableLimits
 from shoal.errors import ProtocolError
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.entry import Entry
 from shoal.plan.placement import Mode, Placement
 from shoal.wire import control, envelope
-from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel, stream_id
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEADER,
+    HEADER_1,
+    HEARTBEAT_CHANNEL,
+    MAGIC,
+    MAGIC_1,
+    inbox_channel,
+    stream_id,
+)
 
 TILE = b"tile"
 RING = SIGNER.ring(ring(3, ("s1", "s2")))
@@ -48,11 +59,11 @@ def session(clients: int = 0) -> AgentDriver:
 
 
 def hello(nonce: int = 1, name: bytes = TILE, *, pattern: bool = False, ring_version: int = 3) -> control.Hello:
-    return control.Hello(CLIENT, nonce, name, pattern, True, 1, ring_version)
+    return control.Hello(nonce, name, pattern, True, 1, ring_version)
 
 
 def publisher_hello(last: int, client: int = OTHER, name: bytes = TILE) -> control.Hello:
-    return control.Hello(client, 9, name, False, False, 1, 3, stream_id(client, 1), last)
+    return control.Hello(9, name, False, False, 1, 3, stream_id(client, 1), last)
 
 
 def publish(driver: AgentDriver, *numbers: int, channel: bytes = TILE, stream: int = STREAM) -> None:
@@ -65,23 +76,26 @@ def publish(driver: AgentDriver, *numbers: int, channel: bytes = TILE, stream: i
 
 def test_a_greeting_is_answered_with_the_lease() -> None:
     driver = session()
-    driver.tell(control.Greet(CLIENT, 7, 3))
-    (welcome,) = driver.take(inbox_channel(CLIENT), control.Welcome)
+    driver.tell(control.Greet(7, 3))
+    ((client, number, welcome),) = driver.take_with_heads(inbox_channel(CLIENT), control.Welcome)
+    assert isinstance(welcome, control.Welcome)
+    assert (client, number) == (CLIENT, 7)
     sure_ms = 1000 * DEFAULT_LIMITS.server_lease_s * (1 - DEFAULT_LIMITS.clock_drift_max)
     assert sure_ms - 2 < welcome.lease_ms <= sure_ms
-    assert welcome == control.Welcome(7, "s1", driver.core.incarnation, welcome.lease_ms, 3, b"")
+    heartbeat = driver.core.counters.heartbeats
+    assert welcome == control.Welcome("s1", AGENT, driver.core.incarnation, heartbeat, welcome.lease_ms, 3, b"")
 
 
 def test_a_client_with_an_older_ring_is_told_the_newer_one() -> None:
     driver = session()
-    driver.tell(control.Greet(CLIENT, 7, 2))
+    driver.tell(control.Greet(7, 2))
     assert driver.take(inbox_channel(CLIENT), control.Welcome)[0].ring == RING
 
 
 def test_without_a_lease_the_answer_grants_nothing() -> None:
     driver = session()
     driver.core.lease.refused()
-    driver.tell(control.Greet(CLIENT, 7, 3))
+    driver.tell(control.Greet(7, 3))
     assert driver.take(inbox_channel(CLIENT), control.Welcome)[0].lease_ms == 0
 
 
@@ -94,10 +108,11 @@ def test_the_word_is_given_again_and_again() -> None:
     driver.heartbeats()
     driver.core.lease.granted(driver.now)
     driver.advance(2.0)
-    heartbeats = driver.heartbeats()
-    assert [heartbeat.number for heartbeat in heartbeats] == list(range(heartbeats[0].number, heartbeats[0].number + 4))
+    received = driver.take_with_heads(HEARTBEAT_CHANNEL, control.Heartbeat)
+    assert [(client, number) for client, number, _ in received] == [(0, received[0].number + n) for n in range(4)]
+    heartbeats = [one.message for one in received if isinstance(one.message, control.Heartbeat)]
     assert {
-        (heartbeat.server, heartbeat.agent, heartbeat.granted, heartbeat.ring_version) for heartbeat in heartbeats
+        (heartbeat.server, heartbeat.instance, heartbeat.granted, heartbeat.ring_version) for heartbeat in heartbeats
     } == {("s1", AGENT, True, 3)}
     assert all(first.lease_ms > second.lease_ms for first, second in itertools.pairwise(heartbeats))
 
@@ -123,19 +138,20 @@ def test_agents_that_began_together_do_not_speak_together_for_ever() -> None:
 def test_a_word_says_which_of_its_own_words_came_back() -> None:
     driver = session()
     driver.advance(0.0)
-    (first,) = driver.heartbeats()
+    ((_, number, first),) = driver.take_with_heads(HEARTBEAT_CHANNEL, control.Heartbeat)
+    assert isinstance(first, control.Heartbeat)
     assert first.heard == 0
-    driver.hear(HEARTBEAT_CHANNEL, control.encode(first))
+    driver.hear(HEARTBEAT_CHANNEL, control.encode(first, 0, number))
     driver.advance(0.5)
     (second,) = driver.heartbeats()
-    assert second.heard == first.number
+    assert second.heard == number
 
 
 def test_words_of_another_agent_do_not_come_back_as_its_own() -> None:
     driver = session()
     driver.advance(0.0)
     (heartbeat,) = driver.heartbeats()
-    driver.hear(HEARTBEAT_CHANNEL, control.encode(msgspec.structs.replace(heartbeat, agent=AGENT + 1, number=99)))
+    driver.hear(HEARTBEAT_CHANNEL, control.encode(msgspec.structs.replace(heartbeat, instance=AGENT + 1), 0, 99))
     driver.advance(0.5)
     assert driver.heartbeats()[0].heard == 0
 
@@ -164,8 +180,11 @@ def test_a_subscriber_is_registered_and_told_the_baseline() -> None:
     publish(driver, 8, stream=stream_id(OTHER + 1, 1))
     publish(driver, 4, channel=b"elsewhere")
     driver.tell(hello(nonce=5))
-    (answer,) = driver.answers()
-    assert (answer.nonce, answer.name, answer.incarnation) == (5, TILE, driver.core.incarnation)
+    ((client, nonce, answer),) = driver.take_with_heads(inbox_channel(CLIENT), control.Answer)
+    assert isinstance(answer, control.Answer)
+    assert (client, nonce) == (CLIENT, 5)
+    assert (answer.server, answer.name, answer.incarnation) == ("s1", TILE, driver.core.incarnation)
+    assert (answer.complete, answer.part, answer.parts) == (True, 0, 1)
     assert sorted(answer.streams) == sorted([(TILE, STREAM, 3), (TILE, stream_id(OTHER + 1, 1), 8)])
     assert answer.absent == []
     assert (answer.entry, answer.ring, answer.version) == (b"", b"", 0)
@@ -193,7 +212,7 @@ def test_beacons_and_foreign_messages_are_not_taken_for_messages() -> None:
 
 def test_a_publisher_is_known_from_its_hello_on() -> None:
     driver = session()
-    driver.tell(publisher_hello(last=17))
+    driver.tell(publisher_hello(last=17), client=OTHER)
     assert driver.answers(OTHER)[0].streams == []
     assert driver.core.register.channels == {}
     driver.tell(hello())
@@ -203,7 +222,8 @@ def test_a_publisher_is_known_from_its_hello_on() -> None:
 def test_a_publishers_hello_never_lowers_what_was_heard() -> None:
     driver = session()
     publish(driver, 1, 2, 3, 4, 5)
-    driver.tell(publisher_hello(last=2), hello())
+    driver.tell(publisher_hello(last=2), client=OTHER)
+    driver.tell(hello())
     assert driver.answers()[0].streams == [(TILE, STREAM, 5)]
 
 
@@ -218,7 +238,7 @@ def test_an_entry_is_passed_on_as_it_was_signed() -> None:
 
 def test_a_bye_ends_the_registration() -> None:
     driver = session()
-    driver.tell(hello(), control.Bye(CLIENT, TILE, False))
+    driver.tell(hello(), control.Bye(TILE, False))
     assert not driver.core.register.clients
 
 
@@ -235,11 +255,12 @@ def test_the_answer_says_how_new_the_entry_is() -> None:
 
 def test_who_stands_by_an_entry_is_remembered_until_it_leaves() -> None:
     driver = session()
-    driver.tell(hello(), control.Subscribed(CLIENT, TILE, 7), control.Subscribed(OTHER, TILE, 7))
-    driver.tell(control.Left(OTHER, TILE, STREAM, 7))
+    driver.tell(hello(), control.Subscribed(TILE, 7))
+    driver.tell(control.Subscribed(TILE, 7), client=OTHER)
+    driver.tell(control.Left(TILE, STREAM, 7), client=OTHER)
     assert driver.core.register.confirmed(CLIENT, TILE) == 7
     assert driver.core.register.confirmed(OTHER, TILE) == 0
-    driver.tell(control.Bye(CLIENT, TILE, False), hello())
+    driver.tell(control.Bye(TILE, False), hello())
     assert driver.core.register.confirmed(CLIENT, TILE) == 0
     assert driver.core.counters.garbage == 0
 
@@ -260,7 +281,7 @@ def test_who_asks_before_there_is_a_ring_is_answered_when_there_is_one() -> None
     assert driver.answers() == []
     driver.core.ring(RING)
     driver.play()
-    assert [answer.nonce for answer in driver.answers()] == [1]
+    assert driver.answered() == [1]
 
 
 # The resync
@@ -274,24 +295,27 @@ def called(clients: int | None) -> AgentDriver:
     return driver
 
 
-def present(client: int, resync: int = 1, streams: control.StreamList | None = None) -> control.Present:
-    return control.Present(client, resync, [TILE], [b"ti*"], streams or [])
+def present(driver: AgentDriver, client: int, resync: int = 1, streams: control.StreamList | None = None) -> None:
+    """A client answers a Resync."""
+    for part in control.presents(driver.core.incarnation, resync, [TILE], [b"ti*"], streams or []):
+        driver.tell(part, client=client)
 
 
 def test_it_observes_and_calls_the_roll_before_anything_else() -> None:
     driver = called(clients=2)
     kinds = [command[:2] for command in driver.commands]
     assert kinds == [(b"PSUBSCRIBE", b"*"), (b"PUBLISH", HEARTBEAT_CHANNEL), (b"PUBSUB", b"NUMSUB")]
-    assert driver.take(HEARTBEAT_CHANNEL, control.Resync) == [control.Resync(AGENT, 1)]
+    resync = control.Resync("s1", AGENT, driver.core.incarnation)
+    assert driver.take_with_heads(HEARTBEAT_CHANNEL, control.Resync) == [(0, 1, resync)]
     assert driver.state() is Agent.CALLING
 
 
 def test_nobody_is_answered_before_all_are_present() -> None:
     driver = called(clients=2)
     driver.tell(hello())
-    driver.tell(present(CLIENT))
+    present(driver, CLIENT)
     assert driver.answers() == []
-    driver.tell(present(OTHER, streams=[(TILE, STREAM, 12)]))
+    present(driver, OTHER, streams=[(TILE, STREAM, 12)])
     assert driver.state() is Agent.SERVING
     assert driver.answers()[0].streams == [(TILE, STREAM, 12)]
     assert driver.core.register.channels == {TILE: {CLIENT, OTHER}}
@@ -301,28 +325,29 @@ def test_nobody_is_answered_before_all_are_present() -> None:
 def test_a_bye_takes_back_a_hello_that_still_waits() -> None:
     """Else the answer to it would register somebody who has left, for good, and a move would wait for them."""
     driver = called(clients=2)
-    driver.tell(
-        hello(), hello(nonce=6, name=b"ti*", pattern=True), publisher_hello(last=3), control.Bye(CLIENT, TILE, False)
-    )
+    driver.tell(publisher_hello(last=3), client=OTHER)
+    driver.tell(hello(), hello(nonce=6, name=b"ti*", pattern=True), control.Bye(TILE, False))
     driver.advance(DEFAULT_LIMITS.resync_s)
     assert driver.state() is Agent.SERVING
     assert set(driver.core.register.channels) == set()
     assert set(driver.core.register.patterns) == {b"ti*"}
-    assert [answer.nonce for answer in driver.answers()] == [6]
+    assert driver.answered() == [6]
     assert driver.take(inbox_channel(OTHER), control.Answer), "a publisher has nothing to do with it"
 
 
 def test_who_says_hello_again_after_a_bye_is_registered_when_the_roll_call_is_over() -> None:
     driver = called(clients=2)
-    driver.tell(hello(nonce=5), control.Bye(CLIENT, TILE, False), hello(nonce=6))
+    driver.tell(hello(nonce=5), control.Bye(TILE, False), hello(nonce=6))
     driver.advance(DEFAULT_LIMITS.resync_s)
     assert set(driver.core.register.channels) == {TILE}
-    assert [answer.nonce for answer in driver.answers()] == [6]
+    assert driver.answered() == [6]
 
 
 def test_the_same_client_twice_is_one_and_another_roll_does_not_count() -> None:
     driver = called(clients=2)
-    driver.tell(present(CLIENT), present(CLIENT), present(OTHER, resync=99))
+    present(driver, CLIENT)
+    present(driver, CLIENT)
+    present(driver, OTHER, resync=99)
     assert driver.state() is Agent.CALLING
 
 
@@ -351,17 +376,18 @@ def test_who_comes_between_the_call_and_the_count_need_not_answer_the_call() -> 
     driver = AgentDriver()
     driver.core.ring(RING)
     driver.core.opened("life one", driver.now)
-    driver.receive(PushNotification([b"pmessage", b"*", AGENT_CHANNEL, control.encode(control.Greet(OTHER, 1, 3))]))
+    driver.receive(PushNotification([b"pmessage", b"*", AGENT_CHANNEL, control.encode(control.Greet(1, 3), OTHER, 1)]))
     driver.play(clients=2)
     assert driver.state() is Agent.CALLING
-    driver.tell(present(CLIENT))
+    present(driver, CLIENT)
     assert driver.state() is Agent.SERVING
     assert driver.core.complete
 
 
 def test_who_comes_after_the_count_does_not_stand_for_somebody_who_is_silent() -> None:
     driver = called(clients=2)
-    driver.tell(present(CLIENT), control.Greet(OTHER, 1, 3))
+    present(driver, CLIENT)
+    driver.tell(control.Greet(1, 3), client=OTHER)
     assert driver.state() is Agent.CALLING
     driver.advance(DEFAULT_LIMITS.resync_s)
     assert driver.state() is Agent.SERVING
@@ -370,9 +396,9 @@ def test_who_comes_after_the_count_does_not_stand_for_somebody_who_is_silent() -
 
 def test_a_late_answer_completes_the_call() -> None:
     driver = called(clients=2)
-    driver.tell(present(CLIENT))
+    present(driver, CLIENT)
     driver.advance(2 * DEFAULT_LIMITS.resync_s)
-    driver.tell(present(OTHER))
+    present(driver, OTHER)
     assert driver.core.complete
     assert driver.core.counters.resyncs == 1, "nobody wanted to know"
 
@@ -383,7 +409,7 @@ def test_a_connection_that_is_lost_during_the_call_calls_again() -> None:
     driver.core.lost(driver.now)
     assert driver.state() is Agent.AWAY
     driver.open(clients=0)
-    assert driver.take(HEARTBEAT_CHANNEL, control.Resync)[-1].resync == 2
+    assert driver.take_with_heads(HEARTBEAT_CHANNEL, control.Resync)[-1].number == 2
     assert driver.answers() == [], "who asked on the old connection will ask again"
 
 
@@ -448,6 +474,101 @@ def test_lives_have_names_of_their_own() -> None:
     assert all(incarnation > 0 for incarnation in (first.core.incarnation, second.core.incarnation))
 
 
+# Parts
+
+
+def test_a_client_is_present_with_the_last_part_of_its_answer() -> None:
+    driver = called(clients=1)
+    names = [b"tile.%d" % number for number in range(1500)]
+    *first, last = control.presents(driver.core.incarnation, 1, names, [], [])
+    driver.tell(*first)
+    assert driver.state() is Agent.CALLING
+    driver.tell(last)
+    assert driver.state() is Agent.SERVING
+    assert list(driver.core.register.channels) == names
+
+
+def test_a_long_answer_comes_in_parts() -> None:
+    driver = session()
+    streams = [(b"tile.%d" % number, STREAM, 1) for number in range(1500)]
+    for channel, stream, number in streams:
+        publish(driver, number, channel=channel, stream=stream)
+    driver.tell(hello(nonce=8, name=b"*", pattern=True))
+    received = driver.take_with_heads(inbox_channel(CLIENT), control.Answer)
+    assert [number for _, number, _ in received] == [8, 8, 8]
+    parts = [one.message for one in received if isinstance(one.message, control.Answer)]
+    assert [(part.part, part.parts) for part in parts] == [(0, 3), (1, 3), (2, 3)]
+    assert sorted(stream for part in parts for stream in part.streams) == sorted(streams)
+
+
+def test_an_answer_says_when_the_tables_were_full() -> None:
+    driver = AgentDriver()
+    tables = TableLimits(streams_per_channel_max=1)
+    driver.core = AgentCore("s1", AGENT, Scanner(1 << 20, tables), driver.core.book, DEFAULT_LIMITS)
+    driver.core.ring(RING)
+    driver.open()
+    publish(driver, 1)
+    driver.tell(hello(), hello(name=b"*", pattern=True))
+    assert [answer.complete for answer in driver.answers()] == [True, True]
+    publish(driver, 1, stream=stream_id(OTHER, 2))
+    driver.tell(hello(), hello(name=b"*", pattern=True), hello(name=b"other"))
+    assert [answer.complete for answer in driver.answers()] == [False, False, True]
+
+
+# Other versions
+
+
+def of_version(version: int, client: int = CLIENT, number: int = 5) -> bytes:
+    data = control.encode(control.Greet(1, 3), client, number)
+    return data[:2] + bytes((version,)) + data[3:]
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 255])
+def test_a_client_of_another_version_is_refused(version: int) -> None:
+    driver = session()
+    driver.hear(AGENT_CHANNEL, of_version(version))
+    ((client, number, refused),) = driver.take_with_heads(inbox_channel(CLIENT), control.Refused)
+    assert isinstance(refused, control.Refused)
+    assert (client, number) == (CLIENT, 5)
+    assert (refused.code, refused.version_min, refused.version_max) == ("version", 2, 2)
+    assert f"version {version}" in refused.text
+    assert driver.core.take_other_formats() == {"control messages of other versions": 1}
+    assert driver.core.counters.garbage == driver.core.counters.greetings == 0
+
+
+def test_refusals_are_limited() -> None:
+    driver = session()
+    for _ in range(50):
+        driver.hear(AGENT_CHANNEL, of_version(3))
+    assert len(driver.take(inbox_channel(CLIENT), control.Refused)) == REFUSALS_PER_S_MAX
+    driver.now += 1.0
+    driver.hear(AGENT_CHANNEL, of_version(3))
+    assert len(driver.take(inbox_channel(CLIENT), control.Refused)) == 1
+
+
+def test_a_client_of_format_1_is_noted_and_not_answered() -> None:
+    driver = session()
+    driver.hear(AGENT_CHANNEL, bytes.fromhex("f5439401010203"))
+    driver.hear(TILE, HEADER_1.pack(MAGIC_1, 0, 1, STREAM, 1, 5) + b"x")
+    driver.hear(TILE, HEADER.pack(MAGIC, 32, 1, STREAM, 1, 5) + b"x")
+    assert driver.core.take_other_formats() == {
+        "control messages of format 1": 1,
+        "messages in envelopes of format 1": 1,
+        "messages with unknown flags": 1,
+    }
+    assert driver.core.take_other_formats() == {}
+    assert not any(driver.take(inbox_channel(CLIENT), kind) for kind in (control.Refused, control.Welcome))
+    driver.tell(hello())
+    assert driver.answers()[0].streams == [], "a message that cannot be read is no baseline"
+
+
+@pytest.mark.parametrize("channel", [HEARTBEAT_CHANNEL, b"__shoal:other"])
+def test_other_versions_elsewhere_are_not_answered(channel: bytes) -> None:
+    driver = session()
+    driver.hear(channel, of_version(3))
+    assert driver.take(inbox_channel(CLIENT), control.Refused) == []
+
+
 # Garbage
 
 
@@ -456,10 +577,10 @@ def test_lives_have_names_of_their_own() -> None:
 def test_garbage_is_counted_and_harmless(data: bytes, marked: bool, channel: bytes) -> None:
     driver = session()
     publish(driver, 1)
-    driver.hear(channel, b"\xf5C" + data if marked else data)
+    driver.hear(channel, b"\xf5D\x02" + data if marked else data)
     publish(driver, 2)
     driver.tell(hello(nonce=4))
-    answer = next(answer for answer in driver.answers() if answer.nonce == 4)
+    answer = driver.answers()[-1]
     assert answer.streams == [(TILE, STREAM, 2)]
     assert driver.core.counters.garbage <= 1
 
@@ -467,11 +588,12 @@ def test_garbage_is_counted_and_harmless(data: bytes, marked: bool, channel: byt
 @pytest.mark.parametrize(
     "message",
     [
-        control.Welcome(1, "s1", 1, 1, 1, b""),
+        control.Welcome("s1", 1, 1, 1, 1, 1, b""),
         control.Resend(TILE, b"x"),
-        control.Healed(TILE, STREAM, 1, 1, 1),
-        control.Heal(CLIENT, TILE, STREAM, 1, 2),
-        control.Notice(TILE, b""),
+        control.Healed(TILE, STREAM, 1, 1, 1, 1),
+        control.Heal(TILE, STREAM, 1, 2),
+        control.Notice("s1", TILE, b""),
+        control.Refused("version", 2, 2, 0, "no"),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -484,26 +606,27 @@ def test_a_message_that_is_not_for_agents_is_garbage(message: control.Control) -
 @pytest.mark.parametrize(
     "message",
     [
-        control.Hello(CLIENT, U64_MAX, TILE, False, True, 1, 1, U64_MAX, U64_MAX),
-        control.Hello((1 << 48) - 1, 1, b"", False, True, (1 << 32) - 1, (1 << 32) - 1),
-        control.Hello(CLIENT, 1, b"x" * 100_000, False, True, 1, 1),
-        control.Hello(CLIENT, 1, b"x" * 100_000, False, False, 1, 1, 5, 5),
-        control.Hello(CLIENT, 1, b"[[[***\\", True, True, 1, 1),
-        control.Hello(CLIENT, 1, b"*" * 200 + b"!", True, True, 1, 1),
-        control.Present(CLIENT, 1, [b""], [b"["], [(b"", U64_MAX, U64_MAX), (b"y" * 100_000, 0, 0)]),
-        control.Bye(CLIENT, b"never there", True),
-        control.Greet(0, U64_MAX, (1 << 32) - 1),
-        control.Subscribed(CLIENT, b"never there", U64_MAX),
-        control.Left(CLIENT, b"x" * 100_000, U64_MAX, U64_MAX),
+        control.Hello(U64_MAX, TILE, False, True, 1, 1, U64_MAX, U64_MAX),
+        control.Hello(1, b"", False, True, (1 << 32) - 1, (1 << 32) - 1),
+        control.Hello(1, b"x" * 100_000, False, True, 1, 1),
+        control.Hello(1, b"x" * 100_000, False, False, 1, 1, 5, 5),
+        control.Hello(1, b"[[[***\\", True, True, 1, 1),
+        control.Hello(1, b"*" * 200 + b"!", True, True, 1, 1),
+        control.Present(U64_MAX, 1, 9, 3, [b""], [b"["], [(b"", U64_MAX, U64_MAX), (b"y" * 100_000, 0, 0)]),
+        control.Bye(b"never there", True),
+        control.Greet(U64_MAX, (1 << 32) - 1),
+        control.Subscribed(b"never there", U64_MAX),
+        control.Left(b"x" * 100_000, U64_MAX, U64_MAX),
     ],
     ids=lambda message: f"{type(message).__name__}",
 )
 def test_extreme_values_harm_nobody(message: control.Control) -> None:
     driver = session()
     publish(driver, 1, 2)
-    driver.tell(message)
+    driver.tell(message, client=(1 << 48) - 1)
+    driver.tell(message, number=U64_MAX)
     driver.tell(hello(nonce=4711))
-    answer = next(answer for answer in driver.answers() if answer.nonce == 4711)
+    answer = driver.answers()[-1]
     assert (TILE, STREAM, 2) in answer.streams
 
 
@@ -530,12 +653,12 @@ def test_a_stream_that_presents_itself_late_is_announced_to_those_who_were_answe
     driver.open(clients=2)
     driver.advance(driver.core.limits.resync_s)
     assert driver.state() is Agent.SERVING
-    late = control.Present(OTHER, 1, [], [], [(b"tile", STREAM, 4), (b"__shoal:word", STREAM, 4)])
-    driver.tell(late)
+    late = control.Present(1, 1, 0, 1, [], [], [(b"tile", STREAM, 4), (b"__shoal:agent", STREAM, 4)])
+    driver.tell(late, client=OTHER)
     (channel, data), *more = driver.announced
     assert (channel, more) == (b"tile", [])
     assert beacons([(channel, data)]) == [(4, 0, False)]
-    driver.tell(late)
+    driver.tell(late, client=OTHER)
     assert len(driver.announced) == 1, "it is known by now"
 
 

@@ -15,10 +15,11 @@ from tests.channels.observed import FORWARDED, FRAME_BYTES_MAX, beacon, envelope
 from tests.support.redis_server import RedisServer
 
 from shoal.channels.telemetry.analyzer import Analyzer, ServerSample, warm_up
+from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.channels.telemetry.pattern_kernel import match_names
 from shoal.channels.telemetry.scanner import Scanner
-from shoal.channels.telemetry.telemetry_record import CHANNELS_SCHEMA, SERVER_SCHEMA
 from shoal.errors import ProtocolError
+from shoal.load.table import UnitTable
 
 SAMPLE = ServerSample(0.0, "life", 0, 0, 0.0, 1, 1, 1000.0)
 LISTED_MAX = 2
@@ -31,11 +32,11 @@ def feed(scanner: Scanner, *messages: tuple[bytes, bytes]) -> None:
     assert scanner.scan() is None
 
 
-def by_channel(batch: Any) -> dict[bytes, dict[str, Any]]:
-    batch.validate(full=True)
-    assert batch.schema.equals(CHANNELS_SCHEMA, check_metadata=True)
-    rows = {row["channel"]: row for row in batch.to_pylist()}
-    assert len(rows) == batch.num_rows
+def by_channel(table: UnitTable) -> dict[bytes, dict[str, Any]]:
+    assert table.kind is CHANNEL
+    assert set(table.columns) == {column.name for column in CHANNEL.columns}
+    rows = table.rows()
+    assert len(rows) == len(table)
     return rows
 
 
@@ -56,7 +57,6 @@ def test_one_channel_with_everything() -> None:
     (row,) = by_channel(second.channels).values()
     assert set(row.pop("subscriber_ids")) < {1, 2, 3}
     assert row == {
-        "channel": b"t",
         "publishers": 3,
         "publisher_ids": [7, 8],
         "publications": 5,
@@ -76,7 +76,7 @@ def test_one_channel_with_everything() -> None:
 def test_a_silent_second_has_rows_for_subscribed_channels_only() -> None:
     scanner = Scanner(FRAME_BYTES_MAX)
     analyzer = Analyzer(scanner, LISTED_MAX)
-    assert analyzer.close_second(0, {}, {}, SAMPLE).channels.num_rows == 0
+    assert analyzer.close_second(0, {}, {}, SAMPLE).channels.rows() == {}
     feed(scanner, (b"once", b"x"))
     assert set(by_channel(analyzer.close_second(1, {}, {}, SAMPLE).channels)) == {b"once"}
     rows = by_channel(analyzer.close_second(2, {b"s": [4], b"left": []}, {b"once": 0, b"n": 2}, SAMPLE).channels)
@@ -127,14 +127,14 @@ def test_agrees_with_a_plain_model(seconds: list[tuple[Any, Any, Any, Any]]) -> 
         assert set(found) == set(payloads) | subscribed
         for channel, row in found.items():
             own = payloads[channel]
-            clients = {int.from_bytes(p[9:15], "little") for p in own if len(p) == 31 and p[:2] == b"\xf5\x5a"}
+            clients = {int.from_bytes(p[10:16], "little") for p in own if len(p) == 40 and p[:2] == b"\xf5\x5b"}
             direct = numsub.get(channel, len(register.get(channel, ())))
             matching = {pattern: n for pattern, n in patterns.items() if channel in MATCHES[pattern]}
             by_pattern = sum(matching.values())
             assert row["publishers"] == len(clients)
             assert row["publisher_ids"] == sorted(clients)[:LISTED_MAX]
             assert row["publications"] == len(own)
-            assert row["foreign"] == sum(len(payload) != 31 for payload in own)
+            assert row["foreign"] == sum(len(payload) != 40 for payload in own)
             assert row["subscribers"] == direct
             assert row["registered"] == len(register.get(channel, ()))
             assert set(row["subscriber_ids"]) <= register.get(channel, frozenset())
@@ -154,9 +154,8 @@ def test_rates_of_the_server_compare_two_samples_of_one_life() -> None:
     analyzer = Analyzer(scanner, LISTED_MAX)
 
     def close(sample: ServerSample) -> dict[str, Any]:
-        batch = analyzer.close_second(0, {}, {}, sample).server
-        assert batch.schema.equals(SERVER_SCHEMA, check_metadata=True)
-        (row,) = batch.to_pylist()
+        row = analyzer.close_second(0, {}, {}, sample).server
+        assert [*row] == [column.name for column in SERVER.row]
         return dict(row)
 
     first = close(ServerSample(10.0, "life", 100, 5_000, 1.0, 3, 70, 1000.0))

@@ -15,7 +15,7 @@ from shoal.plan.entry import Entry, Phase
 from shoal.plan.moving import ChannelReport
 from shoal.plan.placement import BY_THE_RING, Mode, Placement
 from shoal.wire import control
-from shoal.wire.envelope import BEACON, FOREIGN, FORWARDED, HEADER, beacon, forwarded, inbox_channel, stream_id
+from shoal.wire.envelope import BEACON, FOREIGN, FORWARDED, HEADER, MAGIC, beacon, forwarded, inbox_channel, stream_id
 
 RING = ring(3, SERVERS)
 HERE = channel_at(RING, "s1")
@@ -105,7 +105,7 @@ def test_what_is_published_away_from_home_goes_home_marked() -> None:
     driver.hear(THERE, beacon(2, STREAM, 1, 1, 0))
     assert driver.taken("s2") == [
         (THERE, forwarded(message(1, version=2))),
-        (THERE, HEADER.pack(0x5AF5, FORWARDED | FOREIGN, 0, 0, 0, 0) + b"foreign"),
+        (THERE, HEADER.pack(MAGIC, FORWARDED | FOREIGN, 0, 0, 0, 0) + b"foreign"),
         (THERE, forwarded(beacon(2, STREAM, 1, 1, 0))),
     ]
     assert driver.core.counters.forwarded == 3
@@ -134,7 +134,7 @@ def test_a_stale_publisher_is_forwarded_and_told() -> None:
     driver.enter(move(Phase.END, 10))
     driver.hear(HERE, message(1))
     assert sequences(driver.taken("s2")) == [1]
-    assert driver.notices(OTHER) == [control.Notice(HERE, driver.core.book.signed_entry(HERE))]
+    assert driver.notices(OTHER) == [control.Notice("s1", HERE, driver.core.book.signed_entry(HERE))]
     driver.hear(HERE, message(2))
     driver.hear(HERE, beacon(3, STREAM, 2, 2, 0))
     assert sequences(driver.taken("s2")) == [2]
@@ -156,8 +156,8 @@ def test_garbage_with_our_header_harms_nobody() -> None:
     driver = session()
     driver.enter(move(Phase.END, 10))
     for flags in range(32):
-        driver.hear(HERE, HEADER.pack(0x5AF5, flags, 1, 0, 0, 0) + b"x")
-    driver.hear(HERE, HEADER.pack(0x5AF5, 32, 1, 0, 0, 0) + b"x")
+        driver.hear(HERE, HEADER.pack(MAGIC, flags, 1, 0, 0, 0) + b"x")
+    driver.hear(HERE, HEADER.pack(MAGIC, 32, 1, 0, 0, 0) + b"x")
     assert driver.core.counters.notices == 0, "nobody has the client id 0"
 
 
@@ -209,7 +209,7 @@ def test_subscribers_that_are_behind_are_told_with_the_first_message() -> None:
     assert driver.notices(CLIENT) == [], "an idle channel costs nothing"
     driver.hear(HERE, message(1))
     driver.hear(HERE, message(2))
-    assert driver.notices(CLIENT) == [control.Notice(HERE, SIGNER.line(move(Phase.WIDEN, 8)))]
+    assert driver.notices(CLIENT) == [control.Notice("s1", HERE, SIGNER.line(move(Phase.WIDEN, 8)))]
 
 
 @pytest.mark.parametrize("first", [b"foreign", forwarded(message(1)), forwarded(b"foreign")])
@@ -228,7 +228,7 @@ def test_they_are_told_again_until_they_confirm() -> None:
     driver.hear(HERE, message(1))
     driver.advance(3 * RETRY_S + 0.01)
     assert len(driver.notices(CLIENT)) == 4
-    driver.tell(control.Subscribed(CLIENT, HERE, 8))
+    driver.tell(control.Subscribed(HERE, 8))
     driver.advance(3 * RETRY_S)
     assert driver.notices(CLIENT) == []
 
@@ -242,7 +242,7 @@ def test_each_phase_that_concerns_subscribers_is_told_anew() -> None:
         driver.hear(HERE, message(revision))
         told[phase] = len(driver.notices(CLIENT))
         if told[phase]:
-            driver.tell(control.Subscribed(CLIENT, HERE, revision))
+            driver.tell(control.Subscribed(HERE, revision))
     assert told == {Phase.PREPARE: 0, Phase.WIDEN: 1, Phase.SWITCH: 0, Phase.NARROW: 1}
     driver.enter(move(Phase.NARROW, 11, since=10, helped=("s3",)))
     driver.hear(HERE, message(11))
@@ -255,14 +255,14 @@ def test_an_eager_entry_is_told_at_once_to_both() -> None:
     driver.hear(HERE, message(1))
     driver.enter(move(Phase.WIDEN, 8, eager=True))
     assert len(driver.notices(CLIENT)) == 1
-    driver.tell(control.Subscribed(CLIENT, HERE, 8))
+    driver.tell(control.Subscribed(HERE, 8))
     assert driver.notices(OTHER) == []
     driver.enter(move(Phase.SWITCH, 9, eager=True))
     assert driver.notices(CLIENT) == []
     assert len(driver.notices(OTHER)) == 1
     driver.advance(RETRY_S + 0.01)
     assert len(driver.notices(OTHER)) == 1
-    driver.tell(control.Left(OTHER, HERE, STREAM, 9))
+    driver.tell(control.Left(HERE, STREAM, 9), client=OTHER)
     driver.advance(3 * RETRY_S)
     assert driver.notices(OTHER) == []
 
@@ -357,7 +357,7 @@ def test_a_hand_over_that_got_lost_is_repeated() -> None:
 def test_it_is_not_handed_over_before_everybody_has_said_what_they_do() -> None:
     driver = DispatchDriver()
     driver.open(clients=2)
-    driver.tell(control.Present(CLIENT, 1, [], [], []))
+    driver.tell(control.Present(1, 1, 0, 1, [], [], []))
     driver.advance(DEFAULT_LIMITS.resync_s)
     driver.enter(move(Phase.SWITCH, 9))
     driver.advance(0.2)
@@ -367,9 +367,9 @@ def test_it_is_not_handed_over_before_everybody_has_said_what_they_do() -> None:
     driver.advance(4 * DEFAULT_LIMITS.resync_s)
     resync = driver.core.counters.resyncs
     assert resync > 1, "they are called again"
-    driver.tell(control.Present(CLIENT, resync, [], [], []))
+    driver.tell(control.Present(1, resync, 0, 1, [], [], []))
     assert driver.taken("s2") == []
-    driver.tell(control.Present(OTHER, resync, [], [], [(HERE, STREAM, 4)]))
+    driver.tell(control.Present(1, resync, 0, 1, [], [], [(HERE, STREAM, 4)]), client=OTHER)
     assert (4, 0, False) in beacons(driver.taken("s2"))
     assert driver.core.counters.handovers == 1
 
@@ -404,7 +404,7 @@ def test_a_server_that_had_no_part_hands_nothing_over() -> None:
 
 
 def presented(driver: DispatchDriver, channel: bytes, last: int) -> None:
-    driver.tell(control.Present(OTHER, driver.core.counters.resyncs, [], [], [(channel, STREAM, last)]))
+    driver.tell(control.Present(1, driver.core.counters.resyncs, 0, 1, [], [], [(channel, STREAM, last)]), client=OTHER)
 
 
 def test_streams_that_present_themselves_where_the_channel_does_not_live_are_announced() -> None:
@@ -485,13 +485,13 @@ def test_who_is_behind_is_counted() -> None:
     driver.numsub[HERE] += 1
     driver.enter(move(Phase.WIDEN, 8))
     assert line(driver) == ChannelReport(8, 0, 4, 4, 0, False)
-    driver.tell(control.Subscribed(1, HERE, 8))
+    driver.tell(control.Subscribed(HERE, 8), client=1)
     driver.hear(HERE, message(1))
     assert line(driver) == ChannelReport(8, 0, 3, 4, 0, True)
     driver.numsub.update({HERE: -1, inbox_channel(2): -1})
     driver.advance(LOOK_AGAIN_S)
     assert line(driver) == ChannelReport(8, 0, 2, 3, 0, True), "the second has vanished without a word"
-    driver.tell(control.Bye(3, HERE, False))
+    driver.tell(control.Bye(HERE, False), client=3)
     driver.numsub[HERE] -= 1
     driver.advance(LOOK_AGAIN_S)
     assert line(driver) == ChannelReport(8, 0, 1, 2, 0, True), "the foreign one"
@@ -518,9 +518,9 @@ def test_stale_streams_are_counted_until_they_are_gone() -> None:
     driver.hear(HERE, message(1))
     driver.enter(move(Phase.SWITCH, 9))
     assert line(driver) == ChannelReport(9, 9, 0, 0, 1, False)
-    driver.tell(control.Left(OTHER, HERE, STREAM, 9))
+    driver.tell(control.Left(HERE, STREAM, 9), client=OTHER)
     assert line(driver) == ChannelReport(9, 9, 0, 0, 0, False)
-    driver.tell(control.Hello(OTHER, 9, HERE, False, False, 9, 3, STREAM, 1))
+    driver.tell(control.Hello(9, HERE, False, False, 9, 3, STREAM, 1), client=OTHER)
     assert line(driver) == ChannelReport(9, 9, 0, 0, 1, False)
 
 
@@ -584,7 +584,7 @@ def test_in_a_new_life_nothing_is_said_before_the_server_was_asked() -> None:
     driver = session()
     driver.subscribe(CLIENT, HERE)
     driver.enter(move(Phase.WIDEN, 8))
-    driver.tell(control.Subscribed(CLIENT, HERE, 8))
+    driver.tell(control.Subscribed(HERE, 8))
     assert line(driver) == ChannelReport(8, 0, 0, 1, 0, False)
     driver.core.lost(driver.now)
     assert driver.core.take_report() is None

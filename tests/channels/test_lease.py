@@ -21,7 +21,7 @@ def heartbeat(
     server: str, *, granted: bool = False, ring_version: int = 5, lease_ms: int = 500, lapsed_s: float = 99
 ) -> Heartbeat:
     lapsed_ms = None if granted else int(1000 * lapsed_s)
-    return Heartbeat(server, 9, 1, 0, 1, lease_ms, granted, ring_version, lapsed_ms)
+    return Heartbeat(server, 9, 0, 1, lease_ms, granted, ring_version, lapsed_ms)
 
 
 def lapsed() -> AgentLease:
@@ -210,7 +210,7 @@ def test_whoever_was_never_granted_anything_does_not_count() -> None:
     """An agent that has begun anew does not know what its predecessor was granted."""
     lease = lapsed()
     for server in ("s2", "s3", "s4"):
-        lease.heard(Heartbeat(server, 9, 1, 0, 1, 0, False, 0), 200.0)
+        lease.heard(Heartbeat(server, 9, 0, 1, 0, False, 0), 200.0)
     assert lease.remaining_s(RING, 200.0) == 0
 
 

@@ -12,8 +12,9 @@ from shoal.channels.telemetry import monitor as module
 from shoal.channels.telemetry.analyzer import Analyzer
 from shoal.channels.telemetry.monitor import Monitor
 from shoal.channels.telemetry.scanner import Scanner
-from shoal.channels.telemetry.telemetry_record import Record, decode
 from shoal.limits import Limits
+from shoal.load.record import Record, decode
+from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
@@ -21,7 +22,7 @@ from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, HEADER, HEARTBEAT_CHANNEL, MAGIC, stream_id
 
 LIMITS = Limits()
-PEER = b"__shoal:wor[d]"
+PEER = b"__shoal:heartbea[t]"
 ALICE, BOB = 0xA11CE, 0xB0B
 
 
@@ -107,11 +108,11 @@ class Bench:
     def publish(self, channel: bytes, payload: bytes) -> None:
         self.core.received(observed(channel, payload), 0.5)
 
-    def tell(self, message: control.Control) -> None:
-        self.publish(AGENT_CHANNEL, control.encode(message))
+    def tell(self, message: control.Control, client: int) -> None:
+        self.publish(AGENT_CHANNEL, control.encode(message, client, 1))
 
     def subscribe(self, client: int, name: bytes, pattern: bool = False) -> None:
-        self.tell(control.Hello(client, 1, name, pattern, True, version=1, ring_version=1))
+        self.tell(control.Hello(1, name, pattern, True, version=1, ring_version=1), client=client)
         self.answer()
 
     def close(self, second: int = 100) -> Record:
@@ -123,7 +124,7 @@ class Bench:
 
     def record(self) -> Record:
         (command,) = [command for command in self.commands if command[0] == b"XADD"]
-        return decode(command[-1])
+        return decode(command[-1], KINDS)
 
     def asked(self, *heartbeats: bytes) -> list[tuple[bytes, ...]]:
         return [command for command in self.commands if command[: len(heartbeats)] == heartbeats]
@@ -135,7 +136,7 @@ def bench() -> Bench:
 
 
 def rows(record: Record) -> dict[bytes, dict[str, Any]]:
-    return {row["channel"]: row for row in record.channels.to_pylist()}
+    return record.tables["channel"].rows()
 
 
 def test_a_second_is_closed_with_everything_that_the_paper_records(bench: Bench) -> None:
@@ -158,14 +159,14 @@ def test_a_second_is_closed_with_everything_that_the_paper_records(bench: Bench)
 
 def test_the_record_says_which_second_of_which_life_of_the_agent(bench: Bench) -> None:
     first, second = bench.close(100), bench.close(101)
-    assert (first.id.server, first.id.instance, first.id.second) == ("s1", f"{7:016x}", 100)
+    assert (first.id.host, first.id.instance, first.id.second) == ("s1", f"{7:016x}", 100)
     assert (second.id.second, second.id.sequence) == (101, first.id.sequence + 1)
 
 
 def test_load_and_cpu_are_measured_between_two_answers_of_info(bench: Bench) -> None:
     bench.close(100)
     bench.info = info(out=50_000).replace(b"used_cpu_sys:0.5", b"used_cpu_sys:0.75")
-    server = bench.close(101).server.to_pylist()[0]
+    server: dict[str, Any] = {**bench.close(101).host}
     assert server["interval_s"] == 1.0
     assert server["net_output_bytes_per_s"] == 50_000
     assert server["max_out_bytes_per_s"] == 1000

@@ -16,7 +16,7 @@ from shoal.channels.recording.record import STREAMS_EVERY
 from shoal.channels.recording.recorder import OPENING_MAX
 from shoal.limits import DEFAULT_LIMITS
 from shoal.wire import control, envelope
-from shoal.wire.envelope import HEADER, inbox_channel, stream_id
+from shoal.wire.envelope import HEADER, peer_channel, stream_id
 from shoal.wire.record_entry import INDEX_KEY, RecordedGap, RecordedMessage, read_entry, record_key
 
 ORDERS = b"orders.eu"
@@ -104,16 +104,17 @@ class Driver(AgentDriver):
         """What a publisher answers to a question of the recorder."""
         for number in numbers:
             self._tell(control.Resend(ORDERS, blob(stream, number, b"x")))
-        self._tell(control.Healed(ORDERS, stream, floor, 0, first))
+        self._tell(control.Healed(ORDERS, stream, floor, 0, 0, first))
 
     def _tell(self, message: control.Control) -> None:
         from hiredis import PushNotification
 
-        self.receive(PushNotification([b"message", inbox_channel(self.core.client), control.encode(message)]))
+        own = peer_channel(self.core.client)
+        self.receive(PushNotification([b"message", own, control.encode(message, OTHER)]))
         self.play()
 
     def asked(self) -> list[tuple[int, int]]:
-        return [(heal.first, heal.last) for heal in self.take(inbox_channel(OTHER), control.Heal)]
+        return [(heal.first, heal.last) for heal in self.take(peer_channel(OTHER), control.Heal)]
 
 
 def test_a_marked_channel_is_recorded_and_others_are_not() -> None:
@@ -233,7 +234,7 @@ def test_what_a_publisher_has_no_more_is_a_gap() -> None:
     store = Store()
     Driver(store).publish(1)
     driver = Driver(store, instance=78)
-    driver.tell(control.Present(OTHER, 1, [], [], [(ORDERS, STREAM, 9)]))
+    driver.tell(control.Present(1, 1, 0, 1, [], [], [(ORDERS, STREAM, 9)]), client=OTHER)
     driver.advance(LIMITS.heal_delay_s)
     assert driver.asked() == [(2, 5)]
     driver.resend(4, 5, floor=4, first=2)
@@ -267,9 +268,9 @@ def test_a_publisher_that_began_during_an_absence_is_asked_from_the_first_messag
     newcomer = stream_id(0xC0DE, 1)
     driver = Driver(store, instance=78)
     driver.publish(3, stream=newcomer)
-    driver.tell(control.Present(0xC0DE, 1, [], [], [(ORDERS, newcomer, 3)]))
+    driver.tell(control.Present(1, 1, 0, 1, [], [], [(ORDERS, newcomer, 3)]), client=0xC0DE)
     driver.advance(LIMITS.heal_delay_s)
-    (heal,) = driver.take(inbox_channel(0xC0DE), control.Heal)
+    (heal,) = driver.take(peer_channel(0xC0DE), control.Heal)
     assert (heal.first, heal.last) == (1, 2)
 
 

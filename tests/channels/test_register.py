@@ -152,17 +152,17 @@ def test_leaving_a_pattern_of_the_same_name_takes_nothing_back() -> None:
 def test_a_bye_that_is_older_than_the_last_hello_means_nothing() -> None:
     """It was stuck in a connection that the client has given up meanwhile."""
     register = Register()
-    register.add(1, b"a", False, nonce=7)
-    assert not register.remove(1, b"a", False, nonce=6)
+    register.add(1, b"a", False, number=7)
+    assert not register.remove(1, b"a", False, number=6)
     assert list(register.channels[b"a"]) == [1]
     register.add(1, b"a", False)
-    assert not register.remove(1, b"a", False, nonce=6), "an answer to a resync has no nonce and changes none"
-    assert register.remove(1, b"a", False, nonce=8)
+    assert not register.remove(1, b"a", False, number=6), "an answer to a resync has no number and changes none"
+    assert register.remove(1, b"a", False, number=8)
     assert b"a" not in register.channels
 
 
-def test_a_bye_without_a_nonce_is_believed() -> None:
+def test_a_bye_without_a_number_is_believed() -> None:
     register = Register()
-    register.add(1, b"a", True, nonce=7)
+    register.add(1, b"a", True, number=7)
     assert register.remove(1, b"a", True)
     assert b"a" not in register.patterns

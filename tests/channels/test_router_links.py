@@ -18,28 +18,30 @@ from tests.support.core_driver import (
     STREAM,
     RouterDriver,
     addressed,
+    answer_of,
     blob,
     channel_at,
     ring,
     sequences,
 )
 
-from shoal.channels.client.context import Connect, Disconnect, FetchRing
+from shoal.channels.client.context import AgentRefused, Connect, Disconnect, FetchRing
 from shoal.channels.states import Lane, Link
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 
 SURE = 1 - DEFAULT_LIMITS.clock_drift_max
-INBOX = inbox_channel(CLIENT)
+INBOX, PEER_CHANNEL = inbox_channel(CLIENT), peer_channel(CLIENT)
 
 
 def spoken(driver: RouterDriver, count: int) -> list[PushNotification]:
     """Words of s1 that have come meanwhile."""
-    heartbeats = [driver.servers["s1"].heartbeat() for _ in range(count)]
-    return [PushNotification([b"message", HEARTBEAT_CHANNEL, control.encode(heartbeat)]) for heartbeat in heartbeats]
+    here = driver.servers["s1"]
+    data = [control.encode(here.heartbeat(), 0, here.heartbeats) for _ in range(count)]
+    return [PushNotification([b"message", HEARTBEAT_CHANNEL, heartbeat]) for heartbeat in data]
 
 
 def counts(driver: RouterDriver) -> dict[str, int]:
@@ -63,11 +65,11 @@ def test_inbox_and_word_come_first_then_the_greeting_then_subscriptions() -> Non
     driver.router.subscribe(b"tile", False, driver.now)
     driver.router.opened("s1", driver.now)
     commands = driver.link("s1").outbox
-    assert commands[:2] == [(b"SUBSCRIBE", INBOX), (b"SUBSCRIBE", HEARTBEAT_CHANNEL)]
-    assert commands[2][:2] == (b"PUBLISH", AGENT_CHANNEL)
-    assert isinstance(control.decode(commands[2][2]), control.Greet)
-    assert commands[3] == (b"SUBSCRIBE", b"tile")
-    assert isinstance(control.decode(commands[4][2]), control.Hello)
+    assert commands[:3] == [(b"SUBSCRIBE", name) for name in (INBOX, PEER_CHANNEL, HEARTBEAT_CHANNEL)]
+    assert commands[3][:2] == (b"PUBLISH", AGENT_CHANNEL)
+    assert isinstance(control.decode(commands[3][2]).message, control.Greet)
+    assert commands[4] == (b"SUBSCRIBE", b"tile")
+    assert isinstance(control.decode(commands[5][2]).message, control.Hello)
 
 
 def test_a_connection_that_is_lost_is_made_again_and_the_ring_is_fetched() -> None:
@@ -114,7 +116,7 @@ def test_a_welcome_grants_from_when_the_greeting_was_sent() -> None:
     driver.subscribe(b"tile")
     greet = driver.heard("s1", control.Greet)[0]
     driver.now += 0.4
-    driver.tell("s1", driver.servers["s1"].welcome(greet))
+    driver.tell("s1", driver.servers["s1"].welcome(), greet.nonce)
     assert driver.state("s1") is Link.USABLE
     assert driver.link("s1").usable_until == pytest.approx(BEGIN + 3.0 * SURE)
 
@@ -125,8 +127,8 @@ def test_a_welcome_to_another_greeting_or_from_another_server_grants_nothing() -
     here.silent = True
     driver.subscribe(b"tile")
     greet = driver.heard("s1", control.Greet)[0]
-    driver.tell("s1", msgspec.structs.replace(here.welcome(greet), nonce=greet.nonce + 1))
-    driver.tell("s1", msgspec.structs.replace(here.welcome(greet), server="s2"))
+    driver.tell("s1", here.welcome(), greet.nonce + 1)
+    driver.tell("s1", msgspec.structs.replace(here.welcome(), server="s2"), greet.nonce)
     assert driver.state("s1") is Link.GREETING
 
 
@@ -196,8 +198,9 @@ def test_a_word_of_another_agent_of_the_server_stands_on_its_own_chain() -> None
     driver.subscribe(b"tile")
     driver.advance(1.2)
     until = driver.link("s1").usable_until
-    heartbeat = msgspec.structs.replace(driver.servers["s1"].heartbeat(), agent=AGENT + 1)
-    driver.push("s1", HEARTBEAT_CHANNEL, control.encode(heartbeat))
+    here = driver.servers["s1"]
+    heartbeat = msgspec.structs.replace(here.heartbeat(), instance=AGENT + 1)
+    driver.push("s1", HEARTBEAT_CHANNEL, control.encode(heartbeat, 0, here.heartbeats))
     assert driver.link("s1").usable_until == until
 
 
@@ -259,7 +262,7 @@ def test_an_answer_after_the_lease_ran_out_and_before_its_timer_does_not_strand_
     hello = driver.heard("s1", control.Hello)[-1]
     driver.now += 2.6
     assert driver.now > driver.link("s1").usable_until
-    driver.tell("s1", here.answer(hello))
+    driver.tell("s1", here.answer(hello), hello.nonce)
     driver.feed("s1", *spoken(driver, 5))
     here.silent = False
     driver.advance(5.0)
@@ -301,8 +304,8 @@ def test_a_ring_that_is_forged_or_stale_is_counted_and_changes_nothing(signer: o
     version = 99 if signer is FORGER else 4
     data = (FORGER if signer is FORGER else SIGNER).ring(ring(version, ("s1",)))
     driver.router.ring(data, driver.now)
-    driver.tell("s2", control.Welcome(12345, "s2", 1, 60_000, 99, data))
-    driver.tell("s2", control.Answer(12345, sub.name, 1, 99, b"", data, True, [], []))
+    driver.tell("s2", control.Welcome("s2", 1, 1, 1, 60_000, 99, data), 12345)
+    driver.tell("s2", answer_of("s2", sub.name, version=99, ring=data), 12345)
     assert driver.router.context.book.ring == ring(5, ("s1", "s2"))
     counted = "forged" if signer is FORGER else "stale_entries"
     assert counts(driver) == before | {counted: 3}
@@ -319,7 +322,7 @@ def test_an_entry_that_is_forged_or_stale_is_counted_and_changes_nothing() -> No
         SIGNER.entry(here, Placement(6, Mode.SINGLE, ("s2",))),
         b"no entry at all",
     ):
-        driver.tell("s1", control.Answer(12345, here, 1, 99, data, b"", True, [], []))
+        driver.tell("s1", answer_of("s1", here, version=99, entry=data), 12345)
     assert driver.counters.forged == 2
     assert driver.counters.stale_entries == 1
     assert list(sub.sites) == ["s1"]
@@ -329,7 +332,7 @@ def test_a_ring_that_is_nested_without_end_is_counted_as_forged() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     deep = b"\x94\xc4\x0ashoal ring\xc4\x00\xc4\x00" + b"\x91" * 100_000 + b"\xc0"
-    driver.tell("s1", control.Welcome(12345, "s1", 1, 60_000, 99, deep))
+    driver.tell("s1", control.Welcome("s1", 1, 1, 1, 60_000, 99, deep), 12345)
     assert driver.counters.forged == 1
 
 
@@ -362,12 +365,88 @@ def test_a_roll_call_is_answered_with_what_the_client_does_there() -> None:
     driver.subscribe(b"til*", pattern=True)
     driver.publish(here, b"1", b"2")
     out = driver.publish(there, b"1")
-    driver.push("s1", HEARTBEAT_CHANNEL, control.encode(control.Resync(AGENT, 9)))
-    driver.push("s2", HEARTBEAT_CHANNEL, control.encode(control.Resync(AGENT, 3)))
+    driver.resync("s1", 9)
+    driver.resync("s2", 3)
     mine = driver.router.publishing.present(driver.link("s1"))
-    assert driver.heard("s1", control.Present) == [control.Present(CLIENT, 9, [here], [b"til*"], mine)]
+    assert driver.heard("s1", control.Present) == [control.Present(1, 9, 0, 1, [here], [b"til*"], mine)]
     assert [(channel, last) for channel, _, last in mine] == [(here, 2)]
-    assert driver.heard("s2", control.Present) == [control.Present(CLIENT, 3, [], [b"til*"], [(there, out.stream, 1)])]
+    theirs = [(there, out.stream, 1)]
+    assert driver.heard("s2", control.Present) == [control.Present(1, 3, 0, 1, [], [b"til*"], theirs)]
+
+
+def test_an_answer_to_a_resync_with_long_lists_comes_in_parts() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, subscriptions_max=5000)
+    driver = RouterDriver(limits=limits)
+    names = [b"tile.%d" % number for number in range(1500)]
+    for name in names:
+        driver.subscribe(name)
+    driver.resync("s1", 4)
+    parts = driver.heard("s1", control.Present)
+    assert [(part.resync, part.part, part.parts) for part in parts] == [(4, 0, 3), (4, 1, 3), (4, 2, 3)]
+    assert [name for part in parts for name in part.channels] == names
+
+
+def test_an_answer_in_parts_is_one_answer() -> None:
+    driver = RouterDriver()
+    here = driver.servers["s1"]
+    here.silent = True
+    sub = driver.subscribe(b"*", pattern=True)
+    (hello,) = driver.heard("s1", control.Hello)
+    streams = [(b"tile.%d" % number, STREAM, number) for number in range(3000)]
+    parts = control.in_parts(answer_of("s1", b"*", streams=streams, absent=[(b"gone", STREAM, 7)]))
+    for part in (*parts[:3], *parts[:-1], parts[1]):  # the answer to a repeated Hello begins anew
+        driver.tell("s1", part, hello.nonce)
+    assert not driver.in_force(sub)
+    driver.tell("s1", parts[-1], hello.nonce)
+    assert driver.in_force(sub)
+    lasts = {(chan.name, stream.stream): stream.last for chan, stream in sub.all_streams()}
+    assert lasts == {(channel, stream): last for channel, stream, last in [*streams, (b"gone", STREAM, 7)]}
+
+
+# Other versions
+
+
+def refuse(driver: RouterDriver, number: int) -> list[AgentRefused]:
+    driver.tell("s1", control.Refused("version", 3, 4, 0, "too old"), number)
+    return driver.happened(AgentRefused)
+
+
+def test_an_agent_that_refuses_the_version_is_reported() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    driver.subscribe(b"tile")
+    ((_, number, greet),) = driver.heard_with_heads("s1", control.Greet)
+    assert isinstance(greet, control.Greet)
+    assert (greet.version_min, greet.version_max) == (2, 2)
+    assert refuse(driver, number) == [AgentRefused("s1", "version", 3, 4, "too old")]
+    driver.servers["s1"].silent = False
+    driver.advance(2.0)
+    assert driver.state("s1") is Link.USABLE, "it asked again, and the agent has been replaced meanwhile"
+    assert refuse(driver, number) == [], "a usable link has shown that its agent takes its messages"
+
+
+def test_a_refusal_of_a_message_that_was_not_sent_on_this_connection_is_ignored() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    driver.subscribe(b"tile")
+    before = driver.router.context.number
+    assert refuse(driver, before + 1) == []
+    driver.lose("s1")
+    driver.play()
+    assert refuse(driver, before) == []
+    assert driver.counters.garbage == 2
+
+
+def test_numbers_to_an_agent_grow_across_connections() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.publish(b"tile", b"1")
+    driver.lose("s1")
+    driver.play()
+    driver.resync("s1", 1)
+    numbers = [received.number for received in driver.servers["s1"].heard]
+    assert len(numbers) > 5
+    assert numbers == sorted(set(numbers))
 
 
 # Garbage
@@ -377,13 +456,13 @@ def test_a_roll_call_is_answered_with_what_the_client_does_there() -> None:
 @given(
     data=st.binary(max_size=60),
     marked=st.booleans(),
-    channel=st.sampled_from([INBOX, HEARTBEAT_CHANNEL, AGENT_CHANNEL]),
+    channel=st.sampled_from([INBOX, PEER_CHANNEL, HEARTBEAT_CHANNEL, AGENT_CHANNEL]),
 )
 def test_garbage_on_internal_channels_is_counted_and_harmless(data: bytes, marked: bool, channel: bytes) -> None:
     driver = RouterDriver()
     sub = driver.subscribe(b"tile")
     driver.message("s1", b"tile", STREAM, 1, b"before")
-    driver.push("s1", channel, b"\xf5C" + data if marked else data)
+    driver.push("s1", channel, b"\xf5D\x02" + data if marked else data)
     driver.message("s1", b"tile", STREAM, 2, b"after")
     assert driver.payloads(sub) == [b"before", b"after"]
     driver.publish(b"tile", b"mine")
@@ -394,12 +473,17 @@ def test_garbage_on_internal_channels_is_counted_and_harmless(data: bytes, marke
 @pytest.mark.parametrize(
     ("channel", "message"),
     [
-        (INBOX, control.Greet(1, 2, 3)),
-        (INBOX, control.Resync(1, 2)),
-        (INBOX, control.Heartbeat("s1", 1, 1, 1, 1, 60_000, True, 1)),
-        (HEARTBEAT_CHANNEL, control.Welcome(1, "s1", 1, 60_000, 1, b"")),
-        (HEARTBEAT_CHANNEL, control.Heal(OTHER, b"tile", STREAM, 1, 1)),
-        (HEARTBEAT_CHANNEL, control.Heartbeat("s9", 1, 1, 1, 1, 60_000, True, 1)),
+        (INBOX, control.Greet(2, 3)),
+        (INBOX, control.Resync("s1", 1, 1)),
+        (INBOX, control.Heartbeat("s1", 1, 1, 1, 60_000, True, 1)),
+        (INBOX, control.Heal(b"tile", STREAM, 1, 1)),
+        (INBOX, control.Refused("version", 3, 3, 0, "not asked")),
+        (PEER_CHANNEL, control.Welcome("s1", 1, 1, 1, 60_000, 1, b"")),
+        (PEER_CHANNEL, control.Notice("s1", b"tile", b"")),
+        (HEARTBEAT_CHANNEL, control.Welcome("s1", 1, 1, 1, 60_000, 1, b"")),
+        (HEARTBEAT_CHANNEL, control.Heal(b"tile", STREAM, 1, 1)),
+        (HEARTBEAT_CHANNEL, control.Heartbeat("s9", 1, 1, 1, 60_000, True, 1)),
+        (HEARTBEAT_CHANNEL, control.Resync("s9", 1, 1)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -407,7 +491,7 @@ def test_a_message_in_the_wrong_place_is_garbage(channel: bytes, message: contro
     driver = RouterDriver()
     driver.subscribe(b"tile")
     until = driver.link("s1").usable_until
-    driver.push("s1", channel, control.encode(message))
+    driver.push("s1", channel, control.encode(message, CLIENT))
     assert driver.counters.garbage == 1
     assert driver.link("s1").usable_until == until
 
@@ -418,9 +502,9 @@ def test_messages_about_what_nobody_asked_are_ignored() -> None:
     before = counts(driver)
     driver.tell("s1", control.Resend(b"tile", blob(STREAM, 1, b"pushed on us")))
     driver.tell("s1", control.Resend(b"other", blob(STREAM, 1, b"pushed on us")))
-    driver.tell("s1", control.Healed(b"tile", STREAM, 99, 99, 1))
-    driver.tell("s1", control.Heal(OTHER, b"tile", STREAM, 1, 5))
-    driver.tell("s1", control.Answer(4711, b"tile", 9, 1, b"", b"", True, [(b"tile", STREAM, 50)], []))
+    driver.tell("s1", control.Healed(b"tile", STREAM, 99, 99, 99, 1))
+    driver.tell("s1", control.Heal(b"tile", STREAM, 1, 5))
+    driver.tell("s1", answer_of("s1", b"tile", 9, streams=[(b"tile", STREAM, 50)]), 4711)
     assert counts(driver) == before
     assert driver.items(sub) == []
     driver.message("s1", b"tile", STREAM, 1, b"first")

@@ -26,7 +26,7 @@ END = Entry(TILE, NEW, Phase.END, (), 0, 14, since=14)
 
 
 def notice(driver: RouterDriver, entry: Entry, server: str = "s1") -> None:
-    driver.tell(server, control.Notice(entry.unit, SIGNER.line(entry)))
+    driver.tell(server, control.Notice(server, entry.unit, SIGNER.line(entry)))
 
 
 def on_old(**silent: bool) -> RouterDriver:
@@ -185,7 +185,7 @@ def test_a_publisher_that_is_told_what_it_knows_says_again_that_it_is_gone() -> 
     notice(driver, SWITCH)
     driver.heard("s1", control.Left)
     notice(driver, SWITCH)
-    assert [left.client for left in driver.heard("s1", control.Left)] == [CLIENT]
+    assert [client for client, _, _ in driver.heard_with_heads("s1", control.Left)] == [CLIENT]
 
 
 def test_a_publisher_that_stays_on_a_server_is_not_gone() -> None:

@@ -45,7 +45,7 @@ def with_entry(driver: RouterDriver, channel: bytes, mode: Mode, *servers: str) 
 
 def heal(driver: RouterDriver, out: Outgoing, first: int, last: int) -> tuple[list[int], control.Healed]:
     """What a subscriber gets that asks for a range: the numbers of the resends, then the end of the page."""
-    driver.tell("s1", control.Heal(OTHER, out.name, out.stream, first, last))
+    driver.tell("s1", control.Heal(out.name, out.stream, first, last))
     resends = driver.told("s1", OTHER, control.Resend)
     (healed,) = driver.told("s1", OTHER, control.Healed)
     return sequences([(resend.channel, resend.blob) for resend in resends]), healed
@@ -85,10 +85,10 @@ def test_an_answer_about_another_channel_or_with_another_number_is_not_taken() -
     out = driver.publish(TILE, b"1")
     hello = driver.heard("s1", control.Hello)[-1]
     answer = driver.servers["s1"].answer(hello)
-    driver.tell("s1", msgspec.structs.replace(answer, name=b"elsewhere"))
-    driver.tell("s1", msgspec.structs.replace(answer, nonce=hello.nonce + 1000))
+    driver.tell("s1", msgspec.structs.replace(answer, name=b"elsewhere"), hello.nonce)
+    driver.tell("s1", answer, hello.nonce + 1000)
     assert driver.lane_state(out) is Lane.ASKING
-    driver.tell("s1", answer)
+    driver.tell("s1", answer, hello.nonce)
     assert driver.lane_state(out) is Lane.LIVE
 
 
@@ -108,7 +108,7 @@ def test_attributes_are_in_the_envelope_of_their_message_only() -> None:
     driver.publish(TILE, b"with", attributes={"n": 1})
     driver.publish(TILE, b"without", attributes={})
     (_, first), (_, second) = driver.published("s1")[-2:]
-    assert envelope.split_attributes(first) == ({"n": 1}, b"with")
+    assert envelope.split_attributes(first, HEADER_BYTES) == ({"n": 1}, b"with")
     assert second[2] == 0
     assert second[HEADER_BYTES:] == b"without"
 
@@ -359,7 +359,7 @@ def test_a_subscriber_that_missed_something_gets_it() -> None:
     out = driver.publish(TILE, *(b"%d" % number for number in range(10)))
     numbers, healed = heal(driver, out, 3, 6)
     assert numbers == [3, 4, 5, 6]
-    assert healed == control.Healed(TILE, out.stream, 1, 10, 3)
+    assert healed == control.Healed(TILE, out.stream, 1, 10, 10, 3)
     assert driver.counters.resent == 4
 
 
@@ -367,7 +367,7 @@ def test_a_page_is_limited_in_messages_and_bytes() -> None:
     driver = RouterDriver(limits=limited(heal_page_messages=4))
     out = driver.publish(TILE, *(b"%d" % number for number in range(10)))
     assert heal(driver, out, 1, 10)[0] == [1, 2, 3, 4]
-    driver = RouterDriver(limits=limited(heal_page_bytes=1000))
+    driver = RouterDriver(limits=limited(heal_page_bytes=1100))
     out = driver.publish(TILE, *(b"x" * 300 for _ in range(10)))
     numbers, _ = heal(driver, out, 2, 10)
     assert numbers == [2, 3, 4]
@@ -414,8 +414,8 @@ def test_what_is_not_confirmed_stays_in_the_window_whatever_its_limit() -> None:
 def test_a_request_that_makes_no_sense_gets_no_messages(stream: int | None, first: int, last: int) -> None:
     driver = RouterDriver()
     out = driver.publish(TILE, b"1", b"2")
-    driver.tell("s1", control.Heal(OTHER, TILE, out.stream if stream is None else stream, first, last))
-    driver.tell("s1", control.Heal(OTHER, b"elsewhere", out.stream, 1, 2))
+    driver.tell("s1", control.Heal(TILE, out.stream if stream is None else stream, first, last))
+    driver.tell("s1", control.Heal(b"elsewhere", out.stream, 1, 2))
     assert driver.told("s1", OTHER, control.Resend) == []
 
 
@@ -424,7 +424,7 @@ def test_a_request_that_makes_no_sense_gets_no_messages(stream: int | None, firs
 def test_any_range_can_be_asked_for(first: int, last: int) -> None:
     driver = RouterDriver()
     out = driver.publish(TILE, b"1", b"2", b"3")
-    driver.tell("s1", control.Heal(OTHER, TILE, out.stream, first, last))
+    driver.tell("s1", control.Heal(TILE, out.stream, first, last))
     resends = driver.told("s1", OTHER, control.Resend)
     expected = [number for number in (1, 2, 3) if first <= number <= last]
     assert sequences([(resend.channel, resend.blob) for resend in resends]) == expected

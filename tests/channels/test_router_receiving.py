@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, StandIn, blob
 
+from shoal.channels.client.context import UnknownFlags
 from shoal.channels.client.subscription import Subscription
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Gap, Message
@@ -112,7 +113,7 @@ def test_a_pattern_gets_its_channels_and_says_so() -> None:
 def test_a_pattern_that_covers_internal_channels_does_not_hear_them() -> None:
     driver = RouterDriver()
     sub = driver.subscribe(b"*", pattern=True)
-    for channel in (b"__shoal:agent", b"__shoal:word", b"__shoal:in:000000000b0b"):
+    for channel in (b"__shoal:agent", b"__shoal:heartbeat", b"__shoal:in:000000000b0b"):
         driver.push("s1", channel, b"secret", pattern=b"*")
     assert driver.items(sub) == []
 
@@ -177,7 +178,7 @@ def test_a_hole_is_given_a_moment_then_asked_for_then_delivered() -> None:
     driver.advance(DELAY_S * 0.2)
     assert asked(driver) == [(2, 4)]
     resend(driver, 2, 3, 4)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 5, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 5, 5, 2))
     assert driver.payloads(sub) == [b"2", b"3", b"4", b"5"]
     assert driver.counters.healed == 3
     driver.advance(60.0)
@@ -210,7 +211,7 @@ def test_a_large_hole_is_healed_page_by_page() -> None:
     while requests := asked(driver):
         pages += requests
         resend(driver, *range(requests[0][0], requests[0][1] + 1))
-        driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, requests[0][0]))
+        driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 11, requests[0][0]))
         driver.advance(0.001)
     assert pages == [(2, 5), (6, 9), (10, 10)]
     assert driver.payloads(sub) == [b"%d" % number for number in range(2, 12)]
@@ -227,13 +228,13 @@ def test_an_answer_that_comes_again_leads_to_no_other_question() -> None:
     questions = []
     for _ in repeated:
         resend(driver, 2, 3, 4, 5)
-        driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 2))
+        driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 11, 2))
         driver.advance(0.001)
         questions += asked(driver)
     assert questions == [(6, 9)]
     resend(driver, 6, 7, 8, 9)
     assert driver.payloads(sub) == [b"%d" % number for number in range(2, 10)], "its answer is still awaited"
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 6))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 11, 6))
     driver.advance(0.001)
     assert asked(driver) == [(10, 10)]
 
@@ -246,7 +247,7 @@ def test_the_answer_to_another_subscription_of_the_client_leads_to_no_question()
     driver.advance(DELAY_S * 1.1)
     assert asked(driver) == [(2, 5), (6, 9)]
     resend(driver, 2, 3, 4, 5)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 11, 2))
     driver.advance(0.001)
     assert asked(driver) == [(6, 9)], "the early one goes on, the late one still waits for its answer"
     resend(driver, 6, 7, 8, 9)
@@ -259,9 +260,9 @@ def test_a_late_answer_still_says_how_far_the_stream_has_come() -> None:
     arrive(driver, 8)
     driver.advance(DELAY_S * 1.1)
     resend(driver, 2, 3, 4, 5)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 8, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 8, 8, 2))
     driver.advance(0.001)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 9, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 9, 9, 2))
     resend(driver, 6, 7, 9)
     assert driver.payloads(sub) == [b"%d" % number for number in range(2, 10)]
 
@@ -315,11 +316,68 @@ def test_a_message_that_can_never_be_read_becomes_a_gap_in_the_end() -> None:
         driver.advance(TIMEOUT_S / 50)
         for first, _ in asked(driver):
             driver.tell("s1", control.Resend(TILE, bad))
-            driver.tell("s1", control.Healed(TILE, STREAM, 1, 3, first))
+            driver.tell("s1", control.Healed(TILE, STREAM, 1, 3, 3, first))
     items = driver.items(sub)
     assert [type(item) for item in items] == [Gap, Message]
     assert isinstance(items[0], Gap)
     assert (items[0].first, items[0].last) == (2, 2)
+
+
+# Other versions
+
+
+def with_flags(flags: int, sequence: int) -> bytes:
+    return envelope.prefix(flags, 1, STREAM) + envelope.SUFFIX.pack(sequence, 5) + b"newer"
+
+
+@pytest.mark.parametrize("pattern", [None, b"ti*"])
+def test_a_message_with_an_unknown_flag_is_not_delivered_and_its_hole_shows(pattern: bytes | None) -> None:
+    driver, sub = subscribed(pattern=pattern)
+    driver.push("s1", TILE, with_flags(64, 2), pattern)
+    assert driver.items(sub) == []
+    assert driver.counters.unknown_flags == 1
+    driver.message("s1", TILE, STREAM, 3, b"3", pattern=pattern)
+    assert driver.items(sub) == [], "number 2 was not received"
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver) == [(2, 2)]
+    driver.tell("s1", control.Resend(TILE, with_flags(64, 2)))
+    driver.advance(2 * TIMEOUT_S)
+    assert [type(item) for item in driver.items(sub)] == [Gap, Message]
+
+
+def test_unknown_flags_are_reported_once_a_minute() -> None:
+    driver, _ = subscribed()
+    for number in range(2, 6):
+        driver.push("s1", TILE, with_flags(32 | envelope.BEACON, number))
+    assert driver.happened(UnknownFlags) == [UnknownFlags(TILE, 32)]
+    driver.now += 61.0
+    driver.push("s1", TILE, with_flags(128 | 64, 9))
+    assert driver.happened(UnknownFlags) == [UnknownFlags(TILE, 192)]
+    assert driver.counters.unknown_flags == 5
+
+
+@pytest.mark.parametrize("words", [1, 8, 255])
+def test_an_extension_is_skipped(words: int) -> None:
+    driver, sub = subscribed()
+    for number, message in ((2, blob(STREAM, 2, b"2")), (3, blob(STREAM, 3, b"3", {"n": 1}))):
+        at = envelope.HEADER_BYTES
+        extended = message[:3] + bytes((words,)) + message[4:at] + bytes(8 * words) + message[at:]
+        driver.push("s1", TILE, extended)
+        (item,) = driver.items(sub)
+        assert isinstance(item, Message)
+        assert (item.payload, item.sequence) == (b"%d" % number, number)
+
+
+def test_an_envelope_of_format_1_is_a_foreign_payload() -> None:
+    driver, sub = subscribed()
+    old = envelope.HEADER_1.pack(envelope.MAGIC_1, 0, 1, STREAM, 2, 5) + b"old"
+    driver.push("s1", TILE, old)
+    (item,) = driver.items(sub)
+    assert isinstance(item, Message)
+    assert (item.foreign, item.payload) == (True, old)
+
+
+# Resends
 
 
 def test_a_resend_nobody_asked_for_is_ignored() -> None:
@@ -349,7 +407,7 @@ def test_what_the_publisher_no_longer_has_is_a_gap_with_the_exact_range() -> Non
     driver.advance(DELAY_S * 1.1)
     assert asked(driver) == [(2, 8)]
     resend(driver, 6, 7, 8)
-    driver.tell("s1", control.Healed(TILE, STREAM, 6, 9, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 6, 9, 9, 2))
     gap, *rest = driver.items(sub)
     assert gap == Gap("tile", OTHER, 2, 5, "its publisher no longer has them")
     assert isinstance(gap, Gap)
@@ -362,7 +420,7 @@ def test_a_floor_past_the_hole_reports_no_more_than_the_hole() -> None:
     driver, sub = subscribed()
     arrive(driver, 4, 6)
     driver.advance(DELAY_S * 1.1)
-    driver.tell("s1", control.Healed(TILE, STREAM, 100, 6, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 100, 6, 6, 2))
     items = driver.items(sub)
     assert [(item.first, item.last) for item in items if isinstance(item, Gap)] == [(2, 3)]
     assert [item.payload for item in items if isinstance(item, Message)] == [b"4"]
@@ -410,7 +468,7 @@ def test_held_messages_are_bounded_and_what_did_not_fit_is_asked_for() -> None:
         for first, last in asked(driver):
             resend(driver, *range(first, last + 1))
             resent |= set(range(first, last + 1))
-            driver.tell("s1", control.Healed(TILE, STREAM, 1, 7, first))
+            driver.tell("s1", control.Healed(TILE, STREAM, 1, 7, 7, first))
     assert driver.payloads(sub) == [b"%d" % number for number in range(2, 8)]
     assert resent == {2, 6, 7}
 
@@ -503,7 +561,7 @@ def test_after_a_restart_what_a_living_publisher_has_is_healed() -> None:
     driver.advance(DELAY_S * 1.1)
     assert asked(driver) == [(2, 3)]
     resend(driver, 2, 3)
-    driver.tell("s1", control.Healed(TILE, STREAM, 1, 3, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 3, 3, 2))
     assert driver.payloads(sub) == [b"2", b"3"]
     driver.advance(TIMEOUT_S * 2)
     assert driver.items(sub) == []
@@ -559,7 +617,7 @@ def test_a_lapsed_stream_that_speaks_again_goes_on_from_there() -> None:
     driver.advance(DELAY_S * 1.1)
     assert asked(driver)[:1] == [(2, 6)]
     resend(driver, 5, 6)
-    driver.tell("s1", control.Healed(TILE, STREAM, 5, 8, 2))
+    driver.tell("s1", control.Healed(TILE, STREAM, 5, 8, 8, 2))
     items = driver.items(sub)
     assert [item.sequence for item in items if isinstance(item, Message)] == [5, 6, 7, 8]
     assert [(item.first, item.last) for item in items if isinstance(item, Gap)] == [(2, 4)], "its publisher lost them"

@@ -51,9 +51,9 @@ def test_it_is_in_force_when_the_agent_has_answered() -> None:
     assert not driver.in_force(sub)
     assert states(sub) == {"s1": Site.ASKING}
     (hello,) = driver.heard("s1", control.Hello)
-    assert hello == control.Hello(CLIENT, hello.nonce, TILE, False, True, 0, 1)
+    assert hello == control.Hello(hello.nonce, TILE, False, True, 0, 1)
     driver.ready.clear()
-    driver.tell("s1", driver.servers["s1"].answer(hello))
+    driver.tell("s1", driver.servers["s1"].answer(hello), hello.nonce)
     assert driver.in_force(sub)
     assert driver.ready == [sub], "the application is told"
 
@@ -75,8 +75,8 @@ def test_an_answer_about_another_channel_or_to_another_question_is_ignored() -> 
     sub = driver.subscribe(TILE)
     (hello,) = driver.heard("s1", control.Hello)
     answer = driver.servers["s1"].answer(hello)
-    driver.tell("s1", msgspec.structs.replace(answer, name=b"elsewhere"))
-    driver.tell("s1", msgspec.structs.replace(answer, nonce=hello.nonce + 1000))
+    driver.tell("s1", msgspec.structs.replace(answer, name=b"elsewhere"), hello.nonce)
+    driver.tell("s1", answer, hello.nonce + 1000)
     assert not driver.in_force(sub)
 
 
@@ -88,7 +88,7 @@ def test_an_answer_from_before_a_lost_connection_is_ignored() -> None:
     (hello,) = driver.heard("s1", control.Hello)
     driver.lose("s1")
     driver.play()
-    driver.tell("s1", driver.servers["s1"].answer(hello))
+    driver.tell("s1", driver.servers["s1"].answer(hello), hello.nonce)
     assert not driver.in_force(sub)
 
 
@@ -98,9 +98,9 @@ def test_the_same_answer_twice_is_one() -> None:
     sub = driver.subscribe(TILE)
     (hello,) = driver.heard("s1", control.Hello)
     answer = driver.servers["s1"].answer(hello)
-    driver.tell("s1", answer)
+    driver.tell("s1", answer, hello.nonce)
     driver.message("s1", TILE, STREAM, 1, b"1")
-    driver.tell("s1", msgspec.structs.replace(answer, streams=[(TILE, STREAM, 99)]))
+    driver.tell("s1", msgspec.structs.replace(answer, streams=[(TILE, STREAM, 99)]), hello.nonce)
     driver.message("s1", TILE, STREAM, 2, b"2")
     assert driver.payloads(sub) == [b"1", b"2"]
     assert driver.counters.handshakes == 1
@@ -112,7 +112,7 @@ def test_the_channel_is_subscribed_before_the_agent_is_asked() -> None:
     driver.router.subscribe(TILE, False, driver.now)
     first, second = driver.link("s1").outbox
     assert first == (b"SUBSCRIBE", TILE)
-    assert isinstance(control.decode(second[2]), control.Hello)
+    assert isinstance(control.decode(second[2]).message, control.Hello)
 
 
 def test_subscriptions_are_limited() -> None:
@@ -167,7 +167,7 @@ def test_what_comes_between_subscribing_and_the_answer_is_judged_by_the_baseline
     assert driver.items(sub) == []
     here.streams[TILE, STREAM] = 5
     (hello,) = driver.heard("s1", control.Hello)
-    driver.tell("s1", here.answer(hello))
+    driver.tell("s1", here.answer(hello), hello.nonce)
     assert driver.payloads(sub) == [b"6", b"7"]
 
 
@@ -216,7 +216,7 @@ def test_too_much_before_the_answer_and_the_answer_in_one_go() -> None:
     (hello,) = driver.heard("s1", control.Hello)
     for number in range(1, 8):
         driver.message("s1", TILE, STREAM, number, b"%d" % number)
-    driver.tell("s1", here.answer(hello))
+    driver.tell("s1", here.answer(hello), hello.nonce)
     here.silent = False
     here.streams[TILE, STREAM] = 7
     driver.advance(5.0)
@@ -248,7 +248,7 @@ def test_beginning_anew_has_lost_its_meaning_once_it_is_in_force() -> None:
     for here in driver.servers.values():
         here.silent = False
         for hello in driver.heard(here.server, control.Hello):
-            driver.tell(here.server, here.answer(hello))
+            driver.tell(here.server, here.answer(hello), hello.nonce)
     assert states(sub) == {"s1": Site.LINGERING, "s2": Site.IN_FORCE}
     driver.advance(LINGER_S * 2)
     assert sub.settled
@@ -472,7 +472,7 @@ def test_leaving_before_it_was_in_force_leaves_no_question_open() -> None:
     (hello,) = driver.heard("s1", control.Hello)
     driver.router.unsubscribe(sub, driver.now)
     driver.play()
-    driver.tell("s1", driver.servers["s1"].answer(hello))
+    driver.tell("s1", driver.servers["s1"].answer(hello), hello.nonce)
     assert not driver.in_force(sub)
     assert not driver.router.subscribing.asked
     assert len(driver.router.subscribing) == 0

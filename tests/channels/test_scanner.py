@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from tests.channels.observed import (
     FORWARDED,
     FRAME_BYTES_MAX,
+    MAGIC,
+    MAGIC_1,
     Model,
     beacon,
     bulk,
@@ -52,10 +54,12 @@ payloads = st.one_of(
         envelope,
         st.sampled_from(STREAMS),
         st.integers(0, 2**64 - 1),
-        st.binary(max_size=9),
+        st.binary(max_size=25),
         st.integers(0, 35),
+        st.sampled_from([0, 0, 1, 2, 255]),
+        st.sampled_from([MAGIC, MAGIC, MAGIC_1]),
     ),
-    st.builds(beacon, st.sampled_from(STREAMS), st.integers(0, 99)),
+    st.builds(beacon, st.sampled_from(STREAMS), st.integers(0, 99), st.integers(0, 2)),
 )
 lines = st.sampled_from([b"+OK", b"-ERR no", b":7", b":-12", b"_", b"#t", b",1.5", b"(99999999999999999999"])
 values = st.recursive(
@@ -76,8 +80,12 @@ values = st.recursive(
 frames = st.one_of(
     st.builds(observed, channels, payloads),
     st.builds(observed, channels, payloads),
-    st.builds(observed, st.just(b"__shoal:in:00000000002a"), payloads),
-    st.builds(observed, st.sampled_from([b"__shoal:agent", b"__shoal:word", b"__shoal:", b"__shoal:in"]), payloads),
+    st.builds(observed, st.sampled_from([b"__shoal:in:00000000002a", b"__shoal:peer:00000000002a"]), payloads),
+    st.builds(
+        observed,
+        st.sampled_from([b"__shoal:agent", b"__shoal:heartbeat", b"__shoal:", b"__shoal:in", b"__shoal:peer"]),
+        payloads,
+    ),
     st.builds(lambda name: push(b"message", name, b"x"), channels),
     st.builds(lambda name: push(b"pmessage", b"t*", name, b"x"), channels),
     st.just(b">3\r\n$10\r\npsubscribe\r\n$1\r\n*\r\n:1\r\n"),
@@ -153,6 +161,8 @@ def test_counts_and_stops_as_hiredis_reads(parts: list[bytes], cuts: list[int]) 
     check_streams(scanner, model)
     assert sorted(scanner.channels()) == sorted(scanner.active_channels()) == sorted(model.counters)
     check_counts(scanner, model)
+    assert scanner.take_other_formats() == (model.envelopes_1, model.unknown_flags)
+    assert scanner.take_other_formats() == (0, 0)
 
 
 @given(st.lists(frames, min_size=1, max_size=6), st.data())

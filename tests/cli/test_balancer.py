@@ -1,4 +1,6 @@
-"""`shoal balancer`, and what `shoal up` and `shoal plan` say of it: wrong words are refused before anything starts."""
+"""`shoal balancer` and the balancer flags of `shoal up` and `shoal plan`: invalid arguments are rejected before
+anything starts.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("balancer", "no cluster runs in"),
         ("balancer --metrics-port 70000", "--metrics-port is 70000"),
-        ("up --policy unheard-of", "there is no policy 'unheard-of': name one of shoal"),
+        ("up --policy unheard-of", "unknown policy 'unheard-of': choose one of shoal"),
         ("up --balancers -1", "--balancers is -1"),
         ("up --balancers 9", "--balancers is 9"),
         ("up --max-out-bytes-per-s 0", "--max-out-bytes-per-s is 0"),
         ("up --servers 3 --servers-min 5 --servers-max 4", "--servers-min is 5 and --servers-max 4"),
-        ("plan propose --policy unheard-of", "there is no policy 'unheard-of'"),
+        ("plan propose --policy unheard-of", "unknown policy 'unheard-of'"),
         ("plan propose --timeout 0", "--timeout is 0"),
         ("plan propose", "no cluster runs in"),
         ("plan apply 3f9a", "no cluster runs in"),
@@ -48,7 +50,7 @@ def test_elsewhere_than_beside_a_local_cluster_the_key_must_be_named(
     assert cli.main(["balancer"]) == 1
     assert "--key" in capsys.readouterr().err
     assert cli.main(["balancer", "--key", "absent"]) == 1
-    assert "cannot be read" in capsys.readouterr().err
+    assert "cannot read" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_proposal_is_not_applied(capsys: pytest.CaptureFixture[str]) -> None:

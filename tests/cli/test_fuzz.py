@@ -1,4 +1,4 @@
-"""`shoal fuzz` runs for as long as it is told and says what it saw."""
+"""`shoal fuzz` runs for the given time and reports the result."""
 
 from __future__ import annotations
 

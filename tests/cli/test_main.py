@@ -1,4 +1,4 @@
-"""The command line's skeleton: lazy modules, one line per error, exit statuses that mean something."""
+"""The command line: lazy modules, one line per error, exit statuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def greet(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
-    """A command group with one command, `greet`; the list fills with what its handler was given."""
+    """A command group with one command, `greet`; the list collects the arguments of its handler."""
     calls: list[argparse.Namespace] = []
 
     def run(args: argparse.Namespace) -> int:
@@ -160,7 +160,7 @@ def test_an_interrupt_is_130(greet: list[argparse.Namespace]) -> None:
         (["gret"], "unknown command 'gret', did you mean greet?"),
         (["greet", "--nonsense"], "unrecognized arguments: --nonsense"),
         (["--log-level", "loud", "greet"], "invalid choice: 'loud'"),
-        (["test"], "run ./shoal test in a checkout"),
+        (["test"], "run ./shoal test"),
         (["--debug"], "usage: shoal"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Numbers of the command line: what is wrong with one is said in words."""
+"""Command-line numbers: invalid ones get a clear message."""
 
 from __future__ import annotations
 

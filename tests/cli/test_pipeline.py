@@ -1,4 +1,4 @@
-"""`shoal pipeline`: its flags, and what it says where Spark cannot run."""
+"""`shoal pipeline`: its flags, and its errors where Spark cannot run."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ def test_windows_of_spark_need_java_before_a_cluster_is_started(
 
 def test_windows_of_spark_need_somebody_who_balances(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["up", "--windows", "spark", "--balancers", "0", "--state-dir", str(tmp_path / "state")]) == 1
-    assert "nobody balances" in capsys.readouterr().err
+    assert "there is no balancer" in capsys.readouterr().err

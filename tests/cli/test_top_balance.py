@@ -1,4 +1,4 @@
-"""What `shoal top` makes of what the balancer has written down."""
+"""The balancer view of `shoal top`, from the balancer's records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rights of each role: the patterns by reasoning, everything else on a real server."""
+"""Permissions of each role: the patterns by reasoning, everything else on a real server."""
 
 from __future__ import annotations
 
@@ -11,32 +11,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cluster.acl import ADMIN, AGENT, CLIENT, PIPELINE, READER, ROLES, all_names_but, rights
+from shoal.cluster.acl import ADMIN, AGENT, CLIENT, PIPELINE, READER, ROLES, names_without_prefix, rights
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
 from shoal.errors import AuthenticationError
 from shoal.wire.blocking import ask
-from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, TELEMETRY_KEY, inbox_channel
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEARTBEAT_CHANNEL,
+    RESERVED_PREFIX,
+    TELEMETRY_KEY,
+    inbox_channel,
+    peer_channel,
+)
 from shoal.wire.glob import glob_match
 
-WORD = HEARTBEAT_CHANNEL.decode()
+HEARTBEAT = HEARTBEAT_CHANNEL.decode()
+PREFIX = RESERVED_PREFIX.decode()
 Ask = Callable[..., Any]
 
 
-@given(st.one_of(st.text("_shoalwrd:x", max_size=14), st.text(max_size=8), st.just(WORD)))
-def test_the_patterns_match_every_name_but_one(name: str) -> None:
+@given(st.one_of(st.text("_shoalwrd:x", max_size=14), st.text(max_size=8), st.just(PREFIX), st.just(HEARTBEAT)))
+def test_the_patterns_match_every_name_without_the_prefix(name: str) -> None:
     raw = name.encode("utf-8", "surrogatepass")
-    matched = any(glob_match(pattern.encode(), raw) for pattern in all_names_but(WORD))
-    assert matched == (raw not in (b"", HEARTBEAT_CHANNEL))
+    matched = any(glob_match(pattern.encode(), raw) for pattern in names_without_prefix(PREFIX))
+    assert matched == (raw != b"" and not raw.startswith(RESERVED_PREFIX))
+    assert len(names_without_prefix(PREFIX)) == 15
 
 
 def test_the_first_pattern_takes_common_names() -> None:
-    assert glob_match(all_names_but(WORD)[0].encode(), b"tile.3.4")
+    assert glob_match(names_without_prefix(PREFIX)[0].encode(), b"tile.3.4")
 
 
-def test_a_name_with_pattern_characters_is_refused() -> None:
+def test_a_prefix_with_pattern_characters_is_refused() -> None:
     with pytest.raises(ValueError, match="pattern"):
-        all_names_but("a*b")
+        names_without_prefix("a*b")
 
 
 def test_old_servers_get_plain_rules() -> None:
@@ -51,7 +60,9 @@ def test_an_unknown_role_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterState]:
-    """A data server and a coordinator with our users; its event loop stands still while the tests ask."""
+    """A data server and a coordinator with the cluster's users; the event loop is blocked while the tests send
+    commands.
+    """
     with asyncio.Runner() as runner:
         local = LocalCluster(servers=1, agents=False)
         runner.run(local.__aenter__())
@@ -63,7 +74,7 @@ def cluster() -> Iterator[ClusterState]:
 
 @pytest.fixture
 def as_role(cluster: ClusterState) -> Ask:
-    """Asks the data server in the name of a role."""
+    """Send a command to the data server as a role."""
 
     def ask_as(role: str, *command: bytes | str | int) -> Any:
         server = cluster.servers[0]
@@ -75,13 +86,14 @@ def as_role(cluster: ClusterState) -> Ask:
 COMMON = ["PING", "CLIENT ID", "CLIENT SETNAME me", "INFO server"]
 COUNTS = ["PUBSUB CHANNELS", "PUBSUB NUMSUB a", "PUBSUB NUMPAT"]
 ALLOWED = {
-    CLIENT: [*COMMON, *COUNTS, "PUBLISH tile.1 x", "PUBLISH _x y", "PUBLISH __shoal:words y"],
+    CLIENT: [*COMMON, *COUNTS, "PUBLISH tile.1 x", "PUBLISH _x y", "PUBLISH __shoal y"],
     AGENT: [
         *COMMON,
         *COUNTS,
-        f"PUBLISH {WORD} x",
+        f"PUBLISH {HEARTBEAT} x",
         "PUBLISH tile.1 x",
         f"PUBLISH {inbox_channel(7).decode()} x",
+        f"PUBLISH {peer_channel(7).decode()} x",
         f"XADD {TELEMETRY_KEY.decode()} MAXLEN ~ 10 * a b",
         f"XLEN {TELEMETRY_KEY.decode()}",
         f"XTRIM {TELEMETRY_KEY.decode()} MAXLEN 10",
@@ -103,28 +115,42 @@ def test_a_role_may_do_its_work(as_role: Ask, role: str) -> None:
         as_role(role, *command.split())
 
 
-@pytest.mark.parametrize("channel", [AGENT_CHANNEL, inbox_channel(7), b"a", b"__shoal:wor", b"\xff\x00", b"["])
+@pytest.mark.parametrize("channel", [AGENT_CHANNEL, peer_channel(7), b"a", b"__shoal", b"__shoalx", b"\xff\x00", b"["])
 def test_a_client_may_publish_where_it_must(as_role: Ask, channel: bytes) -> None:
     assert as_role(CLIENT, "PUBLISH", channel, "x") == 0
 
 
-def test_a_client_cannot_speak_in_the_name_of_the_agent(as_role: Ask) -> None:
+@pytest.mark.parametrize("channel", [HEARTBEAT_CHANNEL, inbox_channel(7), RESERVED_PREFIX, b"__shoal:agents"])
+def test_a_client_cannot_publish_what_only_agents_send(as_role: Ask, channel: bytes) -> None:
     with pytest.raises(hiredis.ReplyError, match="NOPERM"):
-        as_role(CLIENT, "PUBLISH", WORD, "forged")
+        as_role(CLIENT, "PUBLISH", channel, "forged")
 
 
-@pytest.mark.parametrize("command", ["SUBSCRIBE", "PSUBSCRIBE"])
-@pytest.mark.parametrize("role", [CLIENT, AGENT])
-async def test_clients_and_agents_hear_everything(cluster: ClusterState, role: str, command: str) -> None:
+async def answer_to(cluster: ClusterState, role: str, command: str) -> bytes:
+    """The first line that the data server answers to a command of a role."""
     server = cluster.servers[0]
     reader, writer = await asyncio.open_connection(server.host, server.port)
-    name = "*" if command == "PSUBSCRIBE" else WORD
-    writer.write(f"AUTH {role} {cluster.passwords[role]}\r\n{command} {name}\r\n".encode())
+    writer.write(f"AUTH {role} {cluster.passwords[role]}\r\n{command}\r\n".encode())
     try:
         assert await reader.readline() == b"+OK\r\n"
-        assert await reader.readline() == b"*3\r\n"
+        return await reader.readline()
     finally:
         writer.close()
+
+
+LISTENED = ["tile", HEARTBEAT, inbox_channel(7).decode(), peer_channel(7).decode()]
+
+
+@pytest.mark.parametrize(
+    "command", ["PSUBSCRIBE *", "UNSUBSCRIBE x", "PUNSUBSCRIBE x*", *(f"SUBSCRIBE {name}" for name in LISTENED)]
+)
+@pytest.mark.parametrize("role", [CLIENT, AGENT])
+async def test_clients_and_agents_listen_where_they_must(cluster: ClusterState, role: str, command: str) -> None:
+    assert await answer_to(cluster, role, command) == b"*3\r\n"
+
+
+async def test_a_client_may_not_subscribe_to_what_clients_tell_agents(cluster: ClusterState) -> None:
+    assert (await answer_to(cluster, CLIENT, f"SUBSCRIBE {AGENT_CHANNEL.decode()}")).startswith(b"-NOPERM")
 
 
 HARMFUL = [

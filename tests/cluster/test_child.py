@@ -1,4 +1,4 @@
-"""A supervised child: mended when it ends, with pauses that grow, unless it is held."""
+"""A supervised child: restarted when it exits, with growing delays, unless it is held."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_thousand_crashes_do_not_overflow() -> None:
 
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Child]]:
-    """Makes children that are ended after the test."""
+    """Create children that are stopped after the test."""
     made: list[Child] = []
 
     def make_child(command: list[str] = SLEEP, timing: Timing = TIMING, ready: bool = True) -> Child:
@@ -125,7 +125,7 @@ async def test_a_child_can_be_paused_and_goes_on(make: Callable[..., Child]) -> 
 
 async def test_a_first_start_that_fails_says_what_the_child_said(make: Callable[..., Child]) -> None:
     child = make([sys.executable, "-c", "print('my reason'); raise SystemExit(1)"], ready=False)
-    with pytest.raises(ClusterError, match=r"(?s)ended while it started \(exit status 1\).*my reason"):
+    with pytest.raises(ClusterError, match=r"(?s)exited during its start \(exit status 1\).*my reason"):
         await child.start()
 
 

@@ -1,4 +1,4 @@
-"""`shoal doctor`: every finding has a level, and whatever is not well has an advice."""
+"""`shoal doctor`: every finding has a level, and every problem has advice."""
 
 from __future__ import annotations
 

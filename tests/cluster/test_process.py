@@ -1,4 +1,4 @@
-"""Processes: tied to their parent, recognised by more than a pid, ended for certain."""
+"""Processes: tied to their parent, identified by more than a pid, stopped reliably."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.cluster.process import (
     ProcessId,
     exit_text,
     is_running,
-    kill_stranger,
+    kill_process,
     log_tail,
     start,
     start_ticks,
@@ -94,9 +94,9 @@ def test_a_stranger_with_the_same_pid_is_not_touched() -> None:
     try:
         ticks = start_ticks(bystander.pid)
         assert ticks is not None
-        assert not kill_stranger(ProcessId(bystander.pid, ticks - 1), 1)
+        assert not kill_process(ProcessId(bystander.pid, ticks - 1), 1)
         assert bystander.poll() is None
-        assert kill_stranger(ProcessId(bystander.pid, ticks), 10)
+        assert kill_process(ProcessId(bystander.pid, ticks), 10)
     finally:
         bystander.kill()
         assert bystander.wait() == -signal.SIGTERM
@@ -107,7 +107,7 @@ def test_a_stubborn_stranger_is_killed(tmp_path: Path) -> None:
         stranger = subprocess.Popen(STUBBORN, stdout=log)
     try:
         assert wait_until(lambda: says_up(tmp_path / "log"), 10)
-        assert kill_stranger(ProcessId(stranger.pid, start_ticks(stranger.pid) or 0), 0.05)
+        assert kill_process(ProcessId(stranger.pid, start_ticks(stranger.pid) or 0), 0.05)
     finally:
         stranger.kill()
         assert stranger.wait() == -signal.SIGKILL
@@ -118,7 +118,7 @@ def test_nobody_is_killed_where_nobody_is() -> None:
     ticks = start_ticks(done.pid) or 0
     done.wait()
     assert start_ticks(done.pid) is None
-    assert not kill_stranger(ProcessId(done.pid, ticks), 1)
+    assert not kill_process(ProcessId(done.pid, ticks), 1)
 
 
 def test_this_process_runs() -> None:

@@ -1,4 +1,4 @@
-"""Server programs: found, judged, set up; ports that stay ours."""
+"""Server programs: search, security checks, setup; ports that stay free."""
 
 from __future__ import annotations
 

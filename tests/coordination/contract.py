@@ -17,4 +17,4 @@ from tests.coordination.contract_leases import LeasesContract
 
 
 class CoordinatorContract(KeysContract, LeasesContract, BatchesContract):
-    """All that is promised in `shoal.coordination.interface`."""
+    """All guarantees of `shoal.coordination.interface`."""

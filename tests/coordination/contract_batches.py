@@ -1,4 +1,4 @@
-"""The coordinator's contract, third part: many writes at once."""
+"""The coordinator's contract, part 3: batches of writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, LeaseLostError
 
 MANY = 450
-"""More than an implementation is likely to carry in one go."""
+"""More writes than an implementation is likely to send in one transaction."""
 
 
 def puts(count: int, value: bytes = b"1", expect: int | None = None) -> list[KeyWrite]:
@@ -20,13 +20,13 @@ def puts(count: int, value: bytes = b"1", expect: int | None = None) -> list[Key
 
 
 async def versions(coordinator: Coordinator, writes: list[KeyWrite]) -> list[int]:
-    """What writes returned that nothing may stand against."""
+    """Return the versions of writes that must all succeed."""
     outcomes = await coordinator.write_all(writes)
     return [outcome for outcome in outcomes if not isinstance(outcome, CoordinatorError)]
 
 
 class BatchesContract:
-    """`write_all`: each write as if it had been made alone."""
+    """`write_all`: each write behaves like a single one."""
 
     async def test_nothing_to_write_is_nothing_written(self, coordinator_factory: Factory) -> None:
         coordinator = await coordinator_factory()
@@ -93,7 +93,7 @@ class BatchesContract:
         for bad, why in (
             (KeyWrite("ring", b""), "key"),
             (KeyWrite("plan/big", bytes(names.VALUE_BYTES_MAX + 1)), f"limit is {names.VALUE_BYTES_MAX}"),
-            (KeyWrite("plan/0", None), "plan/0' is there twice"),
+            (KeyWrite("plan/0", None), "plan/0' occurs twice"),
         ):
             with pytest.raises(CoordinatorError, match=why):
                 await coordinator.write_all([*puts(3), bad])
@@ -151,7 +151,7 @@ class BatchesContract:
             await follower.stop()
 
     async def test_a_watch_with_much_to_tell_lets_others_work(self, coordinator_factory: Factory) -> None:
-        """Whoever reads the watch never waits for anything else, and yet the others have their turns."""
+        """A watch with many changes must let other tasks run."""
         writer, reader = await coordinator_factory(), await coordinator_factory()
         await writer.write_all(puts(MANY))
         turns = 0
@@ -221,7 +221,7 @@ class BatchesContract:
     async def test_many_writes_through_crashes_are_applied_once(
         self, coordinator_factory: Factory, store: Store
     ) -> None:
-        """Each step compares with the step before: one applied twice, or lost, would end in a conflict."""
+        """Each step compares with the previous one: a step that was lost or applied twice would end in a conflict."""
         coordinator = await coordinator_factory()
         stop = asyncio.Event()
 

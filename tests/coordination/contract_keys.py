@@ -1,4 +1,4 @@
-"""The coordinator's contract, first part: keys, limits, watches, crashes of the store."""
+"""The coordinator's contract, part 1: keys, limits, watches, crashes of the store."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class KeysContract:
         assert await coordinator.list("other/") == {}
 
     async def test_list_is_a_state_that_really_was(self, coordinator_factory: Factory) -> None:
-        """One writer keeps two keys one step apart; a listing that mixed two moments would show more."""
+        """One writer keeps two keys one step apart; a listing that mixed two moments would show a larger distance."""
         writer, reader = await coordinator_factory(), await coordinator_factory()
 
         async def write() -> None:
@@ -269,7 +269,7 @@ class KeysContract:
         assert await coordinator.put("plan/ring", b"newer", expect=version) > version
 
     async def test_writes_through_crashes_are_applied_once(self, coordinator_factory: Factory, store: Store) -> None:
-        """Each step compares with the step before: one applied twice, or lost, would end in a conflict."""
+        """Each step compares with the previous one: a step that was lost or applied twice would end in a conflict."""
         coordinator = await coordinator_factory()
         stop = asyncio.Event()
 

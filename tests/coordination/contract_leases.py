@@ -1,4 +1,4 @@
-"""The coordinator's contract, second part: leases, fencing, membership, barriers."""
+"""The coordinator's contract, part 2: leases, fencing, memberships, barriers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.errors import LeaseLostError
 
 
 class LeasesContract:
-    """Who holds what, who is there, who has arrived."""
+    """Leases, memberships and barriers."""
 
     # -- Leases ----------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class LeasesContract:
         assert await new.get("plan/ring") == Versioned(b"old", version)
 
     async def test_no_fenced_write_slips_in_after_a_takeover(self, coordinator_factory: Factory) -> None:
-        """Writers race with takeovers; after each takeover the value must stay what the new holder finds."""
+        """Writers race with takeovers. After a takeover, the value must stay as the new holder found it."""
         old, new = await coordinator_factory(), await coordinator_factory()
         for round_ in range(10):
             lease = await held(old.acquire("plan/keeper", f"old {round_}", 60.0, takeover=True))

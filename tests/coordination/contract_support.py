@@ -1,4 +1,4 @@
-"""What the contract tests of coordinators are written with."""
+"""Helpers for the coordinator's contract tests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Protocol, TypeAlias
 from shoal.coordination.interface import Change, Coordinator, Lease
 
 PATIENCE_S = 30.0
-"""For what must happen at some time; reached only when it never does."""
+"""Timeout for events that must happen eventually; reached only in a failure."""
 
 SOON_S = 0.15
-"""A short lease, and a wait that is meant to run out."""
+"""A short lease, and the wait until it expires."""
 
 Factory: TypeAlias = Callable[[], Awaitable[Coordinator]]
 
@@ -22,10 +22,10 @@ class Store(Protocol):
     """The process behind the coordinator."""
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, as a crash would."""
 
     def restart(self) -> None:
-        """Start it again with what it had acknowledged."""
+        """Restart it with all acknowledged writes."""
 
 
 class Follower:
@@ -50,7 +50,7 @@ class Follower:
                 self._news.set()
 
     async def until(self, state: dict[str, bytes]) -> None:
-        """Return when the watch has shown just this state; raises what the watch raised, if it did."""
+        """Return when the watch has shown exactly this state; raises the watch's error, if any."""
         async with asyncio.timeout(PATIENCE_S):
             while self.state != state:
                 if self._task.done():
@@ -59,7 +59,7 @@ class Follower:
                 await self._news.wait()
 
     async def ended(self) -> None:
-        """Return when the watch has come to its end; raises what it raised."""
+        """Return when the watch has ended; raises its error, if any."""
         await asyncio.wait_for(self._task, PATIENCE_S)
 
     async def stop(self) -> None:
@@ -68,14 +68,14 @@ class Follower:
 
 
 async def held(lease: Awaitable[Lease | None]) -> Lease:
-    """A lease that nobody may refuse here."""
+    """Acquire a lease that must be free."""
     taken = await lease
     assert taken is not None
     return taken
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that only asking can tell, like the end of a lease by the store's clock."""
+    """Poll until a condition holds that sends no notification, such as a lease expiring by the store's clock."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             if await condition():

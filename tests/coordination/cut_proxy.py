@@ -1,7 +1,7 @@
-"""A proxy before a Redis server that cuts connections at a chosen command: before it, after it, or in its reply.
+"""A proxy for a Redis server that cuts connections at a chosen command: before it, after it, or in its reply.
 
-It counts the commands of all connections together, so a test says "at the third command from now". Connections that
-subscribe are passed on uncounted, because commands on them depend on when notifications come.
+It counts the commands of all connections together, so a test can say "at the third command from now". Subscribed
+connections are forwarded uncounted, because their commands depend on the timing of notifications.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ READ_BYTES = 65_536
 
 
 class Kind(Enum):
-    """What happens at a command."""
+    """The kinds of disturbance at a command."""
 
     PAUSE = "pause"
-    """The command is held up while others write."""
+    """The command is delayed while other clients write."""
     BEFORE = "before"
     """The command is lost and the connection is cut."""
     AFTER = "after"
-    """The server carries the command out; its reply is lost and the connection is cut."""
+    """The server runs the command; its reply is lost and the connection is cut."""
     MID_REPLY = "mid-reply"
-    """The same, and a part of the reply arrives."""
+    """As above, but part of the reply arrives."""
     LATE = "late"
-    """The connection is cut, and the command reaches the server when the client has long done something else."""
+    """The connection is cut, and the command reaches the server much later."""
 
 
 @dataclass(slots=True)
 class Cut:
-    """Something that happens at the `at`-th command after the last one; `disturb` lets others write then."""
+    """A disturbance at the `at`-th command after the previous one; with `disturb`, other clients write at that
+    moment.
+    """
 
     at: int
     kind: Kind
@@ -48,7 +50,7 @@ def _line_end(data: bytes, start: int) -> int:
 
 
 def item_end(data: bytes, start: int = 0) -> int:
-    """Where the RESP item (of either version) that begins at `start` ends; -1 if it is not complete."""
+    """Return the end of the RESP item (either version) that begins at `start`; -1 if it is incomplete."""
     end = _line_end(data, start)
     if end < 0:
         return -1
@@ -65,7 +67,7 @@ def item_end(data: bytes, start: int = 0) -> int:
 
 
 class Splitter:
-    """Cuts a stream of bytes into RESP items."""
+    """Splits a stream of bytes into RESP items."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -78,7 +80,7 @@ class Splitter:
 
 
 class Connection:
-    """One connection of a client, and the one to the server behind it."""
+    """One client connection and its connection to the server."""
 
     def __init__(self, proxy: CutProxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.proxy = proxy
@@ -89,12 +91,12 @@ class Connection:
         self._sent = 0
         self._answered = 0
         self._lost_from: int | None = None
-        """From which reply on the client gets none; of that one it gets `_mid_bytes`."""
+        """Number of the first reply that the client does not get; of that one it gets `_mid_bytes`."""
         self._mid_bytes = 0
         self._progress = asyncio.Event()
 
     async def command(self, item: bytes) -> None:
-        """A command has come from the client."""
+        """Handle a command from the client."""
         if b"SUBSCRIBE" in item[:40].upper():
             self.subscribed = True
         cut = None if self.subscribed else self.proxy.next_cut()
@@ -124,7 +126,7 @@ class Connection:
         self.server.write(item)
 
     def reply(self, item: bytes) -> None:
-        """A reply has come from the server."""
+        """Handle a reply from the server."""
         if not item.startswith(b">"):
             self._answered += 1
         if self._lost_from is None or self._answered < self._lost_from:
@@ -134,7 +136,7 @@ class Connection:
         self._progress.set()
 
     async def all_answered(self) -> None:
-        """Waits until the server has carried out all that it was sent."""
+        """Wait until the server has run all commands sent to it."""
         while self._answered < self._sent and not self.closed and not self.subscribed:
             self._progress.clear()
             await self._progress.wait()
@@ -147,15 +149,15 @@ class Connection:
 
 
 class CutProxy:
-    """Listens on a port of its own and passes everything on to `port`, but for what `plan` says."""
+    """Listens on its own port and forwards everything to `port`, except where `plan` cuts."""
 
     def __init__(self, port: int) -> None:
         self.port = 0
         self.plan: list[Cut] = []
         self.disturb: Callable[[], Awaitable[None]] | None = None
-        """What others do at a cut with `disturb`; it happens once."""
+        """Called once, at a cut with `disturb`: the writes of other clients."""
         self.outage = False
-        """Whether no connection works after the last cut."""
+        """Whether connections keep failing after the last cut."""
         self.down = False
         self.late: list[tuple[Connection, bytes]] = []
         self.fired: Counter[Kind] = Counter()
@@ -166,9 +168,9 @@ class CutProxy:
         self._accepted: set[tuple[str, int]] = set()
         self._one_accepted = asyncio.Event()
         self._round = 0
-        """Connections of an earlier round come to nothing."""
+        """Connections of earlier rounds are ignored."""
         self._commands = asyncio.Lock()
-        """Held while a command is dealt with, so that a test can wait for that."""
+        """Held while a command is handled, so that a test can wait for it."""
 
     async def __aenter__(self) -> Self:
         self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -187,7 +189,7 @@ class CutProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def next_cut(self) -> Cut | None:
-        """What happens at this command, if anything."""
+        """Return the disturbance at this command, if any."""
         if not self.plan:
             return None
         self.plan[0].at -= 1
@@ -199,13 +201,13 @@ class CutProxy:
             await disturb()
 
     def cut_done(self) -> None:
-        """A connection was cut; if it was the last of an outage, the server is out of reach from now on."""
+        """Record a cut; if it was the last one before an outage, the server is unreachable from now on."""
         if self.outage and not self.plan:
             self.down = True
             self.cut_all()
 
     def cut_all(self) -> None:
-        """Cuts all connections. Commands that are late stay on their way."""
+        """Cut all connections. Delayed commands stay in flight."""
         kept = [connection for connection in self._connections if self._is_late(connection)]
         for connection in self._connections:
             if connection not in kept:
@@ -213,9 +215,9 @@ class CutProxy:
         self._connections = kept
 
     async def settle(self, *, given_up: bool = False) -> None:
-        """Ends an outage, lets late commands reach the server, and waits until it has carried out everything.
+        """End an outage, let delayed commands reach the server, and wait until it has run everything.
 
-        A client that has given up may have sent something that was not read here yet: that is lost.
+        A client that has given up may have sent commands that the proxy has not read yet; they are lost.
         """
         self.plan, self.outage, self.down = [], False, False
         self.disturb = None
@@ -235,7 +237,7 @@ class CutProxy:
                 self.cut_all()
 
     async def _accept_all(self) -> None:
-        """Waits until all connections are accepted that were made before: they are accepted in their order."""
+        """Wait until all earlier connections have been accepted (they are accepted in order)."""
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         name = writer.get_extra_info("sockname")
         while name not in self._accepted:

@@ -1,4 +1,4 @@
-"""The roles on a real Redis: each can do its work through the coordinator, and nothing else by any means."""
+"""The roles on a real Redis: each can do its work through the coordinator, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import redis
 from tests.coordination.contract_support import Follower, held
 from tests.support.redis_server import RedisServer
 
-from shoal.balance.window_feed import ALIVE_KEY, alive_command, feed_command, gone_command, read_command
 from shoal.coordination.acl import DEFAULT_USER_RULES, ROLES, Role, acl_rules
 from shoal.coordination.interface import Coordinator, KeyWrite, Versioned
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import AuthenticationError, ConfigError, CoordinatorError
+from shoal.load.window_feed import ALIVE_KEY, alive_command, feed_command, gone_command, read_command
 
 USERS: dict[str, list[str]] = {
     "client": acl_rules("client"),
@@ -58,7 +58,7 @@ def clean(server: RedisServer) -> None:
 
 
 def as_user(server: RedisServer, user: str) -> Any:
-    """Somebody who holds this user's password and speaks to Redis as they like."""
+    """A client that uses this user's password to send raw commands."""
     return redis.Redis(host=server.host, port=server.port, username=user, password=f"pw-{user}")
 
 
@@ -139,10 +139,10 @@ class TestWhatARoleCanDo:
         area = key.split("/")[0] + "/"
         async with await connect(server, "reader") as coordinator:
             assert await coordinator.list(area) == {key: Versioned(b"1", version)}
-            with pytest.raises(CoordinatorError, match="no right"):
+            with pytest.raises(CoordinatorError, match="no permission"):
                 await coordinator.put(key, b"forged")
         async with await connect(server, "client") as coordinator:
-            with pytest.raises(CoordinatorError, match="no right"):
+            with pytest.raises(CoordinatorError, match="no permission"):
                 await coordinator.get(key)
 
     async def test_an_admin_does_everything(self, admin: Coordinator) -> None:
@@ -168,11 +168,11 @@ class TestWhatARoleCannotDo:
     async def test_only_the_admin_writes_the_plan(self, server: RedisServer, admin: Coordinator, user: str) -> None:
         version = await admin.put("plan/key", b"public")
         async with await connect(server, user) as coordinator:
-            with pytest.raises(CoordinatorError, match=f"'{user}' has no right"):
+            with pytest.raises(CoordinatorError, match=f"'{user}' has no permission"):
                 await coordinator.put("plan/key", b"forged")
-            with pytest.raises(CoordinatorError, match=f"'{user}' has no right"):
+            with pytest.raises(CoordinatorError, match=f"'{user}' has no permission"):
                 await coordinator.delete("plan/key")
-            with pytest.raises(CoordinatorError, match=f"'{user}' has no right"):
+            with pytest.raises(CoordinatorError, match=f"'{user}' has no permission"):
                 await coordinator.write_all([KeyWrite("plan/key", b"forged"), KeyWrite("plan/ring", b"forged")])
         assert await admin.get("plan/key") == Versioned(b"public", version)
 
@@ -181,7 +181,7 @@ class TestWhatARoleCannotDo:
         await admin.put("moves/x", b"1")
         async with await connect(server, user) as coordinator:
             for attempt in (coordinator.put("moves/x", b""), coordinator.delete("moves/x"), coordinator.get("moves/x")):
-                with pytest.raises(CoordinatorError, match="no right"):
+                with pytest.raises(CoordinatorError, match="no permission"):
                     await attempt
 
     @pytest.mark.parametrize("user", ["client", *AGENTS_OF_SERVER_7])
@@ -191,27 +191,27 @@ class TestWhatARoleCannotDo:
         version = await admin.put("reports/channel/8", b"8")
         async with await connect(server, user) as coordinator:
             for attempt in (coordinator.put("reports/channel/8", b"forged"), coordinator.delete("reports/channel/8")):
-                with pytest.raises(CoordinatorError, match="no right"):
+                with pytest.raises(CoordinatorError, match="no permission"):
                     await attempt
         assert await admin.get("reports/channel/8") == Versioned(b"8", version)
 
     async def test_a_client_neither_writes_nor_reads_reports(self, server: RedisServer) -> None:
         async with await connect(server, "client") as coordinator:
             for attempt in (coordinator.put("reports/channel/7", b""), coordinator.get("reports/channel/7")):
-                with pytest.raises(CoordinatorError, match="no right"):
+                with pytest.raises(CoordinatorError, match="no permission"):
                     await attempt
-            with pytest.raises(CoordinatorError, match="no right"):
+            with pytest.raises(CoordinatorError, match="no permission"):
                 await coordinator.list("reports/")
 
     async def test_an_agent_of_one_server_cannot_take_another(self, server: RedisServer, admin: Coordinator) -> None:
         lease = await held(admin.acquire("servers/8", "another", 60.0))
         async with await connect(server, "agent-7") as coordinator:
             for name in ("servers/8", "servers/77"):
-                with pytest.raises(CoordinatorError, match="no right"):
+                with pytest.raises(CoordinatorError, match="no permission"):
                     await coordinator.acquire(name, "thief", 60.0, takeover=True)
-            with pytest.raises(CoordinatorError, match="no right"):
+            with pytest.raises(CoordinatorError, match="no permission"):
                 await coordinator.release(lease)
-            with pytest.raises(CoordinatorError, match="no right"):
+            with pytest.raises(CoordinatorError, match="no permission"):
                 await coordinator.join("servers", "8", b"forged", 60.0)
         assert await admin.renew(lease)
 
@@ -226,7 +226,7 @@ class TestWhatARoleCannotDo:
                 coordinator.list("secrets/"),
                 coordinator.barrier("move/1", "thief", 1).wait(1.0),
             ):
-                with pytest.raises(CoordinatorError, match="no right"):
+                with pytest.raises(CoordinatorError, match="no permission"):
                     await attempt
 
     async def test_a_client_neither_joins_nor_looks_at_servers(self, server: RedisServer) -> None:
@@ -237,7 +237,7 @@ class TestWhatARoleCannotDo:
                 coordinator.members("servers"),
                 coordinator.leases("servers/"),
             ):
-                with pytest.raises(CoordinatorError, match="no right"):
+                with pytest.raises(CoordinatorError, match="no permission"):
                     await attempt
 
     @pytest.mark.parametrize("user", [user for user in USERS if user != "default"])
@@ -267,7 +267,7 @@ class TestTheDefaultUser:
                 await RedisCoordinator.connect(address, username=user, password=password)
 
     async def test_what_was_written_is_there_after_a_restart(self, server: RedisServer, admin: Coordinator) -> None:
-        """Redis replays transactions in the name of `default`: without rights all would be refused."""
+        """Redis replays transactions as `default`: without permissions it would refuse them all."""
         version = await admin.put("plan/ring", b"kept")
         server.kill()
         server.restart()
@@ -288,5 +288,5 @@ class TestRules:
     @pytest.mark.parametrize("server_id", ["", "*", "a b", "7/8", "x" * 65, "[0-9]"])
     def test_an_id_that_would_widen_the_rights_is_refused(self, server_id: str) -> None:
         role: Role = "agent"
-        with pytest.raises(ConfigError, match="id of a server"):
+        with pytest.raises(ConfigError, match="valid server id"):
             acl_rules(role, server_id=server_id)

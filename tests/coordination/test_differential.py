@@ -1,15 +1,16 @@
 """The coordinator on Redis against the model's store: the same operations, with connections cut between their steps.
 
-A client works through a proxy that cuts its connections at chosen commands, while another client, whose connections are
-never cut, may write at that very moment. After each operation the state in Redis is read. Result and state together
-must be ones that the contract in `shoal.coordination.interface` allows, given the model's state before: the test plays
-every allowed history on copies of the model's store, and one of them must fit.
+A client works through a proxy that cuts its connections at chosen commands. Another client, whose connections are never
+cut, may write at the same moment. After each operation the state in Redis is read. The contract in
+`shoal.coordination.interface` must allow the result and the state together, given the model's state before: the test
+replays every allowed history on copies of the model's store, and one of them must match.
 
-- Without a disturbance, an operation whose connection was cut takes effect once and is answered as if nothing had
-  happened. `CoordinatorUnavailableError` leaves open whether it took effect.
-- With a disturbance, the operation takes effect before it or after it. If its answer was lost, it may also take effect
-  before the disturbance and be tried again after it: then a conditional write changes nothing and reports its finding.
-- Versions and tokens in Redis are other numbers than in the model. They grow, and each names one value or one grant.
+- Without a disturbance, an operation whose connection was cut takes effect once and returns its normal result.
+  `CoordinatorUnavailableError` leaves open whether it took effect.
+- With a disturbance, the operation takes effect before or after it. If its reply was lost, it may also take effect
+  before the disturbance and be retried after it: then a conditional write changes nothing and reports a conflict.
+- Versions and tokens in Redis are other numbers than in the model. They grow, and each identifies one value or one
+  grant.
 """
 
 from __future__ import annotations
@@ -36,31 +37,31 @@ from shoal.errors import ConflictError, CoordinatorUnavailableError, LeaseLostEr
 from shoal.lab.sim.models.coordinator import Store
 
 PATIENT_S = 20.0
-"""The time limit of a client that is to outlast all cuts."""
+"""Timeout of a client that must survive all cuts."""
 
 HASTY_S = 0.25
-"""The time limit of a client that is to give up in an outage."""
+"""Timeout of a client that must fail in an outage."""
 
 TTLS_S = (2000.0, 3000.0, 4000.0)
 SLACK_S = 500.0
-"""How much of a lease's time may have gone by when it is read."""
+"""How much of a lease's time may have passed when it is read."""
 
 CUTS = (Kind.BEFORE, Kind.AFTER, Kind.MID_REPLY, Kind.LATE)
 WRITTEN, CONFLICT, LOST, UNAVAILABLE = "written", "conflict", "lease lost", "unavailable"
 
 SEEDS = 6
 STEPS = 30
-"""Operations of each seed."""
+"""Operations per seed."""
 
 FIRST_SEED = Random().randrange(10**6) if os.environ.get("SHOAL_EXAMPLES") == "random" else 0
 
 Expect = bytes | int | None
-"""The value whose version is expected, or 0 for a key that does not exist, or None."""
+"""The value whose version is expected, 0 for a key that does not exist, or None."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What an operation does to one key, lease or membership of the model; `apply` returns what it answers."""
+    """The effect of an operation on one key, lease or membership of the model; `apply` returns the reply."""
 
     name: str
     apply: Callable[[Store], Any]
@@ -68,7 +69,7 @@ class Part:
     fence: Lease | None = None
 
     def meets(self, other: Part) -> bool:
-        """Whether it matters which of the two comes first. A listing, which has no name, meets everything."""
+        """Whether the order of the two matters. A listing has no name and conflicts with everything."""
         names = {self.name} if self.fence is None else {self.name, self.fence.name}
         return not self.name or other.name in names
 
@@ -85,7 +86,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class State:
-    """What can be seen of a store: values, holders with their times to live, members' data."""
+    """The visible state of a store: values, holders with their remaining times, member data."""
 
     values: dict[str, bytes]
     holders: dict[str, tuple[str, float]]
@@ -127,7 +128,7 @@ class Scene:
         self.proxy = proxy
         self.model = Store(lambda: 0.0)
         self.values: dict[str, list[bytes]] = {}
-        """The values that each key had. No two writes have the same value."""
+        """All values each key has had. No two writes have the same value."""
         self.grants: dict[str, list[Lease]] = {}
         """The grants of each lease, with the tokens of the model."""
         self.memberships: list[tuple[Membership, int]] = []
@@ -173,7 +174,7 @@ class Scene:
         )
 
     def write_all(self, writes: list[tuple[str, bool, Expect]], fence: Lease | None = None) -> Operation:
-        """Each write is a key, whether it is deleted, and what is expected."""
+        """Each write is a key, whether it is deleted, and the expected version."""
         real_writes, parts = [], []
         for key, gone, expect in writes:
             ours, theirs = self._expectation(expect)
@@ -249,10 +250,10 @@ class Scene:
     def _real(self, lease: Lease | None) -> Lease | None:
         return None if lease is None else replace(lease, token=self._tokens[lease.name, lease.token])
 
-    # -- Running and judging -----------------------------------------------------------------------------------------
+    # -- Running and checking ----------------------------------------------------------------------------------------
 
     async def begin_with(self, *operations: Operation) -> None:
-        """Runs operations without cuts, which are not checked one by one."""
+        """Run operations without cuts and without single checks."""
         for operation in operations:
             result = await operation.real(self.client)
             self._adopt(self.model, result, [applied(operation.parts[0], self.model)])
@@ -267,7 +268,7 @@ class Scene:
         disturbance: Operation | None = None,
         outage: bool = False,
     ) -> Any:
-        """Runs an operation under cuts, and checks its result and the state after it."""
+        """Run an operation under cuts, and check its result and the resulting state."""
         done: list[tuple[Operation, State]] = []
         issued: dict[str, int] = {}
 
@@ -305,9 +306,9 @@ class Scene:
     def _histories(
         self, operation: Operation, done: list[tuple[Operation, State]], result: Any
     ) -> Iterator[tuple[Store, list[Any]]]:
-        """The stores that the contract allows after an operation with this result, and what each part answered.
+        """Return the stores that the contract allows after an operation with this result, and the reply of each part.
 
-        `done` is what others did meanwhile, and the state that they found after it.
+        `done` has the operations of other clients, and the state after them.
         """
         unknown = result == UNAVAILABLE or (operation.batch and result == LOST)
         choices = []
@@ -343,7 +344,7 @@ class Scene:
                 yield store, results
 
     async def _observe(self) -> tuple[State, dict[str, Versioned], dict[str, LeaseInfo]]:
-        """What is in Redis."""
+        """Return the state of Redis."""
         keys, leases, members = await asyncio.gather(
             self.other.list(f"{self.area}/"), self.other.leases(f"{self.area}/"), self.other.members(self.group)
         )
@@ -362,7 +363,7 @@ class Scene:
         leases: dict[str, LeaseInfo],
         issued: dict[str, int],
     ) -> None:
-        """Versions and tokens: what was returned is what is stored; new ones are greater, old ones the same."""
+        """Versions and tokens: returned values equal stored ones; new ones are greater, old ones unchanged."""
         for key, now in store.list(f"{self.area}/").items():
             real = keys[key].version
             known = self._versions.get(now.value)
@@ -395,7 +396,7 @@ class Scene:
                     assert one == stored_key.version
 
     def _adopt(self, store: Store, result: Any, results: list[Any]) -> None:
-        """Goes on from the history that fits."""
+        """Continue from the matching history."""
         self.results[result if isinstance(result, str) else "answered"] += 1
         self.model = store
         for key, now in store.list(f"{self.area}/").items():
@@ -426,7 +427,7 @@ def _values(found: dict[str, Versioned]) -> dict[str, bytes]:
 
 
 def _holders(leases: dict[str, LeaseInfo]) -> dict[str, tuple[str, float]]:
-    """Holders, and for how long the leases were taken or renewed last."""
+    """Holders, and the time to live of their last acquisition or renewal."""
     holders = {}
     for name, info in leases.items():
         (ttl_s,) = [ttl_s for ttl_s in TTLS_S if ttl_s - SLACK_S < info.remaining_s <= ttl_s]
@@ -440,7 +441,7 @@ def _held(store: Store, fence: Lease | None) -> bool:
 
 
 def _same(ours: Any, theirs: Any) -> bool:
-    """Whether two answers are the same but for the numbers of versions and tokens."""
+    """Whether two replies are equal except for version and token numbers."""
     if isinstance(theirs, Lease):
         return isinstance(ours, Lease) and ours.holder == theirs.holder
     if isinstance(theirs, Membership):
@@ -461,7 +462,7 @@ def server() -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def connected(port: int, timeout_s: float) -> AsyncIterator[Coordinator]:
-    """A client; on a busy machine a hasty one may need several attempts to connect."""
+    """A client. On a busy machine, one with a short timeout may need several attempts to connect."""
     while True:
         with suppress(CoordinatorUnavailableError):
             client = await RedisCoordinator.connect(f"127.0.0.1:{port}", timeout_s=timeout_s, poll_s=1.0)
@@ -480,7 +481,7 @@ Make = Callable[[Scene], Operation]
 
 
 async def prepare(scene: Scene) -> None:
-    """A key, a lease and a member."""
+    """Create a key, a lease and a member."""
     await scene.begin_with(scene.put(scene.key(0)), scene.acquire(scene.lease(0), "me", TTLS_S[0]), scene.join("m"))
 
 
@@ -526,12 +527,12 @@ CASES: dict[str, tuple[Make, Make]] = {
     "leave": (lambda s: s.leave(*s.memberships[0]), lambda s: s.join("m")),
     "list": (lambda s: s.read_all(), lambda s: s.put(s.key(0))),
 }
-"""Operations, and what others do at the moment of the cut."""
+"""Operations, and what other clients do at the moment of the cut."""
 
 
 @pytest.mark.parametrize("case", CASES)
 async def test_a_cut_at_each_command_of_each_operation(server: RedisServer, other: Coordinator, case: str) -> None:
-    """Every command, every kind of cut, alone and with somebody else who writes at that moment."""
+    """Every command and every kind of cut, alone and with a concurrent write."""
     make, make_disturbance = CASES[case]
 
     async def cut_everywhere(kind: Kind, disturb: bool) -> int:
@@ -553,7 +554,7 @@ async def test_a_cut_at_each_command_of_each_operation(server: RedisServer, othe
 
 
 def some_operation(scene: Scene, random: Random) -> Operation:
-    """Any operation on any of a few names, with expectations and leases of now or of before."""
+    """A random operation on a few names, with current or outdated versions and leases."""
     key = scene.key(random.randrange(3))
     name = scene.lease(random.randrange(2))
     grants = scene.grants.get(name, [])
@@ -589,7 +590,7 @@ def some_expectation(scene: Scene, key: str, random: Random) -> Expect:
 
 
 def some_disturbance(scene: Scene, operation: Operation, random: Random) -> Operation:
-    """What somebody else may do that matters to an operation."""
+    """A concurrent operation that conflicts with the given one."""
     part = random.choice(operation.parts)
     if part.fence is not None and random.random() < 0.5:
         return scene.acquire(part.fence.name, "they", random.choice(TTLS_S), takeover=True)
@@ -603,7 +604,7 @@ def some_disturbance(scene: Scene, operation: Operation, random: Random) -> Oper
 
 @pytest.mark.parametrize("timeout_s", [PATIENT_S, HASTY_S])
 async def test_random_operations_with_random_cuts(server: RedisServer, other: Coordinator, timeout_s: float) -> None:
-    """Up to three cuts in one operation; for the hasty client the last one may begin an outage."""
+    """Up to three cuts in one operation; for the client with the short timeout, the last one may begin an outage."""
 
     async def play(seed: int) -> Counter[str]:
         random = Random(f"{seed}/{timeout_s}")

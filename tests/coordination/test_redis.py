@@ -1,4 +1,4 @@
-"""The coordinator on a real Redis: the contract, and what is special about Redis."""
+"""The coordinator on a real Redis: the contract, and Redis-specific behaviour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.coordination.contract import CoordinatorContract
 from tests.coordination.contract_support import Factory, Follower, eventually, held
 from tests.support.redis_server import RedisServer, free_port
 
-from shoal.coordination import link, writing
+from shoal.coordination import link, writer
 from shoal.coordination.acl import DEFAULT_USER_RULES
 from shoal.coordination.interface import Coordinator, KeyWrite, Versioned
 from shoal.coordination.layout import CHANNEL
@@ -62,7 +62,7 @@ async def coordinator_factory(store: RedisServer) -> AsyncIterator[Factory]:
 
 
 class ByHand:
-    """Somebody with redis-cli who knows no better."""
+    """A user with redis-cli who writes into Shoal's keys."""
 
     def __init__(self, store: RedisServer) -> None:
         self._client: Any = redis.Redis(host=store.host, port=store.port, username=USER, password=PASSWORD)
@@ -82,7 +82,7 @@ def by_hand(store: RedisServer) -> Iterator[ByHand]:
 
 
 class TestContractOnRedis(CoordinatorContract):
-    """All of the contract."""
+    """The whole contract."""
 
 
 class TestConnect:
@@ -107,7 +107,7 @@ class TestConnect:
     async def test_a_wrong_password_is_said_at_once_and_not_shown(
         self, store: RedisServer, user: str | None, password: str | None
     ) -> None:
-        with pytest.raises(AuthenticationError, match="check user name and password") as caught:
+        with pytest.raises(AuthenticationError, match="check the user name and password") as caught:
             await RedisCoordinator.connect(f"127.0.0.1:{store.port}", username=user, password=password, timeout_s=60.0)
         assert isinstance(caught.value, ConnectError)
         assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
@@ -134,7 +134,7 @@ class TestConnect:
 
         with socket.create_server(("127.0.0.1", 0)) as listener:
             answering = asyncio.create_task(asyncio.to_thread(answer, listener))
-            with pytest.raises(CoordinatorError, match=r"no Redis|check that the coordinator runs"):
+            with pytest.raises(CoordinatorError, match=r"is not Redis|check that the coordinator runs"):
                 await RedisCoordinator.connect(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.5)
             listener.shutdown(socket.SHUT_RDWR)
             await answering
@@ -147,7 +147,7 @@ class TestConnect:
             await RedisCoordinator.connect(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.3)
 
     async def test_a_server_without_hello_is_too_old(self) -> None:
-        """As Redis 5 would answer."""
+        """Redis 5 answers like this."""
         with (
             RedisServer(config=['rename-command HELLO ""']) as server,
             pytest.raises(ServerTooOldError, match=r"older than Redis 6.*6\.2 or newer"),
@@ -164,13 +164,13 @@ class TestConnect:
     async def test_a_server_that_takes_no_writes(self, store: RedisServer, by_hand: ByHand) -> None:
         async with await connect(store) as coordinator:
             by_hand("CONFIG", "SET", "maxmemory", "1")
-            with pytest.raises(CoordinatorUnavailableError, match="takes no writes"):
+            with pytest.raises(CoordinatorUnavailableError, match="does not accept writes"):
                 await coordinator.put("plan/a", b"1")
             assert await coordinator.get("plan/a") is None
 
 
 class TestGarbage:
-    """Bytes under our names that we did not write."""
+    """Foreign bytes under Shoal's keys."""
 
     @pytest.fixture(params=[b"", b"\xff\xfe", b"garbage", b"\x93\xa5value\xff\xc4\x01x", b"\x93\xa5grant\x01\xa1x"])
     def garbage(self, request: pytest.FixtureRequest) -> bytes:
@@ -285,21 +285,21 @@ class TestManyWritesOnRedis:
         by_hand("CONFIG", "RESETSTAT")
         await coordinator.write_all([KeyWrite(f"plan/{number}", b"", 0) for number in range(1000)])
         for command in ("exec", "publish"):
-            assert by_hand("INFO", "commandstats")[f"cmdstat_{command}"]["calls"] == 1000 / writing.CHUNK_KEYS
+            assert by_hand("INFO", "commandstats")[f"cmdstat_{command}"]["calls"] == 1000 / writer.CHUNK_KEYS
 
     async def test_large_values_are_spread_over_transactions(
         self, coordinator_factory: Factory, by_hand: ByHand
     ) -> None:
         coordinator = await coordinator_factory()
         by_hand("CONFIG", "RESETSTAT")
-        value = bytes(writing.CHUNK_BYTES // 2)
+        value = bytes(writer.CHUNK_BYTES // 2)
         await coordinator.write_all([KeyWrite(f"plan/{number}", value) for number in range(5)])
         assert by_hand("INFO", "commandstats")["cmdstat_exec"]["calls"] == 3
 
     async def test_writes_that_are_refused_together_are_made_one_by_one(
         self, coordinator_factory: Factory, by_hand: ByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Somebody changes a key in the middle of every transaction that has company."""
+        """Another client changes a key in the middle of every transaction with more than one key."""
         coordinator = await coordinator_factory()
         await coordinator.put("plan/hot", b"")
         commit = link.Session.commit
@@ -316,7 +316,7 @@ class TestManyWritesOnRedis:
             [KeyWrite("plan/a", b"1", 0), KeyWrite("plan/b", b"1", 7), KeyWrite("plan/hot", b"1")]
         )
         assert isinstance(cold, ConflictError)
-        assert sizes == [5] * writing.CHUNK_TRIES + [3, 3]
+        assert sizes == [5] * writer.CHUNK_TRIES + [3, 3]
         assert {key: now.version for key, now in (await coordinator.list("plan/")).items()} == {
             "plan/a": written,
             "plan/hot": hot,
@@ -348,7 +348,7 @@ class TestManyWritesOnRedis:
 
 class TestWatchOnRedis:
     async def test_a_lost_notification_is_made_good_by_the_poll(self, store: RedisServer, by_hand: ByHand) -> None:
-        """The notification is taken away: only the slow poll can find the change."""
+        """The notification is suppressed, so only the poll can find the change."""
         async with await connect(store) as writer:
             await writer.put("plan/a", b"1")
             reader = await RedisCoordinator.connect(
@@ -379,7 +379,7 @@ class TestWatchOnRedis:
         address = f"127.0.0.1:{store.port}"
         async with await RedisCoordinator.connect(address, username="deaf", password="pw") as coordinator:
             follower = Follower(coordinator, "plan/")
-            with pytest.raises(CoordinatorError, match="'deaf' has no right"):
+            with pytest.raises(CoordinatorError, match="'deaf' has no permission"):
                 await follower.ended()
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from shoal.balance.window import WINDOW_SCHEMA, LoadWindow
 from shoal.errors import ConfigError
 from shoal.flow.workloads import Recorded, traffic_of
 from shoal.flow.workloads.recorded_load import IDLE
+from shoal.load.window import LoadWindow, window_schema
+from shoal.load_kinds import KINDS
 
 Unit = tuple[str, bytes, float, int, int, float]
 """Server, channel, publications a second, publishers, subscribers, bytes of a delivery."""
@@ -18,12 +19,12 @@ def window(start_s: int, *units: Unit) -> LoadWindow:
     rows = []
     for host, name, publications, publishers, subscribers, weight in units:
         sent = publications * subscribers
-        row: dict[str, object] = dict.fromkeys(WINDOW_SCHEMA.names)
+        row: dict[str, object] = {"kind": "channel", "host_kind": "server"}
         row |= {"host": host, "unit": name, "seconds": 2, "publications": publications, "forwarded": 0.0}
         row |= {"messages_sent": sent, "bytes_in": publications * weight, "bytes_out": sent * weight}
         row |= {"publishers": publishers, "subscribers": subscribers, "pattern_subscribers": 0, "complete": True}
         rows.append(row)
-    return LoadWindow(start_s, start_s + 2, pa.Table.from_pylist(rows, WINDOW_SCHEMA))
+    return LoadWindow(start_s, start_s + 2, pa.Table.from_pylist(rows, window_schema(KINDS)))
 
 
 def test_a_channel_is_replayed_with_its_rates_clients_and_message_size() -> None:

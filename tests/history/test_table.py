@@ -144,13 +144,41 @@ def test_an_archive_with_nulls_for_nan_is_read() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(*[st.integers(0, 2**64 - 1)] * 3, st.integers(0, 31), st.binary(max_size=40)), max_size=5))
+@given(st.lists(st.tuples(*[st.integers(0, 2**64 - 1)] * 3, st.integers(0, 63), st.binary(max_size=40)), max_size=5))
 def test_any_message_is_a_row_or_a_gap(said: list[tuple[int, int, int, int, bytes]]) -> None:
     blobs = [HEADER.pack(MAGIC, flags, 1, stream, seq, time) + body for stream, seq, time, flags, body in said]
     table = record(*blobs)
     assert table.num_rows == len(blobs)
     list(to_items(merge_rows(table)))
     matching(table, parse("a > 1"))
+
+
+def format_1(said: bytes) -> bytes:
+    """The message in the envelope that it would have had in format 1."""
+    header = envelope.read_header(said)
+    assert header is not None
+    flags, stream, sequence, time_us, at = header
+    return envelope.HEADER_1.pack(envelope.MAGIC_1, flags, 1, stream, sequence, time_us) + said[at:]
+
+
+def test_records_of_format_1_are_read_as_before() -> None:
+    new = [blob(1), blob(2, 0, {"a": 1}), foreign_blob(b"x"), envelope.beacon(1, STREAM, 2, 2, 9, final=True)]
+    assert record(*map(format_1, new)) == record(*new)
+    assert spoken(record(format_1(new[0]), new[1])) == ["m1", "m2"]
+
+
+def test_an_extension_is_skipped_in_records() -> None:
+    plain = blob(2, 0, {"a": 1})
+    extended = plain[:3] + b"\x02" + plain[4:40] + bytes(16) + plain[40:]
+    assert record(blob(1), extended) == record(blob(1), plain)
+
+
+def test_a_message_with_an_unknown_flag_is_a_gap_with_the_reason() -> None:
+    first, gap = to_items(record(blob(1), blob(2)[:2] + b"\x20" + blob(2)[3:]))
+    assert isinstance(first, Message)
+    assert isinstance(gap, Gap)
+    assert "unknown flags 0x20" in gap.reason
+    assert "newer version" in gap.reason
 
 
 def test_entries_that_were_dropped_before_they_were_read_are_a_gap() -> None:

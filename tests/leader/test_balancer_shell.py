@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 from tests.balance.balancing import OPTIONS, single, wish
-from tests.balance.reporting import record
 from tests.balance.tiny_policy import Wish
+from tests.load.reporting import record
 from tests.support.agent_site import until
 from tests.support.redis_server import RedisServer
 
@@ -23,7 +23,6 @@ from shoal.balance.options import BalancerOptions
 from shoal.balance.proposal import decode_proposal
 from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.settings import BalanceSettings
-from shoal.channels.telemetry.telemetry_record import Record, xadd
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError
 from shoal.leader.audit_log import AuditLog
@@ -32,11 +31,13 @@ from shoal.leader.balancer_store import BalancingStore
 from shoal.leader.conductor_shell import Leading
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
+from shoal.load.record import DATA_FIELD, ID_FIELD, Record, encode, xadd
 from shoal.plan.keys import KEEPER_LEASE, Mark, move_key, pool_key
 from shoal.plan.moving import MoveRequest, decode_request, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
+from shoal.wire.envelope import TELEMETRY_KEY
 
 __all__ = ["wish"]
 
@@ -106,6 +107,10 @@ class BalancingScene:
         )
         self.tasks.append(asyncio.create_task(balancing.run()))
 
+    def write(self, id: bytes, data: bytes) -> None:
+        """An entry of the telemetry stream."""
+        self._redis.xadd(TELEMETRY_KEY, {ID_FIELD: id, DATA_FIELD: data})
+
     async def report(self) -> None:
         """Agents write what the last second was like, as each second ends."""
         while True:
@@ -155,6 +160,29 @@ async def test_what_the_policy_wants_is_written_with_its_reason(wish: Wish, scen
     assert records.decode(state.value, BalancerState).digest == kept.digest
     assert scene.audit.find(kept.digest).digest == kept.digest
     assert [outcome.state for outcome in scene.audit.outcomes()] == ["applied"]
+
+
+async def two_decisions(wish: Wish) -> None:
+    """Waits until everything that has been read is folded."""
+    seen = len(wish.seen)
+    await until(lambda: len(wish.seen) > seen + 1)
+
+
+async def test_telemetry_of_another_version_is_skipped_and_logged_once_a_minute(
+    wish: Wish, scene: BalancingScene, caplog: pytest.LogCaptureFixture
+) -> None:
+    await scene.lead()
+    scene.start()
+    await until(lambda: wish.seen)
+    for sequence in (1, 2):
+        newer = bytearray(encode(record("s1", int(time.time()), HOT, instance="b", sequence=sequence)))
+        newer[2] = 9
+        scene.write(b"s1/b/%d/%d" % (time.time(), sequence), bytes(newer))
+        await two_decisions(wish)
+    assert caplog.text.count("telemetry cannot be read") == 1
+    said = next(entry.__dict__ for entry in caplog.records if "telemetry cannot be read" in entry.getMessage())
+    assert "version 9; this process knows version 2: upgrade this process" in str(said)
+    assert {*wish.seen[-1].hosts.ids} == {"s1", "s2"}
 
 
 async def test_who_does_not_lead_writes_nothing(wish: Wish, scene: BalancingScene) -> None:

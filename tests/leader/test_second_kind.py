@@ -35,6 +35,7 @@ from shoal.leader.conductor_shell import ConductorShell
 from shoal.leader.leadership import Leader
 from shoal.leader.timing import LeaderTiming
 from shoal.limits import Limits
+from shoal.load_kinds import KINDS
 from shoal.plan import keys
 from shoal.plan.moving import encode_body
 from shoal.plan.signing import Signer, Verifier
@@ -142,7 +143,7 @@ def test_a_lamp_is_planned_moved_taken_over_and_audited(house: House, wish: Wish
     assert house.leader == "leader-1"
 
     # Planned: one proposal, one plan under way, on record
-    core = Balancer(SETTINGS, OPTIONS, planners=[planner])
+    core = Balancer(SETTINGS, OPTIONS, KINDS, planners=[planner])
     effects = look(core, house.seen[LAMP], T + 2.5)
     asked, decided, kept = only(effects, WriteUnitMove), only(effects, RecordDecision), only(effects, PutState)
     assert (asked.kind, asked.request.unit, asked.request.shelf) == (LAMP, DESK, "shelf-2")
@@ -160,7 +161,7 @@ def test_a_lamp_is_planned_moved_taken_over_and_audited(house: House, wish: Wish
     assert (house.entry.phase, house.entry.shelf) == ("carry", "shelf-2")
     house.network.nodes["leader-1"].crash()
     house.start_leader("leader-2")
-    taken_over = Balancer(SETTINGS, OPTIONS, kept.state, planners=[planner])
+    taken_over = Balancer(SETTINGS, OPTIONS, KINDS, kept.state, planners=[planner])
     look(taken_over, Units({DESK: house.entry}, {DESK: asked.request}), T + 4.5, window=False)
     assert taken_over.waiting == 1
     house.run(10.0)
@@ -185,7 +186,7 @@ def test_a_lamp_that_cannot_be_carried_goes_back(house: House) -> None:
 
 
 def test_a_proposal_with_an_unknown_kind_is_refused(wish: Wish) -> None:
-    core = Balancer(SETTINGS, OPTIONS, BalancerState(), planners=[LampPlanner("shelf-2")])
+    core = Balancer(SETTINGS, OPTIONS, KINDS, BalancerState(), planners=[LampPlanner("shelf-2")])
     effects = look(core, Units({DESK: HERE}, {}), T + 2.5)
     decided = only(effects, RecordDecision)
     data = decided.record.proposal

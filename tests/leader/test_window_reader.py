@@ -10,12 +10,13 @@ import pytest
 from tests.support.agent_site import until
 from tests.support.redis_server import RedisServer
 
-from shoal.balance import window_feed
-from shoal.balance.window import WINDOW_SCHEMA, LoadWindow
-from shoal.balance.window_feed import ALIVE_KEY, FEED_KEY
 from shoal.coordination.link import Address
 from shoal.leader.window_reader import WindowReader
 from shoal.limits import Limits
+from shoal.load import window_feed
+from shoal.load.window import LoadWindow, window_schema
+from shoal.load.window_feed import ALIVE_KEY, FEED_KEY
+from shoal.load_kinds import KINDS
 from shoal.pipeline import load_service
 from shoal.pipeline.load_service import WindowSender
 from shoal.wire.blocking import ask
@@ -46,7 +47,7 @@ async def reading(address: Address) -> AsyncIterator[WindowReader]:
 
 
 def window(start_s: int) -> LoadWindow:
-    return LoadWindow(start_s, start_s + 2, WINDOW_SCHEMA.empty_table())
+    return LoadWindow(start_s, start_s + 2, window_schema(KINDS).empty_table())
 
 
 async def test_windows_arrive_in_order_and_the_job_is_seen_to_live_and_to_end(address: Address) -> None:

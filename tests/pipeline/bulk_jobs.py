@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shoal.balance.window import LoadWindow
 from shoal.filters.language import parse
 from shoal.flow.workloads import traffic_of
+from shoal.load.window import LoadWindow
 from shoal.pipeline import generated_windows, matching_job, profiles_job, what_if_job
 from shoal.pipeline.filter_sets import keep
 from shoal.pipeline.forecast import loads_of

@@ -16,8 +16,8 @@ from pathlib import Path
 from tests.pipeline.bulk_jobs import run_bulk_jobs
 
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import LoadWindow
 from shoal.history.server_reader import Login
+from shoal.load.window import LoadWindow
 from shoal.pipeline.archive.job import ArchiveJob, on_spark
 from shoal.pipeline.load_job import LoadJob, run_once
 from shoal.pipeline.session import SessionOptions, running

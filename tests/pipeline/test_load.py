@@ -19,14 +19,15 @@ from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import RedisServer
 
 from shoal import cli
-from shoal.balance.fold_in_order import fold_in_order
-from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import LoadWindow
-from shoal.channels.telemetry import telemetry_record as telemetry
 from shoal.cli import pipeline_load
 from shoal.cluster.local import LocalCluster
 from shoal.errors import CheckpointError
+from shoal.load.fold_in_order import fold_in_order
+from shoal.load.fold_state import FoldState
+from shoal.load.record import Record, encode
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.pipeline import load_job
 from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once
 from shoal.pipeline.source.offset_planner import OffsetPlanner
@@ -61,31 +62,28 @@ def fill(one: Stream, two: Stream) -> None:
     for second in range(BASE_S, BASE_S + SECONDS):
         at_ms = (second + 1) * 1000
         record = entry("s1", second, channels=3)
-        one.add_raw(at_ms + 50, record.id.encode(), telemetry.encode(record))
+        one.add_raw(at_ms + 50, record.id.encode(), encode(record))
         if second % 10 == 3:  # the agent has repeated its XADD
-            one.add_raw(at_ms + 60, record.id.encode(), telemetry.encode(record))
+            one.add_raw(at_ms + 60, record.id.encode(), encode(record))
         if second % 10 == 5:  # bytes that are no record, under an id and under none
             one.add_raw(at_ms + 70, b"s1/a/%d/%d" % (second, second + 1000), b"not a record")
-            one.add_raw(at_ms + 71, b"no id", telemetry.encode(record))
+            one.add_raw(at_ms + 71, b"no id", encode(record))
         if second % 10 == 6:  # a record of an older version of the schema
             old = record._replace(id=record.id._replace(sequence=second + 2000))
             one.add_raw(at_ms + 80, old.id.encode(), encode_old(old))
         late_ms = 4000 if second % 10 == 7 else 90
         record = entry("s2", second, channels=5)
-        two_at.append((at_ms + late_ms, record.id.encode(), telemetry.encode(record)))
+        two_at.append((at_ms + late_ms, record.id.encode(), encode(record)))
     for at_ms, id, data in sorted(two_at):
         two.add_raw(at_ms, id, data)
 
 
-def encode_old(record: telemetry.Record) -> bytes:
-    """A record as a version before this one wrote it."""
+def encode_old(record: Record) -> bytes:
+    """A record as a version before this one wrote it: Arrow."""
     sink = pa.BufferOutputStream()
-    for batch in (record.channels, record.server):
-        schema = batch.schema.with_metadata(
-            {**batch.schema.metadata, telemetry.VERSION_KEY: b"0", telemetry.ID_KEY: record.id.encode()}
-        )
-        with pa.ipc.new_stream(sink, schema) as writer:
-            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    schema = pa.schema([("channel", pa.binary())], metadata={b"shoal.telemetry.version": b"1"})
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_pylist([{"channel": record.id.encode()}], schema=schema))
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
@@ -96,7 +94,7 @@ def in_process(*servers: RedisServer) -> tuple[list[LoadWindow], FoldState]:
     planning = OffsetPlanner(asked)
     end = planning.next({})
     table = table_of(planning.parts({}, end), asked.kind)
-    return fold_in_order(FoldState(), table, SETTINGS)
+    return fold_in_order(FoldState(), table, SETTINGS, KINDS)
 
 
 def on_spark(
@@ -131,7 +129,7 @@ def test_both_ways_give_the_same_tables_on_the_same_telemetry(
     assert facts.counters["late"] > 0
     assert len(windows) >= SECONDS // 2 - 2
     assert facts.hosts == {"s1", "s2"}
-    assert any("telemetry of version b'0', this reader knows b'1'" in why for why in facts.refused)
+    assert any("record of version 1; this process knows version 2: upgrade the agent" in why for why in facts.refused)
     assert any("not a telemetry record" in why for why in facts.refused)
     kept = pa.concat_tables(pq.read_table(path) for path in (tmp_path / "refused").glob("*.parquet"))
     assert kept.num_rows == facts.counters["garbage"]  # nothing is thrown away

@@ -16,12 +16,13 @@ from tests.pipeline.source.streaming import BASE_S, Stream, entry, listed, optio
 from tests.support.records import Recording, sequences
 from tests.support.redis_server import RedisServer
 
-from shoal.balance.fold_in_order import fold_in_order
-from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
 from shoal.history.archive import read_archive
 from shoal.history.merge import merge_rows
 from shoal.history.table import to_items
+from shoal.load.fold_in_order import fold_in_order
+from shoal.load.fold_state import FoldState
+from shoal.load_kinds import KINDS
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 
 ROOT = Path(__file__).parents[2]
@@ -66,5 +67,5 @@ def window_digests(*servers: RedisServer) -> dict[str, str]:
     asked = options(*servers)
     planning = OffsetPlanner(asked)
     table = table_of(planning.parts({}, planning.next({})), asked.kind)
-    windows, _ = fold_in_order(FoldState(), table, BalanceSettings())
+    windows, _ = fold_in_order(FoldState(), table, BalanceSettings(), KINDS)
     return {str(window.start_s): hashlib.sha256(window.to_bytes()).hexdigest() for window in windows}

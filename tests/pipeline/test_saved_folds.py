@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.balance.fold_state import FoldState
 from shoal.errors import CheckpointError
+from shoal.load.fold_state import FoldState
 from shoal.pipeline.saved_folds import KEPT, SavedFolds
 
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from shoal import config
-from shoal.balance.window import LoadWindow
 from shoal.cli import main, pipeline_what_if
 from shoal.errors import ConfigError, PipelineError
 from shoal.flow.workloads import traffic_of
+from shoal.load.window import END_KEY, START_KEY, VERSION_KEY, LoadWindow
 from shoal.pipeline import generated_windows, what_if, what_if_job
 from shoal.pipeline.kept_windows import WindowKeeper, read_windows, read_windows_manifest
 from shoal.pipeline.what_if import Case, ServerPool
@@ -64,6 +64,28 @@ def test_windows_are_kept_as_they_were_each_time_once(folder: Path, windows: lis
     assert read_windows_manifest(folder).day_s == DAY_S
     with pytest.raises(PipelineError, match="has days of 60 s"):
         WindowKeeper(folder)
+
+
+def without_kinds(window: LoadWindow, version: bytes) -> bytes:
+    """A window as version 2 wrote it, under any version, behind its length."""
+    sink = pa.BufferOutputStream()
+    metadata = {VERSION_KEY: version, START_KEY: b"%d" % window.start_s, END_KEY: b"%d" % window.end_s}
+    table = window.table.drop_columns(["kind", "host_kind", "site"]).replace_schema_metadata(metadata)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return len(data).to_bytes(8, "little") + data
+
+
+def test_kept_windows_of_version_2_are_read(folder: Path, windows: list[LoadWindow]) -> None:
+    path = next(folder.glob("windows-*"))
+    path.write_bytes(b"".join(without_kinds(window, b"2") for window in windows))
+    found = list(read_windows(folder))
+    assert [window.table.to_pylist() for window in found[:3]] == [window.table.to_pylist() for window in windows[:3]]
+    assert traffic_of(found).equals(traffic_of(windows))
+    path.write_bytes(without_kinds(windows[0], b"9"))
+    with pytest.raises(PipelineError, match="version 9; this process knows 2, 3: upgrade this process"):
+        list(read_windows(folder))
 
 
 def test_a_window_that_was_cut_short_is_left_out_and_damage_is_said(folder: Path, windows: list[LoadWindow]) -> None:
@@ -213,7 +235,7 @@ def test_too_few_days_and_days_that_are_not_there_are_said(folder: Path, tmp_pat
 def test_days_that_cannot_be_made_are_said(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pipeline", "what-if", "--windows", str(tmp_path / "w"), "--generate", text, "--out", str(tmp_path / "o")]
     assert main([*words, "--in-process"]) == 1
-    assert "write it as days=4,seed=1, with a day or more" in capsys.readouterr().err
+    assert "write it as days=4,seed=1, with at least one day" in capsys.readouterr().err
 
 
 def test_a_file_instead_of_a_folder_is_said_before_the_runs(
@@ -275,5 +297,5 @@ def test_the_command_writes_table_figure_and_settings(
     assert files == {"best.toml", "runs.parquet", "what-if.svg", "what-if.png"}
     assert main([*words, "--in-process", "--servers-max", "4"]) == 0
     said = capsys.readouterr().out
-    assert "the day held back (2)" in said
-    assert "best case of the grid on the day held back" in said
+    assert "held-back day (2)" in said
+    assert "best case of the grid on the held-back day" in said

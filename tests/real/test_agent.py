@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,14 @@ from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, HEADER_BYTES, HEARTBEAT_CHANNEL, TELEMETRY_KEY, inbox_channel
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEADER_BYTES,
+    HEARTBEAT_CHANNEL,
+    TELEMETRY_KEY,
+    inbox_channel,
+    peer_channel,
+)
 
 ALICE, BOB, CAROL = 0xA11CE, 0xB0B, 0xCA401
 PATIENT = {"SHOAL_LIMITS_SERVER_LEASE_S": "30"}
@@ -104,8 +112,20 @@ def frame_bytes(prefix: bytes, payload_bytes: int) -> int:
 
 async def _measured(site: Site) -> dict[str, Any] | None:
     """A row of the server that compares two samples."""
-    rows = [record.server.to_pylist()[0] for record in await site.records()]
+    rows = [dict(record.host) for record in await site.records()]
     return next((row for row in rows if row["interval_s"] is not None), None)
+
+
+def mapped_files(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_a_serving_agent_has_not_loaded_arrow(served: Site) -> None:
+    await until(served.records)
+    assert served.agent is not None
+    maps = mapped_files(served.agent.pid)
+    assert "numba" in maps or "llvmlite" in maps
+    assert "arrow" not in maps
 
 
 async def test_a_killed_agent_is_followed_by_one_that_knows_everybody(served: Site) -> None:
@@ -162,20 +182,20 @@ async def test_clients_that_vanish_leave_the_register(served: Site) -> None:
         known = len(await served.records())
 
         async def forgotten() -> bool:
-            rows = [row for record in (await served.records())[known:] for row in record.channels.to_pylist()]
-            return any(row["channel"] == b"tile" and row["subscriber_ids"] == [BOB] for row in rows)
+            tables = [record.tables["channel"].rows() for record in (await served.records())[known:]]
+            return any(table[b"tile"]["subscriber_ids"] == [BOB] for table in tables if b"tile" in table)
 
         await until(forgotten)
 
 
 async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> None:
     heartbeat = control.encode(
-        control.Heartbeat(
-            "s2", agent=1, number=1, heard=1, incarnation=1, lease_ms=1_000_000, granted=False, ring_version=99
-        )
+        control.Heartbeat("s2", instance=1, heard=1, incarnation=1, lease_ms=1_000_000, granted=False, ring_version=99),
+        number=1,
     )
-    forged = control.encode(control.Present(ALICE, 99, [b"x" * 4000], [b"[" * 100], [(b"y" * 4000, 1, 1)]))
-    mark = control.encode(control.Resync(1, 1))[:2]
+    present = control.Present(1, 99, 0, 1, [b"x" * 4000], [b"[" * 100], [(b"y" * 4000, 1, 1)])
+    forged = control.encode(present, ALICE, 1)
+    mark = control.encode(control.Resync("s1", 1, 1))[:3]
     noise = [
         b"",
         b"\x00",
@@ -186,6 +206,7 @@ async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> 
         heartbeat[:-1],
         forged,
         b"\xf5\x5a" + b"\xff" * 40,
+        b"\xf5\x5b" + b"\xff" * 40,
     ]
     async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
         sub = await alice.subscribe(b"tile")
@@ -194,6 +215,7 @@ async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> 
             AGENT_CHANNEL,
             HEARTBEAT_CHANNEL,
             inbox_channel(ALICE),
+            peer_channel(ALICE),
             b"__shoal:",
             b"__shoal:other",
             b"tile.noise",
@@ -293,7 +315,7 @@ async def _heartbeat(pubsub: Any, condition: Callable[[control.Heartbeat], bool]
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=TIMEOUT_S)
-            heartbeat = control.decode(message["data"]) if message else None
+            heartbeat = control.decode(message["data"]).message if message else None
             if isinstance(heartbeat, control.Heartbeat) and condition(heartbeat):
                 return heartbeat
 
@@ -357,10 +379,10 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
 
     async def answer(name: bytes) -> control.Answer:
         async with plain_subscriber(served, inbox_channel(ALICE)) as inbox:
-            hello = control.Hello(ALICE, 5, name, False, True, version=1, ring_version=1)
-            await served.plain.publish(AGENT_CHANNEL, control.encode(hello))
+            hello = control.Hello(5, name, False, True, version=1, ring_version=1)
+            await served.plain.publish(AGENT_CHANNEL, control.encode(hello, ALICE, 1))
             message = await inbox.get_message(timeout=TIMEOUT_S)
-            found = control.decode(message["data"])
+            found = control.decode(message["data"]).message
             assert isinstance(found, control.Answer)
             return found
 

@@ -1,7 +1,7 @@
-"""Bad input on a real cluster: clear errors, forgeries and garbage counted, and nobody else harmed.
+"""Bad input on a real cluster: clear errors; forged and invalid messages are counted and harm no other client.
 
-Across every kind of garbage a publisher and a subscriber go on, and not one of their messages is lost, doubled
-or out of order.
+During every kind of invalid input, a publisher and a subscriber continue, and none of their messages is lost,
+duplicated or reordered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 import redis.asyncio as redis_py
 from redis.exceptions import NoPermissionError
 from tests.support.cluster_thread import ClusterThread
+from tests.support.core_driver import answer_of
 from tests.support.redis_server import RedisServer, free_port
 
 import shoal
@@ -38,7 +39,7 @@ from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 from shoal.wire import control, envelope
-from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 
 WAIT_S = 60.0
 FORGER = Signer(bytes(32))
@@ -62,7 +63,7 @@ def state(shared_cluster: ClusterThread) -> ClusterState:
 
 @pytest.fixture
 def signer(shared_cluster: ClusterThread) -> Signer:
-    """The cluster's own key, to sign what is stale but not forged."""
+    """The cluster's own key, for signing entries that are stale but not forged."""
 
     async def read(cluster: LocalCluster) -> Signer:
         return cluster._signer
@@ -72,7 +73,7 @@ def signer(shared_cluster: ClusterThread) -> Signer:
 
 @contextlib.asynccontextmanager
 async def plain_clients(state: ClusterState, role: str) -> AsyncIterator[dict[str, Any]]:
-    """Plain connections to every server, with the rights of a role."""
+    """Plain connections to every server, with the permissions of a role."""
     async with contextlib.AsyncExitStack() as stack:
         clients = {}
         for server in state.servers:
@@ -81,7 +82,7 @@ async def plain_clients(state: ClusterState, role: str) -> AsyncIterator[dict[st
         yield clients
 
 
-# Calls that cannot be
+# Invalid calls
 
 
 async def test_an_oversized_payload_is_refused_and_the_bus_goes_on(bus: shoal.Bus) -> None:
@@ -120,7 +121,7 @@ async def test_bad_attributes_are_refused_and_leave_no_hole(bus: shoal.Bus, attr
     assert item.payload == b"good"
 
 
-# Ways in that are none
+# Invalid addresses and logins
 
 
 async def test_a_wrong_password_is_said_without_being_shown(url: str) -> None:
@@ -158,7 +159,7 @@ async def test_a_redis_without_a_cluster_is_a_clear_error() -> None:
             pass
 
 
-# Rights
+# Permissions
 
 
 async def test_a_client_cannot_speak_in_an_agents_name(state: ClusterState) -> None:
@@ -168,50 +169,62 @@ async def test_a_client_cannot_speak_in_an_agents_name(state: ClusterState) -> N
                 await client.publish(HEARTBEAT_CHANNEL, b"I hold the lease")
 
 
-# Garbage on every internal channel
+# Invalid messages on every internal channel
 
 
 def garbage(channel: bytes, bus: shoal.Bus) -> dict[str, list[tuple[bytes, bytes]]]:
-    """What a stranger might publish, by kind. All of it must be harmless."""
+    """Invalid messages that a foreign client might publish, by kind. All of them must be harmless."""
     here = ServerAddress("s1", "127.0.0.1", 1)
     forged_ring = FORGER.ring(Ring(999, (here,)))
     forged_entry = FORGER.entry(channel, Placement(999, Mode.SINGLE, ("s1",)))
     deep = b"\x94\xc4\x0ashoal ring\xc4\x00\xc4\x00" + b"\x91" * 50_000 + b"\xc0"
     inbox = inbox_channel(bus.client_id)
-    noise = [b"", b"x", b"\xf5", b"\xf5C", b"\xf5C\xc1", b"\xf5C" + b"\x91" * 5000, b"\xf5\x5a" * 20, bytes(100)]
+    peer = peer_channel(bus.client_id)
+    head = control.encode(control.Greet(1, 1), 0xBAD, 1)[: control.HEAD_BYTES]
+    noise = [b"", b"x", b"\xf5", b"\xf5D", head, head + b"\xc1", head + b"\x91" * 5000, b"\xf5\x5b" * 20, bytes(100)]
     misplaced: list[control.Control] = [
-        control.Greet(1, 1, 1),
-        control.Resync(1, 1),
+        control.Greet(1, 1),
+        control.Resync("s1", 1, 1),
         control.Resend(channel, b"not an envelope"),
-        control.Healed(channel, STRANGER, 99, 99, 1),
-        control.Heal(0xBAD, channel, STRANGER, 0, (1 << 64) - 1),
-        control.Heartbeat("nowhere", 1, 1, 1, 1, 60_000, True, 1),
+        control.Healed(channel, STRANGER, 99, 99, 99, 1),
+        control.Heal(channel, STRANGER, 0, (1 << 64) - 1),
+        control.Heartbeat("nowhere", 1, 1, 1, 60_000, True, 1),
+        control.Refused("version", 3, 3, 0, "not asked"),
     ]
+    answer = answer_of("s1", channel, version=999, entry=forged_entry, ring=forged_ring)
+    versions = [b"\xf5C\x94\x01\x01\x02\x03", *(head[:2] + bytes((version,)) + head[3:] for version in (0, 1, 3, 255))]
     header = envelope.prefix(envelope.ATTRIBUTES, 1, STRANGER) + envelope.SUFFIX.pack(1, 1)
     return {
         "noise on the agent's channel": [(AGENT_CHANNEL, data) for data in noise],
         "noise on the heartbeat channel": [(HEARTBEAT_CHANNEL, data) for data in noise],
-        "noise in inboxes": [(inbox, data) for data in noise],
+        "noise in inboxes": [(where, data) for where in (inbox, peer) for data in noise],
         "messages in the wrong place": [
-            (where, control.encode(message))
-            for where in (AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox)
+            (where, control.encode(message, bus.client_id, 1 << 61))
+            for where in (AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox, peer)
             for message in misplaced
         ],
+        "messages of other versions": [(where, data) for where in (AGENT_CHANNEL, inbox, peer) for data in versions],
         "forged rings and entries": [
-            (inbox, control.encode(control.Welcome(1 << 60, "s1", 1, 60_000, 999, forged_ring))),
-            (inbox, control.encode(control.Answer(1 << 60, channel, 1, 999, forged_entry, forged_ring, True, [], []))),
+            (
+                inbox,
+                control.encode(control.Welcome("s1", 1, 1, 1, 60_000, 999, forged_ring), bus.client_id, 1 << 60),
+            ),
+            (inbox, control.encode(answer, bus.client_id, 1 << 60)),
         ],
-        "rings without end": [(inbox, control.encode(control.Welcome(1 << 60, "s1", 1, 60_000, 999, deep)))],
+        "rings without end": [
+            (inbox, control.encode(control.Welcome("s1", 1, 1, 1, 60_000, 999, deep), bus.client_id, 1 << 60))
+        ],
         "hellos of nobody": [
-            (AGENT_CHANNEL, control.encode(message))
+            (AGENT_CHANNEL, control.encode(message, 0xBAD, 1))
             for message in (
-                control.Hello(0xBAD, 1, b"", False, True, 1, 1),
-                control.Hello(0xBAD, 1, b"[[[", True, True, 1, 1),
-                control.Hello(0xBAD, 1, b"bad.nobody", False, False, 1, 1, (1 << 64) - 1, (1 << 64) - 1),
-                control.Present(0xBAD, 99, [b""], [b"["], [(b"bad.nobody", 1, (1 << 64) - 1)]),
-                control.Bye(0xBAD, b"never there", False),
+                control.Hello(1, b"", False, True, 1, 1),
+                control.Hello(1, b"[[[", True, True, 1, 1),
+                control.Hello(1, b"bad.nobody", False, False, 1, 1, (1 << 64) - 1, (1 << 64) - 1),
+                control.Present(1, 99, 0, 1, [b""], [b"["], [(b"bad.nobody", 1, (1 << 64) - 1)]),
+                control.Bye(b"never there", False),
             )
         ],
+        "unknown flags": [(channel, envelope.prefix(32, 1, STRANGER) + envelope.SUFFIX.pack(1, 1) + b"newer")],
         "broken envelopes on the channel": [
             (channel, header),
             (channel, header + b"\xff\xff\x80"),
@@ -268,7 +281,7 @@ async def test_forgeries_are_counted_and_change_no_plan(bus: shoal.Bus, other: s
 async def test_what_is_stale_is_counted_and_changes_no_plan(
     bus: shoal.Bus, other: shoal.Bus, state: ClusterState, signer: Signer
 ) -> None:
-    """Rightly signed, but older than what is in use: somebody replays an old entry."""
+    """Correctly signed, but older than the entry in use: a replay of an old entry."""
     channel = b"bad.stale"
     async with bus.subscribe(channel) as messages, plain_clients(state, AGENT) as clients:
         ring = bus.ring
@@ -278,8 +291,8 @@ async def test_what_is_stale_is_counted_and_changes_no_plan(
         inbox = inbox_channel(bus.client_id)
 
         async def tell(entry: bytes, ring_data: bytes = b"") -> None:
-            answer = control.Answer(1 << 60, channel, 1, 9, entry, ring_data, True, [], [])
-            await clients[home].publish(inbox, control.encode(answer))
+            answer = answer_of(home, channel, version=9, entry=entry, ring=ring_data)
+            await clients[home].publish(inbox, control.encode(answer, bus.client_id, 1 << 60))
 
         before = bus.statistics().counters["stale_entries"]
         await tell(signer.entry(channel, Placement(8, Mode.SINGLE, (home,))))
@@ -292,7 +305,14 @@ async def test_what_is_stale_is_counted_and_changes_no_plan(
 
 
 async def test_foreign_payloads_are_delivered_as_they_are(bus: shoal.Bus, state: ClusterState) -> None:
-    payloads = [b"plain", b"", bytes(range(256)), b"\xf5\x5a", b"\xf5\x5a\xf0" + bytes(60)]
+    payloads = [
+        b"plain",
+        b"",
+        bytes(range(256)),
+        b"\xf5\x5b",
+        b"\xf5\x5a\xf0" + bytes(60),
+        b"\xf5\x5b\x00\x09" + bytes(60),
+    ]
     async with bus.subscribe("bad.foreign") as messages, plain_clients(state, CLIENT) as clients:
         for payload in payloads:
             await clients[bus.ring.home(b"bad.foreign")].publish("bad.foreign", payload)

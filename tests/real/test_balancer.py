@@ -1,4 +1,6 @@
-"""Balancers on a real cluster: servers come with the load and go with it, nothing is lost, whoever leads."""
+"""Balancers on a real cluster: servers are added and removed with the load, and nothing is lost when the leader
+changes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ import pytest
 
 import shoal
 from shoal import cli
-from shoal.balance.window import LoadWindow
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.control_socket import request
 from shoal.cluster.local import LocalCluster
@@ -21,6 +22,8 @@ from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError
 from shoal.leader.audit_log import AuditLog
 from shoal.limits import Limits
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, RING_KEY, entry_key
 from shoal.plan.ring import Ring
 from shoal.plan.signing import Verifier
@@ -32,7 +35,7 @@ WAIT_S = 90.0
 LIMITS = Limits(linger_s=0.5, server_lease_s=1.5, heartbeat_interval_s=0.25)
 QUICK = {
     "SHOAL_LIMITS_SERVER_LEASE_S": "1.5",
-    "SHOAL_LIMITS_WORD_INTERVAL_S": "0.25",
+    "SHOAL_LIMITS_HEARTBEAT_INTERVAL_S": "0.25",
     "SHOAL_BALANCE_WINDOW_S": "1",
     "SHOAL_BALANCE_WAIT_S": "1",
     "SHOAL_BALANCE_SETTLE_S": "2",
@@ -48,7 +51,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Watch:
-    """What the coordinator of a cluster holds."""
+    """Return the keys in the coordinator of a cluster."""
 
     def __init__(self, cluster: LocalCluster, coordinator: RedisCoordinator) -> None:
         self.cluster = cluster
@@ -61,7 +64,7 @@ class Watch:
         return self.verifier.ring(stored.value)
 
     async def leader(self) -> str | None:
-        """The name of the process that leads."""
+        """Return the name of the leading process."""
         lease = await self.coordinator.lease_of(KEEPER_LEASE)
         pids = {child.pid: child.name for child in self.cluster.status().processes if child.kind == "balancer"}
         return pids.get(int(lease.holder.split("-")[1])) if lease else None
@@ -82,7 +85,7 @@ async def watching(cluster: LocalCluster) -> AsyncIterator[Watch]:
 
 
 async def until(condition: Any) -> Any:
-    """The first true value of an awaitable condition."""
+    """Return the first true value of an awaitable condition."""
     async with asyncio.timeout(WAIT_S):
         while True:
             if value := await condition():
@@ -91,7 +94,7 @@ async def until(condition: Any) -> Any:
 
 
 class Crowd:
-    """Publishes on all channels, and counts what arrives."""
+    """Publishes on all channels, and counts arrivals."""
 
     def __init__(self, publisher: shoal.Bus, subscriber: shoal.Bus) -> None:
         self._publisher = publisher
@@ -146,7 +149,7 @@ async def crowd(cluster: LocalCluster) -> AsyncIterator[Crowd]:
 
 
 async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
-    """Load comes, servers are added and channels move; the leader dies; load goes, and servers go with it."""
+    """Load rises, servers are added and channels move; the leader dies; load falls, and servers are removed."""
     async with (
         LocalCluster(2, limits=LIMITS, balancers=2, max_out_bytes_per_s=80_000.0, servers_max=4) as cluster,
         watching(cluster) as watch,
@@ -189,7 +192,7 @@ async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
 
 
 async def shell(cluster: LocalCluster, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
-    """A command with --json: its exit status, and what it says."""
+    """Run a command with --json; return its exit status and output."""
     capsys.readouterr()
     where = ("--state-dir", str(cluster.directory.root))
     status = await asyncio.to_thread(cli.main, (*words, "--json", *where))
@@ -221,7 +224,7 @@ async def test_propose_apply_explain_and_replay(capsys: pytest.CaptureFixture[st
                 return bool([*await watch.servers_of(move["channel"])] == move["after"]["servers"])
 
             await until(there)
-        await cluster.restart("balancer-1")  # what is explained outlives who decided it
+        await cluster.restart("balancer-1")  # explanations outlive the leader that decided
         status, explained = await shell(cluster, capsys, "plan", "explain")
         assert {view["channel"] for view in explained["channels"]} == {move["channel"] for move in facts["moves"]}
         for view in explained["channels"]:
@@ -243,7 +246,7 @@ async def test_propose_apply_explain_and_replay(capsys: pytest.CaptureFixture[st
             status, replayed = await shell(cluster, capsys, "plan", "replay", record)
             assert (status, replayed["same"], replayed["replayed"]) == (0, True, facts["digest"])
         recorded = AuditLog(cluster.directory.audit).find(facts["digest"])
-        assert LoadWindow.from_bytes(recorded.window).end_s == facts["window_end_s"]
+        assert LoadWindow.from_bytes(recorded.window, KINDS).end_s == facts["window_end_s"]
 
 
 async def test_a_dead_server_is_noticed_and_comes_back_empty() -> None:
@@ -292,7 +295,7 @@ async def test_servers_are_added_and_removed_by_request_and_no_id_comes_twice() 
         assert not (cluster.directory.root / "servers" / "s3").exists()
         assert await ask("add") == ("s4",)
         for do, name, count, says in (
-            ("add", "", 0, "0 servers cannot be added"),
+            ("add", "", 0, "cannot add 0 servers"),
             ("remove", "s3", 1, "no server 's3'"),
         ):
             with pytest.raises(ClusterError, match=says):

@@ -1,4 +1,4 @@
-"""The bus on a real cluster: what publish, subscribe and drain promise, and how they end."""
+"""The bus on a real cluster: the guarantees of publish, subscribe and drain, and how they end."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_a_refusal_is_raised_by_the_publish_that_waits_for_it(bus: shoal.B
     [
         ("", b"x", None, ChannelNameError),
         ("x" * 513, b"x", None, ChannelNameError),
-        ("__shoal:word", b"x", None, ChannelNameError),
+        ("__shoal:heartbeat", b"x", None, ChannelNameError),
         ("big", b"x" * (DEFAULT_LIMITS.payload_bytes_max + 1), None, PayloadTooLargeError),
         ("list", b"x", {"a": [1]}, PublishError),
         ("nan", b"x", {"a": float("nan")}, PublishError),
@@ -303,7 +303,7 @@ async def test_closing_a_subscription_ends_its_iteration(bus: shoal.Bus) -> None
     assert bus.statistics().subscriptions == 0
     with pytest.raises(SubscribeError, match="is closed"):
         await messages.get()
-    with pytest.raises(SubscribeError, match="opened before"):
+    with pytest.raises(SubscribeError, match="already opened"):
         await messages.open()
 
 
@@ -355,7 +355,7 @@ async def test_what_nobody_has_any_more_is_a_gap(url: str) -> None:
         assert messages.gaps >= 1
 
 
-# Trouble
+# Faults
 
 
 async def test_a_cut_connection_loses_nothing(bus: shoal.Bus, other: shoal.Bus) -> None:
@@ -389,7 +389,7 @@ async def test_when_a_server_is_killed_nothing_is_silent(
 
 
 async def told_about(messages: shoal.Subscription, last: int) -> list[int]:
-    """The sequence numbers that were delivered or reported as missing, in order."""
+    """Return the sequence numbers that were delivered or reported as missing, in order."""
     told: list[int] = []
     while not told or told[-1] < last:
         item = await messages.get(WAIT_S)
@@ -436,7 +436,7 @@ async def test_a_cancelled_subscribe_leaves_nothing(bus: shoal.Bus) -> None:
     assert bus.statistics().subscriptions == 0
 
 
-# Beginning and end
+# Opening and closing
 
 
 async def test_a_wrong_password_is_refused(url: str) -> None:

@@ -64,7 +64,7 @@ async def test_messages_become_lines(url: str, bus: shoal.Bus) -> None:
 
 
 async def test_the_summary_is_all_that_json_prints(url: str, bus: shoal.Bus) -> None:
-    for pause_s in (0.2, 2.0, 20.0):  # nothing shows from outside that a process has read its messages
+    for pause_s in (0.2, 2.0, 20.0):  # whether a process has read its messages is not visible from outside
         process = await shoal_command("sub", "summed", "--url", url, "--json")
         await subscribed(process)
         for _ in range(3):

@@ -1,7 +1,6 @@
-"""A local cluster of real processes: it gets ready, mends what crashes, keeps its ring, and leaves nothing
-behind.
+"""A local cluster of real processes: it becomes ready, restarts crashed processes, maintains its ring, and cleans up.
 
-Agents are stand-ins that hold their lease and do nothing else.
+Agents are stand-ins that only hold their lease.
 """
 
 from __future__ import annotations
@@ -275,8 +274,7 @@ async def test_two_clusters_cannot_share_a_directory(tmp_path: Path) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[StateDir]:
-    """A state directory deeper than a Unix socket's name may be; whatever runs in it is ended after
-    the test."""
+    """A state directory with a path too long for a Unix socket; its processes are stopped after the test."""
     directory = StateDir(tmp_path / ("deep" * 30) / "state")
     yield directory
     with contextlib.suppress(NotRunningError):

@@ -90,7 +90,7 @@ async def heard(pubsub: Any) -> bytes:
 
 async def told(inbox: Any) -> control.Notice:
     while True:
-        message = control.decode(await heard(inbox))
+        message = control.decode(await heard(inbox)).message
         if isinstance(message, control.Notice):
             return message
 
@@ -142,7 +142,7 @@ async def test_a_move_is_reported_told_and_handed_over(pair: Pair) -> None:
             second = blob(STREAM, 2, b"x", version=2)
             await pair.one.plain.publish(channel, second)
             assert await heard(new) == forwarded(second)
-            assert await told(bob) == control.Notice(channel, data)
+            assert await told(bob) == control.Notice("s1", channel, data)
         await pair.enter(pair.entry(Phase.END, 11))
         for server in ("s1", "s2"):
 

@@ -1,4 +1,4 @@
-"""`shoal history` on a real cluster: archive and records together, in order, each message once, gaps shown."""
+"""`shoal history` on a real cluster: archive and records merged, in order, each message once, with gaps shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 async def channel(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A channel of the test's own that is recorded."""
+    """A recorded channel of the test's own."""
     name = f"history.{request.node.name}"
     await run_json_command(capsys, "channels", "record", name)
     yield name
@@ -133,10 +133,10 @@ async def test_why_there_is_nothing_of_a_channel_is_said(
         status = await asyncio.to_thread(cli.main, ["history", name, "--since", "1h", "--url", url])
         return status, capsys.readouterr().err
 
-    assert await said(channel) == (0, f"nothing of {channel} was recorded in that time\n")
+    assert await said(channel) == (0, f"no messages of {channel} were recorded in that time\n")
     status, words = await said("nowhere")
     assert status == 0
-    assert "nothing of nowhere was recorded; recorded are " in words
+    assert "nowhere is not recorded; recorded channels: " in words
     assert channel in words
     status, words = await said("history.*")
     assert status == 1

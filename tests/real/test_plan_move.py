@@ -41,7 +41,7 @@ class TestMove:
         assert facts["phases"][-1]["phase"] == "end"
         assert facts["revision"] == facts["phases"][-1]["revision"] == 6
         status, output, _ = await run_command(capsys, "plan", "move", NAME, "--to", TARGET)
-        assert (status, output) == (0, f"{NAME}: lives there already\n")
+        assert (status, output) == (0, f"{NAME}: already there\n")
 
     async def test_several_servers_share_a_channel(self, scene: MoverScene, capsys: pytest.CaptureFixture[str]) -> None:
         await scene.lead()
@@ -63,7 +63,7 @@ class TestMove:
         status, facts = await run_json_command(capsys, "plan", "move", NAME, "--to", TARGET)
         assert status == 0
         assert (facts["moved"], facts["phase"]) == (True, "narrow")
-        assert f"those on {HOME} who are idle" in facts["outcome"]
+        assert f"idle and plain Redis clients on {HOME}" in facts["outcome"]
 
     async def test_without_waiting_the_request_is_left(
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
@@ -83,7 +83,7 @@ class TestMove:
         words = ("plan", "move", NAME, "--to", TARGET, "--timeout", "0.01")
         status, output, _ = await run_command(capsys, *words)
         assert status == 1
-        assert "not moved yet (not begun)" in output
+        assert "not moved yet (not started)" in output
         scene.start_mover()
         await until(scene.entry)
         status, output, _ = await run_command(capsys, *words)
@@ -99,7 +99,7 @@ class TestMove:
         await scene.coordinator.delete(move_key(CHANNEL))
         status, output, _ = await task
         assert status == 1
-        assert "given up" in output
+        assert "cancelled" in output
 
     async def test_it_notices_that_somebody_else_wants_something_else(
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
@@ -118,7 +118,7 @@ class TestMove:
         [
             (["--to", "s9"], "the ring has no server 's9': choose from s1, s2, s3"),
             (["--to", "s1,s2"], "a single placement has one server, not 2: give --mode all_subscribers"),
-            (["--to", "s1,s1", "--mode", "all_publishers"], "names a server twice: s1, s1: name each server once"),
+            (["--to", "s1,s1", "--mode", "all_publishers"], "names a server twice: s1, s1: give each server once"),
             (["--to", ""], "the ring has no server ''"),
             (["--to", TARGET, "--timeout", "0"], "--timeout is 0"),
             (["--to", TARGET, "--mode", "some"], "invalid choice: 'some'"),
@@ -139,7 +139,7 @@ class TestMove:
     ) -> None:
         status, _, error = await run_command(capsys, "plan", "move", NAME, "--to", TARGET)
         assert status == 1
-        assert "nobody moves channels" in error
+        assert "no balancer is running" in error
         assert await scene.coordinator.get(move_key(CHANNEL)) is None
 
     async def test_a_plan_that_is_not_signed_is_not_followed(
@@ -189,9 +189,9 @@ class TestShow:
         assert status == 0
         assert "2 channels move" in text
         assert f"{NAME}: switch, from single on {HOME} to single on {TARGET}, revision 4, eager, helped: {HOME}" in text
-        assert f"{HOME}  knows it, 5 here, 2 behind, handed over" in text
-        assert f"{TARGET}  has not said anything" in text
-        assert "nobody has begun it" in text
+        assert f"{HOME}  has the entry, 5 here, 2 behind, handed over" in text
+        assert f"{TARGET}  has not reported yet" in text
+        assert "not started" in text
 
     async def test_moves_are_shown_on_request_only(self, scene: MoverScene, capsys: pytest.CaptureFixture[str]) -> None:
         _, facts = await run_json_command(capsys, "plan", "show")

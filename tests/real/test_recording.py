@@ -1,4 +1,4 @@
-"""Recording on a real cluster: what is published on a marked channel is in the records, through moves and deaths."""
+"""Recording on a real cluster: messages on a marked channel are in the records, across moves and crashes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def marked(capsys: pytest.CaptureFixture[str]) -> AsyncIterator[str]:
 
 
 async def records(bus: shoal.Bus, channel: str) -> dict[str, list[Any]]:
-    """What each server has recorded."""
+    """Return the records of each server."""
     replies = await bus.ask_servers("XRANGE", record_key(channel.encode()), "-", "+")
     return {server: [read_entry(fields)[1] for _, fields in entries] for server, entries in replies.items()}
 

@@ -156,7 +156,7 @@ async def test_values_are_encoded_as_redis_py_does(client: redis.Redis, value: A
 
 
 async def test_what_cannot_be_sent_is_a_data_error(client: redis.Redis) -> None:
-    for channel, value in (("x", True), ("x", None), ("", "empty"), ("__shoal:word", "ours")):
+    for channel, value in (("x", True), ("x", None), ("", "empty"), ("__shoal:heartbeat", "ours")):
         with pytest.raises(exceptions.DataError):
             await client.publish(channel, value)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""`subscribe(since=...)` on a real cluster: what was recorded, then what is live, without a hole or a double."""
+"""`subscribe(since=...)` on a real cluster: recorded messages, then live ones, without gaps or duplicates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 async def channel(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A channel of the test's own that is recorded."""
+    """A recorded channel of the test's own."""
     name = f"since.{request.node.name}"
     await run_json_command(capsys, "channels", "record", name)
     yield name
@@ -128,9 +128,9 @@ async def test_the_archive_is_part_of_it(
 
 
 async def test_what_cannot_be_is_said(bus: shoal.Bus, url: str, tmp_path: Path) -> None:
-    with pytest.raises(SubscribeError, match="nothing of 'unrecorded' was recorded: run `shoal channels record"):
+    with pytest.raises(SubscribeError, match="no messages of 'unrecorded' are recorded: run `shoal channels record"):
         await bus.subscribe("unrecorded", since=60).open()
-    with pytest.raises(TypeError, match="takes a channel"):
+    with pytest.raises(TypeError, match="needs a channel"):
         bus.subscribe(pattern="a*", since=60)
     with pytest.raises(ValueError, match="without a zone"):
         bus.subscribe("a", since=dt.datetime(2026, 11, 1))
@@ -141,7 +141,7 @@ async def test_what_cannot_be_is_said(bus: shoal.Bus, url: str, tmp_path: Path) 
 
 @contextlib.asynccontextmanager
 async def publishing(url: str, channel: str) -> AsyncIterator[list[Coroutine[Any, Any, None]]]:
-    """What publishers do, who stay until the block is left: a recorder that was away can ask them, however late."""
+    """Run publishers that stay until the block ends, so that a recorder that was down can still request messages."""
     async with contextlib.AsyncExitStack() as stack:
         buses = [await stack.enter_async_context(shoal.connect(url)) for _ in range(PUBLISHERS)]
         yield [publish(bus, channel, name) for name, bus in enumerate(buses)]
@@ -154,7 +154,7 @@ async def publish(bus: shoal.Bus, channel: str, name: int) -> None:
 
 
 async def join(url: str, channel: str, begin: dt.datetime, delay_s: float) -> list[Item]:
-    """All items of a subscriber that joins after a while, until it has as many messages as there were."""
+    """Return all items of a subscriber that joins after a while, until it has all messages."""
     await asyncio.sleep(delay_s)
     items: list[Item] = []
     async with shoal.connect(url) as bus, bus.subscribe(channel, since=begin) as messages:
@@ -167,7 +167,7 @@ async def join(url: str, channel: str, begin: dt.datetime, delay_s: float) -> li
 
 
 def check(items: list[Item], *, absences: bool) -> None:
-    """Every message once, in order per publisher. `absences` of recorders may be told."""
+    """Check that every message arrived once, in order per publisher. Gaps about `absences` of recorders are allowed."""
     heard: defaultdict[int, list[int]] = defaultdict(list)
     for item in items:
         if isinstance(item, Gap):
@@ -180,7 +180,7 @@ def check(items: list[Item], *, absences: bool) -> None:
 
 
 async def all_are_recorded(bus: shoal.Bus, channel: str) -> bool:
-    """Whether the records hold a message of each publisher."""
+    """Return whether the records have a message of each publisher."""
     replies = await bus.ask_servers("XRANGE", record_key(channel.encode()), "-", "+")
     said = [read_entry(fields)[1] for entries in replies.values() for _, fields in entries]
     return len({message.stream for message in said if isinstance(message, RecordedMessage)}) == PUBLISHERS

@@ -1,8 +1,7 @@
-"""A subscriber that reads too slowly: Redis cuts it off by its default limits, and it still learns of every message.
+"""A slow subscriber: Redis disconnects it at its default limits, and it still accounts for every message.
 
-The servers run with Redis's own `client-output-buffer-limit pubsub 32mb 8mb 60`. What is published while the
-subscriber does not read is more than that and more than the kernel holds, so its connection is cut with messages
-in it.
+The servers use Redis's default `client-output-buffer-limit pubsub 32mb 8mb 60`. The messages published while the
+subscriber does not read exceed that limit and the kernel's buffers, so its connection is cut with messages in it.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from shoal.wire.blocking import ask
 CHANNEL = "slow"
 PAYLOAD = b"x" * 65_536
 MESSAGES = 1000
-"""62.5 MiB: twice the limit, so that whatever the kernel's buffers take (some MiB) does not matter."""
+"""62.5 MiB: twice the limit, so that the kernel's buffers (some MiB) do not matter."""
 WAIT_S = 60.0
 WIDE = msgspec.structs.replace(DEFAULT_LIMITS, resend_bytes_max=128 * MIB, resend_total_bytes_max=128 * MIB)
-"""Limits of a publisher that still has everything when it is asked."""
+"""Limits of a publisher that still has all messages for resending."""
 PATIENT = msgspec.structs.replace(DEFAULT_LIMITS, server_lease_s=WAIT_S)
-"""Limits of a reader that does not give its connection up by itself, however long the server takes to cut it off."""
+"""Limits of a reader that does not close its connection by itself before the server does."""
 CUT_OFF = "overcoming of output buffer limits"
 
 
 class Server:
-    """The one server of a cluster, and how often it has cut somebody off."""
+    """The only server of a cluster, and how often it has disconnected a client."""
 
     def __init__(self, cluster: ClusterThread) -> None:
         self.url = cluster.url
@@ -77,7 +76,9 @@ async def publish_all(writer: shoal.Bus) -> None:
 
 
 async def read_after_a_pause(server: Server, limits: Limits) -> tuple[list[Item], shoal.Bus, shoal.Bus]:
-    """What a subscriber is handed that stood still while everything was published; the reader and the publisher."""
+    """Return the items of a subscriber that did not read while everything was published; the reader and the
+    publisher.
+    """
     async with (
         shoal.connect(server.url, limits=PATIENT) as reader,
         shoal.connect(server.url, limits=limits) as writer,
@@ -93,7 +94,9 @@ async def read_after_a_pause(server: Server, limits: Limits) -> tuple[list[Item]
 
 
 def count_exactly(items: list[Item], publisher: int) -> tuple[int, int]:
-    """How many messages were delivered and how many reported missing; each number once, in order, from 1 on."""
+    """Return the numbers of delivered and of missing messages; checks that each number occurs once, in order, from 1
+    on.
+    """
     delivered = missing = 0
     for item in items:
         expected = delivered + missing + 1
@@ -109,7 +112,7 @@ def count_exactly(items: list[Item], publisher: int) -> tuple[int, int]:
 
 
 async def take_all(messages: shoal.Subscription, publisher: int) -> list[Item]:
-    """Items until all messages are accounted for, and whatever comes in a moment after that."""
+    """Return items until all messages are accounted for, and any that arrive shortly after."""
     items: list[Item] = []
     async with asyncio.timeout(WAIT_S):
         while sum(count_exactly(items, publisher)) < MESSAGES:
@@ -130,7 +133,7 @@ def test_the_servers_keep_the_default_limits(server: Server) -> None:
 
 
 async def test_what_the_publisher_no_longer_has_is_a_gap_and_the_rest_is_healed(server: Server) -> None:
-    """The window of the publisher (16 MiB) is smaller than what was lost."""
+    """The publisher's resend window (16 MiB) is smaller than the loss."""
     items, reader, writer = await read_after_a_pause(server, DEFAULT_LIMITS)
     delivered, missing = count_exactly(items, writer.client_id)
     assert delivered + missing == MESSAGES
@@ -146,7 +149,7 @@ async def test_what_the_publisher_still_has_is_healed(server: Server) -> None:
 
 
 async def test_a_frozen_process_catches_up(server: Server, tmp_path: Path) -> None:
-    """The same with another process, which stands still altogether: its clocks go on without it."""
+    """The same with another process that is stopped altogether, while the clocks continue."""
     got = tmp_path / "got"
     words = ["sub", CHANNEL, "--url", server.url, "--format", "json", "--count", str(MESSAGES)]
     with got.open("wb") as output:

@@ -135,7 +135,7 @@ async def test_plan_show_believes_no_forged_entry(site: Site, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    "words", [["plan", "show", ""], ["plan", "show", "__shoal:word"], ["top", "--seconds", "0"], ["plan"]]
+    "words", [["plan", "show", ""], ["plan", "show", "__shoal:heartbeat"], ["top", "--seconds", "0"], ["plan"]]
 )
 async def test_bad_words_are_refused(words: list[str], site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert await asyncio.to_thread(cli.main, words) != 0

@@ -1,4 +1,4 @@
-"""Subscriptions with a filter on a real cluster: only what it matches is handed over, and nothing else changes."""
+"""Subscriptions with a filter on a real cluster: only matching messages are delivered, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -15,9 +15,10 @@ from typing import Any
 import redis.asyncio as redis_py
 from tests.support.redis_server import RedisServer
 
-from shoal.channels.telemetry.telemetry_record import DATA_FIELD, Record, decode
 from shoal.coordination.interface import LeaseInfo
 from shoal.coordination.redis import RedisCoordinator
+from shoal.load.record import DATA_FIELD, Record, decode
+from shoal.load_kinds import KINDS
 from shoal.plan.format import VALUE
 from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import Ring, ServerAddress
@@ -77,17 +78,16 @@ class Site:
 
     async def records(self) -> list[Record]:
         entries: Any = await self.plain.xrange(TELEMETRY_KEY)
-        return [decode(fields[DATA_FIELD]) for _, fields in entries]
+        return [decode(fields[DATA_FIELD], KINDS) for _, fields in entries]
 
     async def seen(self, channel: bytes, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first row of a channel in telemetry for which the condition holds."""
 
         async def look() -> dict[str, Any] | None:
             for record in await self.records():
-                for row in record.channels.to_pylist():
-                    if row["channel"] == channel and condition(row):
-                        found: dict[str, Any] = row
-                        return found
+                row = record.tables["channel"].rows().get(channel)
+                if row is not None and condition(row):
+                    return row
             return None
 
         row: dict[str, Any] = await until(look)
@@ -95,8 +95,8 @@ class Site:
 
     async def totals(self, channel: bytes, *columns: str) -> dict[str, int]:
         """What all records together say of a channel."""
-        rows = [row for record in await self.records() for row in record.channels.to_pylist()]
-        return {column: sum(row[column] for row in rows if row["channel"] == channel) for column in columns}
+        found = [record.tables["channel"].rows().get(channel) for record in await self.records()]
+        return {column: sum(row[column] for row in found if row is not None) for column in columns}
 
     def close(self) -> None:
         if self.agent is not None and self.agent.poll() is None:

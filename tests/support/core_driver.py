@@ -34,7 +34,7 @@ from shoal.plan.placement import BY_THE_RING
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 from shoal.wire import control, envelope
-from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, RESERVED_PREFIX, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, RESERVED_PREFIX, inbox_channel, peer_channel
 from shoal.wire.glob import glob_match
 
 SIGNER: Final = Signer(bytes(range(32)))
@@ -111,7 +111,7 @@ class StandIn:
     absent: dict[tuple[bytes, int], int] = field(default_factory=dict)
     entries: dict[bytes, bytes] = field(default_factory=dict)
     refuse: dict[bytes, str] = field(default_factory=dict)
-    heard: list[control.Control] = field(default_factory=list)
+    heard: list[control.Received] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     published: list[tuple[bytes, bytes]] = field(default_factory=list)
     inbox: list[tuple[bytes, control.Control]] = field(default_factory=list)
@@ -129,20 +129,27 @@ class StandIn:
         else:
             streams, absent = of(self.streams), of(self.absent)
         entry = b"" if hello.pattern else self.entries.get(hello.name, b"")
-        return control.Answer(
-            hello.nonce, hello.name, self.incarnation, 1, entry, b"", self.remembers, streams, absent, self.since
+        return answer_of(
+            self.server,
+            hello.name,
+            self.incarnation,
+            entry=entry,
+            remembers=self.remembers,
+            since=self.since,
+            streams=streams,
+            absent=absent,
         )
 
-    def welcome(self, greet: control.Greet) -> control.Welcome:
-        return control.Welcome(greet.nonce, self.server, self.incarnation, self.lease_ms, self.ring_version, self.ring)
+    def welcome(self) -> control.Welcome:
+        return control.Welcome(
+            self.server, AGENT, self.incarnation, self.heartbeats, self.lease_ms, self.ring_version, self.ring
+        )
 
     def heartbeat(self, heard: int | None = None) -> control.Heartbeat:
-        """The next word; `heard` is the last own word that came back, by default the one before."""
+        """The next heartbeat; `heard` is the last own one that came back, by default the one before."""
         self.heartbeats += 1
         back = self.heartbeats - 1 if heard is None else heard
-        return control.Heartbeat(
-            self.server, AGENT, self.heartbeats, back, self.incarnation, self.lease_ms, True, self.ring_version
-        )
+        return control.Heartbeat(self.server, AGENT, back, self.incarnation, self.lease_ms, True, self.ring_version)
 
 
 class RouterDriver:
@@ -219,7 +226,7 @@ class RouterDriver:
                 if channel == AGENT_CHANNEL:
                     return [1, *self._tell_agent(here, control.decode(data))]
                 if channel.startswith(RESERVED_PREFIX):
-                    here.inbox.append((channel, control.decode(data)))
+                    here.inbox.append((channel, control.decode(data).message))
                 else:
                     here.published.append((channel, data))
                 return [1]
@@ -228,15 +235,16 @@ class RouterDriver:
             case _:
                 raise AssertionError(command)
 
-    def _tell_agent(self, here: StandIn, message: control.Control) -> list[PushNotification]:
-        here.heard.append(message)
+    def _tell_agent(self, here: StandIn, received: control.Received) -> list[PushNotification]:
+        here.heard.append(received)
         if here.silent:
             return []
+        client, _, message = received
         match message:
             case control.Greet():
-                return [addressed(message.client, here.welcome(message))]
+                return [addressed(client, here.welcome(), message.nonce)]
             case control.Hello():
-                return [addressed(message.client, here.answer(message))]
+                return [addressed(client, here.answer(message), message.nonce)]
         return []
 
     # What comes from outside
@@ -260,13 +268,24 @@ class RouterDriver:
     def beacon(self, server: str, channel: bytes, stream: int, last: int, settled: int, final: bool = False) -> None:
         self.push(server, channel, envelope.beacon(BY_THE_RING | 1, stream, last, settled, 0, final))
 
-    def tell(self, server: str, message: control.Control) -> None:
-        """A control message in the router's inbox."""
-        self.push(server, inbox_channel(self.router.context.client), control.encode(message))
+    def tell(self, server: str, message: control.Control, number: int = 0, client: int = OTHER) -> None:
+        """A control message to the router: of another client, or of the server's agent."""
+        own = self.router.context.client
+        if isinstance(message, control.ToPeer):
+            self.push(server, peer_channel(own), control.encode(message, client, number))
+        else:
+            self.push(server, inbox_channel(own), control.encode(message, own, number))
 
     def heartbeat(self, server: str, heard: int | None = None) -> None:
-        """The agent of a server gives its word."""
-        self.push(server, HEARTBEAT_CHANNEL, control.encode(self.servers[server].heartbeat(heard)))
+        """The agent of a server sends a heartbeat."""
+        here = self.servers[server]
+        heartbeat = here.heartbeat(heard)
+        self.push(server, HEARTBEAT_CHANNEL, control.encode(heartbeat, 0, here.heartbeats))
+
+    def resync(self, server: str, number: int) -> None:
+        """The agent of a server asks its clients what they do there."""
+        resync = control.Resync(server, AGENT, self.servers[server].incarnation)
+        self.push(server, HEARTBEAT_CHANNEL, control.encode(resync, 0, number))
 
     def lose(self, server: str) -> None:
         """The connection to a server is gone."""
@@ -335,15 +354,19 @@ class RouterDriver:
 
     def heard(self, server: str, kind: type[T]) -> list[T]:
         """Control messages of a kind that the agent of a server has heard, taken."""
+        return [message for _, _, message in self.heard_with_heads(server, kind)]  # type: ignore[misc]
+
+    def heard_with_heads(self, server: str, kind: type[T]) -> list[control.Received]:
+        """The same with client and number of each."""
         here = self.servers[server]
-        found = of_kind(here.heard, kind)
-        here.heard = [message for message in here.heard if not isinstance(message, kind)]
+        found = [received for received in here.heard if isinstance(received.message, kind)]
+        here.heard = [received for received in here.heard if received not in found]
         return found
 
     def told(self, server: str, client: int, kind: type[T]) -> list[T]:
-        """Control messages of a kind to another client's inbox on a server, taken."""
+        """Control messages of a kind to another client on a server, taken."""
         here = self.servers[server]
-        address = inbox_channel(client)
+        address = peer_channel(client)
         found = of_kind((message for to, message in here.inbox if to == address), kind)
         here.inbox = [(to, m) for to, m in here.inbox if not (to == address and isinstance(m, kind))]
         return found
@@ -375,9 +398,26 @@ class RouterDriver:
         return out.settled
 
 
-def addressed(client: int, message: control.Control) -> PushNotification:
+def addressed(client: int, message: control.Control, number: int = 0) -> PushNotification:
     """A control message as it arrives in an inbox."""
-    return PushNotification([b"message", inbox_channel(client), control.encode(message)])
+    return PushNotification([b"message", inbox_channel(client), control.encode(message, client, number)])
+
+
+def answer_of(server: str, name: bytes, incarnation: int = 1, **more: Any) -> control.Answer:
+    """An Answer in one part."""
+    fields = {
+        "version": 1,
+        "entry": b"",
+        "ring": b"",
+        "remembers": True,
+        "complete": True,
+        "since": 0,
+        "part": 0,
+        "parts": 1,
+        "streams": [],
+        "absent": [],
+    }
+    return control.Answer(server=server, name=name, incarnation=incarnation, **{**fields, **more})
 
 
 class AgentDriver:
@@ -387,7 +427,9 @@ class AgentDriver:
         self.now = BEGIN
         book = PlanBook(Verifier(SIGNER.public))
         self.core = AgentCore(server, instance, Scanner(frame_bytes_max=1 << 20), book, limits)
-        self.said: dict[bytes, list[control.Control]] = defaultdict(list)
+        self.said: dict[bytes, list[control.Received]] = defaultdict(list)
+        self.number = 0
+        """The number of the last message of a client to the agent."""
         self.announced: list[tuple[bytes, bytes]] = []
         """What the agent has published on application channels of its own server."""
         self.commands: list[Command] = []
@@ -425,15 +467,20 @@ class AgentDriver:
         self.receive(PushNotification([b"pmessage", b"*", channel, data]))
         self.play()
 
-    def tell(self, *messages: control.Control) -> None:
-        """Clients say something to the agent."""
+    def tell(self, *messages: control.Control, client: int = CLIENT, number: int | None = None) -> None:
+        """A client sends messages to the agent; their numbers grow unless one is given."""
         for message in messages:
-            self.hear(AGENT_CHANNEL, control.encode(message))
+            self.number += 1
+            self.hear(AGENT_CHANNEL, control.encode(message, client, self.number if number is None else number))
 
     def take(self, channel: bytes, kind: type[T]) -> list[T]:
-        """What the agent has said on a channel, taken."""
-        found = of_kind(self.said[channel], kind)
-        self.said[channel] = [message for message in self.said[channel] if not isinstance(message, kind)]
+        """Control messages of a kind that the agent has sent on a channel, taken."""
+        return [message for _, _, message in self.take_with_heads(channel, kind)]  # type: ignore[misc]
+
+    def take_with_heads(self, channel: bytes, kind: type[T]) -> list[control.Received]:
+        """The same with client and number of each."""
+        found = [received for received in self.said[channel] if isinstance(received.message, kind)]
+        self.said[channel] = [received for received in self.said[channel] if received not in found]
         return found
 
     def state(self) -> states.Agent:
@@ -441,6 +488,10 @@ class AgentDriver:
 
     def answers(self, client: int = CLIENT) -> list[control.Answer]:
         return self.take(inbox_channel(client), control.Answer)
+
+    def answered(self, client: int = CLIENT) -> list[int]:
+        """The nonces of the Hellos that the agent has answered."""
+        return [number for _, number, _ in self.take_with_heads(inbox_channel(client), control.Answer)]
 
     def heartbeats(self) -> list[control.Heartbeat]:
         return self.take(HEARTBEAT_CHANNEL, control.Heartbeat)

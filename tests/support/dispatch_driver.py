@@ -97,7 +97,7 @@ class DispatchDriver(AgentDriver):
         """A client subscribes, and the agent knows it."""
         self.numsub[channel] += 1
         self.numsub[inbox_channel(client)] += 1
-        self.tell(control.Hello(client, 1, channel, False, True, 0, 3))
+        self.tell(control.Hello(1, channel, False, True, 0, 3), client=client)
         self.said[inbox_channel(client)].clear()
 
     def taken(self, server: str) -> list[tuple[bytes, bytes]]:

@@ -36,7 +36,7 @@ class RedisServerError(RuntimeError):
 
 
 class PortTakenError(RedisServerError):
-    """Somebody took the port between the choice and the start."""
+    """Another process took the port between the choice and the start."""
 
 
 def find_server_binary() -> str:
@@ -49,7 +49,7 @@ def find_server_binary() -> str:
 
 
 def free_port() -> int:
-    """A loopback port that is free at this moment; nobody reserves it, so the caller must expect a clash."""
+    """Return a loopback port that is free now. It is not reserved, so the caller must expect a conflict."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -201,7 +201,7 @@ class RedisServer:
         return lines
 
     def _wait_until_ready(self, log: Path, seen: int) -> None:
-        """Believe only the log of our own process: on a clash somebody else would answer on the port."""
+        """Use only the log of our own process: on a port conflict, another process would answer."""
         assert self._process is not None
         give_up = time.monotonic() + START_TIMEOUT_S
         while True:

@@ -1,4 +1,4 @@
-"""Control messages: each comes back as it was sent, and whatever else arrives is the peer's fault, never a crash."""
+"""Control messages: each comes back as it was sent, and any other bytes are the peer's fault, never a crash."""
 
 from __future__ import annotations
 
@@ -13,29 +13,37 @@ from shoal.errors import ProtocolError
 from shoal.wire import control
 
 KINDS: tuple[type[msgspec.Struct], ...] = get_args(control.Control)
-CLIENT, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (48, 32, 64))
+CLIENT, U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (48, 8, 16, 32, 64))
 NAME = st.binary(max_size=30)
+NAMES = st.lists(NAME, max_size=4)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+BOOL = st.booleans()
 STREAMS = st.lists(st.tuples(NAME, U64, U64), max_size=4)
+REFUTED = st.lists(st.tuples(NAME, st.lists(st.tuples(U64, U64, U64), max_size=2)), max_size=2)
 
 MESSAGES: st.SearchStrategy[control.Control] = st.one_of(
-    st.builds(control.Greet, CLIENT, U64, U32),
-    st.builds(control.Hello, CLIENT, U64, NAME, st.booleans(), st.booleans(), U32, U32, U64, U64),
-    st.builds(control.Bye, CLIENT, NAME, st.booleans()),
-    st.builds(control.Present, CLIENT, U64, st.lists(NAME), st.lists(NAME), STREAMS),
-    st.builds(control.Welcome, U64, TEXT, U64, U32, U32, NAME),
-    st.builds(control.Answer, U64, NAME, U64, U32, NAME, NAME, st.booleans(), STREAMS, STREAMS, U32),
-    st.builds(control.Heartbeat, TEXT, U64, U64, U64, U64, U32, st.booleans(), U32, st.none() | U32),
-    st.builds(control.Resync, U64, U64),
-    st.builds(control.Heal, CLIENT, NAME, U64, U64, U64),
+    st.builds(control.Greet, U64, U32, U64, U8, U8),
+    st.builds(control.Hello, U64, NAME, BOOL, BOOL, U32, U32, U64, U64, U64),
+    st.builds(control.Bye, NAME, BOOL, U64),
+    st.builds(control.Present, U64, U64, U16, U16, NAMES, NAMES, STREAMS),
+    st.builds(control.Welcome, TEXT, U64, U64, U64, U32, U32, NAME, U8, NAME),
+    st.builds(control.Answer, TEXT, NAME, U64, U32, NAME, NAME, BOOL, BOOL, U32, U16, U16, STREAMS, STREAMS),
+    st.builds(control.Heartbeat, TEXT, U64, U64, U64, U32, BOOL, U32, st.none() | U32, REFUTED, NAMES),
+    st.builds(control.Resync, TEXT, U64, U64),
+    st.builds(control.Heal, NAME, U64, U64, U64),
     st.builds(control.Resend, NAME, NAME),
-    st.builds(control.Healed, NAME, U64, U64, U64, U64),
+    st.builds(control.Healed, NAME, U64, U64, U64, U64, U64),
+    st.builds(control.Notice, TEXT, NAME, NAME),
+    st.builds(control.Subscribed, NAME, U64, U64),
+    st.builds(control.Left, NAME, U64, U64, U64),
+    st.builds(control.Refused, TEXT, U8, U8, U32, TEXT),
 )
 
-MARK = control.encode(control.Resync(0, 0))[:2]
+HEAD = control.encode(control.Resync("", 0, 0))[: control.HEAD_BYTES]
+MARK = HEAD[:2]
 
 
-def read(data: bytes) -> control.Control | ProtocolError:
+def read(data: bytes) -> control.Received | ProtocolError:
     """What `data` says, or the error that blames the peer; any other error fails the test."""
     try:
         return control.decode(data)
@@ -43,59 +51,126 @@ def read(data: bytes) -> control.Control | ProtocolError:
         return error if error.broken_by == "peer" else pytest.fail("the reader is not to blame")
 
 
-def packed(*fields: object) -> bytes:
-    return MARK + msgspec.msgpack.encode(list(fields))
+def packed(kind: int, *fields: object) -> bytes:
+    return HEAD[:3] + bytes((kind,)) + HEAD[4:] + msgspec.msgpack.encode(list(fields))
 
 
-@given(message=MESSAGES)
-def test_each_message_comes_back_as_it_was_sent(message: control.Control) -> None:
-    assert control.decode(control.encode(message)) == message
+@given(message=MESSAGES, client=CLIENT, number=U64)
+def test_each_message_comes_back_as_it_was_sent(message: control.Control, client: int, number: int) -> None:
+    assert control.decode(control.encode(message, client, number)) == (client, number, message)
 
 
 @pytest.mark.parametrize(
-    ("message", "hex_form"),
+    ("message", "kind", "body"),
     [
-        (control.Greet(1, 2, 3), "f5439401010203"),
-        (control.Bye(1, b"a", True, 2), "f543950301c40161c302"),
-        (control.Resync(5, 6), "f54393080506"),
-        (control.Healed(b"a", 1, 2, 3, 4), "f543960bc4016101020304"),
+        (control.Greet(2, 3, 4), 1, "95" + "0203040202"),
+        (control.Hello(1, b"a", False, True, 2, 3, 4, 5, 6), 2, "99" + "01c40161c2c30203040506"),
+        (control.Bye(b"a", True, 2), 3, "93" + "c40161c302"),
+        (control.Present(1, 2, 0, 1, [b"a"], [], [(b"b", 3, 4)]), 4, "97" + "0102000191c401619091" + "93c401620304"),
+        (control.Welcome("s", 1, 2, 3, 4, 5, b""), 5, "99" + "a1730102030405c40000c400"),
+        (
+            control.Answer("s", b"a", 1, 2, b"", b"", True, False, 3, 0, 1, [], []),
+            6,
+            "9d" + "a173c401610102c400c400c3c20300019090",
+        ),
+        (control.Heartbeat("s", 1, 2, 3, 4, True, 5), 7, "9a" + "a17301020304c305c09090"),
+        (control.Resync("s", 5, 6), 8, "93" + "a1730506"),
+        (control.Heal(b"a", 1, 2, 3), 9, "94" + "c40161010203"),
+        (control.Resend(b"a", b"b"), 10, "92" + "c40161c40162"),
+        (control.Healed(b"a", 1, 2, 3, 4, 5), 11, "96" + "c401610102030405"),
+        (control.Notice("s", b"a", b"b"), 12, "93" + "a173c40161c40162"),
+        (control.Subscribed(b"a", 1, 2), 13, "93" + "c401610102"),
+        (control.Left(b"a", 1, 2, 3), 14, "94" + "c40161010203"),
+        (control.Refused("version", 2, 3, 4, "t"), 19, "95" + "a776657273696f6e020304a174"),
     ],
+    ids=lambda value: type(value).__name__ if isinstance(value, msgspec.Struct) else "",
 )
-def test_the_wire_form_does_not_change(message: control.Control, hex_form: str) -> None:
-    assert control.encode(message).hex() == hex_form
-    assert control.decode(bytes.fromhex(hex_form)) == message
+def test_the_wire_form_is_the_one_in_the_documentation(message: control.Control, kind: int, body: str) -> None:
+    head = "f54402" + f"{kind:02x}" + "00000000" + "0100000000000000" + "0203000000000000"
+    assert control.encode(message, 1, 0x302).hex() == head + body
+    assert control.decode(bytes.fromhex(head + body)) == (1, 0x302, message)
 
 
-def test_every_kind_has_a_tag_of_its_own() -> None:
-    tags = {kind.__struct_config__.tag for kind in KINDS}
-    assert tags == set(range(1, len(KINDS) + 1))
+def test_every_kind_has_a_number_of_its_own() -> None:
+    numbers = {kind: data[3] for kind in KINDS for data in [control.encode(_any_of(kind))]}
+    assert sorted(numbers.values()) == [*range(1, 15), 19]
+
+
+def _any_of(kind: type[msgspec.Struct]) -> control.Control:
+    made: control.Control = kind(*([0] * len(kind.__struct_fields__)))  # type: ignore[assignment]
+    return made
 
 
 def test_a_hello_of_a_publisher_names_its_stream() -> None:
-    assert control.Hello(1, 2, b"a", False, False, 1, 1, stream=9).publisher
-    assert not control.Hello(1, 2, b"a", False, True, 1, 1).publisher
+    assert control.Hello(2, b"a", False, False, 1, 1, stream=9).publisher
+    assert not control.Hello(2, b"a", False, True, 1, 1).publisher
+
+
+# Other versions
+
+
+@given(message=MESSAGES, client=CLIENT, number=U64, version=U8.filter(lambda version: version != 2))
+def test_the_head_of_another_version_can_be_read(
+    message: control.Control, client: int, number: int, version: int
+) -> None:
+    data = control.encode(message, client, number)
+    other = data[:2] + bytes((version,)) + data[3:]
+    if isinstance(message, control.Refused):
+        assert control.decode(other) == (client, number, message)
+    else:
+        with pytest.raises(ProtocolError, match=f"of version {version}; this process speaks 2"):
+            control.decode(other)
+    head = control.read_head(other)
+    assert head is not None
+    assert (head.version, head.client, head.number) == (version, client, number)
+
+
+def test_format_1_is_known_and_not_read() -> None:
+    data = bytes.fromhex("f5439401010203")
+    assert control.is_format_1(data)
+    assert control.read_head(data) is None
+    assert isinstance(read(data), ProtocolError)
+    assert not control.is_format_1(HEAD)
+
+
+@given(message=MESSAGES, more=st.lists(st.integers(0, 9) | st.text(max_size=3), max_size=3))
+def test_fields_of_later_versions_are_ignored(message: control.Control, more: list[object]) -> None:
+    data = control.encode(message, 7, 8)
+    fields = [*msgspec.msgpack.decode(data[control.HEAD_BYTES :]), *more]
+    assert control.decode(data[: control.HEAD_BYTES] + msgspec.msgpack.encode(fields)) == (7, 8, message)
+
+
+@given(message=MESSAGES, scheme=st.integers(1, 255))
+def test_other_schemes_are_not_read(message: control.Control, scheme: int) -> None:
+    data = control.encode(message)
+    with pytest.raises(ProtocolError, match=f"scheme {scheme}"):
+        control.decode(data[:4] + bytes((scheme,)) + data[5:])
+
+
+# Hostile bytes
 
 
 @given(data=st.binary(max_size=80))
 @example(b"")
 @example(b"\xf5")
-@example(b"\xf5C")
-@example(b"\xf5C\xc0")
-@example(b"\xf5C\x90")
-@example(b"\xf5C" + b"\x91" * 50_000)
-@example(b"\xf5C\x96\x04" + b"\x91" * 50_000)
-@example(b"\xf5C\x96\x04\x01\x01\xdd\xff\xff\xff\xff")
-@example(b"\xf5C\xdf\xff\xff\xff\xff")
+@example(MARK)
+@example(HEAD)
+@example(HEAD + b"\xc0")
+@example(HEAD + b"\x90")
+@example(HEAD + b"\x91" * 50_000)
+@example(HEAD[:3] + b"\x04" + HEAD[4:] + b"\x97\x04" + b"\x91" * 50_000)
+@example(HEAD[:3] + b"\x04" + HEAD[4:] + b"\x97\x01\x01\x00\x01\xdd\xff\xff\xff\xff")
+@example(HEAD + b"\xdf\xff\xff\xff\xff")
 @example(b"hello world")
 def test_garbage_is_the_peers_fault(data: bytes) -> None:
-    assert isinstance(read(data), (*KINDS, ProtocolError))
+    assert isinstance(read(data), control.Received | ProtocolError)
 
 
-@given(data=st.binary(max_size=80))
-def test_garbage_behind_the_mark_is_the_peers_fault(data: bytes) -> None:
-    message = read(MARK + data)
-    if not isinstance(message, ProtocolError):
-        assert control.decode(control.encode(message)) == message
+@given(data=st.binary(max_size=80), kind=st.integers(0, 20))
+def test_garbage_behind_the_head_is_the_peers_fault(data: bytes, kind: int) -> None:
+    found = read(HEAD[:3] + bytes((kind,)) + HEAD[4:] + data)
+    if not isinstance(found, ProtocolError):
+        assert control.decode(control.encode(found.message, found.client, found.number)) == found
 
 
 @given(message=MESSAGES, data=st.data())
@@ -116,30 +191,64 @@ def test_nothing_may_follow_a_message(message: control.Control, tail: bytes) -> 
 def test_a_flipped_bit_never_crashes(message: control.Control, at: int, bit: int) -> None:
     broken = bytearray(control.encode(message))
     broken[at % len(broken)] ^= 1 << bit
-    assert isinstance(read(bytes(broken)), (*KINDS, ProtocolError))
+    assert isinstance(read(bytes(broken)), control.Received | ProtocolError)
 
 
 @pytest.mark.parametrize(
     "data",
     [
         packed(1, -1, 2, 3),
-        packed(1, 1 << 48, 2, 3),
-        packed(1, 1, 2, 1 << 32),
-        packed(1, "one", 2, 3),
-        packed(1, 1, 2, 3, 4),
-        packed(1, 1, 2),
-        packed(1, 1.0, 2.5, 3),
-        packed(3, 1, "text is not bytes", True),
-        packed(3, 1, b"a", 1),
-        packed(4, 1, 2, [b"a"], [b"b"], [[b"c", 1]]),
-        packed(4, 1, 2, [b"a"], [b"b"], [[b"c", 1, 2, 3]]),
+        packed(1, 1, 1 << 32),
+        packed(1, 1, 2, 3, 256, 2),
+        packed(1, "one", 2),
+        packed(1, 1),
+        packed(1, 1.0, 2.5),
+        packed(3, "text is not bytes", True),
+        packed(3, b"a", 1),
+        packed(4, 1, 2, 0, 1, [b"a"], [b"b"], [[b"c", 1]]),
+        packed(4, 1, 2, 0, 1, [b"a"], [b"b"], [[b"c", 1, 2, 3]]),
+        packed(4, 1, 2, 0, 1 << 16, [], [], []),
+        packed(0, 1, 2, 3),
+        packed(15, b"x" * 32),
         packed(99, 1, 2, 3),
-        packed("1", 1, 2, 3),
-        packed(),
-        MARK + b"\x98\x07\xa1\xff\x01\x01\x01\x01\x01\xc3\x01",
+        packed(1),
+        packed(7)[: control.HEAD_BYTES] + b"\x98\xa1\xff\x01\x01\x01\x01\xc3\x01",
+        HEAD[:8] + b"\xff" * 8 + HEAD[16:] + b"\x93\xa1s\x01\x01",
     ],
-    ids=lambda data: data.hex()[:24],
+    ids=lambda data: data.hex()[6:8] + data.hex()[48:72],
 )
 def test_fields_are_checked(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         control.decode(data)
+
+
+# Long lists
+
+
+@given(channels=NAMES, patterns=NAMES, streams=STREAMS, copies=st.sampled_from([1, 300, 1000]))
+def test_a_present_in_parts_says_the_same(
+    channels: list[bytes], patterns: list[bytes], streams: control.StreamList, copies: int
+) -> None:
+    parts = control.presents(7, 8, channels * copies, patterns, streams * copies)
+    assert [(part.incarnation, part.resync, part.part, part.parts) for part in parts] == [
+        (7, 8, number, len(parts)) for number in range(len(parts))
+    ]
+    assert [name for part in parts for name in part.channels] == channels * copies
+    assert [name for part in parts for name in part.patterns] == patterns
+    assert [stream for part in parts for stream in part.streams] == streams * copies
+    assert all(len(part.channels) <= 1024 and len(control.encode(part)) < 1 << 16 for part in parts)
+
+
+@pytest.mark.parametrize("name_bytes", [0, 16, 512])
+def test_an_answer_in_parts_says_the_same(name_bytes: int) -> None:
+    streams = [(b"x" * name_bytes, number, 1 << 63 | number) for number in range(3000)]
+    whole = control.Answer("s", b"*", 1, 2, b"entry", b"ring", True, True, 3, 0, 1, streams, streams[:40])
+    parts = control.in_parts(whole)
+    assert [(part.part, part.parts) for part in parts] == [(number, len(parts)) for number in range(len(parts))]
+    assert len(parts) > 2
+    assert [stream for part in parts for stream in part.streams] == streams
+    assert [stream for part in parts for stream in part.absent] == streams[:40]
+    assert [(part.entry, part.ring) for part in parts] == [(b"entry", b"ring")] + [(b"", b"")] * (len(parts) - 1)
+    assert all(len(control.encode(part)) < 1 << 16 for part in parts)
+    short = msgspec.structs.replace(whole, streams=streams[:2], absent=[])
+    assert control.in_parts(short) == [short]

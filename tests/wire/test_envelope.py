@@ -40,9 +40,11 @@ def raw_attributes(body: bytes, length: int | None = None) -> bytes:
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    assert envelope.HEADER_BYTES == 31
-    blob = envelope.prefix(0, 0x01020304, 0x1112131415161718) + envelope.SUFFIX.pack(0x2122232425262728, 9)
-    assert blob.hex() == "f55a00" + "04030201" + "1817161514131211" + "2827262524232221" + "0900000000000000"
+    assert envelope.HEADER_BYTES == 40
+    blob = envelope.prefix(1, 0x01020304, 0x1112131415161718) + envelope.SUFFIX.pack(0x2122232425262728, 9)
+    first, second = "f55b0100" + "04030201", "1817161514131211" + "2827262524232221" + "0900000000000000"
+    assert blob.hex() == first + second + "0000000000000000"
+    assert envelope.PLAIN.hex() == "f55b0000"
 
 
 @given(flags=st.integers(0, envelope.KNOWN_FLAGS), version=U32, stream=U64, sequence=U64, time_us=U64)
@@ -82,8 +84,54 @@ def test_a_cut_header_is_foreign(cut: int) -> None:
 
 
 @given(flags=st.integers(0, 255).filter(lambda flags: flags & ~envelope.KNOWN_FLAGS))
-def test_unknown_flags_are_foreign(flags: int) -> None:
-    assert not envelope.is_envelope(envelope.HEADER.pack(envelope.MAGIC, flags, 1, 2, 3, 4))
+def test_unknown_flags_are_in_an_envelope(flags: int) -> None:
+    """They are for each reader to refuse; a foreign payload would be delivered."""
+    blob = envelope.HEADER.pack(envelope.MAGIC, flags, 1, 2, 3, 4)
+    assert envelope.is_envelope(blob)
+    assert flags & envelope.UNKNOWN_FLAGS
+
+
+def test_an_envelope_of_format_1_is_foreign_and_readable_in_records() -> None:
+    blob = envelope.HEADER_1.pack(envelope.MAGIC_1, envelope.ATTRIBUTES, 1, 2, 3, 4)
+    assert blob.hex() == "f55a01" + "01000000" + "02" + 15 * "0" + "3" + 15 * "0" + "4" + 14 * "0"
+    assert not envelope.is_envelope(blob)
+    assert envelope.read_header(blob) == (envelope.ATTRIBUTES, 2, 3, 4, 31)
+    assert envelope.read_header(blob[:-1]) is None
+
+
+# The extension
+
+
+def extended(blob: bytes, words: int) -> bytes:
+    """The envelope with so many words of an extension."""
+    at = envelope.HEADER_BYTES
+    return blob[:3] + bytes((words,)) + blob[4:at] + b"\xee" * (8 * words) + blob[at:]
+
+
+@given(attributes=MAPS, payload=st.binary(max_size=50), words=st.integers(0, 255))
+def test_readers_skip_an_extension(attributes: dict[str, Any], payload: bytes, words: int) -> None:
+    blob = extended(with_attributes(attributes, payload), words)
+    at = envelope.body_at(blob)
+    assert envelope.is_envelope(blob)
+    assert envelope.split_attributes(blob, at) == (attributes, payload)
+    header = envelope.read_header(blob)
+    assert header is not None
+    assert header == (envelope.ATTRIBUTES, 2, 3, 4, at)
+    assert envelope.settled_of(extended(envelope.beacon(1, 2, 3, 3, 4), words)) == 3
+    assert envelope.body_at(envelope.forwarded(blob)) == envelope.body_at(envelope.under(7, blob)) == at
+
+
+@given(words=st.integers(1, 255), data=st.data())
+def test_an_extension_that_is_cut_short_is_foreign(words: int, data: st.DataObject) -> None:
+    blob = extended(envelope.HEADER.pack(envelope.MAGIC, 0, 1, 2, 3, 4), words)
+    cut = data.draw(st.integers(0, len(blob) - 1))
+    assert not envelope.is_envelope(blob[:cut])
+
+
+@given(data=st.binary(max_size=100), magic=st.sampled_from([b"", b"\xf5\x5a", b"\xf5\x5b"]))
+def test_any_bytes_have_a_header_or_none(data: bytes, magic: bytes) -> None:
+    header = envelope.read_header(magic + data)
+    assert header is None or header.body_at <= len(magic + data)
 
 
 # Beacons
@@ -113,7 +161,7 @@ def test_a_beacon_of_another_length_is_refused(body: bytes) -> None:
 
 @given(attributes=MAPS, payload=st.binary(max_size=50))
 def test_attributes_come_back_with_their_types(attributes: dict[str, str | int | float | bool], payload: bytes) -> None:
-    read, rest = envelope.split_attributes(with_attributes(attributes, payload))
+    read, rest = envelope.split_attributes(with_attributes(attributes, payload), envelope.HEADER_BYTES)
     assert rest == payload
     assert read == attributes
     assert {name: type(value) for name, value in read.items()} == {
@@ -187,7 +235,7 @@ def test_the_size_of_attributes_is_limited() -> None:
 @example(b"\xdf\xff\xff\xff\xff")
 def test_attributes_that_cannot_be_read_are_the_peers_fault(body: bytes) -> None:
     try:
-        attributes, payload = envelope.split_attributes(raw_attributes(body))
+        attributes, payload = envelope.split_attributes(raw_attributes(body), envelope.HEADER_BYTES)
     except ProtocolError:
         return
     assert payload == b""
@@ -201,12 +249,12 @@ def test_attributes_that_are_cut_short_are_the_peers_fault(
     whole = with_attributes(attributes, b"")
     cut = data.draw(st.integers(envelope.HEADER_BYTES, len(whole) - 1))
     with pytest.raises(ProtocolError):
-        envelope.split_attributes(whole[:cut])
+        envelope.split_attributes(whole[:cut], envelope.HEADER_BYTES)
 
 
 def test_a_length_past_the_end_is_the_peers_fault() -> None:
     with pytest.raises(ProtocolError, match="cut short"):
-        envelope.split_attributes(raw_attributes(b"\x80", length=2))
+        envelope.split_attributes(raw_attributes(b"\x80", length=2), envelope.HEADER_BYTES)
 
 
 # Names and sizes

@@ -50,8 +50,9 @@ from shoal.balance.rules import ALL_RULES, BalancerRules
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
 from shoal.balance.under_way import UnderWay, request_id
-from shoal.balance.window import LoadWindow
 from shoal.errors import ConfigError, PlanError
+from shoal.load.kinds import SERVER, Kinds
+from shoal.load.window import LoadWindow
 from shoal.logs import get_log
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import CHANNEL
@@ -70,13 +71,15 @@ _log: Final = get_log(__name__)
 
 
 class Balancer:
-    """Decides for one cluster. `state` and `moved_at` (when each channel was last placed) are what an earlier leader
-    has left in the coordinator. `planners` plan units of other kinds than channels."""
+    """Decides for one cluster. `kinds` are those of load windows. `state` and `moved_at` (when each channel was last
+    placed) come from the coordinator, where an earlier leader left them. `planners` plan units of other kinds than
+    channels."""
 
     def __init__(
         self,
         settings: BalanceSettings,
         options: BalancerOptions,
+        kinds: Kinds,
         state: BalancerState | None = None,
         moved_at: dict[bytes, float] | None = None,
         rules: BalancerRules = ALL_RULES,
@@ -88,6 +91,7 @@ class Balancer:
         self._requests.update((planner.kind, planner) for planner in self._planners)
         self._settings = settings
         self._options = options
+        self._kinds = kinds
         self._state = self._written = state or BalancerState()
         self._moved_at = {} if moved_at is None else moved_at
         self._rules = rules
@@ -176,7 +180,7 @@ class Balancer:
     def _learn(self, window: LoadWindow) -> None:
         self._quiet.learn(window)
         self._window = window
-        hosts = window.hosts
+        hosts = window.hosts_of(SERVER)
         sent = pc.sum(pc.coalesce(hosts["bandwidth_bytes_per_s"], hosts["bytes_out"])).as_py() or 0.0
         self._past = [*self._past, (float(window.end_s), sent)][-self._settings.past_windows :]
 
@@ -316,7 +320,7 @@ class Balancer:
         silent is not waited for much longer."""
         joined_at = self._joined_at or {}
         expected = {server for server in ring.ids if joined_at.get(server, NEVER) <= window.start_s}
-        silent = expected - {*window.hosts["host"].to_pylist()}
+        silent = expected - {*window.hosts_of(SERVER)["host"].to_pylist()}
         if not silent:
             self._missing = 0
             return True
@@ -373,7 +377,7 @@ class Balancer:
         planned_at = NEVER if self._state.planned_at is None else self._state.planned_at
         placed = (self._moved_at, planned_at) if self._rules.settle else ({}, NEVER)
         history = History(*placed, self._past, self._forecast)
-        return join(window, view, facts, history, self._homes)
+        return join(window, view, facts, history, self._homes, self._kinds)
 
     # -- doing -----------------------------------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 
 Owns which channels and hosts a situation has, and in which order. Channels are all that the window or the plan names,
 sorted by name; hosts are the members of the ring, sorted by id. So the same inputs always give the same situation.
+Units and hosts of other kinds are left out; their work counts when the processor time of a host is divided.
 
-A channel with an entry that did nothing is there with no load: it may have to leave a server that is drained. What a
-server did that is no member any more still counts for its channels, which go on elsewhere. A member that the window
-does not tell of takes no channels: nobody knows what it carries.
+A channel with an entry that did nothing is there with no load: it may have to leave a server that is drained. The load
+of a server that has left the ring still counts for its channels, which go on elsewhere. A member without rows in the
+window takes no channels, because its load is not known.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from shoal.balance.forecast import Forecast
 from shoal.balance.homes import Homes
 from shoal.balance.situation import Pool, Situation
 from shoal.balance.totals import channel_totals, pattern_share
-from shoal.balance.window import LoadWindow
 from shoal.errors import PlanError
+from shoal.load.costs import prices
+from shoal.load.kinds import CHANNEL, SERVER, Kinds
+from shoal.load.window import LoadWindow
 from shoal.plan.entry import Entry
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring
+
+CPU: Final = "cpu_share"
+"""The figure of servers that says how much processor time they used."""
 
 SETTLED_S: Final = 5.0
 """How long before a window a channel must have been placed for its parts to be taken from it."""
@@ -72,17 +78,16 @@ class History:
     """What is expected."""
 
 
-def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, homes: Homes) -> Situation:
+def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, homes: Homes, kinds: Kinds) -> Situation:
     """The situation at the end of a window. `PlanError` if there is no ring yet."""
     ring = plan.ring
     if ring is None or not ring.homes:
         raise PlanError("there is no ring yet, so no channel lives anywhere", do="wait until a server has joined")
     ids = tuple(sorted(ring.ids))
-    units, of_hosts = window.units, window.hosts
+    units = window.units_of(CHANNEL)
     names, rows, entry_rows = _names(units["unit"], plan.entries)
     placements = _placements(names, entry_rows, plan.entries, ring, ids, homes)
-    host_places = pc.index_in(units["host"], of_hosts["host"].combine_chunks()).to_numpy()
-    host_cpu = of_hosts["cpu_share"].fill_null(0.0).to_numpy()
+    cores = prices(window, CHANNEL, CPU, kinds)
     past = np.asarray(history.past, np.float64).reshape(-1, 2)
     moved_at = _moved_at(names, history.moved_at)
     places = pc.index_in(units["host"], pa.array(ids)).fill_null(-1).to_numpy()
@@ -91,9 +96,9 @@ def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, hom
     parts = _parts(placements, rows, places, sent, moved_at < window.start_s - SETTLED_S)
     return Situation(
         at_s=float(window.end_s),
-        channels=channel_totals(names, placements, units, rows, host_places, host_cpu),
+        channels=channel_totals(names, placements, units, rows, cores, kinds.unit_kinds[CHANNEL].cost(CPU)),
         placements=replace(placements, parts=parts),
-        hosts=_hosts(ids, of_hosts, facts, window.start_s),
+        hosts=_hosts(ids, window.hosts_of(SERVER), facts, window.start_s),
         pool=facts.pool,
         moved_at=moved_at,
         planned_at=history.planned_at,
@@ -183,7 +188,7 @@ def _hosts(ids: tuple[str, ...], rows: pa.Table, facts: PoolFacts, start_s: floa
         capacity=np.where(capacity > 0, capacity, known(facts.capacities, pool.new_capacity)),
         cpu_capacity=known(facts.cpu_capacities, pool.new_cpu_capacity),
         bytes_out=np.array([measure(server, "bandwidth_bytes_per_s", "bytes_out") for server in ids]),
-        cpu=np.array([measure(server, "cpu_share") for server in ids]),
+        cpu=np.array([measure(server, CPU) for server in ids]),
         cost=known(facts.costs, pool.new_cost),
         takes=told & np.array([server not in facts.draining for server in ids], np.bool_),
         heard=told,

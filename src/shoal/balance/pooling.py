@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 import pyarrow.compute as pc
 
 from shoal.balance.effects import HurryMove, PutMark, RemoveServer, View
-from shoal.balance.window import LoadWindow
+from shoal.load.kinds import CHANNEL, SERVER
+from shoal.load.window import LoadWindow
 from shoal.plan.entry import Phase
 from shoal.plan.keys import Mark
 from shoal.plan.moving import MoveRequest
@@ -55,7 +56,7 @@ class Quietness:
 
     def learn(self, window: LoadWindow) -> None:
         """Takes one window in; windows come in order."""
-        hosts, units = window.hosts, window.units
+        hosts, units = window.hosts_of(SERVER), window.units_of(CHANNEL)
         complete = {
             host for host, whole in zip(hosts["host"].to_pylist(), hosts["complete"].to_pylist(), strict=True) if whole
         }
@@ -214,7 +215,7 @@ def promotions(view: View, ring: Ring, window: LoadWindow) -> Iterator[PutMark]:
 
 def _rehomed_ratio(view: View, ring: Ring, risen: Sequence[str], window: LoadWindow) -> float:
     """What channels that would have another home if these guests were homes send now, of what one server can send."""
-    units, hosts = window.units, window.hosts
+    units, hosts = window.units_of(CHANNEL), window.hosts_of(SERVER)
     free = [channel not in view.entries for channel in units["unit"].to_pylist()]
     names = [channel for channel, is_free in zip(units["unit"].to_pylist(), free, strict=True) if is_free]
     sent = [rate for rate, is_free in zip(units["bytes_out"].to_pylist(), free, strict=True) if is_free]

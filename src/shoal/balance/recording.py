@@ -3,6 +3,8 @@
 Owns the form of a record and the replay. Where records are kept is in `shoal.leader.audit_log`. A record holds the
 situation itself (the load window joined with plan and pool: what the policy saw, to the last bit) beside the window
 that it was made from, so that a replay needs nothing else.
+
+Version 3 names the kind of the units. A record of version 2, which is about channels, can be shown but not replayed.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ from shoal.balance.policies import policy
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of, make_proposal
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
-from shoal.balance.window import LoadWindow
 from shoal.errors import PlanError
+from shoal.load.kinds import CHANNEL
+from shoal.load.window import LoadWindow
 
-RECORD_VERSION: Final = 2
+RECORD_VERSION: Final = 3
+SHOWN_VERSIONS: Final = (2, RECORD_VERSION)
+"""Versions that can be read. Only the newest can be replayed."""
 
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _CHANNEL_COLUMNS: Final = tuple(field.name for field in fields(Channels) if field.name != "names")
@@ -62,6 +67,8 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     revisions: tuple[tuple[bytes, int], ...]
     lost: tuple[bytes, ...]
     proposal: bytes
+    kind: str = CHANNEL
+    """The kind of the units; version 2 does not say."""
 
     @property
     def digest(self) -> str:
@@ -88,13 +95,17 @@ def encode_record(record: DecisionRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> DecisionRecord:
-    """The record in some bytes; PlanError if they are none, or of another version."""
+    """The record in some bytes; PlanError if they are none, or of a version that cannot be read."""
     try:
         record = _decoder.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PlanError(f"that is no record of a decision: {error}") from error
-    if record.version != RECORD_VERSION:
-        raise PlanError(f"the record has version {record.version}, this program knows {RECORD_VERSION}")
+    if record.version not in SHOWN_VERSIONS:
+        known = ", ".join(map(str, SHOWN_VERSIONS))
+        raise PlanError(
+            f"a decision record of version {record.version}; this process knows {known}",
+            do="upgrade this process" if record.version > RECORD_VERSION else "read it with the Shoal that wrote it",
+        )
     return record
 
 
@@ -121,12 +132,18 @@ def make_record(
         revisions=tuple((move.unit, move.revision) for move in proposal.moves),
         lost=lost,
         proposal=proposal.encode(),
+        kind=CHANNEL,
     )
 
 
 def replay(record: DecisionRecord) -> Proposal:
     """Makes the decision of a record again; moves of other kinds than channels are taken from the record. The same
-    decision has the same digest as the record."""
+    decision has the same digest as the record. PlanError if the record is too old."""
+    if record.version != RECORD_VERSION:
+        raise PlanError(
+            f"a decision record of version {record.version} can be shown, not replayed: {RECORD_VERSION} can",
+            do="replay it with the version of Shoal that wrote it",
+        )
     situation = restore_situation(record.situation)
     revisions = dict(record.revisions)
     decision = with_lost(situation, policy(record.policy)(situation, record.settings), record.lost)

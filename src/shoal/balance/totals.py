@@ -1,17 +1,17 @@
 """Totals: what each channel did, whatever servers it did it on, from what each server saw of it.
 
 Owns how figures of several servers become one, which depends on the mode: every server of an `all_publishers`
-placement sees every publication, every server of an `all_subscribers` placement every subscriber. Owns also how the
-processor time of a server is laid on its channels.
+placement sees every publication, every server of an `all_subscribers` placement every subscriber. What a channel costs
+its server is declared by its kind (`shoal.load.kinds`).
 
     mode               publications  publishers  subscribers  deliveries, bytes
     single             sum           largest     largest      sum
     all_subscribers    sum           sum         largest      sum
     all_publishers     largest       largest     sum          sum, but patterns: mean
 
-Every server of an `all_publishers` placement sends every publication to the subscribers of patterns too. How many
-messages went to them is told by their number beside that of the channel's own; the bytes are divided in the same way,
-though a message to a pattern is longer by the pattern.
+Every server of an `all_publishers` placement sends every publication to the subscribers of patterns too. Deliveries
+are divided by the number of such subscribers and of the channel's own; the bytes are divided in the same way, though a
+message to a pattern is longer by the pattern.
 
 A channel with the mode `single` is on two servers while it moves. Then each publication is on one of them and each
 client on both, so that the largest count is the nearest.
@@ -25,31 +25,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, Channels, Floats, Ints, Placements
-
-PUBLICATION_WORK: Final = 4.0
-DELIVERY_WORK: Final = 1.0
-"""What a server does for one publication that it receives, and for one delivery. Only the ratio counts. An observer
-adds a third to what a publication costs that nobody else receives: so one delivery is a third of a publication, and a
-publication with the agent's own copy is four such thirds."""
+from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, Channels, Placements
+from shoal.load.kinds import Cost
+from shoal.load.table import Floats, Ints
 
 
 def channel_totals(
-    names: pa.Array, placements: Placements, units: pa.Table, rows: Ints, host_places: Ints, host_cpu: Floats
+    names: pa.Array, placements: Placements, units: pa.Table, rows: Ints, cores: Floats, cost: Cost
 ) -> Channels:
     """The channels of a situation.
 
-    `units` are rows of a load window, `rows` says which channel each of them is of, `host_places` which host;
-    `host_cpu` is what each host used, in cores.
+    `units` are the rows of channels in a load window, `rows` says which channel each of them is of; `cost` is what
+    channels cost of processor time, `cores` what one piece of that work took, row by row.
     """
     columns = {name: units[name].to_numpy() for name in _FIGURES}
     count = len(names)
     shared_publishers = placements.mode == ALL_PUBLISHERS
     shared_subscribers = placements.mode == ALL_SUBSCRIBERS
     publishers, subscribers = columns["publishers"], columns["subscribers"]
-    work_in = PUBLICATION_WORK * (columns["publications"] + columns["forwarded"])
-    work_out = DELIVERY_WORK * columns["messages_sent"]
-    cores = _cores_of_work(host_places, work_in + work_out, host_cpu)
+    work_in = sum(cost.weight(name) * columns[name] for name in ("publications", "forwarded"))
+    work_out = cost.weight("messages_sent") * columns["messages_sent"]
     times_received = np.where(shared_publishers, placements.degree, 1)
     to_patterns = pattern_share(units)
 
@@ -88,12 +83,6 @@ def pattern_share(units: pa.Table) -> Floats:
 
 
 _FIGURES: Final = ("publications", "forwarded", "messages_sent", "bytes_out", "publishers", "subscribers")
-
-
-def _cores_of_work(host_places: Ints, work: Floats, host_cpu: Floats) -> Floats:
-    """What one piece of work took in cores, for each row: all that a host used was for what it did."""
-    done = np.bincount(host_places, work, len(host_cpu))
-    return np.divide(host_cpu, done, out=np.zeros(len(host_cpu)), where=done > 0)[host_places]
 
 
 def _sum(rows: Ints, values: npt.NDArray[Any], count: int) -> Floats:

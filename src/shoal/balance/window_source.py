@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from shoal.balance.window import LoadWindow
+from shoal.load.window import LoadWindow
 
 WARM_WINDOWS: Final = 3
 """Windows of Spark that must come in time, one after the other, before it is used."""

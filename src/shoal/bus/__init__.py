@@ -1,16 +1,17 @@
-"""What applications hold: `connect()`, `Bus` and `Subscription`.
+"""The application's API: `connect()`, `Bus` and `Subscription`.
 
-Owns the asyncio side of a client. The protocol is the router's (`shoal.channels`), which does no I/O; here
-are the parts that do it for the router and give applications something to await.
+Owns the asyncio side of a client. The protocol is in the router (`shoal.channels`), which does no I/O. This package
+does the I/O for the router and provides the awaitable calls for applications.
 
-    client.py         Bus: publish, subscribe, drain, the life of a client
+    client.py         Bus: publish, subscribe, drain, open and close
     subscription.py   Subscription: messages and gaps, in order
-    adapter.py        carries the router's effects out: connections, timer, waiting callers
-    connections.py    one connection to one server, from its delay to its end
-    leaving.py        when a closing bus may go
-    plan_source.py    the coordinator, asked for key and ring
-    locate.py         where the local cluster is
-    collector.py      all buses of the process as metrics
+    shell.py          executes the router's effects: connections, timer, waiting callers
+    connections.py    one connection to one server, from the reconnect delay to its end
+    departure.py      how long a closing bus lingers
+    since.py          recorded history before live messages
+    plan_source.py    reads the public key and the ring from the coordinator
+    location.py       finds the local cluster
+    collector.py      metrics of all buses of the process
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`connect()` and `Bus`: what applications hold.
+"""`connect()` and `Bus`: the client API.
 
-Owns the promises of the calls: what `publish`, `subscribe` and `drain` wait for and what they raise. The
-protocol is the router's, the I/O the adapter's.
+Owns the guarantees of the calls: what `publish`, `subscribe` and `drain` wait for and what they raise. The protocol is
+in the router, the I/O in the adapter.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from shoal.wire.connection import Connection
 from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_payload, encode_attributes
 
 NAMES_MAX: Final = 8192
-"""Channel names that are remembered as good; when there are more, it starts over."""
+"""Size of the cache of validated channel names; it is cleared when full."""
 
 NONCE_BITS: Final = 60
-"""The first nonce of a bus is drawn from so many bits."""
+"""Number of random bits in the first nonce of a bus."""
 
 _NOT_OPEN: Final = "enter it first: async with shoal.connect() as bus"
 
 
 class BusStatistics(msgspec.Struct, frozen=True):
-    """What a bus has done and how it is."""
+    """Counters and state of a bus."""
 
     client_id: int
     published: int
@@ -55,7 +55,7 @@ class BusStatistics(msgspec.Struct, frozen=True):
     subscriptions: int
     ring_version: int
     links: dict[str, str]
-    """Server to the state of the connection to it: down, connecting, greeting, usable or stale."""
+    """Connection state by server: down, connecting, greeting, usable or stale."""
     counters: dict[str, int]
 
 
@@ -66,17 +66,17 @@ def connect(
     name: str | None = None,
     archive: str | Path | None = None,
 ) -> Bus:
-    """A bus to the cluster whose coordinator is at `shoal://user:password@host:port`; None means the local
+    """Create a bus for the cluster whose coordinator is at `shoal://user:password@host:port`; None means the local
     cluster.
 
-    Enter it (`async with`) or await its `open()`; nothing happens before. `name` stands in logs and metrics
-    of yours. `archive` is the directory of an archive, which `subscribe(since=...)` reads beside the records.
+    Enter it (`async with`) or await its `open()`; nothing is sent before. `name` appears in logs and metrics. `archive`
+    is an archive directory, which `subscribe(since=...)` reads in addition to the records.
     """
     return Bus(url, limits=limits, name=name, archive=archive)
 
 
 class Bus:
-    """A client of a cluster: publishes on channels and subscribes to them. Belongs to one event loop."""
+    """A client of a cluster: publishes on channels and subscribes to them. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Bus:
         self._rules = rules
         self.clock = runtime.monotonic
         self.client_id = runtime.random.getrandbits(CLIENT_ID_BITS) or 1
-        """A random number that names this client to everybody."""
+        """A random number that identifies this client."""
         self.name = name or f"shoal:{self.client_id:012x}"
         self.archive = Path(archive).expanduser() if archive else None
         self.published = 0
@@ -110,9 +110,7 @@ class Bus:
         self._bytes_max = self.limits.publish_buffer_bytes_max
 
     def sibling(self) -> Bus:
-        """Another bus to the same cluster, with connections of its own; it need not ask the coordinator to
-        open.
-        """
+        """Create another bus to the same cluster with its own connections. It opens without asking the coordinator."""
         adapter = self.adapter
         bus = Bus(self._url, limits=self.limits, archive=self.archive, runtime=self._runtime, rules=self._rules)
         bus._source = self._source
@@ -120,21 +118,21 @@ class Bus:
             bus._plan = (self._plan[0], adapter.router.context.book.signed_ring)
         return bus
 
-    # Life
+    # Opening and closing
 
     async def open(self) -> Self:
-        """Finds the cluster and reads its plan. Servers are connected to when something lives on them."""
+        """Find the cluster and read its plan. Servers are connected to when a channel needs them."""
         if self._adapter is not None or self._closed:
-            raise BusClosedError("the bus was opened before", do="connect again for another one")
+            raise BusClosedError("the bus was already opened", do="call connect() again for a new bus")
         if self._source is None:
             self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s, self._runtime)
         if self._plan is None:
             self._plan = await self._read_plan(self._source)
         key, ring = self._plan
         verifier = Verifier(key)
-        verifier.ring(ring)  # raises if the cluster did not sign it; the router would only count that
-        nonce = self._runtime.random.getrandbits(NONCE_BITS)
-        router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_nonce=nonce)
+        verifier.ring(ring)  # raises if the signature is wrong; the router would only count that
+        number = self._runtime.random.getrandbits(NONCE_BITS)
+        router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_number=number)
         adapter = Adapter(router, self._source, self.limits, self._runtime)
         router.ring(ring, adapter.now)
         adapter.flush()
@@ -150,11 +148,11 @@ class Bus:
                 raise
             raise ClusterNotFoundError(
                 f"the local cluster does not answer ({error.what})",
-                do="look at `shoal status`, or run `shoal up`",
+                do="check `shoal status`, or run `shoal up`",
             ) from error
 
     async def aclose(self) -> None:
-        """Drains, says goodbye and closes. Raises what `drain` raises, but closes all the same."""
+        """Drain, send goodbye and close. Raises the errors of `drain`, but closes in any case."""
         await self._close(quick=False)
 
     async def _close(self, *, quick: bool) -> None:
@@ -185,7 +183,7 @@ class Bus:
 
     @property
     def adapter(self) -> Adapter:
-        """The I/O of an open bus; BusClosedError if it is not open. Not for applications."""
+        """The I/O of an open bus; raises BusClosedError if it is not open. Not for applications."""
         if self._closed:
             raise BusClosedError()
         if self._adapter is None:
@@ -202,12 +200,11 @@ class Bus:
         attributes: GivenAttributes | None = None,
         confirm: bool = False,
     ) -> None:
-        """Publishes a message. Returns when it is accepted, which waits only while the publish buffer is
-        full.
+        """Publish a message. Returns when it is accepted; waits only while the publish buffer is full.
 
-        With `confirm` it returns when a server has it. Text is sent as UTF-8. An attribute that is None is not
-        sent. Raises PublishError and its
-        kin for what cannot be sent, and for what servers have refused since the last call.
+        With `confirm`, it returns when a server has confirmed the message. Text is sent as UTF-8. Attributes that are
+        None are not sent. Raises PublishError or a subclass for a message that cannot be sent, and for messages that
+        servers have refused since the last call.
         """
         posted = self._post(channel, payload, attributes)
         while posted is None:
@@ -217,10 +214,9 @@ class Bus:
             await self.adapter.confirmation(*posted)
 
     async def publish_counted(self, channel: str | bytes, payload: bytes | str | bytearray | memoryview) -> int:
-        """Publishes, waits for the confirmation and returns how many connections the server passed the
-        message on to.
+        """Publish, wait for the confirmation and return the number of connections the server delivered the message to.
 
-        The agent of the server, which hears everything, is one of them.
+        The server's agent, which receives all messages, counts as one.
         """
         adapter = self.adapter
         adapter.counting += 1
@@ -237,10 +233,10 @@ class Bus:
         payload: bytes | str | bytearray | memoryview,
         attributes: GivenAttributes | None,
     ) -> tuple[Outgoing, int] | None:
-        """Checks a message and hands it to the router; None while there is no room."""
+        """Check a message and pass it to the router; None while the buffer is full."""
         try:
             raw = self._names.get(channel) or self._check_name(channel)
-        except TypeError:  # what cannot be a key is a name that can change, or none
+        except TypeError:  # unhashable: bytearray, memoryview, or the wrong type
             raw = check_channel_name(channel, self.limits)
         if type(payload) is not bytes:
             payload = _to_bytes(payload)
@@ -262,7 +258,7 @@ class Bus:
         adapter.schedule()
         posted = publishing.publish(raw, payload, attributes, adapter.time_us, adapter.now)
         if publishing.pending_messages == 1:
-            adapter.flush()  # nothing is on its way that more could be gathered behind
+            adapter.flush()  # nothing is in flight that later messages could be batched behind
         return posted
 
     def _check_name(self, channel: str | bytes) -> bytes:
@@ -273,14 +269,20 @@ class Bus:
         return raw
 
     async def drain(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Waits until servers have confirmed everything published so far and since.
+        """Wait until servers have confirmed all published messages, including those published during the wait.
 
-        NotConfirmedError says what is missing after `timeout` seconds (None: `drain_timeout_s`);
-        PublishError what servers have refused.
+        Raises NotConfirmedError after `timeout` seconds (None: `drain_timeout_s`) with the unconfirmed channels,
+        PublishError for messages that servers have refused, and VersionError if an agent speaks another version.
         """
         adapter = self.adapter
         timeout_s = self.limits.drain_timeout_s if timeout is None else timeout
-        if not await adapter.until(lambda: adapter.router.settled or adapter.closed, timeout_s):
+        adapter.forget_refusal()
+        done = await adapter.until(
+            lambda: adapter.router.settled or adapter.closed or adapter.refused is not None, timeout_s
+        )
+        if adapter.refused is not None and not adapter.router.settled:
+            raise adapter.refused
+        if not done:
             raise self._not_confirmed(adapter, timeout_s)
         adapter.refusals.raise_all()
 
@@ -294,7 +296,7 @@ class Bus:
         return NotConfirmedError(
             f"{adapter.router.publishing.pending_messages} messages are not confirmed after {timeout_s:g} s, "
             f"on {named}{more}" + (f" ({reasons})" if reasons else ""),
-            do="look at `shoal status`; what is not confirmed may have arrived",
+            do="check `shoal status`; unconfirmed messages may have arrived",
         )
 
     # Subscribing
@@ -307,48 +309,50 @@ class Bus:
         where: str | Filter | None = None,
         since: dt.datetime | dt.timedelta | float | str | None = None,
     ) -> Subscription:
-        """A subscription to a channel, or to all channels that a pattern (as in Redis) matches: enter it to
-        begin. With `where`, only messages whose attributes match the filter are handed over; FilterError if it is none.
-        With `since`, a time, an age (seconds or a timedelta) or a text like "15m", what was recorded of the channel
-        since comes first, and live messages follow without a hole or a double. SubscribeError if it is no time.
+        """Create a subscription to a channel, or to all channels that a Redis pattern matches; enter it to start.
+
+        With `where`, only messages whose attributes match the filter are delivered; raises FilterError for an invalid
+        filter. With `since` (a time, an age as seconds or timedelta, or a text like "15m"), the recorded messages since
+        then come first, followed by live messages without gaps or duplicates; raises SubscribeError for an invalid
+        time.
         """
         if (channel is None) == (pattern is None):
-            raise TypeError("subscribe() takes a channel, or pattern=..., and not both")
+            raise TypeError("subscribe() takes either a channel or pattern=..., not both")
         if self._adapter is not None and self._adapter.refusals.count:
             self._adapter.refusals.raise_all()
         name = channel if channel is not None else pattern
         assert name is not None
         wanted = where if where is None or isinstance(where, Filter) else parse(where, self.limits)
         if since is not None and channel is None:
-            raise TypeError("since=... takes a channel: what patterns match is recorded channel by channel")
+            raise TypeError("since=... needs a channel: messages are recorded per channel, not per pattern")
         since_us = None if since is None else time_us_of(since, self._runtime.wall())
         return Subscription(self, check_channel_name(name, self.limits), channel is None, wanted, since_us)
 
     def psubscribe(self, pattern: str | bytes, *, where: str | Filter | None = None) -> Subscription:
-        """A subscription to all channels that a pattern matches, as `subscribe(pattern=...)`."""
+        """Create a subscription to all channels that a pattern matches; same as `subscribe(pattern=...)`."""
         return self.subscribe(pattern=pattern, where=where)
 
-    # Looking around
+    # Inspection
 
     async def recorded_patterns(self) -> list[bytes]:
-        """What is marked as recorded; CoordinatorError if the coordinator cannot be asked."""
+        """Return the patterns of recorded channels. Raises CoordinatorError if the coordinator is unavailable."""
         assert self._source is not None, "an open bus has a coordinator"
         return await self._source.recorded()
 
     @property
     def login(self) -> tuple[str | None, str | None]:
-        """User and password at the servers. Not for applications."""
+        """User and password for the servers. Not for applications."""
         assert self._source is not None, "an open bus has a coordinator"
         return self._source.address.username, self._source.address.password
 
     async def ask_servers(self, *command: bytes | str | int) -> dict[str, Any]:
-        """Runs one command (PING, PUBSUB ...) on every server of the ring; the reply of each, by its id."""
+        """Run one command (PING, PUBSUB ...) on every server of the ring; return the replies by server id."""
         ring = self.ring
         replies = await asyncio.gather(*(self._ask_server(server, command) for server in ring.servers))
         return dict(zip(ring.ids, replies, strict=True))
 
     def fetch_ring(self) -> None:
-        """Asks the coordinator for the newest ring, in the background. Not for applications."""
+        """Ask the coordinator for the newest ring, in the background. Not for applications."""
         self.adapter.fetch_ring()
 
     @property
@@ -375,13 +379,13 @@ class Bus:
 
     @property
     def ring(self) -> Ring:
-        """The newest ring that the bus knows."""
+        """The newest ring known to the bus."""
         ring = self.adapter.router.context.book.ring
         assert ring is not None, "an open bus has a ring"
         return ring
 
     def statistics(self) -> BusStatistics:
-        """What the bus has done and how it is (or was, when it was closed)."""
+        """Return counters and state of the bus; the last ones if it is closed."""
         router = self.router
         return BusStatistics(
             client_id=self.client_id,
@@ -400,4 +404,4 @@ def _to_bytes(payload: str | bytes | bytearray | memoryview) -> bytes:
         return payload.encode()
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
-    raise TypeError(f"a payload is bytes or str, not {type(payload).__name__}")
+    raise TypeError(f"a payload must be bytes or str, not {type(payload).__name__}")

@@ -1,6 +1,6 @@
-"""All buses of this process as metrics: summed when somebody looks, so that a message costs nothing.
+"""Metrics of all buses of this process, summed at scrape time so that messages cost nothing.
 
-Owns the names `shoal_bus_*`. A bus that closes leaves its counts behind, so that totals never shrink.
+Owns the names `shoal_bus_*`. The counts of a closed bus are kept, so totals never shrink.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ COUNTED: Final = ("published", *Counters.__struct_fields__)
 
 _lock: Final = threading.Lock()
 _open: Final[WeakSet[Bus]] = WeakSet()
-"""A bus that was dropped without being closed does not stay because of its metrics."""
-_left: Final[Counter[str]] = Counter()
+"""Weak references: a bus that was dropped without being closed can be collected."""
+_closed_counts: Final[Counter[str]] = Counter()
 _registered = False
 
 
 def add(bus: Bus) -> None:
-    """A bus has opened."""
+    """Add an opened bus."""
     global _registered
     with _lock:
         _open.add(bus)
@@ -41,29 +41,29 @@ def add(bus: Bus) -> None:
 
 
 def remove(bus: Bus) -> None:
-    """A bus closes; its counts stay."""
+    """Remove a closing bus and keep its counts."""
     with _lock:
         if bus in _open:
             _open.discard(bus)
-            _left.update(_counts(bus.statistics()))
+            _closed_counts.update(_counts(bus.statistics()))
 
 
 class _Collector(Collector):
-    """What a scrape sees; it runs in a thread of its own, so it only reads numbers."""
+    """Collects on scrape. It runs in another thread, so it only reads numbers."""
 
     def collect(self) -> Iterator[Metric]:
-        """The sums over all buses, open and gone."""
+        """Yield the sums over all buses, open and closed."""
         with _lock:
-            totals = Counter(_left)
+            totals = Counter(_closed_counts)
             pending = 0
             for bus in list(_open):
                 statistics = bus.statistics()
                 totals.update(_counts(statistics))
                 pending += statistics.pending_messages
             count = len(_open)
-        yield GaugeMetricFamily("shoal_bus_open", "Buses that are open in this process.", value=count)
+        yield GaugeMetricFamily("shoal_bus_open", "Open buses in this process.", value=count)
         yield GaugeMetricFamily(
-            "shoal_bus_pending_messages", "Messages accepted and not confirmed by a server.", value=pending
+            "shoal_bus_pending_messages", "Messages accepted and not yet confirmed by a server.", value=pending
         )
         for name in COUNTED:
             yield CounterMetricFamily(

@@ -1,7 +1,7 @@
-"""A bus's connection to one server, from the wait before it is opened to its end.
+"""A bus's connection to one server, from the delay before it opens to its end.
 
-Owns the delay between attempts to reach a server and the one report of the end. Knows nothing of what is
-carried: frames go to the adapter, the adapter sends. The connection itself is in `shoal.wire.connection`.
+Owns the delay between connection attempts, and reports each end exactly once. It does not interpret frames: it passes
+them to the adapter, and the adapter sends. The connection itself is in `shoal.wire.connection`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from shoal.wire.connection import Connection
 
 
 class Owner(Protocol):
-    """Who a connection reports to."""
+    """Receives the events of a connection."""
 
     def connection_opened(self, connection: BusConnection) -> None:
-        """It is open, authenticated and speaks RESP3."""
+        """The connection is open, authenticated and uses RESP3."""
 
     def connection_received(self, connection: BusConnection, frames: list[Any]) -> None:
-        """Frames in the order of the wire."""
+        """Frames arrived, in wire order."""
 
     def connection_gone(self, connection: BusConnection, error: Exception | None) -> None:
-        """It is over, or never came to be: once for each connection that was not cancelled."""
+        """The connection ended or could not be opened. Called once for each connection that was not cancelled."""
 
 
 class BusConnection:
-    """An attempt to reach a server, and the connection that comes of it. Used once."""
+    """An attempt to reach a server, and the resulting connection. Used once."""
 
     def __init__(self, server: str, owner: Owner) -> None:
         self.server = server
@@ -46,7 +46,7 @@ class BusConnection:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, connection: Connection, delay_s: float) -> None:
-        """Begins the attempt after a delay; the owner hears how it went."""
+        """Start the attempt after a delay. The owner gets the result."""
         self._connection = connection
         self._task = asyncio.create_task(self._run(connection, delay_s), name=f"connect to {self.server}")
 
@@ -64,7 +64,7 @@ class BusConnection:
         self._owner.connection_opened(self)
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Sends commands; a server that reads so slowly that they do not fit is cut off, which is reported
+        """Send commands. If the server reads too slowly to take them, the connection is cut, and the end is reported
         later.
         """
         if self._connection is None or not self.open:
@@ -75,40 +75,40 @@ class BusConnection:
             self._connection.abort()
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Gives up an attempt that has not come to anything, without a report; the task, to be waited for."""
+        """Cancel a pending attempt without a report; return its task, to be awaited."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
         return task
 
     def abort(self) -> None:
-        """Ends an open connection now; the owner hears of it."""
+        """Abort an open connection; the owner is notified."""
         if self._connection is not None and self.open:
             self._connection.abort()
 
     def close(self) -> None:
-        """Ends an open connection when all has been sent; the owner hears of it."""
+        """Close an open connection after sending everything; the owner is notified."""
         if self._connection is not None and self.open:
             self._connection.close()
 
     # Called by the connection
 
     def received(self, frames: list[Any]) -> None:
-        """Frames from the server."""
+        """Pass on frames from the server."""
         self.proved = True
         self._owner.connection_received(self, frames)
 
     def lost(self, error: Exception | None) -> None:
-        """The connection has ended."""
+        """Report the end of the connection."""
         self.open = False
         self._owner.connection_gone(self, error)
 
     def can_send(self) -> None:
-        """Nothing waits here for room: what is unconfirmed is bounded by `publish_buffer_*`."""
+        """Do nothing: unconfirmed data is bounded by `publish_buffer_*`, so no sender waits here."""
 
 
 class Dialer:
-    """Begins connections; a server that was tried before is tried again after a delay."""
+    """Opens connections, with a delay for servers that were tried before."""
 
     def __init__(
         self, address: Address, name: str, limits: Limits, random: Random, book: AddressBook = AS_ANNOUNCED
@@ -121,7 +121,7 @@ class Dialer:
         self._backoffs: dict[str, Backoff] = {}
 
     def dial(self, to: Connect, owner: Owner) -> BusConnection:
-        """Begins an attempt to reach a server, as the coordinator's user."""
+        """Start an attempt to reach a server, with the coordinator's user and password."""
         limits = self._limits
         backoff = self._backoffs.get(to.server)
         delay_s = 0.0 if backoff is None else backoff.next_delay_s()
@@ -149,10 +149,10 @@ class Dialer:
         return reached
 
     def reset(self, server: str) -> None:
-        """The server has proved to work: the next delay is a short one."""
+        """Reset the delay of a server that works."""
         self._backoffs[server].reset()
 
 
-def is_our_fault(error: Exception | None) -> bool:
-    """Whether a connection ended by an error that is neither the network's nor the peer's."""
+def is_internal_error(error: Exception | None) -> bool:
+    """Return whether a connection ended because of a bug here, and not because of the network or the server."""
     return error is not None and not isinstance(error, ConnectError | ProtocolError | OSError)

@@ -1,8 +1,10 @@
-"""When a bus may leave: not while subscribers may still have to ask it for something.
+"""How long a closing bus lingers so that subscribers can still request missing messages.
 
-Owns the memory of trouble. What a publisher has sent can be healed only while it is there. So after a lost
-connection, a hole that was healed, a new ring or a server that may not be used, a closing bus stays for a while,
-at most `linger_s`: subscribers may not have followed yet, and to those who skip a ring it must speak again.
+A publisher can resend lost messages only while it is connected. A closing bus therefore waits after a lost connection,
+an answered resend request, a new ring or a stale link: at most `linger_s`, because subscribers may not have followed
+yet, and those that skipped a ring need the publisher to greet again.
+
+Owns the times of these events. It never sends anything.
 """
 
 from __future__ import annotations
@@ -15,51 +17,51 @@ from shoal.channels.client.router import Router
 from shoal.limits import Limits
 
 QUIET_S: Final = 1.0
-"""How long a bus stays after a lost connection or a hole that it has healed."""
+"""How long a bus lingers after a lost connection or an answered resend request."""
 
 _POLL_S: Final = 0.1
 _FIRST_RING: Final = 1
 
 
-class Leaving:
-    """What one bus knows of trouble. After a change of servers it stays for `server_lease_s`: so long may others go
-    on by the old ring.
+class Departure:
+    """Decides how long one bus lingers. After a change of servers it is `server_lease_s`, because others may use the
+    old ring for that long.
     """
 
     def __init__(self, router: Router, limits: Limits) -> None:
         self._router = router
         self._limits = limits
-        self._uneasy_until = float("-inf")
+        self._linger_until = float("-inf")
         self._changes = _FIRST_RING
         self._heals = 0
 
-    def trouble(self, now: float) -> None:
-        """A connection was lost."""
-        self._uneasy_until = max(self._uneasy_until, now + QUIET_S)
+    def note_loss(self, now: float) -> None:
+        """Record a lost connection."""
+        self._linger_until = max(self._linger_until, now + QUIET_S)
 
-    def look(self, now: float) -> None:
-        """Notices what the router has met since the last look."""
+    def update(self, now: float) -> None:
+        """Update the state from the router's counters."""
         counters = self._router.counters
         if counters.heals_answered != self._heals:
             self._heals = counters.heals_answered
-            self.trouble(now)
+            self.note_loss(now)
         changes = counters.ring_changes + counters.stale_links
         if changes != self._changes:
             self._changes = changes
-            self._uneasy_until = max(self._uneasy_until, now + self._limits.server_lease_s)
+            self._linger_until = max(self._linger_until, now + self._limits.server_lease_s)
 
     async def linger(self) -> None:
-        """Stays as long as it should."""
+        """Wait as long as necessary."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._limits.linger_s
         while self._router.publishing.resend_bytes:
             now = loop.time()
-            self.look(now)
-            if now >= give_up or (now >= self._uneasy_until and self._can_say_farewell()):
+            self.update(now)
+            if now >= give_up or (now >= self._linger_until and self._all_lanes_live()):
                 return
             await asyncio.sleep(min(_POLL_S, give_up - now))
 
-    def _can_say_farewell(self) -> bool:
-        """Whether every server that carries a stream of ours will hear that it has ended."""
+    def _all_lanes_live(self) -> bool:
+        """Return whether every server that carries one of our streams will receive its end."""
         links = self._router.context.links.values()
         return all(lane.state is states.Lane.LIVE for link in links for lane in link.lanes)

@@ -1,8 +1,7 @@
-"""Where the cluster is when the application does not say: $SHOAL_URL, else the state directory of a local
-cluster.
+"""Finds the cluster if the application gives no address: $SHOAL_URL, else the state directory of a local cluster.
 
-Owns the reading of what a client needs from `cluster.json`: the coordinator's address and the client's
-password. It writes nothing and starts nothing; the file belongs to `shoal.cluster`.
+Owns reading the client's part of `cluster.json`: the coordinator's address and the client's password. It writes nothing
+and starts nothing; the file belongs to `shoal.cluster`.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ class _Cluster(msgspec.Struct, frozen=True):
 
 
 def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = os.environ, role: str = ROLE) -> str:
-    """The address of the cluster for a client, or for another role; ClusterNotFoundError with what to do if there is
-    none.
+    """Return the address of the cluster for a client or another role. Raises ClusterNotFoundError if there is none.
 
-    A directory that is named wins over $SHOAL_URL, which wins over $SHOAL_STATE_DIR and the default
-    directory.
+    An explicit directory wins over $SHOAL_URL, which wins over $SHOAL_STATE_DIR and the default directory.
     """
     if state_dir is None and environ.get(URL_VARIABLE):
         return environ[URL_VARIABLE]
@@ -54,11 +51,11 @@ def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = o
     cluster = _read(directory)
     if role not in cluster.passwords:
         raise ClusterNotFoundError(
-            f"the cluster in {directory} takes no {role}s", do="run `shoal down`, then `shoal up`"
+            f"the cluster in {directory} has no {role} user", do="run `shoal down`, then `shoal up`"
         )
     if not _runs(cluster.supervisor.pid):
         raise ClusterNotFoundError(
-            f"the cluster in {directory} has ended without cleaning up",
+            f"the cluster in {directory} ended without cleaning up",
             do="run `shoal up` to start a new one",
         )
     where = cluster.coordinator
@@ -71,16 +68,16 @@ def _read(directory: Path) -> _Cluster:
         return msgspec.json.decode(path.read_bytes(), type=_Cluster)
     except (FileNotFoundError, NotADirectoryError):
         raise ClusterNotFoundError(
-            f"no cluster runs in {directory}", do="run `shoal up`, or name another address: shoal://host:port"
+            f"no cluster runs in {directory}", do="run `shoal up`, or give another address: shoal://host:port"
         ) from None
     except PermissionError:
-        raise ClusterNotFoundError(f"{path} belongs to another user", do="ask them, or run `shoal up`") from None
+        raise ClusterNotFoundError(f"{path} belongs to another user", do="ask that user, or run `shoal up`") from None
     except msgspec.DecodeError as error:
-        raise ClusterNotFoundError(f"{path} cannot be read: {error}", do="run `shoal down`, then `shoal up`") from None
+        raise ClusterNotFoundError(f"cannot read {path}: {error}", do="run `shoal down`, then `shoal up`") from None
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process of that number runs; if it is another one by now, connecting will tell."""
+    """Return whether a process with that id exists. If the id was reused, connecting will fail."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""The coordinator as a client uses it: the cluster's public key once, the newest ring whenever it is wanted.
+"""The coordinator from a client's view: the cluster's public key once, the newest ring on request.
 
-Owns the errors for a cluster that is not there, and that one bus asks one question at a time. Connects for each
-question and leaves again: data flows without the coordinator, so a client holds no connection to it.
+Owns the errors for a missing cluster, and limits a bus to one request at a time. It connects for each request and
+disconnects again: messages flow without the coordinator, so a client keeps no connection to it.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.backoff import Backoff
 
 FETCH_PAUSE_S: Final = 0.25
-"""The least time between two questions of one bus."""
+"""Minimum time between two requests of one bus."""
 
 _log: Final = get_log(__name__)
 
 
 class PlanSource:
-    """One coordinator and the log-in there; the same user and password serve on the servers."""
+    """One coordinator and the login there; the servers accept the same user and password."""
 
     def __init__(self, url: str, timeout_s: float, runtime: Runtime = PRODUCTION) -> None:
         if "://" in url and not url.startswith("shoal://"):
             scheme = url.split("://", 1)[0]
-            raise ConfigError(
-                f"{scheme}:// is not the address of a cluster", do="write shoal://user:password@host:port"
-            )
+            raise ConfigError(f"{scheme}:// is not a cluster address", do="write shoal://user:password@host:port")
         self.address: Address = parse_address(url, None, None)
         self._url = url
         self._timeout_s = timeout_s
         self._runtime = runtime
 
     async def key_and_ring(self) -> tuple[bytes, bytes]:
-        """The public key and the signed ring; ClusterNotFoundError if the coordinator has none, VersionError if their
-        format is not this version's."""
+        """Return the public key and the signed ring. Raises ClusterNotFoundError if the coordinator has none, and
+        VersionError if their format is not this version's.
+        """
         async with await self._connect() as coordinator:
             await require_format(coordinator)
             key = await coordinator.get(PUBLIC_KEY)
@@ -52,20 +51,20 @@ class PlanSource:
         if key is None or ring is None:
             missing = "public key" if key is None else "ring"
             raise ClusterNotFoundError(
-                f"the coordinator at {self.address} holds no {missing}: no cluster has come up there yet",
-                do="run `shoal status`, and start the cluster if it does not run",
+                f"the coordinator at {self.address} has no {missing}: no cluster has started there yet",
+                do="run `shoal status`, and start the cluster if it is not running",
             )
         return key.value, ring.value
 
     async def ring(self) -> bytes | None:
-        """The newest signed ring."""
+        """Return the newest signed ring."""
         async with await self._connect() as coordinator:
             await require_format(coordinator)
             ring = await coordinator.get(RING_KEY)
         return None if ring is None else ring.value
 
     async def recorded(self) -> list[bytes]:
-        """The patterns whose channels are recorded."""
+        """Return the patterns of recorded channels."""
         async with await self._connect() as coordinator:
             return await recorded_patterns(coordinator)
 
@@ -74,9 +73,7 @@ class PlanSource:
 
 
 class RingFetcher:
-    """Asks for the ring in the background: however often it is wanted, one question at a time, until one is
-    answered.
-    """
+    """Fetches the ring in the background, one request at a time, and retries until one succeeds."""
 
     def __init__(self, source: PlanSource, taker: Callable[[bytes], None], limits: Limits, random: Random) -> None:
         self._source = source
@@ -87,13 +84,13 @@ class RingFetcher:
         self._task: asyncio.Task[None] | None = None
 
     def want(self) -> None:
-        """The ring that is known may be out of date."""
+        """Request the newest ring, because the known one may be outdated."""
         self._wanted = True
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="fetch the ring")
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Stops asking; the task, to be waited for."""
+        """Stop; return the task, to be awaited."""
         if self._task is not None:
             self._task.cancel()
         return self._task
@@ -109,7 +106,7 @@ class RingFetcher:
                 try:
                     ring = await self._source.ring()
                 except ShoalError as error:
-                    _log.info("the coordinator does not answer; data flows on by the last plan", error=str(error))
+                    _log.info("coordinator unavailable, using the last plan", error=str(error))
                     await asyncio.sleep(backoff.next_delay_s())
                     continue
                 self._wanted = False

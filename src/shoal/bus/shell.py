@@ -1,9 +1,8 @@
-"""Carries out on an event loop what a router decides: connections, sending, one timer, and waking those who
-wait.
+"""Runs a router on an event loop: connections, sending, one timer, and waking waiting callers.
 
-Owns all I/O of one bus. After every call into the router, `flush` empties the router's outputs. Decides
-nothing about channels; what it adds is the delay between attempts to connect, and one question to the
-coordinator at a time.
+Owns all I/O of one bus. After every call into the router, `flush` empties the router's outputs. It makes no decisions
+about channels; it only adds the delay between connection attempts and limits requests to the coordinator to one at a
+time.
 
     application, network, timer  -->  router  -->  flush: effects, dirty links, ready subscriptions
 """
@@ -17,23 +16,33 @@ from typing import Any, Final
 
 from hiredis import ReplyError
 
-from shoal.bus.connections import BusConnection, Dialer, is_our_fault
-from shoal.bus.departure import Leaving
+from shoal.bus.connections import BusConnection, Dialer, is_internal_error
+from shoal.bus.departure import Departure
 from shoal.bus.plan_source import PlanSource, RingFetcher
-from shoal.bus.waiters import Forming, Listener, Refusals, fail, refusal, resolve
+from shoal.bus.waiters import Listener, PendingSubscription, Refusals, fail, refusal, resolve, version_error
 from shoal.channels import states
-from shoal.channels.client.context import Confirmed, Connect, Disconnect, Effect, FetchRing, Refused
+from shoal.channels.client.context import (
+    AgentRefused,
+    Confirmed,
+    Connect,
+    Disconnect,
+    Effect,
+    FetchRing,
+    Refused,
+    UnknownFlags,
+)
 from shoal.channels.client.outgoing import Outgoing
 from shoal.channels.client.router import Router
 from shoal.channels.client.subscription import Subscription as CoreSubscription
 from shoal.channels.client.subscription import Wanted
-from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError
+from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError, VersionError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.runtime import TIMER_GRAIN_S, Runtime
+from shoal.wire.control import REFUSED_VERSION
 
 CLOSE_WAIT_S: Final = 1.0
-"""How long a closing bus waits for its servers to have read its last words."""
+"""How long a closing bus waits for its servers to read its last commands."""
 
 _log: Final = get_log(__name__)
 
@@ -53,6 +62,8 @@ class Adapter:
         self.counting = 0
         self.errors: dict[str, str] = {}
         self.refusals = Refusals()
+        self.refused: VersionError | None = None
+        """Why the agent of some server does not let this client publish there."""
         self._source = source
         self._wall = runtime.wall
         self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
@@ -71,14 +82,12 @@ class Adapter:
         self._timer_at = 0.0
         self._timers = router.context.timers
         self._armed_count = -1
-        self._leaving = Leaving(router, limits)
+        self._departure = Departure(router, limits)
 
     # After every call into the router
 
     def schedule(self) -> None:
-        """Flushes in the loop's next turn, once for all calls of this turn, which share one look at the
-        clocks.
-        """
+        """Flush in the next turn of the loop, once for all calls of this turn; they share one clock reading."""
         self.scheduled = True
         self.now = self.loop.time()
         self.time_us = int(self._wall() * 1e6)
@@ -89,10 +98,10 @@ class Adapter:
         self.flush()
 
     def flush(self) -> None:
-        """Empties the router's outputs, wakes those whose wait is over, and sets the timer."""
+        """Empty the router's outputs, wake finished waiters, and set the timer."""
         router = self.router
         while router.effects:
-            self._carry_out(0)
+            self._execute(0)
         if router.dirty:
             self._send()
         if router.ready:
@@ -107,8 +116,8 @@ class Adapter:
                     resolve(done)
         self._arm()
 
-    def _carry_out(self, reply: int) -> None:
-        """Does what the router asked for; `reply` is what a server answered to the message confirmed."""
+    def _execute(self, reply: int) -> None:
+        """Execute the router's effects; `reply` is the server's reply to the confirmed message."""
         effects = self.router.effects[:]
         self.router.effects.clear()
         refused: Refused | None = None
@@ -121,11 +130,11 @@ class Adapter:
                     self.refusals.remember(refused)
                 refused = effect
             else:
-                self._carry_out_io(effect)
+                self._execute_io(effect)
         if refused is not None:
             self.refusals.remember(refused)
 
-    def _carry_out_io(self, effect: Effect) -> None:
+    def _execute_io(self, effect: Effect) -> None:
         if self.closed:
             return
         if isinstance(effect, Connect):
@@ -134,9 +143,44 @@ class Adapter:
             self._disconnect(effect.server)
         elif isinstance(effect, FetchRing):
             self.fetch_ring()
+        elif isinstance(effect, AgentRefused):
+            self._refused_by_agent(effect)
+        elif isinstance(effect, UnknownFlags):
+            _log.warning(
+                "message with unknown flags not delivered",
+                channel=effect.channel.decode("utf-8", "backslashreplace"),
+                flags=f"0x{effect.flags:02x}",
+                do="install the version of Shoal that its publisher runs, or a newer one",
+            )
+
+    def forget_refusal(self) -> None:
+        """Clear `refused`; agents repeat their refusals."""
+        self.refused = None
+
+    def _refused_by_agent(self, refused: AgentRefused) -> None:
+        """Fail the calls that wait for a server whose agent refuses this client. The router keeps asking."""
+        if self.errors.get(refused.server) != refused.text:
+            _log.error("client refused by an agent", server=refused.server, code=refused.code, reason=refused.text)
+        self.errors[refused.server] = refused.text
+        if refused.code != REFUSED_VERSION:
+            return
+        error = version_error(refused)
+        link = self.router.context.links[refused.server]
+        for lane in link.lanes:
+            for _, token in lane.out.waiters:
+                assert isinstance(token, asyncio.Future)
+                fail(token, error)
+        for core, listener in self._listeners.items():
+            if isinstance(listener, PendingSubscription) and refused.server in core.sites:
+                fail(listener.done, error)
+        if any(not lane.out.settled for lane in link.lanes):
+            self.refused = error
+            rooms, self._rooms = self._rooms, []
+            for waiter in rooms:
+                fail(waiter, error)
 
     def fetch_ring(self) -> None:
-        """Asks the coordinator for the newest ring, in the background."""
+        """Ask the coordinator for the newest ring, in the background."""
         self._fetcher.want()
 
     def _send(self) -> None:
@@ -159,7 +203,7 @@ class Adapter:
         self.router.ready.clear()
 
     def _arm(self) -> None:
-        """Sets the timer to the router's next deadline; one that is set earlier is left to fire and look
+        """Set the timer to the router's next deadline. An earlier timer is kept; when it fires, the deadline is checked
         again.
         """
         count = self._timers.count
@@ -174,20 +218,20 @@ class Adapter:
                 return
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self.loop.call_at(at + TIMER_GRAIN_S, self._time_is_up)
+        self._timer = self.loop.call_at(at + TIMER_GRAIN_S, self._timer_fired)
 
-    def _time_is_up(self) -> None:
+    def _timer_fired(self) -> None:
         self._timer = None
         self._armed_count = -1
         now = self.loop.time()
         self.router.timer(now)
-        self._leaving.look(now)
+        self._departure.update(now)
         self.flush()
 
     # Waiting
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits until the condition holds after some flush; False if that took longer than `timeout_s`."""
+        """Wait until the condition holds after a flush; return False after `timeout_s`."""
         if condition():
             return True
         done = self.loop.create_future()
@@ -207,7 +251,7 @@ class Adapter:
         return publishing.pending_messages <= self._room_messages and publishing.pending_bytes <= self._room_bytes
 
     async def room(self) -> None:
-        """Waits until a quarter of the publish buffer is free."""
+        """Wait until a quarter of the publish buffer is free."""
         waiter = self.loop.create_future()
         self._rooms.append(waiter)
         if not self.scheduled:
@@ -215,7 +259,7 @@ class Adapter:
         await waiter
 
     def confirmation(self, out: Outgoing, seq: int) -> asyncio.Future[int]:
-        """The confirmation of a message: the number that the server answered, if `counting` is on."""
+        """Return a future for the confirmation of a message: the server's reply count if `counting` is on."""
         token: asyncio.Future[int] = self.loop.create_future()
         if self._publishing.await_confirm(out, seq, token):
             self.tokens.add(token)
@@ -238,15 +282,15 @@ class Adapter:
     async def subscribe(
         self, name: bytes, pattern: bool, wanted: Wanted | None, listener: Listener
     ) -> CoreSubscription:
-        """Subscribes and waits until that is in force; afterwards `listener` is told of news."""
+        """Subscribe and wait until the subscription is in force; from then on `listener` is notified."""
         core = self.router.subscribe(name, pattern, self.loop.time(), wanted)
-        forming = Forming(core, self.loop.create_future())
-        self._listeners[core] = forming
+        pending = PendingSubscription(core, self.loop.create_future())
+        self._listeners[core] = pending
         if not self.scheduled:
             self.schedule()
         try:
             async with asyncio.timeout(self.limits.subscribe_timeout_s):
-                await forming.done
+                await pending.done
         except TimeoutError:
             self.unsubscribe(core)
             raise self._not_in_force(core) from None
@@ -261,20 +305,20 @@ class Adapter:
     def _not_in_force(self, core: CoreSubscription) -> SubscribeTimeoutError:
         reasons = "; ".join(f"{server}: {error}" for server, error in sorted(self.errors.items()))
         return SubscribeTimeoutError(
-            f"no agent put the subscription to {core.text!r} in force "
+            f"no agent confirmed the subscription to {core.text!r} "
             f"within {self.limits.subscribe_timeout_s:g} s" + (f" ({reasons})" if reasons else ""),
-            do="look at `shoal status`: every server needs its agent",
+            do="check `shoal status`: every server needs a running agent",
         )
 
     def unsubscribe(self, core: CoreSubscription) -> None:
-        """Ends a subscription; nothing happens if it has ended."""
+        """End a subscription. Does nothing if it has already ended."""
         if self._listeners.pop(core, None) is not None and not self.closed:
             self.router.unsubscribe(core, self.loop.time())
             if not self.scheduled:
                 self.schedule()
 
     def made_room(self, core: CoreSubscription) -> None:
-        """The application has taken items from a subscription that had overflowed."""
+        """Continue a subscription that had overflowed, after the application took items."""
         if core.inbox.roomy and not self.closed:
             self.router.consumed(core, self.loop.time())
             self.flush()
@@ -298,7 +342,7 @@ class Adapter:
             task.add_done_callback(self._tasks.discard)
 
     async def disconnect_all(self) -> None:
-        """Cuts every connection; the router opens them again, and nothing is lost by it."""
+        """Cut every connection. The router reopens them, and no message is lost."""
         cut = list(self._connections.values())
         for connection in cut:
             connection.abort()
@@ -311,14 +355,14 @@ class Adapter:
         self.flush()
 
     def connection_received(self, connection: BusConnection, frames: list[Any]) -> None:
-        """See `connections.Owner`. Replies are taken one by one only where somebody waits for one."""
+        """See `connections.Owner`. Frames are passed one by one only while a caller waits for a reply."""
         now = self.loop.time()
         server = connection.server
         if self.tokens and (self.counting or countOf(map(type, frames), ReplyError)):
             for frame in frames:
                 self.router.received(server, [frame], now)
                 if self.router.effects:
-                    self._carry_out(frame if type(frame) is int else 0)
+                    self._execute(frame if type(frame) is int else 0)
         else:
             self.router.received(server, frames, now)
         self.flush()
@@ -333,12 +377,12 @@ class Adapter:
             self._dialer.reset(server)
         if error is not None:
             self.errors[server] = str(error)
-            if is_our_fault(error):
-                _log.error("a connection was cut by an error of ours", server=server, error=repr(error))
+            if is_internal_error(error):
+                _log.error("connection cut by an internal error", server=server, error=repr(error))
             else:
-                _log.info("a connection is gone", server=server, error=str(error))
+                _log.info("connection lost", server=server, error=str(error))
         now = self.loop.time()
-        self._leaving.trouble(now)
+        self._departure.note_loss(now)
         self.router.lost(server, now)
         self.flush()
 
@@ -346,13 +390,13 @@ class Adapter:
         self.router.ring(ring, self.loop.time())
         self.flush()
 
-    # The end
+    # Closing
 
     async def close(self, *, quick: bool) -> None:
-        """Leaves: stays if others may need what we sent, says goodbye, closes. `quick` only closes."""
+        """Linger if others may need resends, send goodbye, close. `quick` only closes."""
         try:
             if not quick:
-                await self._leaving.linger()
+                await self._departure.linger()
             self.router.close(self.loop.time())
             self.flush()
             if not quick:
@@ -373,7 +417,7 @@ class Adapter:
         return not any(link.inflight for link in links if link.state is not states.Link.DOWN)
 
     def abandon(self) -> None:
-        """Lets go of everything at once; whoever waits is told that the bus is closed."""
+        """Release everything immediately; waiting callers get BusClosedError or NotConfirmedError."""
         if self.closed:
             return
         self.closed = True

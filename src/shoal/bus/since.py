@@ -1,10 +1,10 @@
-"""`subscribe(since=...)`: what was recorded, then what is live, without a hole or a double.
+"""`subscribe(since=...)`: recorded messages, then live ones, without gaps or duplicates.
 
-Owns the order of things. The live subscription is in force first, and its messages wait in its inbox while the archive
-and the records are read; when that is full, publishers keep the rest (see `inbox_messages_max`). Then the history is
-cut where the live messages begin, stream by stream, and the subscription goes on from there. Agents write a message
-down before they answer the subscriber that comes after it, so records reach as far as the live messages begin; where
-one does not, the publisher is asked for what is between, as for any hole.
+Owns the order of the steps. The live subscription is in force first; its messages wait in the inbox while the archive
+and the records are read. When the inbox is full, publishers keep the rest (see `inbox_messages_max`). Then the history
+is cut where the live messages begin, stream by stream, and the subscription continues from there. Agents record a
+message before they answer a later subscriber, so the records reach the first live message; where they do not, the
+publisher is asked for the missing messages, as for any gap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from shoal.history.channel_history import ChannelHistory
 
 REACH_S_MAX: Final = 3.0
-"""How long records may take to reach the first live messages. Then their publishers are asked for what is between."""
+"""How long to wait for the records to reach the first live messages. After that, the publishers are asked for the
+rest.
+"""
 
 PAUSE_S: Final = 0.1
 
@@ -34,8 +36,9 @@ _log: Final = get_log(__name__)
 
 
 async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: Filter | None) -> Iterator[Item]:
-    """The history of a subscription that is in force, up to where its live messages begin. From now on the
-    subscription hands over what comes after it."""
+    """Return the history of a subscription in force, up to its first live messages. The subscription then delivers what
+    follows.
+    """
     from shoal.history.channel_history import ChannelHistory
     from shoal.history.server_reader import Login
     from shoal.history.table import matching, to_items
@@ -58,7 +61,7 @@ async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: F
     adapter = bus.adapter
     go_on(adapter.router.receiving, core, begins, _behind(begins, reached, ends, history.ended()), adapter.now)
     if where is not None:
-        _want(core, where)
+        _apply_filter(core, where)
     adapter.flush()
     before = {stream: min(first, reached.get(stream, first) + 1) for stream, first in begins.items()}
     table = await asyncio.to_thread(history.joined, None, before, live)
@@ -70,7 +73,9 @@ async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: F
 
 
 def _read(history: ChannelHistory) -> Mapping[int, int]:
-    """Reads on, and says how far streams had come before: what is written meanwhile may be read and is not promised."""
+    """Read on; return the stream ends before the read. Entries written during the read may be included, but are not
+    guaranteed.
+    """
     ends = history.ends()
     history.read()
     return ends
@@ -79,20 +84,21 @@ def _read(history: ChannelHistory) -> Mapping[int, int]:
 def _behind(
     begins: Mapping[int, int], reached: Mapping[int, int], ends: Mapping[int, int], ended: set[int]
 ) -> dict[int, int]:
-    """How far the history has come in each stream that may go on. Of a stream that said nothing in the time that was
-    asked for, the records tell how far it had come before."""
+    """Return the last sequence number covered by the history, for each stream that may continue. For a stream without
+    messages in the requested time, it is the end of its records.
+    """
     behind = {stream: last for stream, last in reached.items() if stream in begins or stream not in ended}
     silent = {stream: ends[stream] for stream in begins if stream not in reached and ends.get(stream)}
     return {**behind, **silent}
 
 
 def _reaches(begins: Mapping[int, int], reached: Mapping[int, int], ends: Mapping[int, int]) -> bool:
-    """Whether the records reach the first live message of each stream."""
+    """Return whether the records reach the first live message of each stream."""
     return all((reached.get(stream) or ends.get(stream, 0)) + 1 >= first for stream, first in begins.items())
 
 
-def _want(core: CoreSubscription, where: Filter) -> None:
-    """From now on only what the filter matches is handed over, of what waits too."""
+def _apply_filter(core: CoreSubscription, where: Filter) -> None:
+    """Apply the filter from now on, including to waiting messages."""
     core.wanted = where.matches
     inbox = core.inbox
     waiting = [inbox.take() for _ in range(len(inbox.items))]
@@ -104,13 +110,13 @@ def _want(core: CoreSubscription, where: Filter) -> None:
 
 
 async def _check_recorded(bus: Bus, core: CoreSubscription) -> None:
-    """SubscribeError if there is no history because nobody records the channel."""
+    """Raise SubscribeError if the history is empty because the channel is not recorded."""
     try:
         patterns = await bus.recorded_patterns()
     except ShoalError as error:
-        _log.info("nobody can say whether the channel is recorded", channel=core.text, why=str(error))
+        _log.info("cannot check whether the channel is recorded", channel=core.text, why=str(error))
         return
     if not any(glob_match(pattern, core.name) for pattern in patterns):
         raise SubscribeError(
-            f"nothing of {core.text!r} was recorded", do=f"run `shoal channels record {core.text}`, or leave since out"
+            f"no messages of {core.text!r} are recorded", do=f"run `shoal channels record {core.text}`, or omit since"
         )

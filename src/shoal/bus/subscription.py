@@ -1,6 +1,6 @@
-"""A subscription as the application holds it: messages and gaps, in order, one reader at a time.
+"""A subscription from the application's view: messages and gaps, in order, for one reader at a time.
 
-Owns the waiting of the reader. What lies in the inbox was put there by the router.
+Owns the reader's wait. The router fills the inbox.
 
     async with bus.subscribe("tile.3.4") as messages:      # in force when the block begins
         async for item in messages:                        # Message or Gap
@@ -27,21 +27,20 @@ if TYPE_CHECKING:
     from shoal.bus.shell import Adapter
 
 BURST_ITEMS: Final = 64
-"""Items after which a reader that has not had to wait looks at the clock. Nothing arrives while it goes on, so
-it is every time that a multiple of this is left.
+"""Number of items after which a reader that never waited checks the clock. The inbox does not grow while the reader
+continues, so the check is made whenever the number of items left is a multiple of this.
 """
 
 BURST_S_MAX: Final = 0.005
-"""How long a reader may go on without a pause; then other tasks get their turn. It is longer than the
-network needs for what it reads at a time, so that a reader that is fast enough keeps up.
+"""How long a reader may continue without yielding to other tasks. It is longer than the network needs for one read, so
+that a fast reader keeps up.
 """
 
 
 class Subscription:
     """Messages of one channel, or of all channels that a pattern matches.
 
-    Iterating ends when the subscription is closed and nothing is left. It raises BusClosedError when the
-    bus was closed.
+    Iteration ends when the subscription is closed and empty. It raises BusClosedError if the bus was closed.
     """
 
     def __init__(
@@ -51,11 +50,11 @@ class Subscription:
         """The channel or the pattern."""
         self.is_pattern = pattern
         self.where = where
-        """Only messages whose attributes it matches are handed over; None for all."""
+        """Only messages whose attributes match are delivered; None for all."""
         self.since_us = since_us
-        """What was recorded since this time (microseconds since 1970) comes first; None for live messages only."""
+        """Recorded messages since this time (microseconds since 1970) come first; None for live messages only."""
         self.gaps = 0
-        """How many gaps the reader has taken."""
+        """Number of gaps the reader has received."""
         self._bus = bus
         self._raw = name
         self._adapter: Adapter | None = None
@@ -66,14 +65,14 @@ class Subscription:
         self._closed = False
         self._bus_closed = False
 
-    # Life
+    # Opening and closing
 
     async def open(self) -> Self:
-        """Subscribes; returns when that is in force. `async with` does it for you."""
+        """Subscribe; return when the subscription is in force. `async with` does this for you."""
         if self._core is not None or self._closed:
             raise SubscribeError(
-                f"the subscription to {self.name!r} was opened before",
-                do="call subscribe() again for another one",
+                f"the subscription to {self.name!r} was already opened",
+                do="call subscribe() again for a new one",
             )
         adapter = self._adapter = self._bus.adapter
         wanted = self.where.matches if self.where is not None else None
@@ -92,7 +91,7 @@ class Subscription:
         return self
 
     async def aclose(self) -> None:
-        """Ends the subscription; what has arrived can still be taken."""
+        """End the subscription; items that have arrived can still be taken."""
         self._closed = True
         if self._core is not None and self._adapter is not None:
             self._adapter.unsubscribe(self._core)
@@ -108,7 +107,7 @@ class Subscription:
 
     @property
     def core(self) -> CoreSubscription | None:
-        """The router's side of it, once it is in force. Not for applications."""
+        """The router's subscription, once it is in force. Not for applications."""
         return self._core
 
     # Reading
@@ -142,24 +141,22 @@ class Subscription:
         return item
 
     async def get(self, timeout: float | None = None) -> Item:  # noqa: ASYNC109
-        """The next item; TimeoutError if none comes in `timeout` seconds, SubscribeError after `aclose`."""
+        """Return the next item. Raises TimeoutError after `timeout` seconds, SubscribeError after `aclose`."""
         try:
             if timeout is None or self._history is not None or (self._core is not None and self._core.inbox.items):
                 return await self.__anext__()
             async with asyncio.timeout(timeout):
                 return await self.__anext__()
         except StopAsyncIteration:
-            raise SubscribeError(f"the subscription to {self.name!r} is closed and nothing is left in it") from None
+            raise SubscribeError(f"the subscription to {self.name!r} is closed and empty") from None
 
     def get_nowait(self) -> Item | None:
-        """The next item if one is there."""
+        """Return the next item if there is one, else None."""
         items = self._take(1)
         return items[0] if items else None
 
     async def take(self, n_max: int) -> list[Item]:
-        """Waits for at least one item and returns all that are there, at most `n_max`; empty only after
-        `aclose`.
-        """
+        """Wait for at least one item and return all available ones, at most `n_max`; empty only after `aclose`."""
         core = self._core
         if core is None:
             raise self._not_open()
@@ -191,7 +188,7 @@ class Subscription:
         return taken
 
     def _recorded(self, n_max: int) -> list[Item]:
-        """The next items of the history; none, and no more of it, when it is over."""
+        """Return the next items of the history; an empty result ends it."""
         taken = list(islice(self._history, n_max)) if self._history is not None else []
         if not taken:
             self._history = None
@@ -203,7 +200,7 @@ class Subscription:
             self._adapter.made_room(core)
 
     async def _pause(self) -> None:
-        """Lets other tasks run now and then: taking what is there never suspends, so they could starve."""
+        """Let other tasks run from time to time: taking available items never suspends, so they could starve."""
         clock = self._bus.clock
         if clock() > self._burst_until:
             await asyncio.sleep(0)
@@ -215,7 +212,7 @@ class Subscription:
         if self._waiter is not None:
             raise SubscribeError(
                 f"two tasks read the subscription to {self.name!r} at the same time",
-                do="let one task read and hand items on, or subscribe once for each task",
+                do="read in one task and pass items on, or subscribe once per task",
             )
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -230,14 +227,14 @@ class Subscription:
             do="enter it: async with bus.subscribe(...) as messages",
         )
 
-    # Told by the adapter
+    # Called by the adapter
 
     def wake(self) -> None:
-        """Something has arrived."""
+        """Wake the reader: an item has arrived."""
         self._wake_reader()
 
     def end(self) -> None:
-        """The bus is closed."""
+        """End the subscription: the bus is closed."""
         self._bus_closed = True
         self._wake_reader()
 
@@ -246,7 +243,7 @@ class Subscription:
             resolve(self._waiter)
 
     def statistics(self) -> InboxStatistics:
-        """How full the inbox is, and how often it was full."""
+        """Return the fill level of the inbox and how often it was full."""
         if self._core is None:
             raise self._not_open()
         return self._core.inbox.statistics()

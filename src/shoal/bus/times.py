@@ -1,7 +1,7 @@
-"""Times of the past as people write them: a date, or how long ago.
+"""Parses times in the past: a date, or an age.
 
-Owns how they are written, for the command line and for `subscribe(since=...)`. Never asks a clock: whoever calls says
-what time it is.
+Owns their syntax, for the command line and for `subscribe(since=...)`. It never reads a clock; the caller passes the
+current time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _ADVICE: Final = "write it as 2026-11-01T10:00, or as an age: 15m"
 
 
 def read_time(text: str, now_s: float) -> int:
-    """A time in microseconds since 1970: a date and time (UTC unless it says otherwise), or an age like 15m.
-    Before 1970 nothing was recorded: an earlier time is 0."""
+    """Return a time in microseconds since 1970: a date and time (UTC unless a zone is given), or an age like 15m.
+
+    Times before 1970 become 0, because nothing was recorded then.
+    """
     age = _AGE.fullmatch(text)
     if age is not None:
         return int(max(now_s - float(age[1]) * _UNITS[age[2]], 0.0) * 1_000_000)
@@ -36,16 +38,19 @@ def read_time(text: str, now_s: float) -> int:
 
 
 def time_us_of(since: dt.datetime | dt.timedelta | float | str, now_s: float) -> int:
-    """The same of what a program gives: a time with a zone, an age (seconds or a timedelta), or a text that `read_time`
-    reads. A time in the future is now: clocks differ, and nothing was recorded after now. SubscribeError for what is no
-    time."""
+    """Return the time of a program's argument: a datetime with a zone, an age (seconds or a timedelta), or a text for
+    `read_time`.
+
+    A time in the future becomes now: clocks differ, and nothing is recorded after now. Raises SubscribeError for an
+    invalid time.
+    """
     return min(_time_us_of(since, now_s), int(now_s * 1_000_000))
 
 
 def _time_us_of(since: object, now_s: float) -> int:
     if isinstance(since, dt.datetime):
         if since.tzinfo is None:
-            raise ValueError("since is a time without a zone: give datetime(..., tzinfo=datetime.UTC)")
+            raise ValueError("since is a datetime without a zone: use datetime(..., tzinfo=datetime.UTC)")
         return max(round(since.timestamp() * 1_000_000), 0)
     if isinstance(since, str):
         try:
@@ -55,7 +60,7 @@ def _time_us_of(since: object, now_s: float) -> int:
     age_s = since.total_seconds() if isinstance(since, dt.timedelta) else since
     if isinstance(age_s, bool) or not isinstance(age_s, int | float) or not math.isfinite(age_s) or age_s < 0:
         raise SubscribeError(
-            f"since is {since!r}, which is no time",
-            do="give seconds ago, a timedelta, a datetime with a zone, or a text like 15m",
+            f"since is {since!r}, which is not a time",
+            do="use seconds ago, a timedelta, a datetime with a zone, or a text like 15m",
         )
     return int(max(now_s - age_s, 0.0) * 1_000_000)

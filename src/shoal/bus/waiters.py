@@ -1,5 +1,4 @@
-"""What callers of a bus wait for, and what they must be told later: subscriptions on their way, refused
-messages.
+"""Objects that the callers of a bus wait for: pending subscriptions and refused messages.
 
 Owns the small objects between the adapter and the coroutines of the application.
 """
@@ -9,25 +8,26 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from shoal.channels.client.context import Refused
+from shoal.channels.client.context import AgentRefused, Refused
 from shoal.channels.client.subscription import Subscription as CoreSubscription
-from shoal.errors import BusClosedError, PublishError
+from shoal.errors import BusClosedError, PublishError, VersionError
+from shoal.wire import control
 
 REFUSALS_MAX: Final = 100
-"""Refused messages that are remembered one by one; of more, only the number is."""
+"""Refused messages that are kept; beyond that only their number."""
 
 
 class Listener(Protocol):
-    """Who is told about a subscription."""
+    """Is notified about a subscription."""
 
     def wake(self) -> None:
-        """The inbox has something new, or the subscription has come into force."""
+        """The inbox has a new item, or the subscription is in force."""
 
     def end(self) -> None:
-        """The bus is closed; nothing more will come."""
+        """The bus is closed; nothing more will arrive."""
 
 
-class Forming:
+class PendingSubscription:
     """The listener of a subscription until it is in force."""
 
     def __init__(self, core: CoreSubscription, done: asyncio.Future[None]) -> None:
@@ -45,20 +45,20 @@ class Forming:
 
 
 class Refusals:
-    """Messages that servers have refused and that no caller has been told about yet."""
+    """Refused messages that have not been raised to a caller yet."""
 
     def __init__(self) -> None:
         self.count = 0
         self._first: list[Refused] = []
 
     def remember(self, refused: Refused) -> None:
-        """Keeps a refusal for the next call."""
+        """Keep a refusal for the next call."""
         self.count += 1
         if len(self._first) < REFUSALS_MAX:
             self._first.append(refused)
 
     def raise_all(self) -> None:
-        """Raises what was refused since the last time, if anything was."""
+        """Raise the refusals since the last call, if any."""
         if self.count:
             error = refusal(self._first, self.count)
             self.count, self._first = 0, []
@@ -66,23 +66,35 @@ class Refusals:
 
 
 def refusal(refused: list[Refused], count: int = 1) -> PublishError:
-    """The error for messages that servers refused."""
+    """Return the error for refused messages."""
     channels = sorted({effect.channel.decode("utf-8", "backslashreplace") for effect in refused})
     named = ", ".join(channels[:5]) + (" ..." if len(channels) > 5 else "")
     messages = "a message" if count == 1 else f"{count} messages"
     return PublishError(
-        f"a server refused {messages} on {named} ({refused[0].error}); nobody received what was refused",
-        do="check the rights of the user, and the server's memory",
+        f"a server refused {messages} on {named} ({refused[0].error}); refused messages were not delivered",
+        do="check the user's permissions and the server's memory",
+    )
+
+
+def version_error(refused: AgentRefused) -> VersionError:
+    """The error for calls that need a server whose agent speaks other versions."""
+    newer = refused.version_min > control.VERSION
+    return VersionError(
+        f"the agent of server {refused.server} speaks control messages of versions {refused.version_min} to "
+        f"{refused.version_max}, this process speaks version {control.VERSION}",
+        do="upgrade this process"
+        if newer
+        else "upgrade the agents of the cluster, or install the version that they run",
     )
 
 
 def resolve(waiter: asyncio.Future[None]) -> None:
-    """Ends a wait, unless it has ended."""
+    """Resolve a waiter, unless it is done."""
     if not waiter.done():
         waiter.set_result(None)
 
 
 def fail(waiter: asyncio.Future[None] | asyncio.Future[int], error: Exception) -> None:
-    """Ends a wait with an error, unless it has ended."""
+    """Fail a waiter, unless it is done."""
     if not waiter.done():
         waiter.set_exception(error)

@@ -1,13 +1,13 @@
 """The state machines of the channel protocol, as tables.
 
-Owns which states exist and which events lead where; the diagrams in `docs/protocol-channels.md` are drawn from these
-tables. What happens on a transition is written where the machine lives.
+Owns the states and transitions; the diagrams in `docs/protocol-channels.md` are drawn from these tables. The modules
+below carry out what happens on a transition.
 
-    link   one client's connection to one server                     (`link.py`)
-    site   one subscription on one server                            (`subscription.py`)
-    lane   one publisher's way to one server for one channel         (`outgoing.py`)
-    agent  an agent's hold on its server                             (`agent_core.py`)
-    record the record of one channel on one server                   (`record.py`)
+    link   one client's connection to one server                     (`client.server_link`)
+    site   one subscription on one server                            (`client.subscription`)
+    lane   one publisher's path to one server for one channel        (`client.outgoing`)
+    agent  an agent's connection to its server                       (`agent.core`)
+    record the record of one channel on one server                   (`recording.record`)
 """
 
 from __future__ import annotations

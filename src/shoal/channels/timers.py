@@ -10,8 +10,8 @@ PATIENCE_DOUBLINGS_MAX: Final = 4
 
 
 def patience(first_s: float, attempts: int) -> float:
-    """How long to wait for an answer that has been asked for `attempts` times before: each time twice as long, so that
-    whoever is slow to answer is not buried under repetitions."""
+    """How long to wait for an answer after `attempts` earlier questions: each time twice as long, so that a slow peer
+    is not flooded with repetitions."""
     return first_s * (1 << min(attempts, PATIENCE_DOUBLINGS_MAX))
 
 

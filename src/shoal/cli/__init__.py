@@ -1,11 +1,10 @@
-"""The command line: from words to one function call and an exit status.
+"""The command line: parses the arguments, calls one function and returns its exit status.
 
-Owns: the table of commands, the choice of the module to import, and what an error looks like to the person
-who typed. Never touches: what commands do; each group of them is one module of this package (see `output` for
-its shape). Only the module of the command that was asked for is imported, so that each command starts
-quickly; a command whose module is not there is not listed.
+Owns the table of commands, the choice of the module to import, and how errors are shown. The commands themselves are in
+the modules of this package, one per group (see `output` for their structure). Only the module of the given command is
+imported, so that each command starts quickly; commands whose module is missing are not listed.
 
-Exit status: 0 what was asked holds, 1 it does not (or an error), 2 wrong usage, 130 interrupted.
+Exit status: 0 success, 1 failure or an error, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ from shoal.errors import ShoalError
 from shoal.version import __version__
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "demo": ("demo", "a cluster, a balancer and a crowd on channels, on this machine, live"),
+    "demo": ("demo", "show a live demo: a cluster, a balancer and game players, on this machine"),
     "up": ("cluster", "start a local cluster in the background"),
-    "down": ("cluster", "stop the local cluster and leave nothing behind"),
-    "status": ("cluster", "what runs, where, how loaded"),
-    "doctor": ("cluster", "what this machine has and lacks, and what to do about it"),
+    "down": ("cluster", "stop the local cluster and clean up"),
+    "status": ("cluster", "show processes, addresses and load"),
+    "doctor": ("cluster", "check this machine for problems, with fixes"),
     "pub": ("channels", "publish the lines of standard input on a channel"),
     "sub": ("channels", "print the messages of channels"),
-    "channels": ("recording", "which channels are recorded"),
-    "history": ("history", "what was recorded of a channel"),
-    "top": ("top", "live load by server and channel, and what the balancer does"),
+    "channels": ("recording", "list, start and stop recorded channels"),
+    "history": ("history", "print the recorded messages of a channel"),
+    "top": ("top", "show live load by server and channel, and the balancer's actions"),
     "agent": ("agent", "run the agent of one server"),
-    "balancer": ("balancer", "run a balancer: it keeps the ring, moves channels, and adds and removes servers"),
-    "plan": ("plan", "the plan, and why each channel is where it is"),
-    "sim": ("sim", "a simulation campaign of a protocol, by seed"),
-    "soak": ("soak", "the same checks against real processes, with faults on request"),
-    "fuzz": ("fuzz", "random texts against the filter language"),
-    "bench": ("bench", "a side-by-side measurement"),
-    "experiment": ("experiment", "an experiment of a paper: table, figure, JSON"),
-    "pipeline": ("pipeline", "a Spark job"),
+    "balancer": ("balancer", "run a balancer: it maintains the ring, moves channels, and adds and removes servers"),
+    "plan": ("plan", "show the plan and explain placements"),
+    "sim": ("sim", "run a simulation campaign of a protocol, by seed"),
+    "soak": ("soak", "run the same checks against real processes, optionally with faults"),
+    "fuzz": ("fuzz", "test the filter language with random texts"),
+    "bench": ("bench", "run a side-by-side benchmark"),
+    "experiment": ("experiment", "run an experiment of a paper: table, figure, JSON"),
+    "pipeline": ("pipeline", "run a Spark job"),
 }
-"""Command to the module of `shoal.cli` that has it, and the line that `shoal --help` shows."""
+"""Command to its module in `shoal.cli`, and its line in `shoal --help`."""
 
 FRONT_DOOR_COMMANDS: Final = {
-    "test": "run the tests (through ./shoal)",
-    "check": "lint, types and import directions (through ./shoal)",
+    "test": "run the tests (with ./shoal)",
+    "check": "check lint, types and import directions (with ./shoal)",
 }
 
 EXAMPLES: Final = """examples:
@@ -77,37 +76,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return leaving.code if isinstance(leaving.code, int) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
+    except BrokenPipeError:  # the reader of our output exited, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ShoalError as error:
         if debug:
             traceback.print_exc()
-        _complain(str(error))
+        _print_error(str(error))
         return 1
 
 
 def available_commands() -> dict[str, tuple[str, str]]:
-    """The commands whose module is there."""
+    """Return the commands whose module exists."""
     modules = {module for module, _ in COMMANDS.values()}
     there = {module for module in modules if importlib.util.find_spec(f"{__name__}.{module}") is not None}
     return {name: entry for name, entry in COMMANDS.items() if entry[0] in there}
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint about wrong usage is one line and a hint, not a page."""
+    """A parser that reports wrong usage in one line with a hint."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and exit with 2."""
-        _complain(f"{message} (see {self.prog} --help)")
+        """Print the problem and exit with 2."""
+        _print_error(f"{message} (see {self.prog} --help)")
         self.exit(2)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    """Import the module of the command that the words ask for, and let its parser read them."""
+    """Import the module of the given command, and parse the arguments with its parser."""
     parser = _Parser(
         prog="shoal",
-        description="Publish/subscribe on unmodified Redis and Valkey servers that loses nothing.",
+        description="Elastic publish/subscribe without message loss, on unmodified Redis and Valkey servers.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -125,18 +124,19 @@ def _parse(words: list[str]) -> argparse.Namespace:
     for name, summary in FRONT_DOOR_COMMANDS.items():
         subparsers.add_parser(name, help=summary)
     if command in FRONT_DOOR_COMMANDS:
-        parser.error(f"{command} is a command of the front door: run ./shoal {command} in a checkout")
+        parser.error(f"{command} runs only from a checkout: run ./shoal {command}")
     if command is not None:
         near = difflib.get_close_matches(command, available, n=1)
         parser.error(f"unknown command {command!r}" + (f", did you mean {near[0]}?" if near else ""))
-    parser.parse_args(words)  # --help and --version leave here
+    parser.parse_args(words)  # --help and --version exit here
     parser.print_help()
     parser.exit(0 if not words else 2)
 
 
 def _command_of(parser: argparse.ArgumentParser, words: list[str]) -> str | None:
-    """The first word that is neither a flag nor the value of one; None if --help, --version or nothing comes
-    first."""
+    """Return the first word that is neither a flag nor the value of one; None if --help, --version or nothing comes
+    first.
+    """
     takes_value = {flag for action in parser._actions if action.nargs is None for flag in action.option_strings}
     expects_value = False
     for word in words:
@@ -151,7 +151,7 @@ def _command_of(parser: argparse.ArgumentParser, words: list[str]) -> str | None
     return None
 
 
-def _complain(message: str) -> None:
-    """One line on standard error."""
+def _print_error(message: str) -> None:
+    """Print one line to standard error."""
     mark = "\x1b[31mshoal:\x1b[0m" if colour_wanted(sys.stderr) else "shoal:"
     print(f"{mark} {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`python -m shoal.cli`: the same as the command `shoal`."""
+"""`python -m shoal.cli`: same as the command `shoal`."""
 
 from __future__ import annotations
 

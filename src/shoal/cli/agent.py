@@ -1,7 +1,6 @@
 """`shoal agent`: runs the agent of one server in the foreground, until SIGTERM.
 
-Owns the command's flags and where its address and password come from. What an agent does is in
-`shoal.channels`.
+Owns the command's flags and the source of its address and password. The agent itself is in `shoal.channels.agent`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ def register(subparsers: Subparsers) -> None:
         "agent",
         run,
         "run the agent of one server",
-        description="Run the agent of one server until SIGTERM. The coordinator's address, with the\n"
-        f"user and password that hold for it and for all servers, is read from ${URL_VARIABLE},\n"
-        "where other users of the machine do not see it.",
+        description="Run the agent of one server until SIGTERM. The coordinator's address, with the user and\n"
+        f"password for it and for all servers, is read from ${URL_VARIABLE}, which other users of\n"
+        "the machine cannot see.",
         example=f"{URL_VARIABLE}=shoal://agent:PASSWORD@10.0.0.1:7400 \\\n"
         "  shoal agent --server s1 --address 10.0.0.11:6379 --max-out-bytes-per-s 1.25e9",
     )
@@ -38,21 +37,21 @@ def register(subparsers: Subparsers) -> None:
         "--address",
         required=True,
         metavar="HOST:PORT",
-        help="where the server listens; clients are told so too",
+        help="address of the server; clients connect to it too",
     )
     parser.add_argument("--site", default="", metavar="NAME", help="site of the server, where there are several")
     parser.add_argument(
         "--max-out-bytes-per-s",
         type=float,
         metavar="N",
-        help="outgoing bandwidth of the server, by which its load is judged (default 1.25e8: 1 Gbit/s)",
+        help="outgoing bandwidth of the server in bytes/s, for its load ratio (default 1.25e8: 1 Gbit/s)",
     )
     parser.add_argument(
         "--metrics-port",
         type=int,
         default=0,
         metavar="PORT",
-        help="serve metrics there, on the loopback interface",
+        help="serve metrics on this port of the loopback interface (default: none)",
     )
 
 
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.channels.agent.process import MAX_OUT_BYTES_PER_S, AgentOptions, run_agent
     from shoal.plan.ring import ServerAddress
 
-    if args.setting_sources["log_level"] == "default":  # a process that runs for months tells what it does
+    if args.setting_sources["log_level"] == "default":  # a long-running process logs its work
         logs.configure(level="info", format=args.settings.log_format)
     host, port = read_address(args.address)
     options = AgentOptions(
@@ -78,12 +77,12 @@ def run(args: argparse.Namespace) -> int:
 def _url(configured: str) -> str:
     url = os.environ.get(URL_VARIABLE) or configured
     if not url:
-        raise ConfigError("no coordinator is named", do=f"set {URL_VARIABLE} to shoal://agent:PASSWORD@HOST:PORT")
+        raise ConfigError("no coordinator given", do=f"set {URL_VARIABLE} to shoal://agent:PASSWORD@HOST:PORT")
     return url
 
 
 def read_address(text: str) -> tuple[str, int]:
-    """Host and port; an IPv6 address stands in brackets."""
+    """Parse host and port; an IPv6 address is in brackets."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) <= _PORT_MAX:
@@ -93,7 +92,7 @@ def read_address(text: str) -> tuple[str, int]:
 
 def _server_id(text: str) -> str:
     if _SERVER_ID.fullmatch(text) is None:
-        raise ConfigError(f"{text!r} cannot be the id of a server", do="use 1 to 64 letters, digits, '_', '.' or '-'")
+        raise ConfigError(f"{text!r} is not a valid server id", do="use 1 to 64 letters, digits, '_', '.' or '-'")
     return text
 
 

@@ -1,7 +1,7 @@
 """`shoal balancer`: runs a balancer in the foreground, until SIGTERM.
 
-Owns the command's flags and where addresses, log-ins and the key come from. What a balancer does is in `shoal.cluster`
-and `shoal.balance`.
+Owns the command's flags and the source of addresses, logins and the key. The balancer itself is in `shoal.leader` and
+`shoal.balance`.
 """
 
 from __future__ import annotations
@@ -29,37 +29,42 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "balancer",
         run,
-        "run a balancer: it keeps the ring, moves channels, and adds and removes servers",
+        "run a balancer: it maintains the ring, moves channels, and adds and removes servers",
         description="Run a balancer until SIGTERM. One balancer of a cluster leads; the others stand by and take over\n"
-        "when its lease ends. Beside a local cluster it finds everything in the state directory. Elsewhere\n"
-        f"${URL_VARIABLE} names the coordinator with the user admin, ${READER_VARIABLE} (user:password) logs in to\n"
-        "read telemetry, and --key names the file with the private key of the plan.",
+        "when its lease expires. For a local cluster, everything is read from the state directory.\n"
+        f"Otherwise ${URL_VARIABLE} is the coordinator's address with the user admin, ${READER_VARIABLE}\n"
+        "(user:password) is the login for reading telemetry, and --key is the plan's private key file.",
         example="shoal balancer --auto\n"
         f"{URL_VARIABLE}=shoal://admin:PASSWORD@10.0.0.1:7400 {READER_VARIABLE}=reader:PASSWORD \\\n"
         "  shoal balancer --key plan.key --audit /var/lib/shoal/audit --policy dynamoth",
     )
-    parser.add_argument("--policy", metavar="NAME", help="the policy (default shoal)")
+    parser.add_argument("--policy", metavar="NAME", help="balancing policy (default shoal)")
     parser.add_argument(
         "--auto",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="do what the policy wants; without it, propose and apply on request only",
+        help="apply the policy's decisions; without it, only propose, and apply on request",
     )
-    parser.add_argument("--servers-min", type=int, metavar="N", help="drain none below so many (default 1)")
-    parser.add_argument("--servers-max", type=int, metavar="N", help="add none beyond so many (default 8)")
+    parser.add_argument("--servers-min", type=int, metavar="N", help="minimum number of servers (default 1)")
+    parser.add_argument("--servers-max", type=int, metavar="N", help="maximum number of servers (default 8)")
     parser.add_argument(
         "--windows",
         choices=("in-process", "spark"),
         default="in-process",
-        help="spark: go by the load windows of `shoal pipeline load` while they come in time (default in-process)",
+        help="spark: use the load windows of `shoal pipeline load` while they arrive in time (default in-process)",
     )
-    parser.add_argument("--key", metavar="FILE", help="the private key of the plan, where there is no local cluster")
+    parser.add_argument("--key", metavar="FILE", help="private key file of the plan, if there is no local cluster")
     parser.add_argument(
-        "--expect", default="", metavar="ID[,ID]", help="servers that the first ring waits for, ten seconds at most"
+        "--expect", default="", metavar="ID[,ID]", help="servers that the first ring waits for, at most 10 s"
     )
-    parser.add_argument("--audit", metavar="DIR", help="where decisions go on record (default: in the state directory)")
     parser.add_argument(
-        "--metrics-port", type=int, metavar="PORT", help="serve metrics there, on the loopback interface"
+        "--audit", metavar="DIR", help="directory of the decision records (default: in the state directory)"
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve metrics on this port of the loopback interface (default: none)",
     )
 
 
@@ -68,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.balance.window_source import Way
     from shoal.leader.process import BalancerSetup, run_balancer
 
-    if args.setting_sources["log_level"] == "default":  # a process that runs for months tells what it does
+    if args.setting_sources["log_level"] == "default":  # a long-running process logs its work
         logs.configure(level="info", format=args.settings.log_format)
     port = args.settings.metrics_port if args.metrics_port is None else args.metrics_port
     if not 0 <= port <= _PORT_MAX:
@@ -88,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> BalancerOptions:
-    """The balancer's options, flags before settings."""
+    """Return the balancer's options; flags override settings."""
     from msgspec.structs import replace
 
     options: BalancerOptions = args.settings.balancer
@@ -100,11 +105,11 @@ def options_of(args: argparse.Namespace) -> BalancerOptions:
 
 
 def checked_policy(name: str) -> str:
-    """A name, if a policy has it."""
+    """Return the name if it is a known policy."""
     from shoal.balance.policies import POLICIES
 
     if name not in POLICIES:
-        raise ConfigError(f"there is no policy {name!r}", do=f"name one of {', '.join(POLICIES)}")
+        raise ConfigError(f"unknown policy {name!r}", do=f"choose one of {', '.join(POLICIES)}")
     return name
 
 
@@ -128,7 +133,7 @@ def _from_local_cluster(args: argparse.Namespace) -> dict[str, Any]:
 def _from_environment(args: argparse.Namespace) -> dict[str, Any]:
     user, colon, password = os.environ.get(READER_VARIABLE, "").partition(":")
     if not args.key:
-        raise ConfigError("no key is named", do="name the file with the private key of the plan by --key")
+        raise ConfigError("no key given", do="give the plan's private key file with --key")
     return {
         "url": os.environ[URL_VARIABLE],
         "reader": (user, password) if colon else (None, None),
@@ -142,4 +147,4 @@ def _read_key(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"the key {path} cannot be read: {error.strerror}", do="name another by --key") from error
+        raise ConfigError(f"cannot read the key {path}: {error.strerror}", do="give another file with --key") from error

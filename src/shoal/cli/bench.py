@@ -1,6 +1,6 @@
-"""`shoal bench`: side-by-side measurements from the command line.
+"""`shoal bench`: side-by-side benchmarks.
 
-Owns their flags and how their figures look. What is measured is decided in `shoal.lab.bench`.
+Owns the flags and the output. The measurements are in `shoal.lab.bench`.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "bench",
         run_bench,
-        "a side-by-side measurement",
+        "run a side-by-side benchmark",
         example="shoal bench channels\nshoal bench plan --channels 1000000 --servers 1000 --json\n"
         "shoal bench match --workload hard --subscriptions 100000\nshoal bench quotes --quotes stockquotes.tar.gz\n"
         "shoal bench pipeline --only match --events 1000000",
-        description="channels: the bus beside other clients, on a cluster of its own, on this machine.\n"
-        "plan: one decision of every policy about the same channels and servers.\n"
-        "match: the index of filters beside naive Python, NumPy, Polars and DuckDB, or while subscriptions change.\n"
-        "quotes: subscriptions by the templates of the PADRES paper against every stock quote.\n"
-        "pipeline: the jobs on Spark, each beside the same function on one core.",
+        description="channels: the bus and other clients, on a separate cluster on this machine.\n"
+        "plan: one decision of every policy for the same channels and servers.\n"
+        "match: the filter index and naive Python, NumPy, Polars and DuckDB, or with changing subscriptions.\n"
+        "quotes: subscriptions from the templates of the PADRES paper against every stock quote.\n"
+        "pipeline: each Spark job and the same function on one core.",
     )
     parser.add_argument("name", choices=tuple(RUNS), metavar="NAME", help=" or ".join(RUNS))
     parser.add_argument(
         "--rounds",
         type=positive_int,
         metavar="N",
-        help=f"how often each contender runs (default {channels.ChannelsOptions().rounds}, others: 3)",
+        help=f"runs per contender (default {channels.ChannelsOptions().rounds}, others: 3)",
     )
     parser.add_argument(
         "--run-seconds",
         type=positive,
         metavar="S",
-        help=f"channels, match: about how long a run takes (default {channels.ChannelsOptions().run_s:g}, match: 0.5)",
+        help=f"channels, match: approximate run length in s (default {channels.ChannelsOptions().run_s:g}, match: 0.5)",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="plan, match, quotes: which load (default 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="plan, match, quotes: seed of the load (default 1)"
+    )
     _add_channels(parser.add_argument_group("channels"))
     _add_plan(parser.add_argument_group("plan"))
     bench_match.add_flags(parser.add_argument_group("match and quotes"))
@@ -61,21 +63,21 @@ def _add_channels(parser: argparse._ArgumentGroup) -> None:
         type=positive_int,
         default=defaults.payload_bytes,
         metavar="N",
-        help=f"size of a payload (default {defaults.payload_bytes})",
+        help=f"payload size in bytes (default {defaults.payload_bytes})",
     )
     parser.add_argument(
         "--tasks",
         type=positive_int,
         default=defaults.tasks,
         metavar="N",
-        help=f"tasks that publish at a time, but for the fan-out (default {defaults.tasks})",
+        help=f"concurrent publishing tasks, except for the fan-out (default {defaults.tasks})",
     )
     parser.add_argument(
         "--connections",
         type=positive_int,
         default=defaults.connections,
         metavar="N",
-        help=f"subscribing connections of the fan-out (default {defaults.connections})",
+        help=f"subscribed connections of the fan-out (default {defaults.connections})",
     )
 
 
@@ -86,19 +88,19 @@ def _add_plan(parser: argparse._ArgumentGroup) -> None:
         type=positive_int,
         default=defaults.channels,
         metavar="N",
-        help=f"how many channels there are (default {defaults.channels})",
+        help=f"number of channels (default {defaults.channels})",
     )
     parser.add_argument(
         "--servers",
         type=positive_int,
         default=defaults.servers,
         metavar="N",
-        help=f"how many servers there are (default {defaults.servers})",
+        help=f"number of servers (default {defaults.servers})",
     )
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    """Measure, and show the figures."""
+    """Run the benchmark and show the figures."""
     measure, show = RUNS[args.name]
     facts = measure(args)
     if not args.json:
@@ -143,7 +145,7 @@ def _show_plan(args: argparse.Namespace, facts: Facts) -> None:
         table.add_row(row["contender"], *cells, f"{row['max_load_ratio']:.3f}", f"{share:.2f}")
     screen.print(table)
     screen.print(facts["workload"]["all"])
-    screen.print(f"Before: {facts['max_load_ratio_before']:.2f}. No placement could be below {facts['bound']:.3f}.")
+    screen.print(f"Before: {facts['max_load_ratio_before']:.2f}. Lower bound of any placement: {facts['bound']:.3f}.")
 
 
 def _show_channels(args: argparse.Namespace, facts: Facts) -> None:
@@ -162,17 +164,17 @@ def _show_channels(args: argparse.Namespace, facts: Facts) -> None:
         cells = [_number(row.get(name)) for name in (*names, "latency_us_p50", "latency_us_p99")]
         table.add_row(row["workload"], row["contender"], *cells)
     screen.print(table)
-    screen.print("pub. us, sub. us: CPU of the publisher per message and of the subscriber per message taken\n")
-    ratios = Table(title="the bus against the others")
+    screen.print("pub. us, sub. us: CPU time of the publisher per message and of the subscriber per received message\n")
+    ratios = Table(title="the bus compared to the others")
     ratios.add_column("ratio")
     ratios.add_column("", justify="right")
     for name, value in facts["ratios"].items():
         ratios.add_row(name, f"{value:.2f}")
     screen.print(ratios)
     screen.print(
-        f"The agent took {agent['cpu_us_agent']:.2f} us of CPU for each message it observed at "
+        f"The agent used {agent['cpu_us_agent']:.2f} us of CPU per observed message at "
         f"{agent['messages_per_s']:,.0f} messages/s and {'kept up' if agent['kept_up'] else 'did not keep up'}; "
-        f"the server took {agent['cpu_us_server']:.2f} us, {agent['cpu_us_server_without_agent']:.2f} without it."
+        f"the server used {agent['cpu_us_server']:.2f} us, {agent['cpu_us_server_without_agent']:.2f} without it."
     )
 
 
@@ -189,4 +191,4 @@ RUNS: Final[dict[str, tuple[Callable[[argparse.Namespace], Facts], Callable[[arg
     "quotes": (bench_match.measure_quotes, bench_match.show),
     "pipeline": (bench_pipeline.measure, bench_pipeline.show),
 }
-"""By name: what measures, and what shows the figures."""
+"""Benchmark name to its measuring and its display function."""

@@ -1,6 +1,6 @@
-"""`shoal bench match` and `shoal bench quotes`: their flags, and how their figures look.
+"""`shoal bench match` and `shoal bench quotes`: their flags and output.
 
-What is measured is decided in `shoal.lab.bench`.
+The measurements are in `shoal.lab.bench`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shoal.lab.bench.loads import load as loads
 CHURN: Final = "churn"
 WORKLOADS: Final = (*loads.NAMES, CHURN)
 SUBSCRIPTIONS: Final = {"match": 1_000_000, "quotes": 10_000}
-"""Where nobody says how many."""
+"""Default number of subscriptions."""
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
-    """The flags of both."""
+    """Add the flags of both benchmarks."""
     parser.add_argument(
         "--workload",
         choices=WORKLOADS,
@@ -32,18 +32,18 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         "--subscriptions",
         type=positive_int,
         metavar="N",
-        help=f"the most that are measured (default {SUBSCRIPTIONS['match']}, quotes: {SUBSCRIPTIONS['quotes']})",
+        help=f"largest number of subscriptions (default {SUBSCRIPTIONS['match']}, quotes: {SUBSCRIPTIONS['quotes']})",
     )
     parser.add_argument(
         "--quotes",
         type=Path,
         metavar="PATH",
-        help="stock, churn, quotes: the real quotes, an archive or a directory (default: generated ones)",
+        help="stock, churn, quotes: archive or directory of real quotes (default: generated ones)",
     )
 
 
 def measure_match(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure."""
+    """Measure matching."""
     from shoal.lab.bench import match, match_churn
 
     defaults = match.MatchOptions()
@@ -59,7 +59,7 @@ def measure_match(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_quotes(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure."""
+    """Measure quotes."""
     from shoal.lab.bench import match_quotes
 
     subscriptions = args.subscriptions or SUBSCRIPTIONS["quotes"]
@@ -83,13 +83,13 @@ _COLUMNS: Final = {
     "deliveries_per_s": "ids/s",
     "seconds": "s",
 }
-"""What is shown of a row, where it has it, and under which heading."""
+"""Field of a row to its column heading."""
 _FILLING: Final = ("bytes_per_subscription", "inserts_per_s", "inserts_one_by_one_per_s")
-"""What churn does not show, for want of room."""
+"""Columns that churn omits to save space."""
 
 
 def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
-    """Show the figures to people."""
+    """Print the figures as a table."""
     from rich import box
     from rich.table import Table
 
@@ -106,19 +106,19 @@ def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     for row in rows:
         table.add_row(row["contender"], *(_number(row.get(name)) for name in shown))
     screen.print(table)
-    screen.print("CPU us: of one event; ids: found for one event; ins/s: filters inserted in bulk")
+    screen.print("CPU us: per event; ids: found per event; ins/s: filters inserted in bulk")
     screen.print(facts["workload"]["all"])
     for name, value in facts["ratios"].items():
         screen.print(f"{name}: {_number(value)}")
     if facts["name"] == "quotes":
         screen.print(
             f"{facts['quotes']:,} quotes of {facts['stocks']:,} stocks, {facts['deliveries']:,} deliveries in "
-            f"{facts['seconds']:.1f} s; the slow evaluator found the same for {facts['checked_events']:,} quotes."
+            f"{facts['seconds']:.1f} s; the reference evaluator agreed for {facts['checked_events']:,} quotes."
         )
 
 
 def _number(value: float | None) -> str:
-    """Three figures, which is more than a shared machine is good for."""
+    """Format with three significant digits; measurements are not more precise than that."""
     if value is None:
         return ""
     for unit, word in ((1e6, "M"), (1e3, "k")):

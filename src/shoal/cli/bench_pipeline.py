@@ -1,6 +1,6 @@
-"""`shoal bench pipeline`: its flags, and how its figures look.
+"""`shoal bench pipeline`: its flags and output.
 
-What is measured is decided in `shoal.lab.bench.pipeline`.
+The measurements are in `shoal.lab.bench.pipeline`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ PARTS: Final = ("load", "archive", "match")
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
-    """The flags."""
+    """Add the flags."""
     parser.add_argument(
         "--only",
         choices=PARTS,
         action="append",
         metavar="PART",
-        help=f"{', '.join(PARTS)}; may be given several times (default: all)",
+        help=f"{', '.join(PARTS)}; can be repeated (default: all)",
     )
     parser.add_argument(
-        "--events", type=positive_int, metavar="N", help="match: events of the archive (default 10,000,000)"
+        "--events", type=positive_int, metavar="N", help="match: events in the archive (default 10,000,000)"
     )
-    parser.add_argument("--filters", type=positive_int, metavar="N", help="match: filters (default 100,000)")
+    parser.add_argument("--filters", type=positive_int, metavar="N", help="match: number of filters (default 100,000)")
     parser.add_argument(
-        "--live-seconds", type=positive_int, metavar="S", help="load: how long it is fed each second (default 20)"
+        "--live-seconds", type=positive_int, metavar="S", help="load: seconds of live input (default 20)"
     )
     parser.add_argument(
-        "--messages", type=positive_int, metavar="N", help="archive: messages of each channel (default 100,000)"
+        "--messages", type=positive_int, metavar="N", help="archive: messages per channel (default 100,000)"
     )
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure."""
+    """Measure the jobs."""
     from shoal.lab.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
 
     defaults = pipeline.PipelineOptions()
@@ -59,11 +59,11 @@ _COLUMNS: Final = {
     "batch_ms_p50": "batch p50 ms",
     "seconds": "s",
 }
-"""What is shown of a row, where it has it, and under which heading."""
+"""Field of a row to its column heading."""
 
 
 def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
-    """Show the figures to people."""
+    """Print the figures as a table."""
     from rich import box
     from rich.table import Table
 

@@ -1,6 +1,6 @@
 """`shoal pub` and `shoal sub`: channels from the command line.
 
-Owns how lines become messages and messages become lines. Everything else is the bus's.
+Owns the conversion between lines and messages. Everything else is in the bus.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.errors import ConfigError
 from shoal.message import AttributeValue, Gap, Item, Message
 
 READ_BYTES_MAX: Final = 1 << 20
-"""How much of standard input is read at a time."""
+"""Bytes read from standard input at a time."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -40,15 +40,15 @@ def register(subparsers: Subparsers) -> None:
         "publish the lines of standard input on a channel",
         example="echo north | shoal pub tile.3.4\ntail -f app.log | shoal pub logs --attribute host=web1 --confirm",
     )
-    pub.add_argument("channel", metavar="CHANNEL", help="the channel")
+    pub.add_argument("channel", metavar="CHANNEL", help="channel name")
     pub.add_argument(
         "--attribute",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="an attribute of every message; numbers and true/false are sent as such (may be repeated)",
+        help="an attribute of every message; numbers and true/false are sent as such (can be repeated)",
     )
-    pub.add_argument("--confirm", action="store_true", help="wait for each message until a server has it")
+    pub.add_argument("--confirm", action="store_true", help="wait after each message until a server has confirmed it")
     _add_url(pub)
     sub = add_command(
         subparsers,
@@ -61,19 +61,23 @@ def register(subparsers: Subparsers) -> None:
             "shoal sub quotes --where \"symbol = 'YHOO' and volume > 300000\""
         ),
     )
-    sub.add_argument("names", metavar="CHANNEL", nargs="+", help="channels, or patterns with --pattern")
-    sub.add_argument("--pattern", action="store_true", help="the names are patterns, as in Redis: tile.*")
-    sub.add_argument("--where", metavar="FILTER", help='only messages whose attributes match: "volume > 300000"')
+    sub.add_argument("names", metavar="CHANNEL", nargs="+", help="channel names, or patterns with --pattern")
+    sub.add_argument("--pattern", action="store_true", help="treat the names as Redis patterns: tile.*")
     sub.add_argument(
-        "--since", metavar="TIME", help="first what was recorded since: 2026-11-01T10:00 (UTC), or an age: 15m, 2h, 3d"
+        "--where", metavar="FILTER", help='only messages whose attributes match the filter: "volume > 300000"'
     )
-    sub.add_argument("--count", type=positive_int, metavar="N", help="end after N messages")
-    sub.add_argument("--seconds", type=float, metavar="N", help="end after N seconds")
+    sub.add_argument(
+        "--since",
+        metavar="TIME",
+        help="start with recorded messages since this time: 2026-11-01T10:00 (UTC), or an age: 15m, 2h, 3d",
+    )
+    sub.add_argument("--count", type=positive_int, metavar="N", help="stop after N messages")
+    sub.add_argument("--seconds", type=float, metavar="N", help="stop after N seconds")
     sub.add_argument(
         "--format",
         choices=("text", "json"),
         default="text",
-        help="how a message is printed: its payload, or an object a line (default: text)",
+        help="print payloads, or one JSON object per line (default: text)",
     )
     _add_url(sub)
 
@@ -87,8 +91,9 @@ def _add_url(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster_url(url: str | None, settings: Settings, role: str = ROLE) -> str:
-    """The cluster that a command means: the flag, $SHOAL_URL, the setting `coordinator`, the local one, there in a
-    role."""
+    """Return the address of the cluster for a role: the flag, $SHOAL_URL, the setting `coordinator`, or the local
+    cluster.
+    """
     if url:
         return url
     if os.environ.get(URL_VARIABLE):
@@ -119,7 +124,7 @@ async def _publish(args: argparse.Namespace, attributes: dict[str, AttributeValu
 
 
 def _attribute(text: str) -> tuple[str, AttributeValue]:
-    """NAME=VALUE; what reads as a number or as true or false is sent as such."""
+    """Parse NAME=VALUE; numbers and true/false are converted."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise ConfigError(f"{text!r} is not an attribute", do="write --attribute NAME=VALUE")
@@ -134,9 +139,9 @@ def _attribute(text: str) -> tuple[str, AttributeValue]:
 
 
 async def _lines() -> AsyncIterator[bytes]:
-    """Lines of standard input without their ends, as they come.
+    """Yield the lines of standard input without line ends, as they arrive.
 
-    A thread reads, since not every kind of input can be awaited; it does not hold the process up at its end.
+    A daemon thread reads, because not every kind of input can be awaited; it does not delay the exit of the process.
     """
     chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
     threading.Thread(target=_read_input, args=(asyncio.get_running_loop(), chunks), daemon=True).start()
@@ -150,16 +155,16 @@ async def _lines() -> AsyncIterator[bytes]:
 
 
 def _read_input(loop: asyncio.AbstractEventLoop, chunks: asyncio.Queue[bytes]) -> None:
-    """Reads standard input piece by piece, no faster than it is published; an empty piece is the end."""
+    """Read standard input in chunks, no faster than it is published; an empty chunk is the end."""
     chunk = b"-"
     while chunk and not loop.is_closed():
         chunk = os.read(sys.stdin.fileno(), READ_BYTES_MAX)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
 
 
 def run_sub(args: argparse.Namespace) -> int:
-    """Print messages until enough have come, the time is up or the user has seen enough."""
+    """Print messages until the count or the time is reached, or the user interrupts."""
     printer = _Printer(args)
     try:
         asyncio.run(_subscribe(args, printer))
@@ -193,7 +198,7 @@ async def _subscribe(args: argparse.Namespace, printer: _Printer) -> None:
 def _one(bus: Bus, name: str, args: argparse.Namespace) -> Subscription:
     if args.pattern:
         if args.since is not None:
-            raise ConfigError("--since and --pattern do not go together", do="name the channels")
+            raise ConfigError("--since cannot be combined with --pattern", do="give the channel names")
         return bus.psubscribe(name, where=args.where)
     if args.since is None:
         return bus.subscribe(name, where=args.where)
@@ -208,7 +213,7 @@ async def _read(subscription: Subscription, printer: _Printer) -> None:
 
 
 class _Printer:
-    """Prints items and counts them; standard output is for the summary alone when --json is given."""
+    """Prints and counts items; with --json, standard output has only the summary."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.messages = 0
@@ -221,13 +226,13 @@ class _Printer:
         self._quiet = args.json
 
     def print(self, item: Item) -> bool:
-        """Prints one item; says whether more are wanted."""
+        """Print one item; return whether more are wanted."""
         if self._count is not None and self.messages >= self._count:
             return False
         if isinstance(item, Gap):
             self.gaps += 1
             self.lost += item.count or 0
-            note(f"gap on {item.channel}: {missing_words(item)} ({item.reason})")
+            note(f"gap on {item.channel}: {missing_text(item)} ({item.reason})")
         else:
             self.messages += 1
         if not self._quiet and (self._json_lines or isinstance(item, Message)):
@@ -247,15 +252,15 @@ class _Printer:
         return prefix + item.payload
 
 
-def missing_words(gap: Gap) -> str:
-    """How much is missing, in words."""
+def missing_text(gap: Gap) -> str:
+    """Describe the number of missing messages."""
     if gap.count is None:
         return f"everything from {gap.first} on" if gap.publisher is not None else "an unknown number of messages"
     return "1 message" if gap.count == 1 else f"{gap.count} messages"
 
 
 def item_facts(item: Item) -> dict[str, Any]:
-    """An item as the fields of one JSON object; a payload that is no text is given in hexadecimal."""
+    """Return an item as the fields of a JSON object; payloads that are not text are in hexadecimal."""
     channel = item.channel.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if isinstance(item, Gap):
         return {

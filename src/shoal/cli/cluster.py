@@ -1,6 +1,6 @@
 """`shoal up`, `down`, `status`, `doctor`: a local cluster in the background.
 
-Owns the words that these commands print. What they do is in `shoal.cluster`.
+Owns the output of these commands. The work is in `shoal.cluster`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COLOURS: Final = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
 
 
 def register(subparsers: Subparsers) -> None:
-    """Adds the commands of this group."""
+    """Add the commands of this group."""
     parser = add_command(
         subparsers,
         "up",
@@ -38,51 +38,51 @@ def register(subparsers: Subparsers) -> None:
         "start a local cluster in the background",
         example="shoal up\nshoal up --servers 5 --state-dir /tmp/my-cluster",
         description="Start a coordinator, servers, agents and balancers on the loopback interface, on free ports, "
-        "with passwords of their own. Returns when channels can be used.",
+        "with generated passwords. Returns when the cluster is ready.",
     )
-    parser.add_argument("--servers", type=int, metavar="N", help="how many servers (default 3)")
+    parser.add_argument("--servers", type=int, metavar="N", help="number of servers (default 3)")
     parser.add_argument(
         "--balancers",
         type=int,
         default=_BALANCERS,
         metavar="N",
-        help=f"how many balancers: one leads, the others stand by (default {_BALANCERS}); 0: nobody balances",
+        help=f"number of balancers: one leads, the others stand by; 0: no balancing (default {_BALANCERS})",
     )
-    parser.add_argument("--policy", metavar="NAME", help="the policy that they go by (default shoal)")
-    parser.add_argument("--no-auto", action="store_true", help="only propose, and apply what is asked for")
-    parser.add_argument("--servers-min", type=int, metavar="N", help="drain none below so many (default: --servers)")
-    parser.add_argument("--servers-max", type=int, metavar="N", help="add none beyond so many (default 8)")
+    parser.add_argument("--policy", metavar="NAME", help="balancing policy (default shoal)")
+    parser.add_argument("--no-auto", action="store_true", help="only propose changes, and apply them on request")
+    parser.add_argument("--servers-min", type=int, metavar="N", help="minimum number of servers (default: --servers)")
+    parser.add_argument("--servers-max", type=int, metavar="N", help="maximum number of servers (default 8)")
     parser.add_argument(
         "--max-out-bytes-per-s",
         type=float,
         metavar="N",
-        help="outgoing bandwidth of each server, by which its load is judged (default 1.25e8: 1 Gbit/s)",
+        help="outgoing bandwidth of each server in bytes/s, for its load ratio (default 1.25e8: 1 Gbit/s)",
     )
     parser.add_argument(
         "--windows",
         choices=("in-process", "spark"),
         default="in-process",
-        help="who folds load windows: the balancer itself, or a Spark job beside it (default in-process)",
+        help="compute load windows in the balancer or in a Spark job (default in-process)",
     )
     add_command(
         subparsers,
         "down",
         run_down,
-        "stop the local cluster and leave nothing behind",
+        "stop the local cluster and clean up",
         example="shoal down",
     )
-    add_command(subparsers, "status", run_status, "what runs, where, how loaded", example="shoal status --json")
+    add_command(subparsers, "status", run_status, "show processes, addresses and load", example="shoal status --json")
     add_command(
         subparsers,
         "doctor",
         run_doctor,
-        "what this machine has and lacks, and what to do about it",
+        "check this machine for problems, with fixes",
         example="shoal doctor",
     )
 
 
 def run_up(args: argparse.Namespace) -> int:
-    """Starts the cluster."""
+    """Start the cluster."""
     from shoal.cluster.background import up
 
     servers = args.settings.servers if args.servers is None else args.servers
@@ -92,13 +92,13 @@ def run_up(args: argparse.Namespace) -> int:
     if args.config:
         os.environ["SHOAL_CONFIG"] = str(Path(args.config).absolute())
     directory = _directory(args)
-    note(f"starting {_many(servers, 'server')} ...")
+    note(f"starting {_plural(servers, 'server')} ...")
     began = time.monotonic()
     status = up(directory, servers, flags=flags)
     took_s = time.monotonic() - began
     facts = {**_facts(status), "seconds": round(took_s, 3)}
     text = (
-        f"{_many(servers, 'server')} with agents, ready after {took_s:.1f} s; state in {directory.root}\n"
+        f"{_plural(servers, 'server')} with agents, ready after {took_s:.1f} s; state in {directory.root}\n"
         "try: shoal status, shoal sub tile.1, shoal down"
     )
     result(args, facts, text)
@@ -106,7 +106,7 @@ def run_up(args: argparse.Namespace) -> int:
 
 
 def _balancer_flags(args: argparse.Namespace, servers: int) -> list[str]:
-    """What the supervisor must know of balancers and of the servers' capacity."""
+    """Return the supervisor's flags for balancers and server capacity."""
     from shoal.cli.balancer import checked_policy
 
     policy = checked_policy(args.policy or args.settings.balancer.policy)
@@ -131,31 +131,31 @@ def _balancer_flags(args: argparse.Namespace, servers: int) -> list[str]:
 
 
 def _checked_windows(args: argparse.Namespace) -> str:
-    """Who folds load windows, if that can be."""
+    """Return where load windows are computed; raise if Spark is missing."""
     if args.windows == "spark":
         from shoal.pipeline.session import import_spark
         from shoal.pipeline.spark.java import find_java
 
         if not args.balancers:
-            raise ConfigError("--windows is spark, and nobody balances", do="give --balancers 1 or more")
+            raise ConfigError("--windows is spark, but there is no balancer", do="give --balancers 1 or more")
         find_java()
         import_spark()
     return str(args.windows)
 
 
 def run_down(args: argparse.Namespace) -> int:
-    """Stops the cluster."""
+    """Stop the cluster."""
     from shoal.cluster.background import down
 
     directory = _directory(args)
     ended = down(directory)
-    how = "stopped" if ended.clean else "had ended badly; its remains are gone"
+    how = "stopped" if ended.clean else "was not shut down cleanly; its leftovers were removed"
     result(args, {"stopped": True, **msgspec.to_builtins(ended)}, f"the cluster in {directory.root} {how}")
     return 0
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """Says what runs; exit status 0 only if the cluster is ready."""
+    """Show the status; exit status 0 only if the cluster is ready."""
     from shoal.cluster.control_socket import request
     from shoal.cluster.server_load import measure_load
     from shoal.cluster.state import find_cluster
@@ -164,14 +164,16 @@ def run_status(args: argparse.Namespace) -> int:
     state = find_cluster(directory.root)
     status = request(directory, "status", timeout_s=_ASK_TIMEOUT_S).status
     if status is None:
-        raise NotRunningError("the supervisor did not say how the cluster is", do="run `shoal down`, then `shoal up`")
+        raise NotRunningError(
+            "the supervisor did not return the cluster's status", do="run `shoal down`, then `shoal up`"
+        )
     load = measure_load(state, _LOAD_INTERVAL_S, _ASK_TIMEOUT_S)
     result(args, _facts(status, load), _status_text(status, load))
     return 0 if status.ready else 1
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    """Examines the machine; exit status 0 only if nothing fails."""
+    """Check the machine; exit status 0 only if no check fails."""
     import sys
 
     from shoal.cluster.doctor import examine
@@ -192,7 +194,7 @@ def _directory(args: argparse.Namespace) -> StateDir:
 
 
 def _facts(status: ClusterStatus, load: dict[str, ServerLoad | None] | None = None) -> dict[str, Any]:
-    """The status as JSON knows it, with the load beside each server."""
+    """Return the status as JSON fields, with the load of each server."""
     facts: dict[str, Any] = msgspec.to_builtins(status)
     for server in facts["servers"] if load else ():
         measured = load.get(server["id"]) if load else None
@@ -207,7 +209,7 @@ def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> s
         f"coordinator {status.coordinator}, state in {status.state_dir}"
     ]
     if status.trouble:
-        lines.append(f"trouble: {status.trouble}")
+        lines.append(f"problem: {status.trouble}")
     if status.windows is not None:
         since_s = time.time() - status.windows.since_s
         lines.append(f"load windows: {status.windows.way.value} for {since_s:.0f} s ({status.windows.why})")
@@ -215,14 +217,14 @@ def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> s
     lines[-1] += f"{'msg/s':>10}{'out B/s':>12}{'load':>7}"
     for server in status.servers:
         row = f"{server.id:<8}{f'{server.host}:{server.port}':<18}"
-        row += f"{_yes(server.lease):<7}{_yes(server.in_ring):<6}"
+        row += f"{_yes_no(server.lease):<7}{_yes_no(server.in_ring):<6}"
         measured = load.get(server.id)
         if measured is None:
             lines.append(f"{row}  does not answer")
             continue
         row += f"{measured.connections:>8}{measured.channels:>10}{measured.messages_per_s:>10.0f}"
         lines.append(f"{row}{measured.bytes_out_per_s:>12.0f}{measured.load_ratio:>7.0%}")
-    lines.append(f"{'process':<14}{'state':<10}{'pid':>8}{'uptime s':>10}{'restarts':>10}  last end")
+    lines.append(f"{'process':<14}{'state':<10}{'pid':>8}{'uptime s':>10}{'restarts':>10}  last exit")
     for child in status.processes:
         state = "crashing" if child.crashing else "held" if child.held else child.state
         row = f"{child.name:<14}{state:<10}{child.pid or '-':>8}{child.uptime_s:>10.0f}{child.restarts:>10}"
@@ -230,9 +232,9 @@ def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> s
     return "\n".join(lines)
 
 
-def _yes(value: bool) -> str:
+def _yes_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _many(count: int, what: str) -> str:
+def _plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,6 +1,6 @@
-"""`shoal demo`: the main job on one machine, live.
+"""`shoal demo`: a live demonstration of Shoal on one machine.
 
-Owns the command's flags, which of the three ways to show it is taken, and its JSON. What happens is in
+Owns the command's flags, the choice of the output (live, headless or JSON), and its JSON. The demo itself is in
 `shoal.lab.demo`.
 """
 
@@ -29,7 +29,7 @@ SERVERS_MOST: Final = 6
 SERVERS_MAX: Final = 16
 REFRESH_S: Final = 0.2
 SPARK_SECONDS_MIN: Final = 40.0
-"""A shorter demo ends before Spark is warm."""
+"""Shorter demos end before Spark is warm."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -38,39 +38,46 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "demo",
         run,
-        "a cluster, a balancer and a crowd on channels, on this machine, live",
-        description="A cluster with a balancer, and a crowd of game players on its channels. Players join until\n"
-        "servers fill, channels move, one becomes hot and is replicated, servers are added; players leave, and\n"
-        "servers are drained and removed. A server is killed on the way. The players count what is lost.\n"
-        "Nothing stays behind. A demo shorter than 40 s ends before the players leave.",
+        "show a live demo: a cluster, a balancer and game players, on this machine",
+        description="Starts a cluster with a balancer, and game players who use its channels. Players join until\n"
+        "servers fill up: channels move, a hot one is replicated, and servers are added. Then players\n"
+        "leave, and servers are drained and removed. One server is killed in between. The players count\n"
+        "lost messages. Everything is cleaned up at the end. A demo shorter than 40 s ends before the\n"
+        "players leave.",
         example="shoal demo\nshoal demo --seconds 20 --headless --json",
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="N", help=f"how long (default {SECONDS:g})")
-    parser.add_argument("--headless", action="store_true", help="a line a second instead of the live view")
     parser.add_argument(
-        "--players", type=int, default=PLAYERS, metavar="N", help=f"players when it is full (default {PLAYERS})"
+        "--seconds", type=float, default=SECONDS, metavar="N", help=f"duration in s (default {SECONDS:g})"
+    )
+    parser.add_argument("--headless", action="store_true", help="print one line per second instead of the live view")
+    parser.add_argument(
+        "--players", type=int, default=PLAYERS, metavar="N", help=f"largest number of players (default {PLAYERS})"
     )
     parser.add_argument(
-        "--servers", type=int, default=SERVERS, metavar="N", help=f"servers at the start (default {SERVERS})"
+        "--servers", type=int, default=SERVERS, metavar="N", help=f"initial number of servers (default {SERVERS})"
     )
     parser.add_argument(
-        "--servers-max", type=int, default=SERVERS_MOST, metavar="N", help=f"servers at most (default {SERVERS_MOST})"
+        "--servers-max",
+        type=int,
+        default=SERVERS_MOST,
+        metavar="N",
+        help=f"maximum number of servers (default {SERVERS_MOST})",
     )
     parser.add_argument(
         "--windows",
         choices=("in-process", "spark"),
-        help="who folds load windows: the balancer itself, or a Spark job that it hands over to when that is warm "
-        f"(default: spark if Java and PySpark are there and it lasts {SPARK_SECONDS_MIN:g} s or more)",
+        help="compute load windows in the balancer, or in a Spark job once it is warm "
+        f"(default: spark if Java and PySpark are installed and the demo lasts at least {SPARK_SECONDS_MIN:g} s)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 if nothing was lost, doubled or reordered."""
+    """Run the demo; 0 if nothing was lost, duplicated or reordered."""
     _check(args)
     from shoal.lab.demo.run import DemoOptions, run_demo
     from shoal.lab.demo.view import summary_table
 
-    if args.setting_sources["log_level"] == "default":  # the events tell what warnings would
+    if args.setting_sources["log_level"] == "default":  # the event list already shows what warnings would
         logs.configure(level="error", format=args.settings.log_format)
     options = DemoOptions(
         seconds=args.seconds,
@@ -84,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with _headless() if args.headless or not screen.is_terminal else _live(args) as show:
             summary = asyncio.run(run_demo(options, show, note))
-    except asyncio.CancelledError:  # somebody insisted
+    except asyncio.CancelledError:  # interrupted a second time
         return 130
     if not args.json:
         screen.print(summary_table(summary))
@@ -93,7 +100,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _windows(args: argparse.Namespace) -> Way:
-    """Who folds load windows. Spark that was asked for must be there; else it is used if it is."""
+    """Return where load windows are computed. If Spark was requested it must be installed; otherwise it is used if it
+    is.
+    """
     from shoal.balance.window_source import Way
     from shoal.errors import PipelineError
     from shoal.pipeline.session import import_spark
@@ -123,7 +132,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def facts(summary: Summary) -> dict[str, object]:
-    """The summary for machines."""
+    """Return the summary as JSON fields."""
     return {
         "players": summary.players,
         "messages": summary.tally.messages,
@@ -155,16 +164,16 @@ def facts(summary: Summary) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _headless() -> Iterator[Callable[[DemoFrame], None]]:
-    """Events as they come and a line a second, on standard error."""
+    """Print events as they occur and one line per second, to standard error."""
     from shoal.lab.demo.view import event_line, line
 
-    told = seconds = 0
+    shown = seconds = 0
 
     def show(frame: DemoFrame) -> None:
-        nonlocal told, seconds
-        for event in frame.events[told:]:
+        nonlocal shown, seconds
+        for event in frame.events[shown:]:
             note(event_line(event))
-        told = len(frame.events)
+        shown = len(frame.events)
         if len(frame.history) > seconds:
             seconds = len(frame.history)
             note(line(frame))
@@ -174,7 +183,7 @@ def _headless() -> Iterator[Callable[[DemoFrame], None]]:
 
 @contextlib.contextmanager
 def _live(args: argparse.Namespace) -> Iterator[Callable[[DemoFrame], None]]:
-    """The live view; it begins with the first frame and what it showed last stays."""
+    """Show the live view from the first frame on; the last frame stays on the screen."""
     import time
 
     from rich.live import Live

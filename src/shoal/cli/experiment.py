@@ -1,6 +1,6 @@
-"""`shoal experiment`: an experiment of a paper from the command line.
+"""`shoal experiment`: an experiment of a paper.
 
-Owns its flags, where its files go, and how its table looks. What is done is decided in `shoal.lab.experiments`.
+Owns the flags, the output files and the table. The experiments are in `shoal.lab.experiments`.
 """
 
 from __future__ import annotations
@@ -24,39 +24,43 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "experiment",
         run_experiment,
-        "an experiment of a paper: table, figure, JSON",
+        "run an experiment of a paper: table, figure, JSON",
         example="shoal experiment dynamoth-2 --seeds 20 --json\nshoal experiment dynamoth-3 --out figures",
-        description="Repeat an experiment of a paper, and compare. Figures (SVG and PNG) and the result as JSON go to "
-        "a directory. Exits with 1 if something that must hold does not.",
+        description="Repeat an experiment of a paper and compare the results. Figures (SVG and PNG) and the "
+        "JSON result are "
+        "written to a directory. Exits with 1 if a claim does not hold.",
     )
     parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument(
         "--mode",
         choices=MODES,
         help="sim: in the flow simulator, at the paper's scale; real: with real servers, scaled to this machine "
-        f"(default: {MODES[0]}, if it runs there)",
+        f"(default: {MODES[0]} where available)",
     )
     parser.add_argument(
-        "--seeds", type=positive_int, default=SEEDS, metavar="N", help="how many seeds (default %(default)s)"
+        "--seeds", type=positive_int, default=SEEDS, metavar="N", help="number of seeds (default %(default)s)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"where figures and JSON go (default: {OUT}/NAME or {OUT}/NAME-real)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"directory for figures and JSON (default: {OUT}/NAME or {OUT}/NAME-real)",
     )
     parser.add_argument(
         "--latencies",
         type=Path,
         metavar="PATH",
-        help="a matrix of round trips in milliseconds (CSV, a row and a column for each city); "
+        help="matrix of round trips in milliseconds (CSV, one row and one column per city); "
         "default: a built-in distance model",
     )
 
 
 def run_experiment(args: argparse.Namespace) -> int:
-    """Run it, write its files, and show what came out."""
+    """Run the experiment, write its files, and show the result."""
     mode = args.mode or next(mode for mode in MODES if args.name in experiments(mode))
     table = experiments(mode)
     if args.name not in table:
-        raise ConfigError(f"{args.name} does not run in mode {mode}", do=f"choose of {', '.join(table)}")
+        raise ConfigError(f"{args.name} does not run in mode {mode}", do=f"choose one of {', '.join(table)}")
     found = table[args.name](ExperimentOptions(seeds=args.seeds, latencies=args.latencies, note=note))
     out: Path = args.out or OUT / (args.name if mode == MODES[0] else f"{args.name}-{mode}")
     for path in _write(found, out):

@@ -1,6 +1,6 @@
-"""`shoal history`: what was recorded of a channel.
+"""`shoal history`: prints the recorded messages of a channel.
 
-Owns the words. What is read and how it goes together is decided in `shoal.history`. Needs no Spark.
+Owns the output. Reading and merging is in `shoal.history`. Needs no Spark.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.history.channel_history import ChannelHistory
 
 LAG_S: Final = 0.2
-"""How long agents may take to write down what they hear: records are read once more after it."""
+"""How long agents may take to record a message; the records are read once more after this time."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -35,21 +35,28 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "history",
         run,
-        "what was recorded of a channel",
+        "print the recorded messages of a channel",
         example="shoal history orders.eu --since 2026-11-01T10:00\n"
         "shoal history orders.eu --since 15m --where \"symbol = 'YHOO'\" --limit 100 --json",
-        description="Print what was recorded of a channel: the archive, and what is still only in the records of the "
-        "servers, in order, each message once. Gaps are shown where messages are missing.\n\n"
-        "TIME is a date and time, UTC unless it says otherwise (2026-11-01T10:00, 2026-11-01T10:00+02:00),\n"
+        description="Print the recorded messages of a channel, from the archive and from the servers' "
+        "records, in order "
+        "and each message once. Gaps are shown where messages are missing.\n\n"
+        "TIME is a date and time, in UTC unless a zone is given (2026-11-01T10:00, 2026-11-01T10:00+02:00),\n"
         "or an age: a number and s, m, h or d (90s, 15m, 2h, 1.5d).",
     )
-    parser._negative_number_matcher = re.compile(r"-\d")  # "--since -5m" is a wrong time, not a missing one
-    parser.add_argument("channel", metavar="CHANNEL", help="a channel that is recorded; not a pattern")
-    parser.add_argument("--since", required=True, metavar="TIME", help="2026-11-01T10:00 (UTC), or an age: 15m, 2h, 3d")
-    parser.add_argument("--until", metavar="TIME", help="up to before this time (default: now)")
-    parser.add_argument("--where", metavar="FILTER", help='only messages whose attributes match: "volume > 300000"')
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N messages, the first ones")
-    parser.add_argument("--archive", metavar="DIR", help="the archive (default: the setting archive_dir, else none)")
+    parser._negative_number_matcher = re.compile(r"-\d")  # "--since -5m" is an invalid time, not a missing one
+    parser.add_argument("channel", metavar="CHANNEL", help="a recorded channel; not a pattern")
+    parser.add_argument(
+        "--since", required=True, metavar="TIME", help="start: 2026-11-01T10:00 (UTC), or an age: 15m, 2h, 3d"
+    )
+    parser.add_argument("--until", metavar="TIME", help="end, exclusive (default: now)")
+    parser.add_argument(
+        "--where", metavar="FILTER", help='only messages whose attributes match the filter: "volume > 300000"'
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="print at most the first N messages")
+    parser.add_argument(
+        "--archive", metavar="DIR", help="archive directory (default: the setting archive_dir, else none)"
+    )
     parser.add_argument("--url", metavar="URL", help="shoal://user:password@host:port (default: as `shoal sub`)")
 
 
@@ -77,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     table = history.joined(until_us)
     is_recorded = any(glob_match(mark, channel) for mark in marks)
     if not table.num_rows:
-        _say_nothing(args.channel, marks, is_recorded=is_recorded)
+        _explain_empty(args.channel, marks, is_recorded=is_recorded)
     if where is not None:
         table = matching(table, where)
     shown = Shown(args.limit, quiet=args.json)
@@ -85,26 +92,26 @@ def run(args: argparse.Namespace) -> int:
         if not shown.take(item):
             break
     for server, why in history.unreachable.items():
-        note(f"server {server} cannot be asked, what it recorded is missing: {why}")
+        note(f"server {server} is unreachable, its records are missing: {why}")
     facts = {"channel": args.channel, "is_recorded": is_recorded, "messages": shown.messages, "gaps": shown.gaps}
     result(args, {**facts, "items": shown.items, "unreachable": sorted(history.unreachable)}, "")
     return 0 if not shown.gaps and not history.unreachable else 1
 
 
-def _say_nothing(channel: str, marks: Sequence[bytes], *, is_recorded: bool) -> None:
-    """Says why there is nothing of a channel. ConfigError if it is a pattern: history is of one channel."""
+def _explain_empty(channel: str, marks: Sequence[bytes], *, is_recorded: bool) -> None:
+    """Explain an empty result. Raises ConfigError for a pattern: history is for one channel."""
     listed = ", ".join(mark.decode("utf-8", "backslashreplace") for mark in marks)
-    recorded = f"recorded are {listed}" if listed else "no channel is recorded"
+    recorded = f"recorded channels: {listed}" if listed else "no channel is recorded"
     if any(sign in channel for sign in "*?["):
-        raise ConfigError(f"{channel} is a pattern, and no channel of that name was recorded", do="name one channel")
+        raise ConfigError(f"{channel} is a pattern, and no channel of that name is recorded", do="give one channel")
     if is_recorded:
-        note(f"nothing of {channel} was recorded in that time")
+        note(f"no messages of {channel} were recorded in that time")
     else:
-        note(f"nothing of {channel} was recorded; {recorded}")
+        note(f"{channel} is not recorded; {recorded}")
 
 
 def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> tuple[ChannelHistory, Sequence[bytes]]:
-    """The history of a channel of the cluster that a command means, and which channels are recorded there."""
+    """Open the history of a channel in the command's cluster; also return the patterns of recorded channels."""
     from shoal.bus.plan_source import PlanSource
     from shoal.cli.channels import cluster_url
     from shoal.history.channel_history import ChannelHistory
@@ -112,7 +119,7 @@ def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> tup
     from shoal.plan.signing import Verifier
 
     source = PlanSource(cluster_url(args.url, args.settings), args.settings.limits.connect_timeout_s)
-    key, ring, marks = asyncio.run(_asked(source))
+    key, ring, marks = asyncio.run(_read_plan(source))
     servers = Verifier(key).ring(ring).servers
     archive = args.archive or args.settings.archive_dir
     login = Login(source.address.username, source.address.password)
@@ -120,14 +127,14 @@ def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> tup
     return ChannelHistory(servers, login, channel, since_us, folder), marks
 
 
-async def _asked(source: PlanSource) -> tuple[bytes, bytes, list[bytes]]:
-    """The key, the ring and the marks of recorded channels."""
+async def _read_plan(source: PlanSource) -> tuple[bytes, bytes, list[bytes]]:
+    """Return the key, the ring and the patterns of recorded channels."""
     key, ring = await source.key_and_ring()
     return key, ring, await source.recorded()
 
 
 class Shown:
-    """What is printed, and counted."""
+    """Prints and counts items."""
 
     def __init__(self, limit: int | None, *, quiet: bool) -> None:
         self.items: list[dict[str, Any]] = []
@@ -136,13 +143,13 @@ class Shown:
         self._quiet = quiet
 
     def take(self, item: Message | Gap) -> bool:
-        """Prints an item; False if there have been enough."""
-        from shoal.cli.channels import item_facts, missing_words
+        """Print an item; return False once the limit is reached."""
+        from shoal.cli.channels import item_facts, missing_text
 
         if isinstance(item, Gap):
             self.gaps += 1
             if not self._quiet:
-                note(f"gap: {missing_words(item)} ({item.reason})")
+                note(f"gap: {missing_text(item)} ({item.reason})")
         else:
             if self._limit is not None and self.messages >= self._limit:
                 return False

@@ -1,6 +1,6 @@
-"""Numbers on the command line that must be above zero.
+"""Command-line numbers that must be above zero.
 
-Owns what is said of those that are not: argparse would name the function that reads them.
+Owns their error messages; argparse's own would name the parsing function.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 
 
 def positive(text: str) -> float:
-    """A number above zero. Infinity and what is no number are refused, as argparse wants it."""
+    """Parse a number above zero. Infinity and NaN are rejected."""
     try:
         number = float(text)
     except ValueError:
@@ -20,7 +20,7 @@ def positive(text: str) -> float:
 
 
 def positive_int(text: str) -> int:
-    """A whole number above zero."""
+    """Parse a whole number above zero."""
     try:
         number = int(text)
     except ValueError:

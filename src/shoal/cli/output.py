@@ -1,15 +1,13 @@
-"""What every command shares: its flags, its one JSON object, its colours.
+"""Shared parts of all commands: common flags, the JSON result, colours.
 
-Owns: the rules of the two streams. Standard output carries the result: text for people, or with --json one
-JSON object as its last line and nothing else. Standard error carries progress, logs and errors. Never
-touches: what a command does.
+Owns the rules for the two streams. Standard output has the result: text for people, or with --json one JSON object as
+its last line and nothing else. Standard error has progress, logs and errors.
 
-A command group is a module of `shoal.cli` with `register(subparsers)`, which calls `add_command` once per
-command:
+A command group is a module of `shoal.cli` with `register(subparsers)`, which calls `add_command` once per command:
 
     def register(subparsers: Subparsers) -> None:
         parser = add_command(subparsers, "up", run_up, "start a cluster", example="shoal up --servers 3")
-        parser.add_argument("--servers", type=int, help="how many servers (default 3)")
+        parser.add_argument("--servers", type=int, help="number of servers (default 3)")
 
     def run_up(args: argparse.Namespace) -> int:
         note("starting ...")
@@ -36,10 +34,10 @@ Handler: TypeAlias = Callable[[argparse.Namespace], int]
 def add_command(
     subparsers: Subparsers, name: str, run: Handler, summary: str, *, example: str, description: str = ""
 ) -> argparse.ArgumentParser:
-    """Add a command with an example and the flags that all commands share; return its parser for more flags.
+    """Add a command with an example and the shared flags; return its parser for more flags.
 
-    `main` calls `run(args)` and exits with what it returns. `args.json` says whether --json was given, and
-    `args.settings` holds the settings (`shoal.config`).
+    `main` calls `run(args)` and exits with its result. `args.json` is whether --json was given, and `args.settings` has
+    the settings (`shoal.config`).
     """
     parser = subparsers.add_parser(
         name,
@@ -57,25 +55,25 @@ def add_command(
 
 
 def add_shared_flags(parser: argparse._ActionsContainer, *, default: Any) -> None:
-    """Add the flags that may stand before or after the command's name."""
+    """Add the flags that are valid before and after the command's name."""
     parser.add_argument("--config", metavar="FILE", default=default, help="read settings from this TOML file")
-    parser.add_argument("--state-dir", metavar="DIR", default=default, help="where the local cluster keeps its state")
+    parser.add_argument("--state-dir", metavar="DIR", default=default, help="state directory of the local cluster")
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default=default,
-        help="least important record that is written to standard error (default: warning)",
+        help="lowest level that is logged to standard error (default: warning)",
     )
-    parser.add_argument("--debug", action="store_true", default=default, help="with an error, print its traceback too")
+    parser.add_argument("--debug", action="store_true", default=default, help="also print the traceback of an error")
 
 
 def note(text: str) -> None:
-    """Say something about the progress, on standard error."""
+    """Print progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def result(args: argparse.Namespace, facts: Mapping[str, object], text: str) -> None:
-    """Print the result: the facts as one JSON object with --json, else the text. Call it once, at the end."""
+    """Print the result: with --json the facts as one JSON object, else the text. Call it once, at the end."""
     if args.json:
         sys.stdout.write(json.dumps(facts, separators=(", ", ": "), default=_encode) + "\n")
     elif text:
@@ -84,29 +82,27 @@ def result(args: argparse.Namespace, facts: Mapping[str, object], text: str) -> 
 
 
 def _encode(value: object) -> object:
-    """What JSON has no word for: bytes and paths as text, sets as sorted lists, NumPy's as plain numbers."""
+    """Convert values for JSON: bytes and paths to text, sets to sorted lists, NumPy values to plain numbers."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "tolist"):  # a scalar or an array of NumPy
+    if hasattr(value, "tolist"):  # a NumPy scalar or array
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is not for JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def colour_wanted(stream: Any) -> bool:
-    """Whether to colour what goes to the stream: on a terminal, unless NO_COLOR is set or the terminal is
-    dumb."""
+    """Return whether to use colours: on a terminal, unless NO_COLOR is set or TERM is dumb."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(stream.isatty())
 
 
 def console(args: argparse.Namespace) -> Console:
-    """A rich console for live views and tables: on standard output, or on standard error when --json wants
-    that."""
+    """Create a rich console for live views and tables: on standard output, or on standard error with --json."""
     from rich.console import Console
 
     stream = sys.stderr if args.json else sys.stdout

@@ -1,6 +1,6 @@
 """`shoal pipeline`: jobs on Spark.
 
-Owns the group and the flags that all its jobs share. Each job has a module of its own, `pipeline_<job>`, with `add`.
+Owns the group and the flags that all jobs share. Each job has its own module, `pipeline_<job>`, with `add`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.pipeline.session import SessionOptions
 
 JOBS: Final = ("load", "archive", "match", "profiles", "what_if", "forecast")
-"""The jobs, in the order in which `--help` shows them."""
+"""The jobs, in the order of `--help`."""
 
 _HEAP_MB: Final = 1024
 _EXAMPLE: Final = "shoal pipeline load --once --json\nshoal pipeline load --master 'local[4]' --heap-mb 2048"
@@ -28,8 +28,8 @@ def register(subparsers: Subparsers) -> None:
     """Add the command group."""
     parser = subparsers.add_parser(
         "pipeline",
-        help="a Spark job",
-        description="A job on Spark: on this machine, or on a cluster by --master and --conf.",
+        help="run a Spark job",
+        description="Run a job on Spark: on this machine, or on a cluster with --master and --conf.",
         epilog="example:\n  " + _EXAMPLE.replace("\n", "\n  "),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -40,20 +40,20 @@ def register(subparsers: Subparsers) -> None:
 
 
 def add_spark_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where the job runs; `session_options` reads them."""
+    """Add the flags for the Spark session; `session_options` reads them."""
     group = parser.add_argument_group("Spark")
-    group.add_argument("--master", default="local[2]", metavar="URL", help="where it runs (default local[2])")
+    group.add_argument("--master", default="local[2]", metavar="URL", help="Spark master (default local[2])")
     group.add_argument(
-        "--heap-mb", type=int, default=_HEAP_MB, metavar="N", help=f"heap of the driver, in MB (default {_HEAP_MB})"
+        "--heap-mb", type=int, default=_HEAP_MB, metavar="N", help=f"heap of the driver in MB (default {_HEAP_MB})"
     )
-    group.add_argument("--ui", action="store_true", help="show Spark's own web page while it runs")
+    group.add_argument("--ui", action="store_true", help="serve Spark's web UI while the job runs")
     group.add_argument(
-        "--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark; may stand several times"
+        "--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting; can be repeated"
     )
 
 
 def session_options(args: argparse.Namespace, name: str) -> SessionOptions:
-    """What the flags ask for. Raises what would keep Spark from starting, before anything else is done or said."""
+    """Return the session options from the flags. Raises early if Spark cannot start."""
     from shoal.pipeline.session import SessionOptions, check_ready
 
     conf: dict[str, str] = {}
@@ -68,5 +68,5 @@ def session_options(args: argparse.Namespace, name: str) -> SessionOptions:
 
 
 def wrote(out: Path, files: Sequence[str]) -> str:
-    """Which files of a job are where."""
+    """Describe the files that a job wrote."""
     return f"wrote {', '.join(str(out / name) for name in files)}"

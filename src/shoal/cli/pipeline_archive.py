@@ -1,6 +1,6 @@
-"""`shoal pipeline archive`: recorded channels into Parquet.
+"""`shoal pipeline archive`: writes recorded channels to Parquet.
 
-Owns the words and the rhythm of batches. The work is `shoal.pipeline.archive`'s.
+Owns the output and the schedule of batches. The work is in `shoal.pipeline.archive`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.plan.ring import ServerAddress
 
 INTERVAL_S: Final = 10.0
-"""How long the job waits when it has archived all there was."""
+"""Pause after everything has been archived, in s."""
 
 
 def add(jobs: Subparsers) -> None:
@@ -37,29 +37,37 @@ def add(jobs: Subparsers) -> None:
         jobs,
         "archive",
         run,
-        "write recorded channels into Parquet files",
+        "write recorded channels to Parquet files",
         example="shoal pipeline archive --once --archive /data/shoal --json\n"
         "shoal pipeline archive --archive /data/shoal --compact",
-        description="Write what the servers have recorded into Parquet, by day and channel. Each message is there once "
-        "for whoever reads by the manifest (`shoal history` does), however often the job is killed.",
+        description="Write the servers' records to Parquet, by day and channel. Readers that follow the manifest "
+        "(as `shoal history` does) see each message once, even if the job is killed and restarted.",
     )
-    parser.add_argument("--archive", metavar="DIR", help="the archive (default: the setting archive_dir)")
-    parser.add_argument("--once", action="store_true", help="archive what there is and end; else until interrupted")
-    parser.add_argument("--compact", action="store_true", help="put small files together, however few they are")
-    parser.add_argument("--interval", type=float, default=INTERVAL_S, metavar="S", help=f"pause ({INTERVAL_S:g} s)")
-    parser.add_argument("--batch-rows", type=int, metavar="N", help="entries of a record in one batch")
+    parser.add_argument("--archive", metavar="DIR", help="archive directory (default: the setting archive_dir)")
+    parser.add_argument(
+        "--once", action="store_true", help="archive the existing entries and exit; otherwise run until interrupted"
+    )
+    parser.add_argument("--compact", action="store_true", help="merge small files, even if there are only a few")
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=INTERVAL_S,
+        metavar="S",
+        help=f"pause between batches in s (default {INTERVAL_S:g})",
+    )
+    parser.add_argument("--batch-rows", type=int, metavar="N", help="entries per record and batch")
     parser.add_argument("--url", metavar="URL", help="shoal://user:password@host:port (default: as `shoal sub`)")
     add_spark_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Archive until all is done, or until interrupted."""
+    """Archive until done, or until interrupted."""
     from shoal.cli.pipeline import session_options
     from shoal.pipeline.archive.job import BATCH_ROWS, ArchiveJob, on_spark
     from shoal.pipeline.session import running
 
     if not (args.archive or args.settings.archive_dir):
-        raise ConfigError("no archive is named", do="give --archive DIR, or set archive_dir")
+        raise ConfigError("no archive given", do="give --archive DIR, or set archive_dir")
     if args.batch_rows is not None and args.batch_rows < 1:
         raise ConfigError(f"--batch-rows is {args.batch_rows}", do="give a number above 0")
     archive = Path(args.archive or args.settings.archive_dir).expanduser().absolute()
@@ -69,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     done = _Done()
     with ArchiveJob(archive, cluster.login, args.batch_rows or BATCH_ROWS) as job:
         if job.removed:
-            note(f"{job.removed} files of a job that died were removed; what they held is read again")
+            note(f"removed {job.removed} files of an interrupted job; their entries will be read again")
         with running(options) as spark:
             _work(job, on_spark(spark), cluster, args, done)
     seconds = time.monotonic() - began
@@ -86,19 +94,19 @@ def run(args: argparse.Namespace) -> int:
         "archived_files": len(job.manifest.files),
         "seconds": round(seconds, 3),
     }
-    result(args, facts, f"{done.rows} rows in {done.files} files, {done.compacted} files put together")
+    result(args, facts, f"{done.rows} rows in {done.files} files, {done.compacted} files merged")
     return 0 if not job.unreachable else 1
 
 
 class _Done:
-    """What the job has done so far."""
+    """Totals of the job so far."""
 
     def __init__(self) -> None:
         self.batches = self.rows = self.files = self.compacted = 0
         self.seconds = 0.0
 
     def count(self, progress: BatchResult) -> None:
-        """A batch was done."""
+        """Add a finished batch."""
         self.batches += 1
         self.rows += progress.rows
         self.files += progress.files
@@ -114,7 +122,7 @@ def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Nam
     while not ended.is_set():
         _archive(job, runner, cluster, ended, done, once=args.once)
         for server, why in job.unreachable.items():
-            note(f"server {server} cannot be asked; what it recorded is archived when it can: {why}")
+            note(f"server {server} is unreachable; its records will be archived later: {why}")
         mark_archived(cluster.servers(), cluster.login, job.manifest, refusing)
         done.compacted += job.compact(runner, 2) if args.compact else job.compact(runner)
         if args.once:
@@ -125,8 +133,9 @@ def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Nam
 def _archive(
     job: ArchiveJob, runner: Runner, cluster: _Cluster, ended: threading.Event, done: _Done, *, once: bool
 ) -> None:
-    """Batch after batch until nothing is left, or with `once` nothing of what there was at the beginning, so that a
-    busy channel cannot keep it for ever. A batch that could read nothing is tried again later."""
+    """Run batches until nothing is left. With `once`, stop at the entries that existed at the start, so that a busy
+    channel cannot keep the job running. A batch that could not read anything is retried later.
+    """
     goal: Mapping[RecordKey, RecordPosition] | None = None
     while not ended.is_set() and (progress := job.batch(cluster.servers(), runner)) is not None:
         done.count(progress)
@@ -134,7 +143,7 @@ def _archive(
         share = 100 * progress.entries // total if total else 100
         note(
             f"batch {progress.batch}: {progress.rows} rows in {progress.files} files, {progress.seconds:.1f} s"
-            f" ({share} % of what there was)"
+            f" ({share} % of the available entries)"
         )
         goal = job.ends if goal is None else goal
         if not progress.entries or (once and not job.behind(goal)):
@@ -156,13 +165,13 @@ class _Cluster:
 
     @property
     def login(self) -> Login:
-        """Who the job is at the servers."""
+        """The job's login for the servers."""
         from shoal.history.server_reader import Login
 
         return Login(self._source.address.username, self._source.address.password)
 
     def servers(self) -> tuple[ServerAddress, ...]:
-        """The servers of the ring; the last ones that were known while the coordinator is away."""
+        """Return the servers of the ring; the last known ones while the coordinator is unavailable."""
         from shoal.plan.signing import Verifier
 
         try:

@@ -1,7 +1,7 @@
-"""`shoal pipeline forecast`: the load of the next day from that of past days, and how far off such forecasts were.
+"""`shoal pipeline forecast`: forecasts the load of the next day from past days, with a backtest.
 
-Owns its flags, its files and what it prints. The model is in `shoal.pipeline.forecast`. A folder of windows is read on
-this machine: what is left of a window is one number for each group, and needs no Spark.
+Owns the flags, the files and the output. The model is in `shoal.pipeline.forecast`. It reads the folder of windows on
+this machine: a window is reduced to one number per group, which needs no Spark.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ def add(jobs: Subparsers) -> None:
         jobs,
         "forecast",
         run_forecast,
-        "the load of the next day, by group of servers",
+        "forecast the load of the next day, by group of servers",
         example="shoal pipeline forecast --windows load/ --json\n"
         "shoal pipeline forecast --windows made/ --generate days=5,seed=1 --out report/",
         description="Forecast the load of the next day from recorded load windows, for each group of servers (eu-1 and "
-        'eu-2 are eu), and say how far off such forecasts were in the past, beside "the same as a day before".',
+        'eu-2 are eu), and compare past forecasts with the actual load and with "the same as a day before".',
     )
-    parser.add_argument("--windows", type=Path, required=True, metavar="DIR", help="a folder of kept load windows")
+    parser.add_argument("--windows", type=Path, required=True, metavar="DIR", help="folder of stored load windows")
     parser.add_argument(
-        "--generate", metavar="days=N,seed=K", help="make such windows first, if the folder has none (days of 24 min)"
+        "--generate", metavar="days=N,seed=K", help="generate windows first if the folder is empty (days of 24 min)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the forecast (Parquet) and a figure there")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write the forecast (Parquet) and a figure to this directory"
+    )
 
 
 def run_forecast(args: argparse.Namespace) -> int:
-    """Make the forecast, and say what it is worth."""
+    """Compute and print the forecast and its backtest."""
     import pyarrow.parquet as pq
 
     from shoal.cli.pipeline_what_if import generate
@@ -102,7 +104,7 @@ def _line(facts: dict[str, Any]) -> str:
         return f"{facts['group']}: too new for a forecast; expected to stay at {facts['peak_bytes_out'] / 1e6:.1f} MB/s"
     words = "too little history for a backtest"
     if test["error"] is not None:
-        words = f"off by {test['error']:.1%} in {test['points']} points of the past, the day before by "
+        words = f"mean error {test['error']:.1%} in {test['points']} past points, same as a day before: "
         words += f"{test['error_day_before']:.1%}"
     peak = f"peak {facts['peak_bytes_out'] / 1e6:.1f} MB/s at second {facts['peak_at_s']:.0f}"
     return f"{facts['group']}: {peak}; {words}"
@@ -119,7 +121,7 @@ def _draw(loads: pa.Table, table: pa.Table, day_s: int, out: Path) -> list[str]:
 
 
 def _drawing(loads: pa.Table, table: pa.Table, day_s: int) -> Drawing:
-    """For each group the last two days, and the day to come."""
+    """Draw the last two days and the forecast day for each group."""
     import pyarrow.compute as pc
 
     from shoal.lab.experiments.result import Drawing, Line, Panel

@@ -1,6 +1,6 @@
-"""`shoal pipeline load`: load windows on Spark, of what is there now, or as it comes.
+"""`shoal pipeline load`: computes load windows on Spark, once or continuously.
 
-Owns the command's flags and words. What is done is in `shoal.pipeline.load_job` and `shoal.pipeline.load_service`.
+Owns the command's flags and output. The work is in `shoal.pipeline.load_job` and `shoal.pipeline.load_service`.
 """
 
 from __future__ import annotations
@@ -29,30 +29,32 @@ def add(jobs: Subparsers) -> None:
         jobs,
         "load",
         run,
-        "load windows from telemetry",
+        "compute load windows from telemetry",
         example=_EXAMPLE,
-        description="Fold the telemetry of a cluster into load windows, on Spark. With --once: of what is on the\n"
-        "streams now. Without: of what comes, until it is stopped; the balancer of the cluster uses\n"
-        "these windows as long as they come in time (see `shoal up --windows spark`).",
+        description="Fold the telemetry of a cluster into load windows, on Spark. With --once: the telemetry that\n"
+        "is on the streams now. Without: continuously, until stopped; the cluster's balancer uses these\n"
+        "windows while they arrive in time (see `shoal up --windows spark`).",
     )
-    parser.add_argument("--once", action="store_true", help="end with what is there now, and say what that is")
+    parser.add_argument("--once", action="store_true", help="process the existing telemetry, print the result and exit")
     parser.add_argument(
         "--checkpoint",
         metavar="DIR",
-        help="where the job remembers how far it came (default: --once a temporary one, else in the state directory)",
+        help="directory of the job's progress (default: temporary with --once, else in the state directory)",
     )
     parser.add_argument(
         "--starting",
         choices=("earliest", "latest"),
-        help="where it begins if it remembers nothing (default: --once earliest, else latest)",
+        help="start without a checkpoint (default: earliest with --once, else latest)",
     )
     parser.add_argument(
         "--url",
         metavar="URL",
-        help="shoal://pipeline:password@host:port (default: $SHOAL_URL unless a state directory is named, the setting "
+        help="shoal://pipeline:password@host:port (default: $SHOAL_URL unless a state directory is given, the setting "
         "coordinator, the local cluster)",
     )
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all windows there too, for what-if and forecast")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="also store all windows in this directory, for what-if and forecast"
+    )
     add_spark_flags(parser)
 
 
@@ -62,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace, starting: str) -> dict[str, str]:
-    """The options of the source: the cluster of the flag, of $SHOAL_URL or of the settings, else the local one.
+    """Return the options of the source: the cluster of the flag, of $SHOAL_URL or of the settings, else the local one.
 
-    A state directory that is named wins over $SHOAL_URL: `shoal up --windows spark` starts this job for its own
-    cluster, whatever its user works with otherwise.
+    An explicit state directory wins over $SHOAL_URL, because `shoal up --windows spark` starts this job for its own
+    cluster.
     """
     named = args.url or ("" if args.settings.state_dir else os.environ.get(URL_VARIABLE))
     url = named or args.settings.coordinator
@@ -85,7 +87,7 @@ def _run_once(args: argparse.Namespace) -> int:
         with locked(job.directory), _keeper(args.keep) as keeper:
             note("starting Spark ...")
             with running(options) as spark:
-                note("folding what is on the streams ...")
+                note("folding the existing telemetry ...")
                 began = time.monotonic()
                 facts = run_once(spark, job, None if keeper is None else keeper.take).to_json(time.monotonic() - began)
     result(args, facts, _text(facts))
@@ -93,7 +95,7 @@ def _run_once(args: argparse.Namespace) -> int:
 
 
 def _refused(args: argparse.Namespace) -> Path | None:
-    """Where a single run without a checkpoint puts records that cannot be read: a directory of its own that stays."""
+    """Return the directory for invalid records of a single run without a checkpoint; it is kept after the run."""
     if args.checkpoint:
         return None
     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}"
@@ -112,14 +114,14 @@ def _text(facts: dict[str, Any]) -> str:
     if facts["refused_in"]:
         lines.append(f"{facts['refused_kept']} refused records are in {facts['refused_in']}")
     if facts["refused_only_counted"]:
-        lines.append(f"{facts['refused_only_counted']} refused records are counted and not kept")
+        lines.append(f"{facts['refused_only_counted']} refused records were counted but not stored")
     if not facts["windows"]:
-        lines.insert(0, f"no window: {facts['records']} records" + (f" ({dropped})" if dropped else ""))
+        lines.insert(0, f"no windows: {facts['records']} records" + (f" ({dropped})" if dropped else ""))
         return "\n".join(lines)
     span_s = facts["last_s"] - facts["first_s"]
     lines[:0] = [
         f"{facts['windows']} windows over {span_s} s: {len(facts['hosts'])} servers, {facts['units']} channels",
-        f"{facts['records']} records with {facts['rows']} rows of channels, folded in {facts['seconds']:.1f} s"
+        f"{facts['records']} records with {facts['rows']} channel rows, folded in {facts['seconds']:.1f} s"
         + (f"; dropped: {dropped}" if dropped else ""),
     ]
     return "\n".join(lines)
@@ -130,7 +132,7 @@ def _follow(args: argparse.Namespace) -> int:
 
     options = session_options(args, "shoal load")
     directory = Path(args.checkpoint) if args.checkpoint else args.settings.state_path / "pipeline" / "load"
-    note("folds telemetry into load windows until it is stopped")
+    note("folding telemetry into load windows until stopped")
     began = time.monotonic()
     with _keeper(args.keep) as keeper:
         done = follow(options, directory, _source(args, "latest"), args.settings.balance, keeper)

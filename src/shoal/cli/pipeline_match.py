@@ -1,6 +1,6 @@
-"""`shoal pipeline match`: any set of filters against any archive.
+"""`shoal pipeline match`: matches a set of filters against an archive.
 
-Owns its flags and what it prints. What is done is decided in `shoal.pipeline.matching_job`.
+Owns its flags and output. The work is in `shoal.pipeline.matching_job`.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ def add(jobs: Subparsers) -> None:
         jobs,
         "match",
         run_match,
-        "filters in bulk against an archive",
+        "match filters against an archive",
         example="shoal pipeline match --filters mine.txt --archive archive/ --json\n"
         "shoal pipeline match --filters mine.txt --archive week.parquet --output rows --out received/",
-        description="Match a set of filters (a text file, one filter a line, `17: class = 'STOCK'` with an id) against "
-        "an archive: what would they have received? Events are in the column `attributes`, or every column is an "
-        "attribute.",
+        description="Match a set of filters (a text file, one filter per line, with an id: `17: class = "
+        "'STOCK'`) against "
+        "an archive: which messages would they have received? Events are in the column `attributes`, or every column "
+        "is an attribute.",
     )
-    parser.add_argument("--filters", type=Path, required=True, metavar="FILE", help="one filter a line")
+    parser.add_argument("--filters", type=Path, required=True, metavar="FILE", help="file with one filter per line")
     parser.add_argument(
-        "--archive", type=Path, required=True, metavar="PATH", help="a Parquet file, or a folder of them"
+        "--archive", type=Path, required=True, metavar="PATH", help="a Parquet file or a folder of them"
     )
     parser.add_argument(
         "--output",
         choices=("counts", "ids", "rows"),
         default="counts",
-        help="counts: events by filter; ids: filters by event; rows: the events that matched (default %(default)s)",
+        help="counts: events by filter; ids: filters by event; rows: the matching events (default %(default)s)",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the output there, as Parquet")
-    parser.add_argument("--in-process", action="store_true", help="without Spark, on one core")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the output to this directory, as Parquet")
+    parser.add_argument("--in-process", action="store_true", help="run without Spark, on one core")
     add_spark_flags(parser)
 
 
 def run_match(args: argparse.Namespace) -> int:
-    """Match, and say what came out."""
+    """Match, and print the result."""
     from shoal.pipeline import matching_job
 
     if args.out is not None:
@@ -71,7 +72,7 @@ def run_match(args: argparse.Namespace) -> int:
 
 
 def filter_set(args: argparse.Namespace) -> FilterSet:
-    """The set of the file that was named, with its index where the next run finds it."""
+    """Read the filter set of the given file; its index is cached for the next run."""
     from shoal.folders import default_cache_dir
     from shoal.pipeline.filter_sets import keep, read_filters
 

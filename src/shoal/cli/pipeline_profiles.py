@@ -1,6 +1,6 @@
-"""`shoal pipeline profiles`: what filters receive of an archive, by samples, and how much they have in common.
+"""`shoal pipeline profiles`: loads and overlaps of filters, from samples of an archive.
 
-Owns its flags and what it prints. What is done is decided in `shoal.pipeline.profiles_job`.
+Owns its flags and output. The work is in `shoal.pipeline.profiles_job`.
 """
 
 from __future__ import annotations
@@ -20,34 +20,37 @@ def add(jobs: Subparsers) -> None:
         jobs,
         "profiles",
         run_profiles,
-        "loads and overlaps of filters, by samples of an archive",
+        "compute loads and overlaps of filters from samples of an archive",
         example="shoal pipeline profiles --filters mine.txt --archive archive/ --sample 2048 --out profiles/ --json",
-        description="Sample publications of an archive and profile filters by them, as PRESS does: a bit vector, rate "
-        "and bandwidth for each filter, and the overlap of each pair that has one. Writes tables in Parquet.",
+        description="Sample publications of an archive and compute filter profiles from them, as PRESS does: "
+        "a bit vector, rate "
+        "and bandwidth for each filter, and the overlap of each overlapping pair. Writes tables in Parquet.",
     )
-    parser.add_argument("--filters", type=Path, required=True, metavar="FILE", help="one filter a line")
+    parser.add_argument("--filters", type=Path, required=True, metavar="FILE", help="file with one filter per line")
     parser.add_argument(
-        "--archive", type=Path, required=True, metavar="PATH", help="a Parquet file, or a folder of them"
+        "--archive", type=Path, required=True, metavar="PATH", help="a Parquet file or a folder of them"
     )
-    parser.add_argument("--sample", type=int, default=2048, metavar="N", help="publications (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, metavar="K", help="which ones (default %(default)s)")
     parser.add_argument(
-        "--rate", type=float, metavar="R", help="publications a second of all (default: as the archive has it)"
+        "--sample", type=int, default=2048, metavar="N", help="number of sampled publications (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="K", help="seed of the sample (default %(default)s)")
+    parser.add_argument(
+        "--rate", type=float, metavar="R", help="total publications per second (default: as in the archive)"
     )
     parser.add_argument(
         "--overlap-min",
         type=float,
         default=0.1,
         metavar="X",
-        help="leave out pairs with less in common, of all that one of them matches (default %(default)s)",
+        help="smallest overlap of a listed pair, as a share of either filter's matches (default %(default)s)",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the tables go")
-    parser.add_argument("--in-process", action="store_true", help="without Spark, on one core")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the tables")
+    parser.add_argument("--in-process", action="store_true", help="run without Spark, on one core")
     add_spark_flags(parser)
 
 
 def run_profiles(args: argparse.Namespace) -> int:
-    """Make the profiles, and say how many."""
+    """Compute the profiles, and print a summary."""
     from shoal.cli.pipeline_match import filter_set
     from shoal.errors import ConfigError
     from shoal.pipeline import profiles_job
@@ -55,7 +58,9 @@ def run_profiles(args: argparse.Namespace) -> int:
     from shoal.pipeline.job_folders import make_folder
 
     if args.sample < 1 or not 0 <= args.overlap_min <= 1:
-        raise ConfigError("--sample or --overlap-min cannot be", do="give a number above 0, and one from 0 to 1")
+        raise ConfigError(
+            "--sample or --overlap-min is out of range", do="give --sample above 0, and --overlap-min from 0 to 1"
+        )
     options = profiles_job.ProfileOptions(
         samples=args.sample, seed=args.seed, rate=args.rate, overlap_min=args.overlap_min
     )

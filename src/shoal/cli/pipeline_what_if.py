@@ -1,7 +1,6 @@
-"""`shoal pipeline what-if`: which policy and settings would have been best for the load that was recorded?
+"""`shoal pipeline what-if`: finds the policy and settings that would have been best for recorded load.
 
-Owns its flags, its report and its files. What is run and how the best is chosen is decided in
-`shoal.pipeline.what_if_job`.
+Owns its flags, its report and its files. The runs and the choice are in `shoal.pipeline.what_if_job`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ CONFIG_FILE: Final = "best.toml"
 RUNS_FILE: Final = "runs.parquet"
 FIGURE: Final = "what-if"
 SHOWN: Final = 12
-"""Cases that the table shows, cheapest first."""
+"""Cases in the table, cheapest first."""
 _GENERATE: Final = re.compile(r"days=(\d+),seed=(\d+)")
 
 
@@ -37,34 +36,36 @@ def add(jobs: Subparsers) -> None:
         jobs,
         "what-if",
         run_what_if,
-        "policies and settings replayed over recorded load",
+        "replay policies and settings over recorded load",
         example="shoal pipeline what-if --windows load/ --out report/\n"
         "shoal pipeline what-if --windows made/ --generate days=4,seed=1 --out report/ --json",
         description="Replay recorded load windows under every case of a grid in the flow simulator, choose the "
-        "cheapest, and check it on a day that was held back. Writes a table of all runs, a figure, and a file for "
-        "--config: the cheapest settings, or the defaults if those are worse on that day.",
+        "cheapest, and check it on a held-back day. Writes a table of all runs, a figure, and a file for "
+        "--config: the cheapest settings, or the defaults if the cheapest are worse on that day.",
     )
-    parser.add_argument("--windows", type=Path, required=True, metavar="DIR", help="a folder of kept load windows")
+    parser.add_argument("--windows", type=Path, required=True, metavar="DIR", help="folder of stored load windows")
     parser.add_argument(
-        "--generate", metavar="days=N,seed=K", help="make such windows first, if the folder has none (days of 24 min)"
+        "--generate", metavar="days=N,seed=K", help="generate windows first if the folder is empty (days of 24 min)"
     )
     parser.add_argument(
         "--grid", default="default", metavar="FILE", help="TOML with [[grid]] tables, or default (%(default)s)"
     )
     parser.add_argument(
-        "--hold-back", default="last", metavar="DAY", help="the day that is not chosen by (default: %(default)s)"
+        "--hold-back", default="last", metavar="DAY", help="day that is used only for the check (default: %(default)s)"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where table, figure and settings go")
-    parser.add_argument("--servers-max", type=int, default=8, metavar="N", help="servers at the most (default 8)")
     parser.add_argument(
-        "--server-start-s", type=int, default=20, metavar="S", help="time that a new server takes (default 20 s)"
+        "--out", type=Path, required=True, metavar="DIR", help="directory for table, figure and settings"
     )
-    parser.add_argument("--in-process", action="store_true", help="without Spark, on one core")
+    parser.add_argument("--servers-max", type=int, default=8, metavar="N", help="maximum number of servers (default 8)")
+    parser.add_argument(
+        "--server-start-s", type=int, default=20, metavar="S", help="start time of a new server in s (default 20)"
+    )
+    parser.add_argument("--in-process", action="store_true", help="run without Spark, on one core")
     add_spark_flags(parser)
 
 
 def run_what_if(args: argparse.Namespace) -> int:
-    """Run the grid, write the files, and say what is best."""
+    """Run the grid, write the files, and print the best case."""
     import pyarrow.parquet as pq
 
     from shoal.pipeline import what_if, what_if_job
@@ -91,20 +92,20 @@ def run_what_if(args: argparse.Namespace) -> int:
     if not args.json:
         _show(args, found)
     result(args, facts, wrote(args.out, facts["files"]))
-    return 0  # what was written is never worse than the defaults: `best_no_worse` is the judgement
+    return 0  # the written settings are never worse than the defaults; `best_no_worse` has the verdict
 
 
 def generate(args: argparse.Namespace) -> None:
-    """Makes windows where none are, if that was asked for."""
+    """Generate windows if requested and if there are none."""
     from shoal.pipeline.kept_windows import MANIFEST, WindowKeeper
 
     if args.generate is None:
         return
     match = _GENERATE.fullmatch(args.generate)
     if match is None or not int(match[1]):
-        raise ConfigError(f"--generate is {args.generate!r}", do="write it as days=4,seed=1, with a day or more")
+        raise ConfigError(f"--generate is {args.generate!r}", do="write it as days=4,seed=1, with at least one day")
     if (args.windows / MANIFEST).exists():
-        note(f"{args.windows} has windows already; none are made")
+        note(f"{args.windows} already has windows; none were generated")
         return
     from shoal.pipeline import generated_windows
 
@@ -112,7 +113,7 @@ def generate(args: argparse.Namespace) -> None:
     with WindowKeeper(args.windows, day_s=generated_windows.DAY_S, source=f"made, {days} days, seed {seed}") as keeper:
         for window in generated_windows.make_windows(days, seed):
             keeper.add(window)
-    note(f"made {days} days of load in {args.windows}")
+    note(f"generated {days} days of load in {args.windows}")
 
 
 def _facts(found: Finding, *, cases: int) -> dict[str, Any]:
@@ -141,11 +142,11 @@ def _facts(found: Finding, *, cases: int) -> dict[str, Any]:
 def _why(found: Finding, cases: int) -> str:
     days = len(set(found.runs["day"].to_pylist()))
     asked = f"of {cases} cases over {days} days of recorded load, by shoal pipeline what-if"
-    day = f"on the day held back (day {found.held_back_day})"
+    day = f"on the held-back day (day {found.held_back_day})"
     if found.chosen != found.best:
         return (
-            f"The defaults: the cheapest {asked}, was worse than they {day}.\n"
-            f"They cost {found.default_cost:.3f} server hours there."
+            f"The defaults: the cheapest {asked}, was worse {day}.\n"
+            f"The defaults cost {found.default_cost:.3f} server hours there."
         )
     return (
         f"The cheapest {asked}.\n"
@@ -154,19 +155,19 @@ def _why(found: Finding, cases: int) -> str:
 
 
 def _verdict(found: Finding) -> str:
-    """How the best case of the grid did on the day that it was not chosen by, whatever was written then."""
+    """Describe how the best case of the grid did on the held-back day, whichever settings were written."""
     from shoal.pipeline.what_if import Case
 
     if found.best == Case():
-        words = "the defaults are the best case themselves"
+        words = "the defaults are the best case"
     else:
         words = "no worse than the defaults" if found.best_no_worse else "worse than the defaults"
     costs = f"{found.best_cost:.3f} server hours, defaults {found.default_cost:.3f}"
-    return f"best case of the grid on the day held back: {words} ({costs})"
+    return f"best case of the grid on the held-back day: {words} ({costs})"
 
 
 def _case(row: dict[str, Any]) -> str:
-    """A case for a terminal of 80 columns: its policy, and a setting a line below it."""
+    """Format a case for 80 columns: its policy, then one setting per line."""
     settings = msgspec.json.decode(row["settings"])
     lines = [f"  {name} {value}" for name, value in settings.items()]
     return "\n".join([row["policy"], *(lines or ["  defaults"])])
@@ -191,10 +192,10 @@ def _show(args: argparse.Namespace, found: Finding) -> None:
             made.add_row(_case(row), *figures, *response)
         screen.print(made, "")
 
-    table("the days that were chosen by", what_if.summary(found.runs).slice(0, SHOWN).to_pylist())
-    table(f"the day held back ({found.held_back_day})", found.held_back.to_pylist())
+    table("days used for the choice", what_if.summary(found.runs).slice(0, SHOWN).to_pylist())
+    table(f"held-back day ({found.held_back_day})", found.held_back.to_pylist())
     if found.with_forecast is not None:
-        table("the same day, with a forecast from the days before", found.with_forecast.to_pylist())
+        table("held-back day, with a forecast from the days before", found.with_forecast.to_pylist())
     screen.print(_why(found, len(set(found.runs["case"].to_pylist()))))
     screen.print(_verdict(found))
 
@@ -203,7 +204,7 @@ _RESPONSES: Final = ("response_ms_mean", "response_ms_p99")
 
 
 def _draw(days: Days, found: Finding, out: Path) -> list[str]:
-    """The figure; none where matplotlib is not installed, which is said."""
+    """Draw the figure; without matplotlib, print a note and return nothing."""
     from shoal.lab.experiments.figures import draw
 
     try:
@@ -214,14 +215,14 @@ def _draw(days: Days, found: Finding, out: Path) -> list[str]:
 
 
 def _drawing(days: Days, found: Finding) -> Drawing:
-    """Every case by what it costs, and the held-back day under the defaults and the chosen case."""
+    """Draw the cost of every case, and the held-back day under the defaults and the chosen case."""
     from shoal.lab.experiments.result import Drawing, Line, Panel
     from shoal.pipeline import what_if
 
     runs = what_if.summary(found.runs)
     panels = [
         Panel(
-            "all cases, cheapest first: cost over the days that were chosen by",
+            "all cases, cheapest first: cost over the days used for the choice",
             "place",
             "server hours",
             _by_policy(runs),
@@ -234,8 +235,8 @@ def _drawing(days: Days, found: Finding) -> Drawing:
         expected = days.forecast(found.held_back_day)
         series["chosen, with a forecast"] = what_if.replay(traffic, found.chosen, days.pool, expected)
     for title, column, label in (
-        ("the day held back: busiest server", "ratio_max", "load ratio"),
-        ("the day held back: servers", "servers", "servers"),
+        ("held-back day: busiest server", "ratio_max", "load ratio"),
+        ("held-back day: servers", "servers", "servers"),
     ):
         lines = [
             Line(name, list(map(float, range(len(each)))), each.column(column).tolist(), steps=column == "servers")

@@ -1,7 +1,7 @@
-"""`shoal plan show`: the ring, who holds its lease, the entries, where single channels live, and which ones move.
+"""`shoal plan show`: the ring, its lease holders, the entries, the placement of single channels, and moves.
 
-Owns the reading of the plan for people. Believes nothing without a signature: what does not carry the
-cluster's is shown as such, and the exit status says so.
+Owns the display of the plan. Signatures are always checked: parts without the cluster's signature are shown as such,
+and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _EXAMPLE: Final = "shoal plan show\nshoal plan show tile.3.4 --json\nshoal plan 
 
 
 class ServerView(msgspec.Struct, frozen=True):
-    """A server of the ring. `lease` is held, none, or unknown to who may not read leases. A guest is no home."""
+    """A server of the ring. `lease` is held, none, or unknown if the login cannot read leases. A guest is not a
+    home.
+    """
 
     id: str
     host: str
@@ -39,7 +41,7 @@ class ServerView(msgspec.Struct, frozen=True):
 
 
 class PlacementView(msgspec.Struct, frozen=True):
-    """Where a channel lives. `source` is entry or ring; an entry that is not signed is not followed."""
+    """The placement of a channel. `source` is entry or ring; an unsigned entry is not followed."""
 
     channel: str
     source: str
@@ -51,7 +53,7 @@ class PlacementView(msgspec.Struct, frozen=True):
 
 
 class PlanView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the coordinator holds; `moves` only if they were asked for."""
+    """The plan in the coordinator; `moves` only if requested."""
 
     ring_version: int
     signature_ok: bool
@@ -62,7 +64,7 @@ class PlanView(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def sound(self) -> bool:
-        """Whether there is a ring, and nothing unsigned."""
+        """Whether there is a ring and every part is signed."""
         return self.signature_ok and all(view.signature_ok for view in (*self.entries, *self.channels))
 
 
@@ -70,8 +72,8 @@ def register(subparsers: Subparsers) -> None:
     """Add the command group."""
     parser = subparsers.add_parser(
         "plan",
-        help="the plan, and why each channel is where it is",
-        description="The plan, and why each channel is where it is.",
+        help="show the plan and explain placements",
+        description="Show the plan, explain placements, and move channels.",
         epilog="example:\n  " + _EXAMPLE.replace("\n", "\n  "),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -81,18 +83,20 @@ def register(subparsers: Subparsers) -> None:
         group,
         "show",
         run_show,
-        "show the ring, its servers and the entries, or where channels live",
+        "show the ring, its servers and the entries, or the placement of channels",
         example=_EXAMPLE,
     )
-    show.add_argument("channels", nargs="*", metavar="CHANNEL", help="say where this channel lives")
-    show.add_argument("--moves", action="store_true", help="show the channels that move, and who is waited for")
+    show.add_argument("channels", nargs="*", metavar="CHANNEL", help="show the placement of this channel")
+    show.add_argument(
+        "--moves", action="store_true", help="show moving channels, and the agents that each move waits for"
+    )
     register_move(group)
     register_propose(group)
     register_audit(group)
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Show the plan, or where channels live."""
+    """Show the plan, or the placement of channels."""
     from shoal.wire.envelope import check_channel_name
 
     channels = [check_channel_name(name, args.settings.limits) for name in args.channels]
@@ -103,8 +107,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def coordinator_of(args: argparse.Namespace) -> tuple[str, bytes | None]:
-    """The coordinator's address, and the key to check by if it is known otherwise than from the
-    coordinator."""
+    """Return the coordinator's address, and the cluster's public key if it is known from elsewhere."""
     if args.settings.coordinator:
         return args.settings.coordinator, None
     from shoal.cluster.acl import ADMIN
@@ -115,7 +118,7 @@ def coordinator_of(args: argparse.Namespace) -> tuple[str, bytes | None]:
 
 
 async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves: bool = False) -> PlanView:
-    """What the coordinator holds, checked by `key`, or by the key that the coordinator names itself."""
+    """Read the plan, verified with `key`, or with the key that the coordinator holds."""
     from shoal.coordination.redis import RedisCoordinator
     from shoal.plan import keys
     from shoal.plan.book import PlanBook
@@ -128,7 +131,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
         leases = await _leases(coordinator)
         key = key or stored.get(keys.PUBLIC_KEY)
         if key is None or keys.RING_KEY not in stored:
-            raise PlanError("the coordinator holds no plan yet", do="start the servers' agents and their keeper")
+            raise PlanError("the coordinator has no plan yet", do="start the servers' agents and a balancer")
         book = PlanBook(Verifier(key))
         if not _accepted(book, stored[keys.RING_KEY], ring=True):
             return PlanView(0, False, (), (), ())
@@ -154,7 +157,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
 
 
 async def _leases(coordinator: Coordinator) -> dict[str, LeaseInfo] | None:
-    """The servers' leases; None for who may not read them."""
+    """Return the servers' leases; None if the login cannot read them."""
     from shoal.coordination.acl import SERVERS
 
     try:
@@ -199,9 +202,9 @@ def _placement(book: PlanBook, channel: bytes, signed: dict[bytes, bool]) -> Pla
 
 
 def describe(view: PlanView, channels_only: bool) -> str:
-    """The view in words."""
+    """Format the view as text."""
     if not view.signature_ok:
-        return "the ring does not carry the cluster's signature: nobody will use it"
+        return "the ring is not signed by the cluster: clients and agents reject it"
     lines = [_line(placement) for placement in view.channels]
     if view.moves is not None:
         lines += describe_moves(view.moves)
@@ -211,7 +214,7 @@ def describe(view: PlanView, channels_only: bool) -> str:
             remaining = f" for {server.lease_remaining_s:.1f} s" if server.lease_remaining_s is not None else ""
             guest = "" if server.home else "  guest"
             lines.append(f"  {server.id}  {server.host}:{server.port}  lease {server.lease}{remaining}{guest}")
-        lines.append(f"{len(view.entries)} entries; every other channel lives where the ring says")
+        lines.append(f"{len(view.entries)} entries; all other channels are placed by the ring")
         lines += [f"  {_line(placement)}" for placement in view.entries]
     return "\n".join(lines)
 

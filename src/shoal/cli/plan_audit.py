@@ -1,7 +1,6 @@
-"""`shoal plan explain`, `audit` and `replay`: why channels are where they are, and whether the reasons hold.
+"""`shoal plan explain`, `audit` and `replay`: the reasons for placements, and checks of past decisions.
 
-Owns the words. Explanations come from the coordinator, beside the plan; decisions and what they were made from are in
-the audit log, a directory.
+Owns the output. Explanations come from the coordinator; decisions and their inputs are in the audit log, a directory.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ _SHOWN: Final = 50
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a channel is where it is. `source` is policy, hand or ring; the rest is None unless a policy placed it."""
+    """The reason for a placement. `source` is policy, hand or ring; the other fields are None unless a policy placed
+    the channel.
+    """
 
     channel: str
     mode: str
@@ -48,10 +49,12 @@ def register_audit(group: Subparsers) -> None:
         group,
         "explain",
         run_explain,
-        "say why channels are where they are, with the measurement behind it",
+        "explain placements, with the measurements behind them",
         example="shoal plan explain tile.3.4\nshoal plan explain --json",
     )
-    explain.add_argument("channels", nargs="*", metavar="CHANNEL", help="explain this one (default: all with an entry)")
+    explain.add_argument(
+        "channels", nargs="*", metavar="CHANNEL", help="channel to explain (default: all with an entry)"
+    )
     audit = add_command(
         group,
         "audit",
@@ -59,17 +62,21 @@ def register_audit(group: Subparsers) -> None:
         "list the balancer's decisions",
         example="shoal plan audit\nshoal plan audit --all --json",
     )
-    audit.add_argument("--all", action="store_true", help="also decisions to change nothing")
+    audit.add_argument("--all", action="store_true", help="include decisions without changes")
     replay = add_command(
         group,
         "replay",
         run_replay,
-        "make a decision again from its record, and compare",
+        "repeat a decision from its record, and compare",
         example="shoal plan replay 3f9a1c\nshoal plan replay audit/000001763215200123-3f9a1c0b12345678.decision",
     )
-    replay.add_argument("record", metavar="DIGEST|FILE", help="the proposal's digest, or its beginning, or a record")
+    replay.add_argument(
+        "record", metavar="DIGEST|FILE", help="digest of the proposal or its beginning, or a record file"
+    )
     for parser in (audit, replay):
-        parser.add_argument("--audit", metavar="DIR", help="the audit log (default: in the state directory)")
+        parser.add_argument(
+            "--audit", metavar="DIR", help="directory of the audit log (default: in the state directory)"
+        )
 
 
 def run_explain(args: argparse.Namespace) -> int:
@@ -80,7 +87,7 @@ def run_explain(args: argparse.Namespace) -> int:
     channels = [check_channel_name(name, args.settings.limits) for name in args.channels]
     url, key = coordinator_of(args)
     found = asyncio.run(_explain(url, key, channels))
-    text = "\n".join(map(_explanation_text, found[:_SHOWN])) or "no channel has an entry: all live where the ring says"
+    text = "\n".join(map(_explanation_text, found[:_SHOWN])) or "no channel has an entry: all are placed by the ring"
     result(args, {"channels": msgspec.to_builtins(found)}, text)
     return 0
 
@@ -99,7 +106,7 @@ async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[E
         kept = await coordinator.list(records.WHY_PREFIX)
     key = key or stored.get(keys.PUBLIC_KEY)
     if key is None or keys.RING_KEY not in stored:
-        raise PlanError("the coordinator holds no plan yet", do="start the servers' agents and their keeper")
+        raise PlanError("the coordinator has no plan yet", do="start the servers' agents and a balancer")
     book = PlanBook(Verifier(key))
     book.accept_ring(stored[keys.RING_KEY])
     for name, data in stored.items():
@@ -125,7 +132,7 @@ def _explanation(book: Any, channel: bytes, why: Why | None) -> Explanation:
         return Explanation(**place, source="ring", reason="hash of its name", figures={})
     newest = entry.placement
     if why is None or (why.after.mode, {*why.after.servers}) != (newest.mode, {*newest.servers}):
-        return Explanation(**place, source="hand", reason="asked for by hand", figures={})
+        return Explanation(**place, source="hand", reason="requested by hand", figures={})
     return Explanation(
         **place,
         source="policy",
@@ -144,9 +151,9 @@ def _explanation_text(found: Explanation) -> str:
 
     where = f"{printable(found.channel.encode())}: {found.mode} on {', '.join(found.servers)}"
     if found.source == "ring":
-        return f"{where}: the ring says so, by the hash of its name"
+        return f"{where}: placed by the ring, by the hash of its name"
     if found.source == "hand":
-        return f"{where}: somebody asked for it by hand"
+        return f"{where}: requested by hand"
     assert found.window_end_s is not None
     assert found.before is not None
     assert found.digest is not None
@@ -183,6 +190,7 @@ def run_audit(args: argparse.Namespace) -> int:
                     for outcome in outcomes.get(record.digest, [])
                 ],
                 "file": str(file.path),
+                "version": record.version,
             }
         )
     text = "\n".join(map(_decision_text, decisions[-_SHOWN:])) or f"no decisions in {log.directory}"
@@ -191,16 +199,19 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def _decision_text(decision: dict[str, Any]) -> str:
+    from shoal.balance.recording import RECORD_VERSION
+
     states = ", ".join(outcome["state"] for outcome in decision["outcomes"]) or "proposed"
     wanted = [f"{decision['moves']} moves", *decision["servers"]]
     return (
         f"{_time_text(decision['at'])}  {decision['digest'][:12]}  {decision['policy']}: {', '.join(wanted)}; busiest "
         f"{decision['max_ratio_before']:.0%} -> {decision['max_ratio_after']:.0%}; {states}"
+        + ("" if decision["version"] == RECORD_VERSION else f"; version {decision['version']}, cannot be replayed")
     )
 
 
 def run_replay(args: argparse.Namespace) -> int:
-    """Make a decision again; exit status 0 only if it is the same."""
+    """Repeat a decision; exit status 0 only if it is the same."""
     from shoal.balance.recording import replay
 
     path = Path(args.record)
@@ -209,7 +220,7 @@ def run_replay(args: argparse.Namespace) -> int:
     again = replay(record).digest
     same = again == record.digest
     facts = {"digest": record.digest, "replayed": again, "same": same, "policy": record.policy, "at": record.at_s}
-    word = "the same decision" if same else f"another decision: {again[:12]}"
+    word = "the same decision" if same else f"a different decision: {again[:12]}"
     result(args, facts, f"{record.digest[:12]} of policy {record.policy}: {word}")
     return 0 if same else 1
 

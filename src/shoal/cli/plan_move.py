@@ -1,7 +1,6 @@
-"""`shoal plan move`: asks for a channel to be moved, and shows how it goes.
+"""`shoal plan move`: requests a channel move, and shows its progress.
 
-Owns the request and the waiting. The mover of the cluster does the work, and goes on with it whether or not somebody
-waits.
+Owns the request and the wait. The cluster's mover does the work, and continues even if this command ends.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ EXAMPLE: Final = "shoal plan move tile.3.4 --to s2\nshoal plan move lobby --to s
 
 
 class PhaseView(msgspec.Struct, frozen=True):
-    """A phase that the move was seen in, and how long after the request."""
+    """A phase of the move, and the time since the request."""
 
     phase: str
     revision: int
@@ -41,7 +40,9 @@ class PhaseView(msgspec.Struct, frozen=True):
 
 
 class MoveResult(msgspec.Struct, frozen=True):
-    """What came of a request. `moved` says that publishers use the new placement; who is idle may still be told."""
+    """The result of a request. `moved` means that publishers use the new placement; idle clients may not know it
+    yet.
+    """
 
     channel: str
     mode: str
@@ -62,15 +63,21 @@ def register_move(group: Subparsers) -> None:
         run_move,
         "move one channel by hand",
         example=EXAMPLE,
-        description="Move one channel to other servers, without losing a message. Subscribers go first, publishers "
-        "follow; clients are told with the next message of the channel, or at once with --eager.",
+        description="Move one channel to other servers without losing a message. Subscribers move first, then "
+        "publishers. Clients are notified with the next message of the channel, or immediately with --eager.",
     )
     move.add_argument("channel", metavar="CHANNEL")
-    move.add_argument("--to", required=True, metavar="SERVER[,SERVER]", help="the servers where the channel shall live")
-    move.add_argument("--mode", choices=_MODES, default="single", help="how servers share the channel (default single)")
-    move.add_argument("--eager", action="store_true", help="tell clients at once, and not with the next message")
-    move.add_argument("--no-wait", action="store_true", help="ask for the move and return")
-    move.add_argument("--timeout", type=float, default=_WAIT_S, metavar="S", help=f"seconds to wait ({_WAIT_S:g})")
+    move.add_argument("--to", required=True, metavar="SERVER[,SERVER]", help="target servers of the channel")
+    move.add_argument(
+        "--mode", choices=_MODES, default="single", help="how the servers share the channel (default single)"
+    )
+    move.add_argument(
+        "--eager", action="store_true", help="notify clients immediately instead of with the next message"
+    )
+    move.add_argument("--no-wait", action="store_true", help="request the move and return")
+    move.add_argument(
+        "--timeout", type=float, default=_WAIT_S, metavar="S", help=f"seconds to wait (default {_WAIT_S:g})"
+    )
 
 
 def run_move(args: argparse.Namespace) -> int:
@@ -90,7 +97,7 @@ def run_move(args: argparse.Namespace) -> int:
 
 
 def make_request(channel: bytes, servers: tuple[str, ...], mode: str, eager: bool) -> MoveRequest:
-    """A request for a placement that can be; PlanError with what to do for one that cannot."""
+    """Create a request; raises PlanError if the placement is invalid."""
     from shoal.plan.moving import MoveRequest
     from shoal.plan.placement import Mode, check_servers
 
@@ -98,7 +105,7 @@ def make_request(channel: bytes, servers: tuple[str, ...], mode: str, eager: boo
         check_servers(Mode(mode), servers)
     except ValueError as error:
         shared = len(set(servers)) > 1
-        advice = "give --mode all_subscribers or all_publishers" if shared else "name each server once"
+        advice = "give --mode all_subscribers or all_publishers" if shared else "give each server once"
         raise PlanError(str(error), do=advice) from error
     return MoveRequest(channel, servers, Mode(mode), eager, secrets.token_hex(8))
 
@@ -107,11 +114,11 @@ async def _move(url: str, key: bytes | None, request: MoveRequest, wait_s: float
     from shoal.coordination.redis import RedisCoordinator
 
     async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
-        return await Asking(coordinator, request).run(key, wait_s)
+        return await MoveCommand(coordinator, request).run(key, wait_s)
 
 
-class Asking:
-    """One request: what it asks for, and what was seen of it."""
+class MoveCommand:
+    """One request and its observed progress."""
 
     def __init__(self, coordinator: Coordinator, request: MoveRequest) -> None:
         self._coordinator = coordinator
@@ -121,20 +128,20 @@ class Asking:
         self._book: PlanBook | None = None
 
     async def run(self, key: bytes | None, wait_s: float | None) -> MoveResult:
-        """Asks, and waits for up to `wait_s`; None does not wait."""
+        """Send the request and wait for up to `wait_s`; None does not wait."""
         from shoal.plan.keys import move_key
         from shoal.plan.moving import encode_request
 
         self._book = await self._checked_book(key)
         if self._is_there():
-            return self._result(True, "lives there already")
+            return self._result(True, "already there")
         await self._coordinator.put(move_key(self._request.unit), encode_request(self._request))
         if wait_s is None:
-            return self._result(False, "asked for; see shoal plan show --moves")
+            return self._result(False, "requested; see shoal plan show --moves")
         return await self._wait(self._began + wait_s)
 
     async def _checked_book(self, key: bytes | None) -> PlanBook:
-        """The plan, if it has the servers, and somebody who moves channels."""
+        """Return the plan after checking that it has the servers and that a mover is running."""
         from shoal.plan import keys
         from shoal.plan.book import PlanBook
         from shoal.plan.format import require_format
@@ -145,25 +152,23 @@ class Asking:
         stored = await self._coordinator.list(keys.PLAN_PREFIX)
         public = key or (stored[keys.PUBLIC_KEY].value if keys.PUBLIC_KEY in stored else None)
         if public is None or keys.RING_KEY not in stored:
-            raise PlanError("the coordinator holds no plan yet", do="start the servers' agents and their keeper")
+            raise PlanError("the coordinator has no plan yet", do="start the servers' agents and a balancer")
         book = PlanBook(Verifier(public))
         book.accept_ring(stored[keys.RING_KEY].value)
         if (entry := stored.get(keys.entry_key(channel))) is not None:
             book.accept_entry(entry.value)
         assert book.ring is not None
         ids = book.ring.ids
-        if strangers := [server for server in self._request.servers if server not in ids]:
+        if unknown := [server for server in self._request.servers if server not in ids]:
             raise UnknownServerError(
-                f"the ring has no server {', '.join(map(repr, strangers))}", do=f"choose from {', '.join(sorted(ids))}"
+                f"the ring has no server {', '.join(map(repr, unknown))}", do=f"choose from {', '.join(sorted(ids))}"
             )
         if await self._coordinator.lease_of(keys.KEEPER_LEASE) is None:
-            raise PlanError(
-                "nobody moves channels: no keeper holds the lease of the plan", do="start the cluster (shoal up)"
-            )
+            raise PlanError("no balancer is running: the plan's lease is not held", do="start the cluster (shoal up)")
         return book
 
     async def _wait(self, until: float) -> MoveResult:
-        """Until the mover has dropped the request, or has nothing left to do with it."""
+        """Wait until the mover has dropped the request or finished it."""
         from shoal.plan.entry import Phase
         from shoal.plan.keys import entry_key, move_key
         from shoal.plan.moving import decode_request
@@ -178,25 +183,25 @@ class Asking:
             if asked is None:
                 return self._dropped()
             if decode_request(asked.value).id != self._request.id:
-                return self._result(False, "another request has replaced this one")
+                return self._result(False, "replaced by another request")
             if time.monotonic() >= until:
-                phase = entry.phase.value if entry and self._is_target(entry.placement) else "not begun"
-                return self._result(False, f"not moved yet ({phase}); it goes on, see shoal plan show --moves")
+                phase = entry.phase.value if entry and self._is_target(entry.placement) else "not started"
+                return self._result(False, f"not moved yet ({phase}); the move continues, see shoal plan show --moves")
             await asyncio.sleep(_POLL_S)
 
     def _dropped(self) -> MoveResult:
-        """The mover has nothing more to do for the request."""
+        """Return the result after the mover has dropped the request."""
         from shoal.plan.entry import Phase
 
         entry = self._entry
         if entry is not None and self._is_target(entry.placement) and entry.phase is Phase.NARROW:
             old = sorted({server for placement in entry.earlier for server in placement.servers})
-            idle = f"; those on {', '.join(old)} who are idle or strangers follow when they can"
+            idle = f"; idle and plain Redis clients on {', '.join(old)} follow later"
             return self._result(True, f"moved to {self._target_words()}{idle}")
-        return self._result(False, "the move was given up; the keeper's log says why")
+        return self._result(False, "the move was cancelled; see the balancer's log")
 
     def _learn(self, stored: Versioned | None) -> None:
-        """Takes a new entry of the channel, and says which phase it is in."""
+        """Take a new entry of the channel, and print its phase."""
         book = self._book
         assert book is not None
         if stored is None or not book.accept_entry(stored.value)[1]:
@@ -213,7 +218,7 @@ class Asking:
         return self._book.entry(self._request.unit)
 
     def _is_there(self) -> bool:
-        """Whether the channel lives where it is asked to be, and does not move."""
+        """Return whether the channel is already at the target and not moving."""
         from shoal.plan.entry import Phase
 
         assert self._book is not None

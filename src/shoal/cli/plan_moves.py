@@ -1,6 +1,6 @@
-"""`shoal plan show --moves`: the channels that move, how far each has come, and who is waited for.
+"""`shoal plan show --moves`: moving channels, their progress, and the agents they wait for.
 
-Owns the reading of entries in motion, requests and reports for people.
+Owns the display of moving entries, requests and reports.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class PlaceView(msgspec.Struct, frozen=True):
 
 
 class ServerMoveView(msgspec.Struct, frozen=True):
-    """What the agent of a server says of a move. `known`: it goes by the present revision; the counts are None if it
-    has said nothing yet."""
+    """An agent's report on a move. `known`: the agent uses the current revision; the counts are None if it has not
+    reported yet.
+    """
 
     server: str
     known: bool
@@ -39,7 +40,7 @@ class ServerMoveView(msgspec.Struct, frozen=True):
 
 
 class MoveView(msgspec.Struct, frozen=True, rename={"from_": "from"}):
-    """A channel that moves. `phase` is asked for a request that nobody has begun; `revision` is 0 then."""
+    """A moving channel. For a request that has not started, `phase` is asked and `revision` is 0."""
 
     channel: str
     phase: str
@@ -54,7 +55,7 @@ class MoveView(msgspec.Struct, frozen=True, rename={"from_": "from"}):
 
 
 async def read_moves(coordinator: Coordinator, book: PlanBook) -> tuple[MoveView, ...]:
-    """The moves of the entries in the book, and the requests that wait."""
+    """Return the moves of the entries in the book, and the waiting requests."""
     from shoal.plan.entry import Phase
     from shoal.plan.keys import moves_prefix, reports_prefix
 
@@ -64,14 +65,14 @@ async def read_moves(coordinator: Coordinator, book: PlanBook) -> tuple[MoveView
     views = [
         _moving(book, moving[channel], channel in requests, reports)
         if channel in moving
-        else _asked(book, requests[channel])
+        else _requested(book, requests[channel])
         for channel in sorted(moving.keys() | requests.keys())
     ]
     return tuple(views)
 
 
 def _requests(stored: list[bytes]) -> dict[bytes, MoveRequest]:
-    """The requests that can be read; the mover drops the others."""
+    """Return the valid requests; the mover drops the others."""
     from shoal.plan.moving import decode_request
 
     found = {}
@@ -115,7 +116,7 @@ def _moving(book: PlanBook, entry: Entry, requested: bool, reports: dict[str, Re
     )
 
 
-def _asked(book: PlanBook, request: MoveRequest) -> MoveView:
+def _requested(book: PlanBook, request: MoveRequest) -> MoveView:
     now = book.placement(request.unit)
     return MoveView(
         _text(request.unit),
@@ -148,11 +149,11 @@ def _text(channel: bytes) -> str:
 
 
 def describe_moves(moves: tuple[MoveView, ...]) -> list[str]:
-    """The moves in words, one line for each channel and one for each server that has a part in it."""
+    """Format the moves as text, one line per channel and one per server involved."""
     lines = [f"{len(moves)} channels move" if len(moves) != 1 else "1 channel moves"]
     for move in moves:
         old = " and ".join(_words(place) for place in move.from_)
-        facts = [f"revision {move.revision}"] if move.revision else ["nobody has begun it"]
+        facts = [f"revision {move.revision}"] if move.revision else ["not started"]
         facts += ["eager"] if move.eager else []
         facts += [f"helped: {', '.join(move.helped)}"] if move.helped else []
         name = move.channel if move.channel.isprintable() else move.channel.encode("unicode_escape").decode()
@@ -163,9 +164,9 @@ def describe_moves(moves: tuple[MoveView, ...]) -> list[str]:
 
 def _server_words(view: ServerMoveView) -> str:
     if view.behind is None:
-        return f"{view.server}  has not said anything"
+        return f"{view.server}  has not reported yet"
     return (
-        f"{view.server}  {'knows it' if view.known else 'does not know it yet'}, {view.here} here, "
+        f"{view.server}  {'has the entry' if view.known else 'does not have the entry yet'}, {view.here} here, "
         f"{view.behind} behind{', handed over' if view.handed else ''}"
     )
 

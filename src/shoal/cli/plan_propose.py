@@ -1,6 +1,6 @@
-"""`shoal plan propose` and `shoal plan apply`: what the policy would do, and to do exactly that.
+"""`shoal plan propose` and `shoal plan apply`: show the policy's next proposal, and apply exactly that.
 
-Owns the asking and the words. The balancer that leads decides and applies; what is applied is named by its digest.
+Owns the requests and the output. The leading balancer decides and applies; a proposal is identified by its digest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMEOUT_S: Final = 5.0
 _WAIT_S: Final = 20.0
 _POLL_S: Final = 0.05
 _SHOWN: Final = 20
-"""Moves that are shown to people; --json has all."""
+"""Moves shown as text; --json has all."""
 
 
 def register_propose(group: Subparsers) -> None:
@@ -40,26 +40,29 @@ def register_propose(group: Subparsers) -> None:
         "show what the policy would do now",
         example="shoal plan propose\nshoal plan propose --policy dynamoth --json\nshoal plan propose --out next.plan",
         description="Ask the balancer what its policy, or another one, would do with the load of the last window. "
-        "Nothing is changed. The digest names the proposal for shoal plan apply.",
+        "Nothing is changed. Use the digest with shoal plan apply.",
     )
-    propose.add_argument("--policy", default="", metavar="NAME", help="another policy than the balancer's own")
-    propose.add_argument("--out", metavar="FILE", help="write the proposal's bytes there")
+    propose.add_argument("--policy", default="", metavar="NAME", help="another policy than the balancer's")
+    propose.add_argument("--out", metavar="FILE", help="write the proposal to this file")
     _add_timeout(propose)
     apply = add_command(
         group,
         "apply",
         run_apply,
-        "do exactly what was proposed",
+        "apply a proposal exactly as it was proposed",
         example="shoal plan apply 3f9a1c\nshoal plan apply next.plan",
-        description="Have a proposal carried out, byte for byte as it was proposed. It is refused when the plan has "
-        "changed since.",
+        description="Apply a proposal, byte for byte as it was proposed. It is rejected if the plan has changed since.",
     )
-    apply.add_argument("proposal", metavar="DIGEST|FILE", help="the digest, or its beginning, or the file of --out")
+    apply.add_argument(
+        "proposal", metavar="DIGEST|FILE", help="digest of the proposal or its beginning, or the file of --out"
+    )
     _add_timeout(apply)
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--timeout", type=float, default=_WAIT_S, metavar="S", help=f"seconds to wait ({_WAIT_S:g})")
+    parser.add_argument(
+        "--timeout", type=float, default=_WAIT_S, metavar="S", help=f"seconds to wait (default {_WAIT_S:g})"
+    )
 
 
 def run_propose(args: argparse.Namespace) -> int:
@@ -70,29 +73,29 @@ def run_propose(args: argparse.Namespace) -> int:
 
     if args.policy:
         checked_policy(args.policy)
-    answer = _asked(args, Ask("propose", policy=args.policy))
+    answer = _request(args, Ask("propose", policy=args.policy))
     proposal = decode_proposal(answer.proposal)
     if digest_of(answer.proposal) != answer.digest:
-        raise PlanError("the digest of the proposal is not that of its bytes")
+        raise PlanError("the digest of the proposal does not match its content")
     if args.out:
         Path(args.out).write_bytes(answer.proposal)
-    result(args, facts_of(proposal), words_of(proposal))
+    result(args, facts_of(proposal), text_of(proposal))
     return 0
 
 
 def run_apply(args: argparse.Namespace) -> int:
-    """Have a proposal carried out."""
+    """Apply a proposal."""
     from shoal.balance.records import Ask
 
     digest = _digest_of_file(Path(args.proposal))
-    answer = _asked(args, Ask("apply", digest=digest or args.proposal), resolve=digest is None)
+    answer = _request(args, Ask("apply", digest=digest or args.proposal), resolve=digest is None)
     facts = {"digest": answer.digest, "applied": True, "moves": answer.moves}
-    result(args, facts, f"{answer.digest[:12]} is applied, {answer.moves} moves; see shoal plan show --moves")
+    result(args, facts, f"{answer.digest[:12]} applied, {answer.moves} moves; see shoal plan show --moves")
     return 0
 
 
 def _digest_of_file(path: Path) -> str | None:
-    """The digest of the proposal in a file; None if there is no such file."""
+    """Return the digest of the proposal in a file; None if there is no such file."""
     from shoal.balance.proposal import decode_proposal
 
     if not path.is_file():
@@ -100,7 +103,7 @@ def _digest_of_file(path: Path) -> str | None:
     return decode_proposal(path.read_bytes()).digest
 
 
-def _asked(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> Answer:
+def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> Answer:
     from shoal.cli.plan import coordinator_of
 
     if not 0 < args.timeout < math.inf:
@@ -110,7 +113,7 @@ def _asked(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> Answ
 
 
 async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> Answer:
-    """Asks the balancer, and waits for its answer; PlanError if it refuses, or if nobody answers."""
+    """Send a request to the balancer and wait for its answer; raises PlanError if it is rejected or not answered."""
     from shoal.balance import records
     from shoal.coordination.redis import RedisCoordinator
 
@@ -136,27 +139,27 @@ async def _answer(coordinator: Coordinator, key: str, wait_s: float) -> Answer:
     while (stored := await coordinator.get(key)) is None:
         if time.monotonic() >= until:
             raise PlanError(
-                f"no balancer has answered within {wait_s:g} s", do="start one (shoal balancer), or see its log"
+                f"no balancer answered within {wait_s:g} s", do="start one (shoal balancer), or see its log"
             )
         await asyncio.sleep(_POLL_S)
     return records.decode(stored.value, records.Answer)
 
 
 async def _whole_digest(coordinator: Coordinator, beginning: str) -> str:
-    """The digest of the one proposal that begins so."""
+    """Complete the beginning of a digest."""
     from shoal.balance.records import PROPOSALS_PREFIX
 
     known = [key.removeprefix(PROPOSALS_PREFIX) for key in await coordinator.list(PROPOSALS_PREFIX)]
     found = [digest for digest in known if digest.startswith(beginning)]
     if not beginning or not found:
-        raise PlanError(f"there is no proposal {beginning!r}", do="ask for one by shoal plan propose")
+        raise PlanError(f"unknown proposal {beginning!r}", do="request one with shoal plan propose")
     if len(found) > 1:
-        raise PlanError(f"{len(found)} proposals begin with {beginning}", do="give more of the digest")
+        raise PlanError(f"{len(found)} proposals begin with {beginning}", do="give more characters of the digest")
     return found[0]
 
 
 def facts_of(proposal: Proposal) -> dict[str, Any]:
-    """A proposal for JSON."""
+    """Return a proposal as JSON fields."""
     facts: dict[str, Any] = {"digest": proposal.digest, **msgspec.structs.asdict(proposal)}
     del facts["format"], facts["changes"]
     facts["moves"] = [_change_facts(move) for move in proposal.moves]
@@ -172,11 +175,11 @@ def _change_facts(change: ChannelMove | ServerChange) -> dict[str, Any]:
     return facts
 
 
-def words_of(proposal: Proposal) -> str:
-    """A proposal for people."""
+def text_of(proposal: Proposal) -> str:
+    """Format a proposal as text."""
     lines = [
         f"proposal {proposal.digest[:12]} of policy {proposal.policy}: {len(proposal.moves)} moves, "
-        f"busiest server {proposal.max_ratio_before:.0%} now, {proposal.max_ratio_after:.0%} then"
+        f"busiest server {proposal.max_ratio_before:.0%} -> {proposal.max_ratio_after:.0%}"
     ]
     for change in proposal.servers:
         what = f"add {change.count} servers" if change.what == "add" else f"{change.what} {change.server}"
@@ -189,22 +192,22 @@ def words_of(proposal: Proposal) -> str:
     if len(proposal.moves) > _SHOWN:
         lines.append(f"  and {len(proposal.moves) - _SHOWN} more")
     if proposal.is_empty:
-        lines.append("  everything stays as it is")
+        lines.append("  no changes")
     return "\n".join(lines)
 
 
 def printable(channel: bytes) -> str:
-    """A channel's name that cannot upset a terminal."""
+    """Escape a channel name for the terminal."""
     text = channel.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def place_text(place: Any) -> str:
-    """A placement in words."""
+    """Format a placement."""
     servers = ", ".join(place.servers)
     return servers if place.mode == "single" else f"{place.mode} on {servers}"
 
 
 def figures_text(figures: dict[str, float]) -> str:
-    """The measurements behind something, in words."""
+    """Format the measurements behind a reason."""
     return f" ({', '.join(f'{name} {value:.4g}' for name, value in figures.items())})" if figures else ""

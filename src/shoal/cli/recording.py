@@ -1,6 +1,6 @@
-"""`shoal channels record` and `shoal channels recorded`: which channels are written down.
+"""`shoal channels record` and `shoal channels recorded`: which channels are recorded.
 
-Owns the words. The marks are beside the plan (`shoal.plan.recording_marks`); agents do the writing.
+Owns the output. The marks are stored beside the plan (`shoal.plan.recording_marks`); agents do the recording.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.plan.ring import ServerAddress
 
 WAIT_S: Final = 5.0
-"""How long the agents may take to hear of a mark. Then the command names those that have not."""
+"""How long agents may take to apply a mark. After that the command lists those that have not."""
 
 _POLL_S: Final = 0.05
 _TIMEOUT_S: Final = 5.0
@@ -30,8 +30,8 @@ def register(subparsers: Subparsers) -> None:
     """Add the commands."""
     parser = subparsers.add_parser(
         "channels",
-        help="which channels are recorded",
-        description="Which channels are recorded.",
+        help="list, start and stop recorded channels",
+        description="Start and stop recording channels, and list recorded ones.",
         epilog=f"example:\n  {_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -41,26 +41,29 @@ def register(subparsers: Subparsers) -> None:
         group,
         "record",
         run_record,
-        "record a channel, or all that a pattern matches",
+        "record a channel, or all channels that match a pattern",
         example="shoal channels record orders.eu\nshoal channels record 'orders.*'\n"
         "shoal channels record 'orders.*' --off",
-        description="Record a channel: the agent of each server that hears it writes its messages into a stream beside "
-        "it, for `shoal history`, `subscribe(since=...)` and `shoal pipeline archive`.",
+        description="Record a channel: the agent of each server that carries it appends its messages to a "
+        "stream on that "
+        "server, for `shoal history`, `subscribe(since=...)` and `shoal pipeline archive`.",
     )
-    record.add_argument("name", metavar="NAME", help="a channel, or a pattern as in Redis: orders.*")
-    record.add_argument("--off", action="store_true", help="record it no longer; what is recorded stays")
-    add_command(group, "recorded", run_recorded, "list what is recorded", example="shoal channels recorded --json")
+    record.add_argument("name", metavar="NAME", help="a channel or a Redis pattern: orders.*")
+    record.add_argument("--off", action="store_true", help="stop recording; recorded messages stay")
+    add_command(
+        group, "recorded", run_recorded, "list recorded channels and patterns", example="shoal channels recorded --json"
+    )
 
 
 def run_record(args: argparse.Namespace) -> int:
-    """Set or take away a mark, and wait until the agents act by it."""
+    """Set or remove a mark, and wait until the agents have applied it."""
     pattern = check_channel_name(args.name, args.settings.limits)
     news, waiting = asyncio.run(_record(_url(args), pattern, not args.off))
     state = "no longer recorded" if args.off else "recorded"
     facts = {"name": args.name, "recorded": not args.off, "changed": news, "waiting": waiting}
     text = f"{args.name} is {state}" + ("" if news else ", as before")
     if waiting:
-        text += f"; these servers' agents have not heard of it yet: {', '.join(waiting)}"
+        text += f"; the agents of these servers have not applied it yet: {', '.join(waiting)}"
     result(args, facts, text)
     return 0 if not waiting else 1
 
@@ -79,7 +82,7 @@ def _url(args: argparse.Namespace) -> str:
 
 
 async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
-    """Whether the mark is news, and the servers whose agents do not know of it after `WAIT_S`."""
+    """Set a mark; return whether it changed, and the servers whose agents have not applied it after `WAIT_S`."""
     from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.format import require_format
@@ -97,7 +100,7 @@ async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
     deadline = time.monotonic() + WAIT_S
     while waiting:
         for server in list(waiting.values()):
-            if await asyncio.to_thread(_acts, server, login, pattern) == on:
+            if await asyncio.to_thread(_is_applied, server, login, pattern) == on:
                 del waiting[server.id]
         if not waiting or time.monotonic() >= deadline:
             break
@@ -105,8 +108,8 @@ async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
     return news, sorted(waiting)
 
 
-def _acts(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
-    """Whether the agent of a server records a pattern; None if the server cannot be asked."""
+def _is_applied(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
+    """Return whether the agent of a server records a pattern; None if the server is unreachable."""
     import hiredis
 
     from shoal.runtime import PRODUCTION

@@ -1,6 +1,6 @@
 """`shoal sim`: a simulation campaign of a protocol.
 
-Owns the command's words and what it prints. The campaign is `shoal.lab.sim.campaign`.
+Owns the command's flags and output. The campaign is in `shoal.lab.sim.campaign`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from shoal.cli.output import Subparsers, add_command, note, result
 
 
 def register(subparsers: Subparsers) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = add_command(
         subparsers,
         "sim",
         run,
-        "a simulation campaign of a protocol, by seed",
+        "run a simulation campaign of a protocol, by seed",
         example="shoal sim channels --seeds 1000 --json\n"
         "shoal sim channels --seeds 1 --from-seed 17     # replay\n"
         "shoal sim channels --seeds 200 --break heal     # must find violations, and exits 1\n"
@@ -26,17 +26,17 @@ def register(subparsers: Subparsers) -> None:
         "shoal sim moves --seeds 200 --break widen-before-switch\n"
         "shoal sim balancer --seeds 300 --json",
     )
-    parser.add_argument("protocol", choices=["channels", "moves", "recording", "balancer"], help="which protocol")
-    parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds (default 100)")
-    parser.add_argument("--from-seed", type=int, default=0, metavar="K", help="the first seed (default 0)")
-    parser.add_argument("--workers", type=int, metavar="N", help="how many processes (default: one for each core)")
+    parser.add_argument("protocol", choices=["channels", "moves", "recording", "balancer"], help="protocol to simulate")
+    parser.add_argument("--seeds", type=int, default=100, metavar="N", help="number of seeds (default 100)")
+    parser.add_argument("--from-seed", type=int, default=0, metavar="K", help="first seed (default 0)")
+    parser.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per core)")
     parser.add_argument(
-        "--break", dest="broken", metavar="NAME", help="take one rule out of the protocol; `list` lists them"
+        "--break", dest="broken", metavar="NAME", help="disable one rule of the protocol; `list` lists them"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the campaign; 0 only if the protocol held and every corner was met."""
+    """Run the campaign; 0 only if the protocol held and every corner case occurred."""
     from shoal.lab.sim.protocols import PROTOCOLS
 
     breaks = list(PROTOCOLS[args.protocol].breaks)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.broken is not None:
         args.broken = args.broken.replace("-", "_")
     if args.broken is not None and args.broken not in breaks:
-        note(f"shoal sim: there is no break {args.broken!r}; there are: {', '.join(breaks)}")
+        note(f"shoal sim: unknown break {args.broken!r}; known breaks: {', '.join(breaks)}")
         return 2
     if args.seeds < 1 or (args.workers is not None and args.workers < 1):
         note("shoal sim: --seeds and --workers must be at least 1")

@@ -1,6 +1,6 @@
-"""`shoal soak`: the simulator's checks against real processes on real servers, with faults on request.
+"""`shoal soak`: the simulator's checks against real processes on real servers, optionally with faults.
 
-Owns the command's words and what it prints. The runs are `shoal.lab.soak.run` and `shoal.lab.soak.balancer_round`.
+Owns the command's flags and output. The runs are in `shoal.lab.soak.run` and `shoal.lab.soak.balancer_round`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "soak",
         run,
-        "the same checks against real processes, with faults on request",
-        description="Start a cluster of its own, put a load of publishers and subscribers on it, kill what is\n"
-        "asked for, and judge by what the applications wrote down: exit status 0 only if nothing was lost,\n"
-        "doubled or reordered without a report, and every corner that the run can meet was met.\n"
-        "moves: the same load, while channels move between servers and are replicated; latency is told for\n"
-        "quiet time and during moves. With --burst, so many channels of their own move at once instead.\n"
-        "hot-channel: a balancer watches while one channel becomes larger than a server; it must be replicated\n"
-        "within 5 s. Then: what one channel carries on all servers, by what it carries on one.\n"
-        "scale-out: all channels become busier than the servers can bear; with up to --to servers the load must\n"
-        "be balanced within 30 s, and no channel may move twice.",
+        "run the same checks against real processes, optionally with faults",
+        description="Start a separate cluster, load it with publishers and subscribers, inject the requested\n"
+        "faults, and check the logs of the applications. Exit status 0 only if nothing was lost, duplicated\n"
+        "or reordered without a report, and every expected corner case occurred.\n"
+        "moves: the same load while channels move between servers and are replicated; reports latency in quiet\n"
+        "time and during moves. With --burst, that many separate channels move at once instead.\n"
+        "hot-channel: one channel outgrows its server; the balancer must replicate it within 5 s. Then measures\n"
+        "what one channel carries on all servers, relative to one server.\n"
+        "scale-out: the load of all channels exceeds the servers' capacity; with up to --to servers it must be\n"
+        "balanced within 30 s, and no channel may move twice.",
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
         "shoal soak channels --seconds 30 --kill-server --seed 7\n"
@@ -59,38 +59,40 @@ def register(subparsers: Subparsers) -> None:
         "shoal soak hot-channel --servers 4 --json\n"
         "shoal soak scale-out --servers 4 --to 8 --json",
     )
-    parser.add_argument("protocol", choices=[*SECONDS], help="what is to be shown")
-    parser.add_argument("--servers", type=int, default=4, metavar="N", help="how many servers (default 4)")
+    parser.add_argument("protocol", choices=[*SECONDS], help="scenario to run")
+    parser.add_argument("--servers", type=int, default=4, metavar="N", help="number of servers (default 4)")
     parser.add_argument(
-        "--subscribers", type=int, metavar="N", help=f"channels, moves: how many subscribers (default {SUBSCRIBERS})"
+        "--subscribers", type=int, metavar="N", help=f"channels, moves: number of subscribers (default {SUBSCRIBERS})"
     )
     parser.add_argument(
         "--seconds",
         type=float,
         metavar="N",
-        help="how long a load (default " + ", ".join(f"{name} {default:g}" for name, default in SECONDS.items()) + ")",
+        help="duration of the load in s (default "
+        + ", ".join(f"{name} {default:g}" for name, default in SECONDS.items())
+        + ")",
     )
     parser.add_argument(
-        "--to", type=int, metavar="N", help=f"scale-out: how many servers there may be (default {SCALE_OUT_TO})"
+        "--to", type=int, metavar="N", help=f"scale-out: maximum number of servers (default {SCALE_OUT_TO})"
     )
-    parser.add_argument("--moves", type=int, metavar="N", help=f"moves: how many (default {MOVES})")
-    parser.add_argument("--burst", type=int, metavar="N", help="moves: this many channels at once, and no others")
-    parser.add_argument("--kill-agents", action="store_true", help="kill agents all the time")
-    parser.add_argument("--kill-server", action="store_true", help="kill servers now and then")
-    parser.add_argument("--kill-coordinator", action="store_true", help="kill the coordinator now and then")
+    parser.add_argument("--moves", type=int, metavar="N", help=f"moves: number of moves (default {MOVES})")
+    parser.add_argument("--burst", type=int, metavar="N", help="moves: move this many channels at once instead")
+    parser.add_argument("--kill-agents", action="store_true", help="keep killing agents")
+    parser.add_argument("--kill-server", action="store_true", help="kill servers from time to time")
+    parser.add_argument("--kill-coordinator", action="store_true", help="kill the coordinator from time to time")
     parser.add_argument(
         "--seed",
         type=int,
         default=1,
         metavar="N",
-        help="draws load and faults; real processes do not repeat exactly (default 1)",
+        help="seed of load and faults; real processes do not repeat exactly (default 1)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the soak; 0 only if every promise was kept and every corner was met."""
+    """Run the soak; 0 only if every promise was kept and every expected corner case occurred."""
     work = _work(args)
-    if args.setting_sources["log_level"] == "default":  # the cluster's own words would fill the screen
+    if args.setting_sources["log_level"] == "default":  # the cluster's own log would fill the screen
         logs.configure(level="error", format=args.settings.log_format)
     outcome = _run_with_progress(work, _seconds(args))
     facts = outcome.facts()
@@ -103,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
-    """What is to be run; ConfigError if it cannot be."""
+    """Return the run for the arguments; raises ConfigError if they are invalid."""
     if args.protocol in ("channels", "moves"):
         from shoal.lab.soak.run import run_soak
 
@@ -126,7 +128,7 @@ def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
     for name in others if args.protocol == SurgeScenario.SCALE_OUT else (*others, "to"):
         if getattr(args, name):
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} is not for `shoal soak {args.protocol}`", do="leave it out")
+            raise ConfigError(f"{flag} does not apply to `shoal soak {args.protocol}`", do="omit it")
     if not 2 <= args.servers <= SERVERS_MAX:
         raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 2 to {SERVERS_MAX}")
     most = args.servers
@@ -154,7 +156,7 @@ def _options(args: argparse.Namespace) -> SoakOptions:
     from shoal.lab.soak.outcome import SoakOptions
 
     if args.to is not None:
-        raise ConfigError("--to is for `shoal soak scale-out`", do="leave it out")
+        raise ConfigError("--to applies only to `shoal soak scale-out`", do="omit it")
     if not 2 <= args.servers <= SERVERS_MAX:
         raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 2 to {SERVERS_MAX}")
     subscribers = SUBSCRIBERS if args.subscribers is None else args.subscribers
@@ -179,14 +181,14 @@ def _options(args: argparse.Namespace) -> SoakOptions:
 
 
 def _moves(args: argparse.Namespace) -> tuple[int, int]:
-    """How many moves, and how many at once; only one of the two."""
+    """Return the number of moves and the size of the burst; only one of them is set."""
     if args.protocol != "moves":
         if args.moves is not None or args.burst is not None:
-            raise ConfigError("--moves and --burst are for `shoal soak moves`", do="leave them out")
+            raise ConfigError("--moves and --burst apply only to `shoal soak moves`", do="omit them")
         return 0, 0
     if args.burst is not None:
         if args.moves is not None:
-            raise ConfigError("--burst asks for moves of its own", do="leave out --moves")
+            raise ConfigError("--burst cannot be combined with --moves", do="omit --moves")
         if not 1 <= args.burst <= BURST_MAX:
             raise ConfigError(f"--burst is {args.burst}", do=f"give a number from 1 to {BURST_MAX}")
         return 0, args.burst
@@ -235,7 +237,7 @@ def _text(facts: dict[str, Any]) -> str:
 
 
 def _fate_rows(facts: dict[str, Any]) -> dict[str, str]:
-    """What became of moves, and latency beside them."""
+    """Rows for the outcome of moves and their latency."""
     return {
         "moves ended": f"{facts['moves_ended']:,}, replaced {facts['moves_replaced']:,}, "
         f"aborted {facts['moves_aborted']:,}, open {facts['moves_open']:,}",
@@ -245,30 +247,30 @@ def _fate_rows(facts: dict[str, Any]) -> dict[str, str]:
         "latency, channels that moved": _latency(facts["latency_ms"]["moved"]),
         "latency, others meanwhile": _latency(facts["latency_ms"]["beside"]),
         "p99.9 difference": f"{facts['latency_p999_difference_ms']} ms while any channel moved; "
-        f"{facts['latency_p999_free_difference_ms']} ms where processors were not the limit; "
-        f"{facts['latency_p999_moved_difference_ms']} ms for channels that moved, by others meanwhile",
+        f"{facts['latency_p999_free_difference_ms']} ms where CPU was not the limit; "
+        f"{facts['latency_p999_moved_difference_ms']} ms for moved channels relative to others meanwhile",
         "processors": f"{facts['cpu_share']['quiet']} (quiet), {facts['cpu_share']['moving']} (moving) of all",
     }
 
 
 def _move_rows(facts: dict[str, Any]) -> dict[str, str]:
-    """What only a run with moves that were asked for shows."""
+    """Rows for a run with requested moves."""
     control = facts["control_per_move_and_client"]
     burst = {"settled after": f"{facts['burst_settle_s']} s"} if "burst_settle_s" in facts else {}
     return {
         **burst,
-        "control messages": f"{control['lazy']} (lazy), {control['eager']} (eager) by move and client, "
+        "control messages": f"{control['lazy']} (lazy), {control['eager']} (eager) per move and client, "
         f"{facts['idle_notices']} about idle channels",
         "forwarded": f"{facts['forwarded']:,}",
         "plain publishers": f"{facts['foreign_published']:,} messages, {facts['foreign_deliveries']:,} deliveries, "
-        f"{facts['foreign_lost']:,} lost, {facts['foreign_duplicates']:,} twice",
+        f"{facts['foreign_lost']:,} lost, {facts['foreign_duplicates']:,} duplicated",
         "plain subscribers": f"{facts['plain_subscribers']}: {facts['plain_messages']:,} messages, "
-        f"{facts['plain_lost']:,} lost, {facts['plain_duplicates']:,} twice",
+        f"{facts['plain_lost']:,} lost, {facts['plain_duplicates']:,} duplicated",
     }
 
 
 def _balance_rows(facts: dict[str, Any]) -> dict[str, str]:
-    """What only a run with a balancer shows."""
+    """Rows for a run with a balancer."""
     ratio = facts["load_ratio"]
     rows = {"servers": f"{facts['servers']}"}
     if "replicated_s" in facts:
@@ -278,10 +280,10 @@ def _balance_rows(facts: dict[str, Any]) -> dict[str, str]:
             f"{facts['carried_vs_one_server']:g} times the load of one server (limit: {facts['carried_limited_by']})"
         )
     else:
-        rows["balanced"] = f"after {facts['balanced_s']} s; all servers were there after {facts['joined_s']} s"
+        rows["balanced"] = f"after {facts['balanced_s']} s; all servers had joined after {facts['joined_s']} s"
     return rows | {
         "channels moved": f"{facts['channels_moved']}, twice {facts['moved_twice']}",
-        "load ratio": f"{ratio['highest']:.2f} at the most, {ratio['busiest_at_the_end']:.2f} in the end "
+        "load ratio": f"at most {ratio['highest']:.2f}, {ratio['busiest_at_the_end']:.2f} at the end "
         f"({ratio['mean_at_the_end']:.2f} on average)",
     }
 

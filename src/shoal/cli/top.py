@@ -1,7 +1,7 @@
-"""`shoal top`: load by server, the busiest channels, and what the balancer does about them, live.
+"""`shoal top`: live load by server, the busiest channels, and the balancer's actions.
 
-Owns the view for people. Reads the last record of each server's telemetry stream once a second, and what the
-coordinator holds (`top_balance`); measures nothing.
+Owns the view. It reads the last record of each server's telemetry stream once per second, and the balancer's records in
+the coordinator (`top_balance`); it measures nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,26 +20,27 @@ import msgspec
 from shoal.cli.output import Subparsers, add_command, console, result
 from shoal.cli.top_balance import BalanceReader, BalanceView, render_balance
 from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError, ShoalError
+from shoal.load.kinds import CHANNEL
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from shoal.channels.telemetry.telemetry_record import Record
     from shoal.coordination.interface import Coordinator
+    from shoal.load.record import Record
     from shoal.plan.ring import Ring, ServerAddress
     from shoal.plan.signing import Verifier
 
 REFRESH_S: Final = 1.0
 CHANNELS: Final = 20
 STALE_S: Final = 5.0
-"""Age from which a record says how things were, not how they are."""
+"""Age from which a record counts as outdated."""
 
 _ASK_TIMEOUT_S: Final = 2.0
 _COORDINATOR_TIMEOUT_S: Final = 5.0
 
 
 class ServerLoad(msgspec.Struct, frozen=True):
-    """What a server did in its last recorded second. `trouble` says why there is nothing, or nothing new."""
+    """A server's last recorded second. `trouble` explains missing or outdated data."""
 
     id: str
     address: str
@@ -57,7 +58,7 @@ class ServerLoad(msgspec.Struct, frozen=True):
 
 
 class ChannelLoad(msgspec.Struct, frozen=True):
-    """What a channel did on one server in the last recorded second."""
+    """A channel's last recorded second on one server."""
 
     channel: str
     server: str
@@ -70,20 +71,20 @@ class ChannelLoad(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Everything at one moment, busiest channels first. Without a ring nothing is known of a balancer."""
+    """All data at one moment, busiest channels first. `balance` is None if the ring is unknown."""
 
     at: float
     load_mean: float | None
-    """Load ratio of the servers on average, of those that report."""
+    """Mean load ratio of the servers that report."""
     load_max: float | None
-    """Load ratio of the busiest."""
+    """Load ratio of the busiest server."""
     servers: tuple[ServerLoad, ...]
     channels: tuple[ChannelLoad, ...]
     balance: BalanceView | None
 
 
 class Source:
-    """Where telemetry is, as whom to read it, and the coordinator that says so, if it can be reached."""
+    """The servers with telemetry, the login for them, and the coordinator if it is reachable."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Source:
         self._balance = BalanceReader(coordinator) if coordinator else None
 
     async def look(self) -> BalanceView | None:
-        """What the coordinator holds now; the servers are those of its ring from now on."""
+        """Read the coordinator's current state, and use the servers of its ring from now on."""
         from shoal.plan.keys import RING_KEY
 
         if self._coordinator is None or self._balance is None:
@@ -119,15 +120,16 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "top",
         run_top,
-        "live load by server and channel, and what the balancer does",
+        "show live load by server and channel, and the balancer's actions",
         example="shoal top\nshoal top --once --json",
-        description="Load by server and the busiest channels, every second, from the agents' telemetry; the last\n"
-        "plans and moves of the balancer with their reasons, and servers that come and go, from the coordinator.",
+        description="Show the load by server and the busiest channels, every second, from the agents' telemetry;\n"
+        "and the balancer's last plans and moves with their reasons, and joining and leaving servers, from\n"
+        "the coordinator.",
     )
-    parser.add_argument("--once", action="store_true", help="show one snapshot and end (so does --json alone)")
-    parser.add_argument("--seconds", type=float, metavar="N", help="end after N seconds (default: at Ctrl-C)")
+    parser.add_argument("--once", action="store_true", help="show one snapshot and exit (also with --json alone)")
+    parser.add_argument("--seconds", type=float, metavar="N", help="exit after N seconds (default: on Ctrl-C)")
     parser.add_argument(
-        "--channels", type=int, default=CHANNELS, metavar="N", help=f"how many channels (default {CHANNELS})"
+        "--channels", type=int, default=CHANNELS, metavar="N", help=f"number of channels (default {CHANNELS})"
     )
 
 
@@ -153,7 +155,7 @@ async def _show(args: argparse.Namespace) -> Snapshot:
 
 
 async def _watch(args: argparse.Namespace, source: Source, snapshot: Snapshot) -> Snapshot:
-    """Show one snapshot after the other until the time is over or the user ends it."""
+    """Show snapshots until the time is over or the user exits."""
     from rich.live import Live
 
     ends_at = None if args.seconds is None else time.monotonic() + args.seconds
@@ -165,13 +167,13 @@ async def _watch(args: argparse.Namespace, source: Source, snapshot: Snapshot) -
                 snapshot = await look(source, args.channels)
                 live.update(render(snapshot), refresh=True)
     except asyncio.CancelledError:
-        pass  # Ctrl-C is how people end it
+        pass  # Ctrl-C is the normal way to exit
     return snapshot
 
 
 @contextlib.asynccontextmanager
 async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
-    """The servers of the ring that the settings name, or of the local cluster, and their coordinator."""
+    """Open the cluster of the settings, or the local one: its servers and its coordinator."""
     from shoal.cluster.acl import READER
     from shoal.cluster.state import find_cluster
     from shoal.coordination.redis import RedisCoordinator
@@ -206,13 +208,13 @@ async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
     await require_format(coordinator)
     key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
     if key is None or ring is None:
-        raise ClusterNotFoundError("the coordinator holds no ring yet", do="start the servers' agents")
+        raise ClusterNotFoundError("the coordinator has no ring yet", do="start the servers' agents")
     verifier = Verifier(key.value)
     return Source(verifier.ring(ring.value).servers, (address.username, address.password), coordinator, verifier)
 
 
 async def look(source: Source, channels_max: int) -> Snapshot:
-    """Asks the coordinator for the plan, and all servers at once for their last record."""
+    """Read the plan from the coordinator, and the last record of all servers in parallel."""
     balance = await source.look()
     servers, channels = await asyncio.to_thread(_loads, source, channels_max)
     ratios = [load.load_ratio for load in servers if load.load_ratio is not None and load.trouble is None]
@@ -244,8 +246,9 @@ def _loads(source: Source, channels_max: int) -> tuple[list[ServerLoad], list[Ch
 
 
 def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record | None, str | None]:
-    """When the last record was written, and the record; or what is in the way."""
-    from shoal.channels.telemetry.telemetry_record import DATA_FIELD, decode
+    """Return the time of the last record and the record, or the problem."""
+    from shoal.load.record import DATA_FIELD, decode
+    from shoal.load_kinds import KINDS
     from shoal.runtime import PRODUCTION
     from shoal.wire.blocking import ask
     from shoal.wire.envelope import TELEMETRY_KEY
@@ -256,26 +259,26 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
         reply: Any = ask(to.host, to.port, *source.login, *question, timeout_s=_ASK_TIMEOUT_S, dial=to.dial)
         entry, fields = reply[b"last-entry"]
         values = dict(zip(fields[::2], fields[1::2], strict=True))
-        return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD]), None
+        return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD], KINDS), None
     except hiredis.ReplyError as error:
         return 0.0, None, "no telemetry yet" if "no such key" in str(error) else str(error)
     except ShoalError as error:
         return 0.0, None, str(error)
     except (KeyError, TypeError, ValueError):
-        return 0.0, None, "what is in its telemetry stream is not telemetry"
+        return 0.0, None, "its telemetry stream has invalid data"
 
 
 def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerLoad:
-    """The row of a server."""
-    row = record.server.to_pylist()[0]
+    """Return the row of a server."""
+    row: Mapping[str, Any] = record.host
     interval_s = row["interval_s"] or 1.0
     return ServerLoad(
         id=server.id,
         address=f"{server.host}:{server.port}",
-        trouble=f"no news for {age_s:.0f} s" if age_s >= STALE_S else None,
+        trouble=f"no data for {age_s:.0f} s" if age_s >= STALE_S else None,
         second=record.id.second,
         age_s=round(max(age_s, 0.0), 3),
-        channels=record.channels.num_rows,
+        channels=len(record.tables[CHANNEL]),
         publications_per_s=_sum(record, "publications") / interval_s,
         sent_per_s=_sum(record, "messages_sent") / interval_s,
         bytes_out_per_s=row["bytes_out_per_s"],
@@ -287,19 +290,19 @@ def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerLoad
 
 
 def _sum(record: Record, column: str) -> int:
-    return int(record.channels.column(column).to_numpy().sum())
+    return int(record.tables[CHANNEL][column].sum())
 
 
 def busiest(server: str, record: Record, channels_max: int) -> Iterable[ChannelLoad]:
-    """The rows of the channels that sent most, at most `channels_max`."""
+    """Return the rows of the channels with the most output, at most `channels_max`."""
     import numpy as np
 
-    columns = {name: record.channels.column(name).to_numpy() for name in ("bytes_out", "publications")}
-    order = np.lexsort((-columns["publications"], -columns["bytes_out"]))[:channels_max]
-    interval_s = record.server.to_pylist()[0]["interval_s"] or 1.0
-    for row in record.channels.take(order).to_pylist():
+    channels = record.tables[CHANNEL]
+    order = np.lexsort((-channels["publications"], -channels["bytes_out"]))[:channels_max]
+    interval_s = record.host["interval_s"] or 1.0
+    for name, row in channels.take(order).rows().items():
         yield ChannelLoad(
-            channel=row["channel"].decode("utf-8", "backslashreplace"),
+            channel=name.decode("utf-8", "backslashreplace"),
             server=server,
             publications_per_s=row["publications"] / interval_s,
             sent_per_s=row["messages_sent"] / interval_s,
@@ -311,14 +314,14 @@ def busiest(server: str, record: Record, channels_max: int) -> Iterable[ChannelL
 
 
 def render(snapshot: Snapshot) -> Group:
-    """Tables: servers, channels, and the balancer's last moves."""
+    """Return tables of servers, channels and the balancer's last moves."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     loads = f"load average {_share(snapshot.load_mean)}, busiest {_share(snapshot.load_max)}"
     servers = Table(title=f"{len(snapshot.servers)} servers, {loads}", title_justify="left")
-    for heading in ("server", "address", "stands as"):
+    for heading in ("server", "address", "pool state"):
         servers.add_column(heading)
     for heading in ("publ./s", "sent/s", "out", "load", "CPU", "connections", "channels"):
         servers.add_column(heading, justify="right")

@@ -1,7 +1,7 @@
-"""What `shoal top` shows of the balancer: how servers stand, the last plans, and the last moves with their reasons.
+"""The balancer's part of `shoal top`: pool states, the last plans, and the last moves with their reasons.
 
-Owns the reading of the pool and of what the balancer has written down in the coordinator, and its view for people.
-Changes nothing, and decides nothing. The reasons of all moves are read anew only when a plan was made since.
+Owns reading the pool and the balancer's records in the coordinator, and their view. It changes nothing. The reasons of
+all moves are read again only after a new plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DIGEST_CHARACTERS: Final = 12
 
 
 class MoveRow(msgspec.Struct, frozen=True):
-    """Why a channel was placed where it is."""
+    """The reason for a channel's placement."""
 
     channel: str
     before: tuple[str, ...]
@@ -42,7 +42,7 @@ class MoveRow(msgspec.Struct, frozen=True):
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """A plan, as far as channels still stand by it: how many, and for which reasons."""
+    """A plan and the channels still placed by it: their number, and the reasons."""
 
     digest: str
     policy: str
@@ -52,31 +52,31 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 class BalanceView(msgspec.Struct, frozen=True):
-    """What the coordinator tells of the balancer. `trouble` says why there is nothing."""
+    """The balancer's state in the coordinator. `trouble` explains missing data."""
 
     ring_version: int
     standing: dict[str, str]
-    """Server to how it stands: home, guest, freeing, drain, out or lost."""
+    """Pool state by server: home, guest, freeing, drain, out or lost."""
     placed: int = 0
-    """Channels that the balancer has placed."""
+    """Channels placed by the balancer."""
     replicated: int = 0
-    """Those of them that have several servers."""
+    """Those with several servers."""
     plan_under_way: str = ""
     adding: tuple[str, ...] = ()
-    """Servers that were asked for and have not joined yet."""
+    """Requested servers that have not joined yet."""
     removed: tuple[str, ...] = ()
-    """Servers that were removed last, newest first."""
+    """Servers removed last, newest first."""
     plans: tuple[PlanRow, ...] = ()
     moves: tuple[MoveRow, ...] = ()
     trouble: str | None = None
 
     def standing_as(self, *how: str) -> tuple[str, ...]:
-        """The servers that stand so."""
-        return tuple(server for server, stands in self.standing.items() if stands in how)
+        """Return the servers in these pool states."""
+        return tuple(server for server, state in self.standing.items() if state in how)
 
 
 class BalanceReader:
-    """Looks at a coordinator again and again."""
+    """Reads a coordinator repeatedly."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -84,7 +84,7 @@ class BalanceReader:
         self._read_at: int | None = None
 
     async def look(self, ring: Ring) -> BalanceView:
-        """How things are; where the log-in has no right to know, the view says so."""
+        """Read the current state; missing permissions are shown in the view."""
         from shoal.balance.records import STATE_KEY, BalancerState, decode
         from shoal.plan import keys
 
@@ -116,7 +116,7 @@ class BalanceReader:
 
 
 def standing_of(ring: Ring, marks: Mapping[str, Mark]) -> dict[str, str]:
-    """How servers stand: those of the ring, and those with a mark."""
+    """Return the pool states of servers in the ring and of servers with a mark."""
     found = {server: "home" if server in ring.homes else "guest" for server in ring.ids}
     return found | {server: mark.value for server, mark in marks.items()}
 
@@ -124,7 +124,7 @@ def standing_of(ring: Ring, marks: Mapping[str, Mark]) -> dict[str, str]:
 def view_of(
     ring: Ring, marks: Mapping[str, Mark], state: BalancerState, whys: Mapping[bytes, Why], now_s: float
 ) -> BalanceView:
-    """Puts together what was read."""
+    """Build the view from the records."""
     newest = sorted(whys.items(), key=lambda item: (-item[1].at_s, -item[1].figures.get("bytes_out", 0.0), item[0]))
     return BalanceView(
         ring_version=ring.version,
@@ -160,16 +160,16 @@ def _plans(newest_first: Iterable[Why], now_s: float) -> Iterable[PlanRow]:
         yield PlanRow(digest, group[0].policy, round(max(now_s - group[0].at_s, 0.0), 1), len(group), reasons)
 
 
-# -- for people ----------------------------------------------------------------------------------------------
+# -- Display -------------------------------------------------------------------------------------------------
 
 
 def render_balance(view: BalanceView) -> list[RenderableType]:
-    """A few lines about the plan, and a table of the last moves."""
+    """Return a few lines about the plan, and a table of the last moves."""
     from rich.table import Table
     from rich.text import Text
 
     if view.trouble:
-        return [Text(f"ring version {view.ring_version}; of the balancer: {view.trouble}")]
+        return [Text(f"ring version {view.ring_version}; balancer: {view.trouble}")]
     lines: list[RenderableType] = [Text(text) for text in _lines(view)]
     if view.moves:
         moves = Table(title="last moves", title_justify="left")

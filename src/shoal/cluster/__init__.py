@@ -1,2 +1,1 @@
-"""Local processes: servers, coordinator, agents and the keeper of the ring, and the supervisor that tends to
-them."""
+"""Local processes: servers, coordinator, agents and balancers, and the supervisor that runs them."""

@@ -1,12 +1,16 @@
-"""The rights of each role on a data server, and the ACL files of all servers of a cluster.
+"""Permissions of each role on a data server, and the ACL files of all servers of a cluster.
 
-Owns who may do what on a data server; the rights on the coordinator are in `shoal.coordination.acl`. Each
-role gets what its work needs and nothing else: no role may script, restore, replicate, change the
-configuration or touch keys other than the telemetry stream and the records of channels, which clients may read.
+Owns the roles on data servers; permissions on the coordinator are in `shoal.coordination.acl`. Each role gets only what
+it needs: no role may run scripts, restore, replicate, change the configuration or access keys other than the telemetry
+stream and the records of channels, which clients may read.
 
-Redis knows only positive channel patterns, so "everything but HEARTBEAT_CHANNEL" is spelled as the patterns of all
-names that differ from it somewhere. They are tried in order on each PUBLISH: the first one already takes
-every name that does not begin with an underscore.
+From Redis 7.0 on, rules distinguish commands: a client may publish on the channels of applications, to agents and to
+other clients, but not what only agents send, and it may not subscribe to what clients send to agents. Patterns are
+unrestricted, so a client can still hear everything (see docs/identity.md).
+
+Redis has only positive channel patterns, so "every name that does not start with `__shoal:`" is written as patterns for
+all names that differ from the prefix in some position. Redis tries them in order on each command; the first one already
+matches every name that does not start with an underscore.
 """
 
 from __future__ import annotations
@@ -16,13 +20,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
-from shoal.wire.envelope import HEARTBEAT_CHANNEL, TELEMETRY_KEY
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEARTBEAT_CHANNEL,
+    INBOX_PREFIX,
+    PEER_PREFIX,
+    RESERVED_PREFIX,
+    TELEMETRY_KEY,
+)
 from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY
 
 SELECTORS_SINCE: Final = (7, 0)
-"""The first server version that can give a command other channels or keys than the rest."""
+"""First Redis version with selectors: separate channels or keys for some commands."""
 CHANNEL_RIGHTS_SINCE: Final = (6, 2)
-"""The first server version with rights by channel at all; older ones are refused."""
+"""First Redis version with channel permissions; older servers are rejected."""
 
 CLIENT: Final = "client"
 AGENT: Final = "agent"
@@ -31,7 +42,8 @@ PIPELINE: Final = "pipeline"
 ADMIN: Final = "admin"
 ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
 
-_LISTEN: Final = "+subscribe +unsubscribe +psubscribe +punsubscribe"
+_UNSUBSCRIBE: Final = "+unsubscribe +punsubscribe"
+_LISTEN: Final = f"+subscribe +psubscribe {_UNSUBSCRIBE}"
 _COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
 _BASE: Final = "+ping +client|setname +client|id"
 _TELEMETRY: Final = f"~{TELEMETRY_KEY.decode()}"
@@ -39,34 +51,39 @@ _RECORDS: Final = f"~{INDEX_KEY.decode()}*"
 _READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 
 _REPLAY: Final = "allkeys allchannels +@all"
-"""The rights of the coordinator's default user, which is off. A server reads its append-only file as that
-user and checks each transaction in it against them: without them it would come back empty, and only its log
-would say so."""
+"""Permissions of the coordinator's default user, whose login is disabled. Redis replays its append-only file as that
+user and checks each transaction against them: without them the coordinator would come back empty, and only its log
+would show it.
+"""
 
 
-def all_names_but(name: str) -> list[str]:
-    """Glob patterns that together match every channel name except `name` (and the empty one), commonest
-    first."""
-    if set(name) & set("[]^\\*?-"):
-        raise ValueError(f"{name!r} contains characters that mean something in a pattern")
-    differ = [f"{name[:index]}[^{name[index]}]*" for index in range(len(name))]
-    shorter = [name[:index] for index in range(1, len(name))]
-    return [*differ, *shorter, f"{name}?*"]
+def names_without_prefix(prefix: str) -> list[str]:
+    """Return glob patterns that match every channel name (but the empty one) that does not start with `prefix`,
+    most common first.
+    """
+    if set(prefix) & set("[]^\\*?-"):
+        raise ValueError(f"{prefix!r} contains characters that have a meaning in patterns")
+    differ = [f"{prefix[:index]}[^{prefix[index]}]*" for index in range(len(prefix))]
+    shorter = [prefix[:index] for index in range(1, len(prefix))]
+    return [*differ, *shorter]
 
 
 def client_publish_guarded(version: tuple[int, ...]) -> bool:
-    """Whether a server of this version can keep clients from speaking in the agent's name."""
+    """Return whether a server of this version can prevent clients from publishing as agents."""
     return version[:2] >= SELECTORS_SINCE
 
 
 def rights(role: str, version: tuple[int, ...]) -> str:
-    """The ACL rules of a role on a server of this version."""
+    """Return the ACL rules of a role on a server of this version."""
     if role == CLIENT:
-        common = f"allchannels {_BASE} {_LISTEN} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
+        common = f"{_BASE} {_UNSUBSCRIBE} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
         if not client_publish_guarded(version):
-            return f"{common} +publish"
-        patterns = " ".join(f"&{pattern}" for pattern in all_names_but(HEARTBEAT_CHANNEL.decode()))
-        return f"{common} (+publish {patterns})"
+            return f"allchannels {common} {_LISTEN} +publish"
+        names = " ".join(f"&{pattern}" for pattern in names_without_prefix(RESERVED_PREFIX.decode()))
+        inbox, peer = f"&{INBOX_PREFIX.decode()}*", f"&{PEER_PREFIX.decode()}*"
+        publish = f"(+publish {names} &{AGENT_CHANNEL.decode()} {peer})"
+        subscribe = f"(+subscribe {names} &{HEARTBEAT_CHANNEL.decode()} {inbox} {peer})"
+        return f"{common} {publish} {subscribe} (+psubscribe allchannels)"
     if role == AGENT:
         write = "+xadd +xlen +xtrim +sadd +set"
         keys = f"{_TELEMETRY} {_RECORDS}"
@@ -81,7 +98,7 @@ def rights(role: str, version: tuple[int, ...]) -> str:
 
 
 def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str]) -> str:
-    """The text of an ACL file: nobody can log in as the default user, passwords are there only as hashes."""
+    """Return the text of an ACL file: login as the default user is disabled, and passwords are stored as hashes."""
     lines = [f"user default off resetpass {default}"]
     for role, rule in rules.items():
         digest = hashlib.sha256(passwords[role].encode()).hexdigest()
@@ -90,12 +107,12 @@ def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str
 
 
 def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
-    """The ACL file of a data server."""
+    """Return the ACL file of a data server."""
     return acl_file("resetkeys resetchannels -@all", {role: rights(role, version) for role in ROLES}, passwords)
 
 
 def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
-    """The ACL file of the coordinator: the same users."""
+    """Return the ACL file of the coordinator, with the same users."""
     here: dict[str, Role] = {
         CLIENT: "client",
         AGENT: "agent",

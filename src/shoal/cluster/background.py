@@ -1,8 +1,7 @@
-"""Starting and stopping the background cluster from another process, whatever state it is in.
+"""Starts and stops the background cluster from another process, in whatever state it is.
 
-Owns what `shoal up` and `shoal down` do: the start of the supervisor, the wait for it, and the clean-up after
-one that could not clean up itself. Ends only processes that the state directory names and that still are the
-same.
+Owns the work of `shoal up` and `shoal down`: starting the supervisor, waiting for it, and cleaning up after a
+supervisor that crashed. It kills only processes that the state directory lists and that are still the same.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ import msgspec
 from shoal.cluster import process
 from shoal.cluster.control_socket import request
 from shoal.cluster.local import ClusterStatus
-from shoal.cluster.process import is_running, kill_stranger, log_tail, wait_until
+from shoal.cluster.process import is_running, kill_process, log_tail, wait_until
 from shoal.cluster.state import ClusterState, StateDir
 from shoal.cluster.timing import DEFAULT_TIMING
 from shoal.errors import AlreadyRunningError, ClusterError, NotRunningError
 
 _START_TIMEOUT_S: Final = 3 * DEFAULT_TIMING.start_timeout_s
-"""Coordinator, servers and agents each have `start_timeout_s`; the supervisor gives up by itself before this.
-"""
+"""Coordinator, servers and agents each have `start_timeout_s`; the supervisor itself gives up before this."""
 _STOP_TIMEOUT_S: Final = 4 * DEFAULT_TIMING.stop_grace_s
 _ASK_TIMEOUT_S: Final = 5.0
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What `down` found and ended."""
+    """The result of `down`."""
 
     clean: bool
-    """Whether the supervisor ended by itself; if not, its remains were removed."""
+    """Whether the supervisor exited by itself; if not, its leftovers were removed."""
     killed: int
-    """Processes of the cluster that had to be killed one by one."""
+    """Number of processes that had to be killed one by one."""
 
 
 def up(directory: StateDir, servers: int, agent: str = "", flags: Sequence[str] = ()) -> ClusterStatus:
-    """Starts a background cluster and returns when it is ready; `agent` is the command of another agent, `flags` are
-    more of the supervisor's."""
+    """Start a background cluster and return when it is ready. `agent` is the command of another agent, `flags` are
+    extra flags for the supervisor.
+    """
     if directory.owner() is not None:
         raise AlreadyRunningError(
-            f"a cluster runs in {directory.root} already", do="use it, or stop it by `shoal down` first"
+            f"a cluster is already running in {directory.root}", do="use it, or stop it with `shoal down` first"
         )
     directory.prepare()
-    _sweep(directory)
+    _remove_leftovers(directory)
     directory.prepare()
     log = directory.log("supervisor")
     command = [sys.executable, "-m", "shoal.cluster.supervisor"]
@@ -55,43 +54,43 @@ def up(directory: StateDir, servers: int, agent: str = "", flags: Sequence[str] 
     try:
         ready = wait_until(lambda: directory.socket_file.exists() or supervisor.poll() is not None, _START_TIMEOUT_S)
     except BaseException:
-        _end_start(directory, supervisor)
+        _abort_start(directory, supervisor)
         raise
     if ready and supervisor.poll() is None:
         status = request(directory, "status", timeout_s=_ASK_TIMEOUT_S).status
         assert status is not None
         return status
-    last_words = log_tail(log)
-    _end_start(directory, supervisor)
-    raise ClusterError("the cluster did not start", do=_take_failure(directory) or f"see its log\n{last_words}")
+    log_end = log_tail(log)
+    _abort_start(directory, supervisor)
+    raise ClusterError("the cluster did not start", do=_failure_text(directory) or f"see its log\n{log_end}")
 
 
 def down(directory: StateDir) -> Ended:
-    """Ends the background cluster and everything that is left of it; NotRunningError if there is nothing."""
+    """Stop the background cluster and remove all leftovers; raises NotRunningError if there are none."""
     owner = directory.owner()
     state = _read_or_none(directory)
     if owner is None and state is None and not directory.has_remains():
         raise NotRunningError(f"no cluster runs in {directory.root}", do="there is nothing to stop")
     clean = False
     if owner is not None:
-        clean = _ask_to_end(directory) and wait_until(lambda: not is_running(owner), _STOP_TIMEOUT_S)
+        clean = _request_stop(directory) and wait_until(lambda: not is_running(owner), _STOP_TIMEOUT_S)
         if not clean:
-            kill_stranger(owner, _STOP_TIMEOUT_S)
-    killed = _kill_remains(state)
+            kill_process(owner, _STOP_TIMEOUT_S)
+    killed = _kill_leftovers(state)
     if directory.root.exists():
-        _sweep(directory)
+        _remove_leftovers(directory)
     return Ended(clean, killed)
 
 
-def _ask_to_end(directory: StateDir) -> bool:
+def _request_stop(directory: StateDir) -> bool:
     try:
         return request(directory, "down", timeout_s=_ASK_TIMEOUT_S).ok
     except ClusterError:
         return False
 
 
-def _end_start(directory: StateDir, supervisor: subprocess.Popen[bytes]) -> None:
-    """Ends a supervisor that is our own child and did not get ready; it takes its children with it."""
+def _abort_start(directory: StateDir, supervisor: subprocess.Popen[bytes]) -> None:
+    """Stop a supervisor, our own child, that did not become ready; its children die with it."""
     if supervisor.poll() is None:
         supervisor.terminate()
         try:
@@ -101,41 +100,40 @@ def _end_start(directory: StateDir, supervisor: subprocess.Popen[bytes]) -> None
             supervisor.wait()
 
 
-def _take_failure(directory: StateDir) -> str:
-    """Why the supervisor says that it failed; what it left is removed, unless another one has taken the
-    place."""
+def _failure_text(directory: StateDir) -> str:
+    """Return the failure that the supervisor recorded, and remove its leftovers unless another one has started."""
     try:
         why = directory.failure_file.read_text()
     except FileNotFoundError:
         why = ""
     if directory.owner() is None and directory.has_remains():
-        _sweep(directory)
+        _remove_leftovers(directory)
     directory.failure_file.unlink(missing_ok=True)
     return why
 
 
 def _read_or_none(directory: StateDir) -> ClusterState | None:
-    """What is written down; a file that nobody can read is as good as none when the cluster is to end."""
+    """Return the recorded state; an unreadable file counts as none, because the cluster is being stopped."""
     try:
         return directory.read()
     except ClusterError:
         return None
 
 
-def _kill_remains(state: ClusterState | None) -> int:
-    """Ends the processes that a dead supervisor left, if there are any: they die with it, but not at once."""
+def _kill_leftovers(state: ClusterState | None) -> int:
+    """Kill remaining processes of a dead supervisor. They die with it, but not immediately."""
     if state is None:
         return 0
     remains = list(state.processes())
     wait_until(lambda: not any(map(is_running, remains)), 1.0)
-    return sum(kill_stranger(one, DEFAULT_TIMING.stop_grace_s) for one in remains)
+    return sum(kill_process(one, DEFAULT_TIMING.stop_grace_s) for one in remains)
 
 
-def _sweep(directory: StateDir) -> None:
-    """Removes what a cluster that has ended left in its directory."""
+def _remove_leftovers(directory: StateDir) -> None:
+    """Remove the leftovers of a cluster that has ended."""
     lock = directory.lock()
     try:
-        _kill_remains(_read_or_none(directory))
+        _kill_leftovers(_read_or_none(directory))
         directory.clear()
     finally:
         lock.close()

@@ -1,9 +1,8 @@
-"""A supervised process: started, watched, and started again when it ends without being asked to.
+"""A supervised process: started, watched, and restarted when it exits unexpectedly.
 
-Owns the life of one child and the pauses between its lives. What the child is, and when it counts as ready,
-is said by whoever makes it.
+Owns one child process and the delays between its restarts. Its creator provides the command and the readiness check.
 
-    starting --ready--> running --ends--> waiting --pause over, not held--> starting
+    starting --ready--> running --exits--> waiting --delay over, not held--> starting
                         running <--pause, resume--> paused            any --stop--> stopped
 """
 
@@ -29,8 +28,7 @@ _log: Final = get_log(__name__)
 
 
 class Restarts:
-    """How long to pause before the next start: longer with each crash in a row, short again after a stable
-    life."""
+    """Computes the delay before the next start: longer with each crash in a row, short again after a stable run."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -38,18 +36,18 @@ class Restarts:
 
     @property
     def crashing(self) -> bool:
-        """Whether the child crashes so often that somebody should look."""
+        """Whether the child crashes so often that it needs attention."""
         return self.in_row >= self._timing.crashing_after
 
     def crashed(self, ran_s: float) -> float:
-        """Counts a crash after a life of `ran_s`; returns the pause in seconds."""
+        """Count a crash after a run of `ran_s`; return the delay in seconds."""
         self.in_row = 1 if ran_s >= self._timing.stable_after_s else self.in_row + 1
         pause_s = self._timing.restart_pause_s_min * 2.0 ** min(self.in_row - 1, 30)
         return min(pause_s, self._timing.restart_pause_s_max)
 
 
 class ChildStatus(msgspec.Struct, frozen=True):
-    """What a child does, and what befell it."""
+    """State and history of a child."""
 
     name: str
     kind: str
@@ -63,7 +61,7 @@ class ChildStatus(msgspec.Struct, frozen=True):
 
 
 class Child:
-    """One supervised process. `ready` says whether it answers; `changed` is told of every start and end."""
+    """One supervised process. `ready` checks whether it answers; `changed` is called after every start and exit."""
 
     def __init__(
         self,
@@ -90,18 +88,19 @@ class Child:
         self._last_exit: str | None = None
         self._released = asyncio.Event()
         self._released.set()
-        self._hurry = asyncio.Event()
+        self._start_now = asyncio.Event()
         self._running = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Starts it for the first time and returns when it is ready; ClusterError with its log if it does not
-        get so."""
+        """Start the process for the first time and return when it is ready; raises ClusterError with its log if it
+        fails.
+        """
         await self._launch()
-        self._task = asyncio.create_task(self._tend(), name=f"tend {self.name}")
+        self._task = asyncio.create_task(self._keep_running(), name=f"supervise {self.name}")
 
     async def stop(self) -> None:
-        """Ends it for good."""
+        """Stop the process permanently."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -111,50 +110,49 @@ class Child:
         self._set("stopped")
 
     def stop_now(self) -> None:
-        """Ends it for good by SIGKILL; needs no event loop to run on."""
+        """Stop the process permanently with SIGKILL; needs no event loop."""
         if self._task is not None:
             self._task.cancel()
         if self.process is not None:
             self.process.kill_now()
 
     async def kill(self) -> None:
-        """Crashes it (SIGKILL) and returns when it is dead; it is started again unless it is held."""
+        """Kill the process (SIGKILL) and return when it is dead; it is restarted unless it is held."""
         process = self._alive()
         process.send(signal.SIGKILL)
         await process.wait()
 
     def pause(self) -> None:
-        """Freezes it (SIGSTOP)."""
+        """Freeze the process (SIGSTOP)."""
         self._alive().send(signal.SIGSTOP)
         self._set("paused")
 
     def resume(self) -> None:
-        """Lets it go on after `pause`."""
+        """Continue the process after `pause`."""
         self._alive().send(signal.SIGCONT)
         self._set("running")
 
     def hold(self) -> None:
-        """From now on it is not started again when it ends, until `release`."""
+        """Do not restart the process when it exits, until `release`."""
         self._released.clear()
 
     def release(self) -> None:
-        """Ends `hold`; if it is down it is started at once."""
+        """End `hold`; a process that is down is started immediately."""
         self._released.set()
         if self.process is None or self.process.exit_code is not None:
-            self._hurry.set()
+            self._start_now.set()
 
     async def restart(self) -> None:
-        """Ends its present life if there is one, starts the next without a pause and returns when it is
-        ready."""
+        """Kill the process if it runs, start it without a delay and return when it is ready."""
         if self.process is not None and self.process.exit_code is None:
             await self.kill()
         self._running.clear()
         self._released.set()
-        self._hurry.set()
+        self._start_now.set()
         await asyncio.wait_for(self._running.wait(), self._timing.start_timeout_s)
 
     def status(self) -> ChildStatus:
-        """What it does now."""
+        """Return the current status."""
         process = self.process
         alive = process is not None and process.exit_code is None
         return ChildStatus(
@@ -174,7 +172,7 @@ class Child:
 
     def _alive(self) -> Process:
         if self.process is None or self.process.exit_code is not None:
-            raise NotRunningError(f"{self.name} does not run now", do="wait until it has been started again")
+            raise NotRunningError(f"{self.name} is not running", do="wait until it has been restarted")
         return self.process
 
     def _set(self, state: str) -> None:
@@ -184,8 +182,7 @@ class Child:
         self._changed()
 
     async def _launch(self) -> None:
-        """Starts the process and waits until it is ready; raises ClusterError when it ends or takes
-        too long."""
+        """Start the process and wait until it is ready; raises ClusterError if it exits or takes too long."""
         log_bytes = self.log.stat().st_size if self.log.exists() else 0
         self.process = process = self._launch_process()
         self._started_at = time.monotonic()
@@ -193,7 +190,7 @@ class Child:
         while not await self._ready():
             if (code := process.exit_code) is not None:
                 raise ClusterError(
-                    f"{self.name} ended while it started ({exit_text(code)})", do=self._see_log(log_bytes)
+                    f"{self.name} exited during its start ({exit_text(code)})", do=self._see_log(log_bytes)
                 )
             if time.monotonic() - self._started_at > self._timing.start_timeout_s:
                 process.kill_now()
@@ -205,35 +202,34 @@ class Child:
         self._set("running")
 
     def _see_log(self, from_byte: int) -> str:
-        """The advice in an error: what the process itself said. The log may be gone when somebody
-        reads it."""
+        """Return the end of the process's log as advice for an error. The log file may be gone later."""
         return f"see the end of its log\n{log_tail(self.log, from_byte=from_byte)}"
 
-    async def _tend(self) -> None:
-        """Notices the end of each life and begins the next one."""
+    async def _keep_running(self) -> None:
+        """Restart the process whenever it exits."""
         while True:
             assert self.process is not None
             self._note_end(exit_text(await self.process.wait()))
             while True:
-                await self._rest(self._policy.crashed(time.monotonic() - self._started_at))
+                await self._wait_before_restart(self._policy.crashed(time.monotonic() - self._started_at))
                 try:
                     await self._launch()
                     break
                 except (ClusterError, OSError) as error:
                     self._note_end(str(error))
             self._restarts += 1
-            _log.info("started again", name=self.name, pid=self.process.pid, restarts=self._restarts)
+            _log.info("process restarted", name=self.name, pid=self.process.pid, restarts=self._restarts)
 
     def _note_end(self, how: str) -> None:
         self._last_exit = how
         self._running.clear()
         self._set("waiting")
         report = _log.error if self._policy.crashing else _log.warning
-        report("ended without being asked to", name=self.name, how=how, crashes_in_row=self._policy.in_row + 1)
+        report("process exited unexpectedly", name=self.name, how=how, crashes_in_row=self._policy.in_row + 1)
 
-    async def _rest(self, pause_s: float) -> None:
-        """Waits the pause out, unless somebody is in a hurry, and for as long as the child is held."""
+    async def _wait_before_restart(self, pause_s: float) -> None:
+        """Wait for the delay, unless a start is requested earlier, and while the child is held."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), pause_s)
+            await asyncio.wait_for(self._start_now.wait(), pause_s)
         await self._released.wait()
-        self._hurry.clear()
+        self._start_now.clear()

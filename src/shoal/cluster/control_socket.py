@@ -1,10 +1,10 @@
-"""The supervisor's door: requests and answers on a Unix socket in the state directory.
+"""The supervisor's control socket: requests and answers on a Unix socket in the state directory.
 
-Owns the shape of a request (one JSON object on one line, answered by one) and both ends of the socket. Only
-the owner of the state directory can reach it. What a request does is the cluster's business.
+Owns the format of requests (one JSON object on one line, answered by one) and both ends of the socket. Only the owner
+of the state directory can reach it. The cluster carries out the requests.
 
     {"do": "status"} or {"do": "down"}
-    {"do": "kill", "name": "s1"}, and so restart, hold, release, pause, resume
+    {"do": "kill", "name": "s1"}, and likewise restart, hold, release, pause, resume
     {"do": "add", "count": 2}, and "kind" and "site" of the hosts; answered with their ids when their processes run
     {"do": "remove", "name": "s1"}, a host and its agent
 """
@@ -34,16 +34,16 @@ ANSWER_TIMEOUT_S: Final = 40.0
 """How long an answer may take: a restart waits until the process is ready."""
 
 ADD_MAX: Final = 100
-"""Hosts that can be added by one request."""
+"""Most hosts that one request can add."""
 
-Deed = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove"]
+Action = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove"]
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked of the supervisor; `name` is the process or host that is meant, `count` how many hosts of `kind` to
-    add at `site`."""
+    """A request to the supervisor; `name` is the process or host, `count` the number of hosts of `kind` to add at
+    `site`."""
 
-    do: Deed
+    do: Action
     name: str = ""
     count: int = 1
     kind: str = SERVER
@@ -51,7 +51,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of it; `servers` are those that were added."""
+    """The result of a request; `servers` are the added servers."""
 
     ok: bool
     error: str = ""
@@ -64,8 +64,8 @@ _answers: Final = msgspec.json.Decoder(Answer)
 
 
 @contextlib.asynccontextmanager
-async def taking_requests(cluster: LocalCluster, end: Callable[[], None]) -> AsyncIterator[None]:
-    """Takes requests for the cluster; `end` is called when one asks for the end of it all."""
+async def serve_requests(cluster: LocalCluster, end: Callable[[], None]) -> AsyncIterator[None]:
+    """Serve requests for the cluster; `end` is called after a request to stop it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -78,7 +78,7 @@ async def taking_requests(cluster: LocalCluster, end: Callable[[], None]) -> Asy
             if answer.ok and _requests.decode(line).do == "down":
                 end()
         except (ConnectionError, ValueError):
-            return  # the asker left, or its line was longer than any request: nothing to answer
+            return  # the client disconnected, or its line was too long: no answer
         finally:
             writer.close()
 
@@ -109,7 +109,7 @@ async def _answer(cluster: LocalCluster, line: bytes) -> Answer:
                 cluster.resume(request.name)
             case "add":
                 if not 1 <= request.count <= ADD_MAX:
-                    raise ClusterError(f"{request.count} servers cannot be added", do=f"ask for 1 to {ADD_MAX}")
+                    raise ClusterError(f"cannot add {request.count} {request.kind}s", do=f"ask for 1 to {ADD_MAX}")
                 added = await cluster.add_hosts(request.kind, request.count, request.site)
                 return Answer(True, servers=added)
             case "remove":
@@ -117,15 +117,15 @@ async def _answer(cluster: LocalCluster, line: bytes) -> Answer:
             case "down":
                 pass
     except msgspec.DecodeError as error:
-        return Answer(False, f"that is no request: {error}")
+        return Answer(False, f"invalid request: {error}")
     except (ShoalError, TimeoutError) as error:
-        return Answer(False, str(error) or "it took too long")
+        return Answer(False, str(error) or "the request timed out")
     return Answer(True)
 
 
 def request(
     directory: StateDir,
-    do: Deed,
+    do: Action,
     name: str = "",
     *,
     count: int = 1,
@@ -133,8 +133,9 @@ def request(
     site: str = "",
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> Answer:
-    """Asks the supervisor of a state directory; blocks. NotRunningError if nobody answers, ClusterError if it
-    refuses."""
+    """Send a request to the supervisor of a state directory; blocks. Raises NotRunningError without an answer,
+    ClusterError if it is rejected.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as connection, _short_path(directory.socket_file) as path:
             connection.settimeout(timeout_s)
@@ -154,12 +155,11 @@ def request(
 
 @contextlib.contextmanager
 def _short_path(path: Path) -> Iterator[str]:
-    """Another name for a path: Unix sockets take 107 bytes at most, and a state directory may be deeper than
-    that."""
+    """Return a short name for a path: Unix sockets allow at most 107 bytes, and a state directory may be longer."""
     try:
         descriptor = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError as error:
-        raise NotRunningError(f"there is no directory {path.parent}", do="run `shoal up`") from error
+        raise NotRunningError(f"the directory {path.parent} does not exist", do="run `shoal up`") from error
     try:
         yield f"/proc/self/fd/{descriptor}/{path.name}"
     finally:

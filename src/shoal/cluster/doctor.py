@@ -1,7 +1,6 @@
-"""What this machine has and lacks for Shoal: one finding a line, each with what to do about it.
+"""Checks this machine for Shoal: one finding per line, with what to do.
 
-Owns the checks of `shoal doctor`. Looks only; it changes nothing, and it starts nothing but programs that say
-their version.
+Owns the checks of `shoal doctor`. It changes nothing, and starts only programs to print their version.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line: what was looked at, how it is, and what to do if it is not well."""
+    """One finding: the check, its level, its text, and what to do if there is a problem."""
 
     check: str
     level: Level
@@ -41,7 +40,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def examine(directory: StateDir) -> list[Finding]:
-    """All findings, in the order in which a newcomer should mend them."""
+    """Return all findings, in the order in which to fix them."""
     return [
         _python(),
         _environment(),
@@ -69,7 +68,7 @@ def _environment() -> Finding:
             "environment",
             "warn",
             "Shoal runs outside a virtual environment",
-            "run it by ./shoal, which makes one",
+            "run it with ./shoal, which creates one",
         )
     return Finding("environment", "ok", sys.prefix)
 
@@ -80,7 +79,7 @@ def _servers() -> Iterator[Finding]:
         yield Finding(
             "server",
             "fail",
-            "no redis-server or valkey-server was found",
+            "no redis-server or valkey-server found",
             "apt install redis-server, or valkey-server",
         )
     for number, program in enumerate(programs):
@@ -97,7 +96,7 @@ def _servers() -> Iterator[Finding]:
                 "server",
                 "warn",
                 text,
-                "before 7.0 clients cannot be kept from speaking as agents: install 7.0 or newer",
+                "before 7.0, clients cannot be prevented from publishing as agents: install 7.0 or newer",
             )
         else:
             yield Finding("server", "ok", f"{text}; {program.reason}")
@@ -107,7 +106,7 @@ def _java() -> Finding:
     try:
         java = find_java()
     except NoJavaError as error:
-        return Finding("java", "warn", error.what, f"needed by the Spark pipeline only: {error.do}")
+        return Finding("java", "warn", error.what, f"only needed for the Spark pipeline: {error.do}")
     return Finding("java", "ok", f"{java.path}: {java.text}")
 
 
@@ -117,7 +116,7 @@ def _spark() -> Finding:
             "spark",
             "warn",
             "PySpark is not installed",
-            "needed by the Spark pipeline only: ./shoal pipeline installs it, or pip install 'shoal[spark]'",
+            "only needed for the Spark pipeline: ./shoal pipeline installs it, or pip install 'shoal[spark]'",
         )
     return Finding("spark", "ok", f"PySpark {version('pyspark')}")
 
@@ -137,7 +136,7 @@ def _memory() -> Finding:
                 available = int(line.split()[1]) * 1024
     text = f"{available / 2**30:.1f} GiB of memory available"
     if available < MEMORY_MIN_BYTES:
-        return Finding("memory", "warn", text, "end other programs, or start fewer servers")
+        return Finding("memory", "warn", text, "stop other programs, or start fewer servers")
     return Finding("memory", "ok", text)
 
 
@@ -145,7 +144,7 @@ def _open_files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} open files"
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
-        return Finding("open files", "warn", text, f"a server takes one for each client: ulimit -n {OPEN_FILES_MIN}")
+        return Finding("open files", "warn", text, f"a server needs one per client: ulimit -n {OPEN_FILES_MIN}")
     return Finding("open files", "ok", text)
 
 
@@ -154,7 +153,7 @@ def _ports() -> Finding:
         port = free_port(_PORT_TRIES)
     except PortInUseError as error:
         return Finding("ports", "fail", error.what, error.do or "")
-    return Finding("ports", "ok", f"free ports on loopback, {port} for one")
+    return Finding("ports", "ok", f"ports on loopback are free, for example {port}")
 
 
 def _state(directory: StateDir) -> Finding:
@@ -171,6 +170,6 @@ def _state(directory: StateDir) -> Finding:
     return Finding(
         "cluster",
         "warn",
-        f"{root} holds what a cluster left that ended badly ({left} processes)",
+        f"{root} has leftovers of a cluster that was not shut down cleanly ({left} processes)",
         "run `shoal down`",
     )

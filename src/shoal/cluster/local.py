@@ -27,13 +27,13 @@ from typing import Final, Self
 from shoal.balance.options import DEFAULT_OPTIONS
 from shoal.balance.window_source import Way
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES
-from shoal.cluster.control_socket import taking_requests
+from shoal.cluster.control_socket import serve_requests
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
 from shoal.cluster.fleet import Fleet
 from shoal.cluster.host_kinds import HostKind
 from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent
 from shoal.cluster.process import ProcessId, log_tail, start_ticks
-from shoal.cluster.ring_watch import Watching
+from shoal.cluster.ring_watch import RingWatch
 from shoal.cluster.servers import choose_program
 from shoal.cluster.state import ClusterState, Lock, StateDir, write_private
 from shoal.cluster.status import ClusterStatus as ClusterStatus
@@ -109,7 +109,7 @@ class LocalCluster:
         self._passwords: dict[str, str] = {}
         self._signer = Signer(Signer.generate())
         self._fleet: Fleet | None = None
-        self._leader: Leader | Watching | None = None
+        self._leader: Leader | RingWatch | None = None
         self._coordinator: Coordinator | None = None
         self._directory: StateDir | None = None
         self._lock: Lock | None = None
@@ -300,7 +300,7 @@ class LocalCluster:
             await self.wait_until_ready()
             if self._windows is Way.SPARK and self._balancers:
                 await fleet.start_windows_job(self._balancer_environment)
-        await self._stack.enter_async_context(taking_requests(self, self.ended.set))
+        await self._stack.enter_async_context(serve_requests(self, self.ended.set))
 
     def _new_key(self) -> Signer:
         private = Signer.generate()
@@ -311,10 +311,10 @@ class LocalCluster:
         coordinator = await RedisCoordinator.connect(self.url_for(ADMIN), timeout_s=self._limits.server_lease_s / 2)
         self._coordinator = coordinator
         self._stack.push_async_callback(coordinator.close)
-        leader: Leader | Watching
+        leader: Leader | RingWatch
         if self._balancers:
             await fleet.start_balancers(self._balancers, self._balancer_flags, self._balancer_environment)
-            leader = Watching(coordinator, self._signer.public, self._timing.keeper_poll_s)
+            leader = RingWatch(coordinator, self._signer.public, self._timing.keeper_poll_s)
         else:
             holder = f"{self._id}-{os.getpid()}"
             leader = Leader(coordinator, self._signer, self._limits, self._timing, fleet.ids, holder)

@@ -1,8 +1,7 @@
-"""Operating-system processes: starting them tied to their parent, recognising them later, ending them for
-certain.
+"""Operating-system processes: starts them tied to their parent, identifies them later, and stops them reliably.
 
-Owns everything that signals a process. A process is named by its pid *and* its start time, so that a pid that
-the system has given to somebody else meanwhile is never signalled.
+Owns all signals to processes. A process is identified by its pid *and* its start time, so that a reused pid is never
+signalled.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ POLL_S: Final = 0.01
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """A process that cannot be mistaken for another: its pid and when it started, in clock ticks
-    since boot."""
+    """The identity of a process: its pid and its start time in clock ticks since boot."""
 
     pid: int
     start_ticks: int
 
 
 class Process:
-    """A child of this process that dies with it, by SIGKILL if need be."""
+    """A child of this process that dies with it, by SIGKILL if necessary."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
@@ -54,12 +52,11 @@ class Process:
         return self._popen.poll()
 
     def send(self, signum: signal.Signals) -> None:
-        """Signals it, unless it has ended (an ended child stays ours until it is reaped, so its pid
-        is safe)."""
+        """Send a signal, unless it has exited (an unreaped child keeps its pid, so the pid is safe)."""
         self._popen.send_signal(signum)
 
     async def wait(self) -> int:
-        """Waits for its end without a thread and without a SIGCHLD handler, in any event loop."""
+        """Wait for its exit without a thread and without a SIGCHLD handler, in any event loop."""
         if (code := self._popen.poll()) is not None:
             return code
         loop = asyncio.get_running_loop()
@@ -74,8 +71,7 @@ class Process:
         return self._popen.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends it: SIGTERM, and SIGKILL when it has not gone after `grace_s`. Wakes it first if it
-        is paused."""
+        """Stop it: SIGTERM, then SIGKILL after `grace_s`. Resumes it first if it is paused."""
         if self.exit_code is None:
             self.send(signal.SIGTERM)
             self.send(signal.SIGCONT)
@@ -84,14 +80,14 @@ class Process:
         self.kill_now()
 
     def kill_now(self) -> None:
-        """Ends it by SIGKILL and reaps it; needs no event loop."""
+        """Kill it with SIGKILL and reap it; needs no event loop."""
         if self.exit_code is None:
             self.send(signal.SIGKILL)
             self._popen.wait()
 
 
 def start(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Process:
-    """Starts a child that is killed when this process ends; its output goes to the end of `log`."""
+    """Start a child that is killed when this process exits; its output is appended to `log`."""
     parent = os.getpid()
     with open(log, "ab", opener=_private) as output:
         popen = subprocess.Popen(
@@ -101,13 +97,13 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str] | No
             stderr=output,
             env=None if environment is None else {**os.environ, **environment},
             start_new_session=True,
-            preexec_fn=lambda: _die_with(parent),
+            preexec_fn=lambda: _kill_with_parent(parent),
         )
     return Process(popen)
 
 
 def start_detached(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Starts a process that outlives this one, in a session of its own."""
+    """Start a process that outlives this one, in its own session."""
     with open(log, "ab", opener=_private) as output:
         return subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -115,7 +111,7 @@ def start_detached(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started; None if there is none with this pid, or only the remains of one."""
+    """Return the start time of a process; None if there is none with this pid, or only a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -125,15 +121,14 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_running(process: ProcessId) -> bool:
-    """Whether exactly this process runs."""
+    """Return whether exactly this process is running."""
     return start_ticks(process.pid) == process.start_ticks
 
 
-def kill_stranger(process: ProcessId, grace_s: float) -> bool:
-    """Ends a process that may not be our child and waits for its end; False if it was not there any more.
+def kill_process(process: ProcessId, grace_s: float) -> bool:
+    """Stop a process that may not be our child and wait for its exit; return False if it was already gone.
 
-    The pidfd is opened before the identity is checked, so the signal cannot reach a later process with the
-    same pid.
+    The pidfd is opened before the identity is checked, so the signal cannot reach a later process with the same pid.
     """
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -154,7 +149,7 @@ def kill_stranger(process: ProcessId, grace_s: float) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Polls until the condition holds; says whether it does."""
+    """Poll until the condition holds; return whether it does."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
@@ -164,7 +159,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def exit_text(code: int) -> str:
-    """An exit status in words."""
+    """Describe an exit status."""
     if code >= 0:
         return f"exit status {code}"
     try:
@@ -174,7 +169,7 @@ def exit_text(code: int) -> str:
 
 
 def log_tail(log: Path, *, from_byte: int = 0) -> str:
-    """The last lines of a log file, for an error message; empty if there are none."""
+    """Return the last lines of a log file, for an error message; empty if there are none."""
     try:
         with open(log, "rb") as file:
             file.seek(max(from_byte, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
@@ -185,11 +180,11 @@ def log_tail(log: Path, *, from_byte: int = 0) -> str:
 
 
 def _private(path: str, flags: int) -> int:
-    """Opens a file that only its owner may read."""
+    """Open a file that only its owner may read."""
     return os.open(path, flags, 0o600)
 
 
-def _die_with(parent: int) -> None:
-    """In the child, before exec: SIGKILL when the parent ends, and also if it has ended already."""
+def _kill_with_parent(parent: int) -> None:
+    """In the child, before exec: request SIGKILL when the parent exits, and exit if it already has."""
     if _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0 or os.getppid() != parent:
         os._exit(127)

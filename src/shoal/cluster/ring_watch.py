@@ -1,6 +1,6 @@
-"""Watches ring and leases for a supervisor whose balancers are processes of their own.
+"""Polls the ring and the leases for a supervisor whose balancers are separate processes.
 
-Owns the looks, and nothing else. Believes only a ring that carries the cluster's signature.
+Owns the polling. Only a ring with the cluster's signature is accepted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shoal.plan.format import require_format
 from shoal.plan.keys import KEEPER_LEASE, RING_KEY
 from shoal.plan.signing import Verifier
 
-NO_LEADER: Final = "no balancer leads"
+NO_LEADER: Final = "no balancer is leading"
 
 
-class Watching:
-    """Looks at a coordinator every `poll_s`."""
+class RingWatch:
+    """Polls a coordinator every `poll_s`."""
 
     def __init__(self, coordinator: Coordinator, public_key: bytes, poll_s: float) -> None:
         self._coordinator = coordinator
@@ -31,19 +31,19 @@ class Watching:
 
     @property
     def view(self) -> KeeperView:
-        """What was seen last."""
+        """The last observed state."""
         return self._view
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Poll until cancelled."""
         while True:
             try:
-                self._view = await self._look()
+                self._view = await self._read()
             except (CoordinatorError, PlanError, VersionError) as error:
                 self._view = KeeperView(False, False, (), self._view.ring, str(error))
             await asyncio.sleep(self._poll_s)
 
-    async def _look(self) -> KeeperView:
+    async def _read(self) -> KeeperView:
         await require_format(self._coordinator)
         stored = await self._coordinator.get(RING_KEY)
         leases = await self._coordinator.leases(LEASES)
@@ -58,6 +58,6 @@ class Watching:
         )
 
     async def _windows(self) -> Standing | None:
-        """Where load windows come from, according to the balancer."""
+        """Return the source of load windows, as recorded by the balancer."""
         stored = await self._coordinator.get(WINDOWS_KEY)
         return decode(stored.value, Standing) if stored else None

@@ -1,6 +1,6 @@
-"""How loaded the servers of a local cluster are, as they say themselves (INFO, asked twice).
+"""Load of the servers of a local cluster, from two INFO replies.
 
-Owns the reading of INFO for people. Decides nothing from it; the analyzer measures for the balancer.
+Owns the interpretation of INFO for display. Nothing is decided from it; the balancer uses the analyzer's measurements.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from shoal.cluster.state import ClusterState, Endpoint
 from shoal.errors import ShoalError
 from shoal.wire.blocking import ask
 
-Look: TypeAlias = tuple[float, dict[str, str]]
-"""When, and what INFO said."""
+Sample: TypeAlias = tuple[float, dict[str, str]]
+"""The time and the fields of an INFO reply."""
 
 
 class ServerLoad(msgspec.Struct, frozen=True):
-    """What a server did between two looks. `load_ratio` is the share of one core that its one busy thread
-    took."""
+    """A server's activity between two samples. `load_ratio` is the share of one core that its main thread used."""
 
     id: str
     connections: int
@@ -35,22 +34,22 @@ class ServerLoad(msgspec.Struct, frozen=True):
 
 
 def measure_load(state: ClusterState, interval_s: float, timeout_s: float) -> dict[str, ServerLoad | None]:
-    """The load of each server over `interval_s`; None for one that does not answer. Blocks."""
-    before = {server.id: _look(state, server, timeout_s) for server in state.servers}
-    first = {server.id: _look(state, server, timeout_s) for server in state.servers}
+    """Measure the load of each server over `interval_s`; None for a server that does not answer. Blocks."""
+    before = {server.id: _sample(state, server, timeout_s) for server in state.servers}
+    first = {server.id: _sample(state, server, timeout_s) for server in state.servers}
     time.sleep(interval_s)
-    second = {server.id: _look(state, server, timeout_s) for server in state.servers}
+    second = {server.id: _sample(state, server, timeout_s) for server in state.servers}
     ids = [server.id for server in state.servers]
     return {server: _compare(server, before[server], first[server], second[server]) for server in ids}
 
 
 def parse_info(text: str) -> dict[str, str]:
-    """The fields of an INFO reply."""
+    """Parse the fields of an INFO reply."""
     lines: Iterable[str] = (line for line in text.splitlines() if line and not line.startswith("#"))
     return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _look(state: ClusterState, server: Endpoint, timeout_s: float) -> Look | None:
+def _sample(state: ClusterState, server: Endpoint, timeout_s: float) -> Sample | None:
     password = state.passwords[ADMIN]
     try:
         reply: Any = ask(server.host, server.port, ADMIN, password, "INFO", "all", timeout_s=timeout_s)
@@ -60,41 +59,41 @@ def _look(state: ClusterState, server: Endpoint, timeout_s: float) -> Look | Non
     return time.monotonic(), parse_info(text)
 
 
-def _compare(server: str, before: Look | None, first: Look | None, second: Look | None) -> ServerLoad | None:
-    """The difference of the last two looks, less what a look itself costs, which the first two tell.
+def _compare(server: str, before: Sample | None, first: Sample | None, second: Sample | None) -> ServerLoad | None:
+    """Return the difference of the last two samples, minus the cost of a sample itself, which the first two show.
 
-    None if one is missing or the server was restarted between them.
+    None if a sample is missing or the server was restarted in between.
     """
     if before is None or first is None or second is None or before[1]["run_id"] != second[1]["run_id"]:
         return None
     elapsed_s = second[0] - first[0]
     now = second[1]
-    look_bytes = _bytes_out(first[1]) - _bytes_out(before[1])
+    sample_bytes = _bytes_out(first[1]) - _bytes_out(before[1])
     return ServerLoad(
         id=server,
         connections=int(now["connected_clients"]) - 1,
         channels=int(now["pubsub_channels"]),
         patterns=int(now["pubsub_patterns"]),
         messages_per_s=(_publishes(now) - _publishes(first[1])) / elapsed_s,
-        bytes_out_per_s=max(0.0, (_bytes_out(now) - _bytes_out(first[1]) - look_bytes) / elapsed_s),
+        bytes_out_per_s=max(0.0, (_bytes_out(now) - _bytes_out(first[1]) - sample_bytes) / elapsed_s),
         load_ratio=min(1.0, (_cpu_s(now) - _cpu_s(first[1])) / elapsed_s),
         memory_bytes=int(now["used_memory"]),
     )
 
 
 def _bytes_out(info: dict[str, str]) -> int:
-    """How many bytes the server has sent so far."""
+    """Return the total bytes sent by the server."""
     return int(info["total_net_output_bytes"])
 
 
 def _publishes(info: dict[str, str]) -> int:
-    """How many messages were published so far."""
+    """Return the total number of published messages."""
     calls = dict(part.split("=", 1) for part in info.get("cmdstat_publish", "calls=0").split(","))
     return int(calls["calls"])
 
 
 def _cpu_s(info: dict[str, str]) -> float:
-    """Processor time of the thread that carries the messages; of the whole server where it does not say."""
+    """Return the CPU time of the main thread, or of the whole server if it does not report that."""
     user = info.get("used_cpu_user_main_thread", info["used_cpu_user"])
     system = info.get("used_cpu_sys_main_thread", info["used_cpu_sys"])
     return float(user) + float(system)

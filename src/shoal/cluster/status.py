@@ -1,6 +1,6 @@
-"""How a local cluster is, for those who ask.
+"""The status of a local cluster.
 
-Owns the form. What is in it is said by `shoal.cluster.local`.
+Owns the format. `shoal.cluster.local` fills it in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shoal.cluster.child import ChildStatus
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
-    """One server: where it is, and whether it takes channels."""
+    """Address of a server, and whether it takes channels."""
 
     id: str
     host: str
@@ -22,7 +22,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
-    """How the cluster is."""
+    """Status of the cluster."""
 
     cluster: str
     state_dir: str
@@ -35,4 +35,4 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     processes: tuple[ChildStatus, ...]
     trouble: str | None
     windows: Standing | None = None
-    """Where the balancer's load windows come from; None if nobody balances."""
+    """The source of the balancer's load windows; None without a balancer."""

@@ -1,6 +1,6 @@
-"""The background process of `shoal up`: one local cluster, tended to until somebody asks for its end.
+"""The background process of `shoal up`: runs one local cluster until it is asked to stop.
 
-Owns the process: its arguments, its signals, its last words. The cluster itself is `shoal.cluster.local`.
+Owns the process: its arguments, its signals and its failure report. The cluster itself is `shoal.cluster.local`.
 
     python -m shoal.cluster.supervisor --state-dir DIR --servers 3
 """
@@ -25,11 +25,11 @@ from shoal.plan.ring import ServerAddress
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the supervisor; 0 when it was asked to end, 1 when the cluster could not be started."""
+    """Run the supervisor; return 0 after a requested stop, 1 if the cluster could not be started."""
     parser = argparse.ArgumentParser(prog="python -m shoal.cluster.supervisor")
     parser.add_argument("--state-dir", required=True)
     parser.add_argument("--servers", type=int, required=True)
-    parser.add_argument("--agent", default="", help="command of another agent, {server} and {address} filled in")
+    parser.add_argument("--agent", default="", help="command of another agent, with {server} and {address} filled in")
     parser.add_argument("--balancers", type=int, default=0)
     parser.add_argument("--policy", default="shoal")
     parser.add_argument("--no-auto", dest="auto", action="store_false")
@@ -44,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         asyncio.run(_supervise(directory, args))
     except ShoalError as error:
         print(error, file=sys.stderr)
-        _leave_word(directory, str(error))
+        _write_failure(directory, str(error))
         return 1
     return 0
 
 
 async def _supervise(directory: StateDir, args: argparse.Namespace) -> None:
-    """Until SIGTERM, SIGINT or a request to end; a signal during the start ends the start."""
+    """Run until SIGTERM, SIGINT or a request to stop; a signal during the start ends the start."""
     wanted = LocalCluster(
         args.servers,
         directory.root,
@@ -76,7 +76,7 @@ async def _supervise(directory: StateDir, args: argparse.Namespace) -> None:
 
 
 def _agent_from(template: str) -> AgentCommand:
-    """An agent's command from words with places for the server's id and address."""
+    """Return an agent command from a template with placeholders for the server's id and address."""
 
     def command(server: ServerAddress) -> Sequence[str]:
         address = f"{server.host}:{server.port}"
@@ -85,8 +85,8 @@ def _agent_from(template: str) -> AgentCommand:
     return command
 
 
-def _leave_word(directory: StateDir, why: str) -> None:
-    """Writes down why there is no cluster, for whoever asked for one."""
+def _write_failure(directory: StateDir, why: str) -> None:
+    """Record why the start failed, for the process that requested it."""
     directory.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(directory.failure_file, why.encode())
 

@@ -1,1 +1,3 @@
-"""The small consistent store: versioned keys, leases, membership and barriers; its default is on Redis."""
+"""The coordinator: a small consistent store with versioned keys, leases, memberships and barriers. Redis is the default
+backend.
+"""

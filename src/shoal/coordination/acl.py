@@ -1,20 +1,19 @@
-"""The rights of each role on the coordinator's Redis, as rules for ACL SETUSER or an ACL file.
+"""Permissions of each role on the coordinator's Redis, as rules for ACL SETUSER or an ACL file.
 
-Owns who may do what on the coordinator; the rights on servers that carry messages are in `shoal.cluster.acl`.
-It never touches a connection and knows no passwords: whoever makes the users adds those. No role may script,
-replicate, change the configuration or see a key outside `shoal:`.
+Owns the roles on the coordinator. Permissions on the servers that carry messages are in `shoal.cluster.acl`. This
+module never opens a connection and contains no passwords; the caller adds them. No role may run scripts, replicate,
+change the configuration or read a key outside `shoal:`.
 
-    client    reads the plan, hears notifications; writes nothing
-    reader    a client that also reads what the balancer has written down, and how servers stand in the pool
+    client    reads the plan and receives notifications; writes nothing
+    reader    a client that also reads the balancer's records and the pool states of servers
     pipeline  a reader that also writes load windows for the balancer
-    agent     reads the plan; takes leases and memberships of servers and writes reports, its own only if `server_id`
-              says which
-    admin     everything under `shoal:`, and INFO, which says whether the append-only file is well
+    agent     reads the plan; takes server leases and memberships and writes reports (its own only, with `server_id`)
+    admin     everything under `shoal:`, plus INFO to check the append-only file
 
-What the rights cannot express: agents share the index and the counter of their leases, memberships and reports, so a
-rogue agent could hide others from listings, though not take their leases. A notification is not trusted by
-anybody. Before Redis 7 a user cannot have some keys for reading only, so there an agent could write what it
-may read; entries of the plan are signed, so that a forged one is refused.
+Known limits: agents share the index and the counter of their leases, memberships and reports. A rogue agent could hide
+others from listings, but not take their leases. Notifications are never trusted. Redis before 7.0 has no read-only key
+permission, so there an agent can write every key that it can read; plan entries are signed, and forged ones are
+rejected.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ PLAN_AREA: Final = "plan/"
 BALANCE_AREA: Final = "balance/"
 POOL_AREA: Final = "pool/"
 SERVERS: Final = "servers"
-"""The group of the servers' memberships, and the area of their leases."""
+"""Group of the server memberships, and area of the server leases."""
 REPORTS_AREA: Final = "reports/"
-"""What agents say of the units that move, one key for each kind of unit and each server."""
+"""Reports by agents on moving units, one key per kind of unit and server."""
 
 READ_ONLY_KEYS_SINCE: Final = (7, 0)
-"""The first server version that can give a key for reading only."""
+"""First Redis version with read-only key permissions."""
 
 DEFAULT_USER_RULES: Final = ("off", "resetpass", "allkeys", "allchannels", "+@all")
-"""The rules of the user `default`: nobody can log in as it, yet it keeps all rights.
+"""Rules for the user `default`: login is disabled, but all permissions stay.
 
-When Redis starts it replays its append-only file in the name of `default`, and EXEC checks that user's
-rights: with `default off -@all` every transaction in the file is refused at the next start, and only the log
-says so. The coordinator writes by transactions, so it would come back empty.
+Redis replays its append-only file as `default` when it starts, and EXEC checks that user's permissions. With `default
+off -@all`, every transaction in the file is refused at the next start and only the log shows it. The coordinator writes
+in transactions, so it would come back empty.
 """
 
 _NOTHING: Final = ("resetkeys", "resetchannels", "-@all")
@@ -72,11 +71,11 @@ _SERVER_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 def acl_rules(
     role: Role, *, server_id: str | None = None, server_version: tuple[int, ...] = READ_ONLY_KEYS_SINCE
 ) -> list[str]:
-    """The rules of a role: nothing at first, then what its work needs.
+    """Return the ACL rules of a role: first no permissions at all, then the ones the role needs.
 
-    `server_id` narrows an agent to the lease, the membership and the report of that one server; without it the user can
-    serve for all agents. `server_version` is that of the coordinator's Redis: from 7.0 on an agent cannot
-    write what it only reads.
+    `server_id` restricts an agent to the lease, membership and report of that server; without it, one user can serve
+    all agents. `server_version` is the version of the coordinator's Redis. From 7.0 on, an agent cannot write keys that
+    it only needs to read.
     """
     if role == "client":
         return [*_NOTHING, *_plan("~"), *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS]
@@ -91,35 +90,33 @@ def acl_rules(
         return [*_NOTHING, *keys, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS, *_GRANT]
     if role == "admin":
         return [*_NOTHING, f"~{PREFIX}*", *_ADMIN, *_LISTEN, *_CONNECT, "+publish", "+time", "+info"]
-    raise ConfigError(f"{role!r} is not a role on the coordinator", do=f"choose one of {', '.join(ROLES)}")
+    raise ConfigError(f"{role!r} is not a coordinator role", do=f"choose one of {', '.join(ROLES)}")
 
 
 def _plan(read: str) -> list[str]:
-    """What reading and watching the plan needs."""
+    """Rules for reading and watching the plan."""
     return _area(read, PLAN_AREA)
 
 
 def _area(read: str, area: str) -> list[str]:
-    """The keys of one area, with its index and its counter."""
+    """Rules for the keys of an area, its index and its counter."""
     return [f"{read}{PREFIX}{area}*", read + index_key(area), read + counter_key(area)]
 
 
 def _grants(read: str, server_id: str | None) -> list[str]:
-    """The leases and memberships of servers: one of each to write, all to read."""
+    """Rules for server leases and memberships: write its own, read all."""
     if server_id is not None and _SERVER_ID.fullmatch(server_id) is None:
-        raise ConfigError(
-            f"{server_id!r} cannot be the id of a server", do="use 1 to 64 letters, digits, '_', '.' or '-'"
-        )
+        raise ConfigError(f"{server_id!r} is not a valid server id", do="use 1 to 64 letters, digits, '_', '.' or '-'")
     patterns = []
-    for shelf in (f"{LEASE}{SERVERS}/", f"{MEMBER}{SERVERS}/"):
-        patterns += [f"~{PREFIX}{shelf}{server_id or '*'}", f"~{index_key(shelf)}", f"~{counter_key(shelf)}"]
+    for area in (f"{LEASE}{SERVERS}/", f"{MEMBER}{SERVERS}/"):
+        patterns += [f"~{PREFIX}{area}{server_id or '*'}", f"~{index_key(area)}", f"~{counter_key(area)}"]
         if server_id is not None:
-            patterns.append(f"{read}{PREFIX}{shelf}*")
+            patterns.append(f"{read}{PREFIX}{area}*")
     return patterns
 
 
 def _reports(server_id: str | None) -> list[str]:
-    """What writing reports needs; only the leader reads them all."""
+    """Rules for writing reports. Only the leader reads all reports."""
     return [
         f"~{PREFIX}{REPORTS_AREA}{f'*/{server_id}' if server_id else '*'}",
         f"~{index_key(REPORTS_AREA)}",

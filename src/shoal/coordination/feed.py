@@ -1,9 +1,8 @@
-"""Notifications of changes: one subscription to the coordinator's channel, shared by all watches of a client.
+"""Change notifications: one subscription to the coordinator's channel, shared by all watches of a client.
 
-Owns the subscribed connection, its reconnects, and what each listener has not looked at yet. It never reads a
-key and never trusts a notification further than "look at this path again": a message may be lost, doubled or
-forged without harm, because listeners read the state itself, all of it after each (re)connect and at times in
-between.
+Owns the subscribed connection, its reconnects, and the pending changes of each listener. It never reads a key. A
+notification only means "read this path again", so a lost, repeated or forged notification does no harm: listeners read
+the state itself, all of it after each (re)connect and periodically in between.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from shoal.wire.connection import Connection
 _log: Final = get_log(__name__)
 
 QUIET_S: Final = 10.0
-"""After this long without a word the connection is tested; without an answer for as long, it is replaced."""
+"""Time without traffic before a ping is sent. Without a reply for the same time again, the connection is replaced."""
 
 PATHS_MAX: Final = 1024
-"""Changed paths that a listener remembers one by one; beyond that it looks at everything again."""
+"""Most changed paths that a listener remembers; beyond that it reads everything again."""
 
 
 class Listener:
-    """What one watch has to look at: `everything`, or single `paths`."""
+    """The pending changes of one watch: `everything`, or single `paths`."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -39,7 +38,7 @@ class Listener:
         self._woken = asyncio.Event()
 
     def note(self, paths: Iterable[str]) -> None:
-        """Paths changed."""
+        """Record changed paths that match the prefix."""
         news = [path for path in paths if path.startswith(self.prefix)]
         if not news:
             return
@@ -50,17 +49,17 @@ class Listener:
         self._woken.set()
 
     def note_everything(self) -> None:
-        """Anything may have changed."""
+        """Record that any path may have changed."""
         self.everything = True
         self._woken.set()
 
     def fail(self, failure: ShoalError) -> None:
-        """Notifications cannot come, and trying again does not mend it."""
+        """Record that notifications cannot be received and that a retry does not help."""
         self.failure = failure
         self._woken.set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait for something to look at; False when the time is over. Raises what `fail` was given."""
+        """Wait for a change; return False on timeout. Raises the error given to `fail`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()
@@ -72,14 +71,16 @@ class Listener:
         return True
 
     def take(self) -> tuple[bool, set[str]]:
-        """What to look at; it then counts as seen, so take it before reading: later changes wake again."""
+        """Return and clear the pending changes. Call it before reading the state, so that later changes wake the watch
+        again.
+        """
         everything, paths = self.everything, self.paths
         self.everything, self.paths = False, set()
         return everything, paths
 
 
 class Feed:
-    """The shared subscription; it starts with the first listener and ends with `close`."""
+    """The shared subscription. It starts with the first listener and ends with `close`."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -89,12 +90,12 @@ class Feed:
         self._closed = False
 
     def is_closed(self) -> bool:
-        """Whether watches must come to their end."""
+        """Return whether the feed was closed, which ends all watches."""
         return self._closed
 
     @contextmanager
     def listen(self, prefix: str) -> Iterator[Listener]:
-        """Listen to changes of paths with `prefix`; the listener begins with everything to look at."""
+        """Listen for changes of paths with `prefix`. A new listener starts with `everything` set."""
         if self._closed:
             raise CoordinatorError("cannot watch: the coordinator was closed", do="connect again")
         listener = Listener(prefix)
@@ -116,7 +117,7 @@ class Feed:
             listener.note_everything()
 
     async def _run(self) -> None:
-        """Subscribe again and again; only what trying again does not mend ends this."""
+        """Keep the subscription up; stop only on errors that a retry does not fix."""
         backoff = self._link.backoff()
         while True:
             connection = self._link.new_connection(self._pushed)
@@ -130,19 +131,19 @@ class Feed:
                 if failure is not None:
                     self._fail(failure)
                     return
-                _log.info("notifications broke off", coordinator=str(self._link.address), reason=str(error))
+                _log.info("notifications interrupted", coordinator=str(self._link.address), reason=str(error))
             finally:
                 connection.abort()
             await asyncio.sleep(backoff.next_delay_s())
 
     async def _subscribe(self, connection: Connection) -> None:
-        """Be subscribed first, then look at everything: what changes in between is notified."""
+        """Subscribe first, then mark everything as changed, so that changes in between are notified."""
         await connection.ask(("SUBSCRIBE", CHANNEL))
         for listener in self._listeners:
             listener.note_everything()
 
     async def _until_lost(self, connection: Connection) -> None:
-        """Tests a silent connection; raises when it is gone."""
+        """Ping an idle connection; raise when it is lost."""
         while True:
             self._heard = False
             try:
@@ -155,7 +156,7 @@ class Feed:
                 raise connection.error or ConnectError("the connection was closed")
 
     def _pushed(self, push: list[Any]) -> None:
-        """A notification: listeners look at its paths."""
+        """Pass a notification to the listeners."""
         self._heard = True
         if len(push) == 3 and push[0] == b"message":
             paths = decode_paths(push[2])

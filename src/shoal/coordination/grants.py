@@ -1,12 +1,11 @@
-"""Grants in Redis, what leases and memberships have in common: a path belongs to a holder until it expires.
+"""Grants in Redis, the common base of leases and memberships: a path belongs to a holder until it expires.
 
-Owns the records under `@lease/` and `@member/`, their expiry by Redis's own clock, their tokens and their
-index. It never touches keys, and knows nothing of what a grant is good for.
+Owns the records under `@lease/` and `@member/`, their expiry by Redis's clock, their tokens and their index. It never
+touches keys, and does not depend on what a grant is used for.
 
-A grant is one Redis key with an expiry. It is taken, kept and given up in transactions that watch that key;
-Redis aborts them also when the key expires in the meantime. The index lists the names; Redis does not take a
-name out when its key expires, so readers ignore names without a key, and whoever takes a grant cleans up
-names that ended long ago.
+A grant is one Redis key with an expiry. It is taken, renewed and released in transactions that watch that key; Redis
+also aborts them if the key expires in between. The index lists the names. Redis does not remove a name when its key
+expires, so readers ignore names without a key, and `take` removes names that expired long ago.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from shoal.logs import get_log
 _log: Final = get_log(__name__)
 
 INDEX_KEEP_MS: Final = 3_600_000
-"""How long the index keeps the name of a grant that ended: longer than any plausible step of the clock."""
+"""How long the index keeps the name of an expired grant: longer than any plausible step of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A grant as it is stored, and how long it still lasts."""
+    """A stored grant and its remaining time."""
 
     path: str
     holder: str
@@ -50,13 +49,13 @@ def _milliseconds(time_reply: list[bytes]) -> int:
 
 
 class Grants:
-    """Takes, keeps, gives up and lists grants."""
+    """Takes, renews, releases and lists grants."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     async def take(self, path: str, holder: str, data: bytes, ttl_s: float, takeover: bool) -> int | None:
-        """The token of the grant; None when somebody else has it. For its holder this is a renewal."""
+        """Return the token of the grant, or None if another holder has it. For the current holder this is a renewal."""
         ttl_ms = round(ttl_s * 1000)
 
         async def attempt(session: Session) -> int | None:
@@ -81,7 +80,7 @@ class Grants:
         return await self._link.run(f"take {path}", attempt)
 
     async def keep(self, path: str, token: int, ttl_s: float) -> bool:
-        """Hold on for another `ttl_s`; False when the grant has ended or has another token."""
+        """Extend the grant by `ttl_s`; return False if it has expired or has another token."""
         ttl_ms = round(ttl_s * 1000)
 
         async def attempt(session: Session) -> bool:
@@ -97,7 +96,7 @@ class Grants:
         return await self._link.run(f"renew {path}", attempt)
 
     async def give_up(self, path: str, token: int) -> None:
-        """End the grant if it is still the one with this token."""
+        """Release the grant if it still has this token."""
 
         async def attempt(session: Session) -> None:
             raw, _ = await self._watch(session, path)
@@ -109,7 +108,7 @@ class Grants:
         await self._link.run(f"release {path}", attempt)
 
     async def read(self, path: str) -> Grant | None:
-        """The grant of a path; CoordinatorError when what is stored there is garbage."""
+        """Return the grant of a path. Raises CoordinatorError if the stored record is not Shoal's."""
 
         async def attempt(session: Session) -> Grant | None:
             raw, left_ms = await session.ask(("GET", redis_key(path)), ("PTTL", redis_key(path)))
@@ -119,7 +118,7 @@ class Grants:
         return await self._link.run(f"read {path}", attempt)
 
     async def read_all(self, prefix: str) -> list[Grant]:
-        """All grants whose path begins with `prefix`; garbage is left out and logged."""
+        """Return all grants whose path starts with `prefix`. Invalid records are skipped and logged."""
 
         async def attempt(session: Session) -> list[Grant]:
             names = (await session.ask(("ZRANGE", index_key(prefix), 0, -1)))[0]
@@ -138,13 +137,13 @@ class Grants:
         return await self._link.run(f"list {prefix}", attempt)
 
     async def _watch(self, session: Session, path: str) -> tuple[bytes | None, list[bytes]]:
-        """Watch and read a grant. MGET, since it takes a value of the wrong type for none where GET fails."""
+        """Watch and read a grant. MGET returns nil for a value of the wrong type; GET would fail."""
         (raw,), time_reply = await session.watch([redis_key(path)], ("MGET", redis_key(path)), ("TIME",))
         return raw, time_reply
 
     @staticmethod
     def is_held(raw: bytes | None, token: int) -> bool:
-        """Whether stored bytes are the grant with this token."""
+        """Return whether the stored bytes are the grant with this token."""
         if raw is None:
             return False
         try:
@@ -161,9 +160,9 @@ class Grants:
         except GarbageError as error:
             if not ignore_garbage:
                 raise CoordinatorError(
-                    f"what is stored as {path} is not Shoal's ({error})", do="delete it, or take it over"
+                    f"the record stored as {path} is not Shoal's ({error})", do="delete it, or take it over"
                 ) from error
-            _log.warning("garbage counts as nothing", stored_as=path, reason=str(error))
+            _log.warning("invalid record ignored", stored_as=path, reason=str(error))
             return None
 
 

@@ -1,32 +1,31 @@
-"""The coordinator's interface: the small consistent store that holds plan, membership, leases and barriers.
+"""The coordinator's interface: the small consistent store for the plan, memberships, leases and barriers.
 
-Owns the abstract `Coordinator` and the values that it hands out. It never touches a network: implementations
-(on Redis in `shoal.coordination.redis`) do, and all of them pass the same contract tests.
+Owns the abstract `Coordinator` and the types of its results. It never touches the network; the implementations do (on
+Redis: `shoal.coordination.redis`), and all of them pass the same contract tests.
 
 The consistency contract
 ------------------------
-- **One order.** Operations on a key, a lease, a group or a barrier take effect one at a time, in an order
-  that all callers agree on. `get`, `list`, `lease_of`, `leases` and `members` see every operation that had
-  returned before they began. `list` is a snapshot: a state that the store really had at one moment.
-- **Versions.** Each `put` gives the key a version greater than any that this key ever had, also after a
-  `delete`; so a version names one value for ever, and a compare cannot be fooled by a key that was deleted
-  and made anew.
-- **Compare.** With `expect`, a write happens only if the key has just that version (0: does not exist), else
-  `ConflictError`. Of several writers with the same `expect` exactly one wins.
-- **After a lost connection** the outcome of a write may be unknown. The implementation finds out and answers
-  with it where it can; a conditional write is never applied twice. An unconditional `put` may be, and a
-  conditional one that was applied and then overwritten by somebody else is reported as `ConflictError`.
-- **Leases** end by the store's clock only, never by the clock of a holder. A holder must therefore stop what
-  it does `ttl_s` after it *sent* its last successful `renew`. Fencing tokens grow with each new acquisition
-  of a name; a fenced write is checked against the lease in the same atomic step as the write.
-- **Durability.** What returned survives the death of the coordinator's process.
-- **Watches** may skip states in between but never the last one, whatever happens to the connection.
+- **One order.** Operations on a key, a lease, a group or a barrier take effect one at a time, in an order that all
+  callers agree on. `get`, `list`, `lease_of`, `leases` and `members` see every operation that had returned before they
+  began. `list` is a snapshot: a state that the store had at one moment.
+- **Versions.** Each `put` gives the key a version greater than any version this key ever had, even after a `delete`. A
+  version identifies one value forever, so a compare is safe against deleting and recreating a key.
+- **Compare.** With `expect`, a write happens only if the key has exactly that version (0: does not exist); otherwise it
+  raises `ConflictError`. Of several writers with the same `expect`, exactly one wins.
+- **After a lost connection** the outcome of a write may be unknown. The implementation finds out where it can and
+  returns it. A conditional write is never applied twice. An unconditional `put` may be, and a conditional write that
+  was applied and then overwritten by another client is reported as `ConflictError`.
+- **Leases** expire by the store's clock only, never by the holder's clock. A holder must therefore stop its work
+  `ttl_s` after it *sent* its last successful `renew`. Fencing tokens grow with each new acquisition of a name; a fenced
+  write is checked against the lease in the same atomic step as the write.
+- **Durability.** An operation that returned survives a crash of the coordinator's process.
+- **Watches** may skip intermediate states but never the last one, even across lost connections.
 
 Names
 -----
-Keys and leases are paths with at least two segments, `area/name`: `plan/ring`, `servers/7`.
-Listings and watches are made within one area, and rights are given by area. A group is named like an area.
-The limits in `shoal.coordination.names` hold for every implementation.
+Keys and leases are paths with at least two segments, `area/name`: `plan/ring`, `servers/7`. Listings and watches cover
+one area, and permissions are granted by area. Group names follow the rules for areas. The limits in
+`shoal.coordination.names` apply to every implementation.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from shoal.errors import CoordinatorError
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A value and the version under which it is stored."""
+    """A value and its version."""
 
     value: bytes
     version: int
@@ -51,7 +50,7 @@ class Versioned:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The newest state of a key that changed; `now` is None when the key does not exist any more."""
+    """The newest state of a changed key; `now` is None if the key was deleted."""
 
     key: str
     now: Versioned | None
@@ -59,7 +58,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class KeyWrite:
-    """One of many writes: a value to put, or None to delete the key; `expect` as in `Coordinator.put`."""
+    """One write in a batch: a value to put, or None to delete the key; `expect` as in `Coordinator.put`."""
 
     key: str
     value: bytes | None
@@ -68,7 +67,7 @@ class KeyWrite:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to a name for `ttl_s` seconds after the last renewal; `token` fences off earlier holders."""
+    """A lease on a name for `ttl_s` seconds after the last renewal; `token` fences off earlier holders."""
 
     name: str
     holder: str
@@ -78,7 +77,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """Who holds a lease, and for how long unless it is renewed, by the store's clock when it was asked."""
+    """The holder of a lease and its remaining time, by the store's clock at the time of the request."""
 
     name: str
     holder: str
@@ -87,7 +86,7 @@ class LeaseInfo:
 
 
 class Membership(ABC):
-    """A place in a group, kept by calling `renew` more often than every `ttl_s` seconds."""
+    """A membership in a group. It lasts as long as `renew` is called more often than every `ttl_s` seconds."""
 
     group: str
     member: str
@@ -95,18 +94,18 @@ class Membership(ABC):
 
     @abstractmethod
     async def renew(self) -> bool:
-        """Stay for another `ttl_s`; False when the place was lost: too late, or a later `join` took it."""
+        """Extend the membership by `ttl_s`; return False if it was lost (expired, or replaced by a later `join`)."""
 
     @abstractmethod
     async def leave(self) -> None:
-        """Give up the place at once; nothing happens when it was lost already."""
+        """End the membership immediately. Does nothing if it was already lost."""
 
 
 class Barrier(ABC):
-    """A point that nobody passes before `parties` different members have reached it.
+    """A barrier that opens when `parties` different members have reached it.
 
-    It opens once and stays open. Reuse needs a new name (`move/17/prepare`, not `prepare`). The store forgets
-    a barrier some hours after the last arrival.
+    It opens once and stays open. To reuse it, choose a new name (`move/17/prepare`, not `prepare`). The store deletes a
+    barrier some hours after the last arrival.
     """
 
     name: str
@@ -115,110 +114,109 @@ class Barrier(ABC):
 
     @abstractmethod
     async def wait(self, timeout_s: float) -> bool:
-        """Arrive, and return True when all parties have.
+        """Arrive, and return True when all parties have arrived.
 
-        After `timeout_s` the arrival is taken back and the answer is False, unless the barrier opened in that
-        very moment. A wait that is cancelled leaves the member counted: whoever dies after it arrived has
-        arrived.
+        After `timeout_s` the arrival is withdrawn and the result is False, unless the barrier opened at the last
+        moment. If the wait is cancelled, the member stays counted: a member that crashes after its arrival has arrived.
         """
 
 
 class Coordinator(ABC):
-    """The store; see the module's docstring for what can be relied on.
+    """The store; the module docstring states its guarantees.
 
-    Every operation raises `CoordinatorUnavailableError` when the store did not answer within the time that
-    the implementation was given, and `CoordinatorError` when a stored value is not ours (garbage) or a right
-    is missing. A name, a value or a time beyond its limit (see `shoal.coordination.names`) raises
-    `CoordinatorError` before anything is sent.
+    Every operation raises `CoordinatorUnavailableError` if the store does not answer within the timeout of the
+    implementation, and `CoordinatorError` if a stored value is not Shoal's or a permission is missing. A name, value or
+    time beyond its limit (see `shoal.coordination.names`) raises `CoordinatorError` before anything is sent.
     """
 
     @abstractmethod
     async def get(self, key: str) -> Versioned | None:
-        """The newest value of a key, or None."""
+        """Return the newest value of a key, or None."""
 
     @abstractmethod
     async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
         """Write, and return the new version.
 
-        `expect` compares first: a version, or 0 for "does not exist", else `ConflictError`; None writes in
-        any case. `fence` lets the write happen only while that lease is held, else `LeaseLostError`.
+        `expect` is compared first: a version, or 0 for "does not exist"; a mismatch raises `ConflictError`. None writes
+        unconditionally. With `fence`, the write happens only while that lease is held; otherwise it raises
+        `LeaseLostError`.
         """
 
     @abstractmethod
     async def delete(self, key: str, expect: int | None = None, *, fence: Lease | None = None) -> None:
-        """Remove a key; `expect` and `fence` as in `put`. Without `expect` a missing key is no error."""
+        """Delete a key; `expect` and `fence` as in `put`. Without `expect`, a missing key is not an error."""
 
     @abstractmethod
     async def write_all(
         self, writes: Sequence[KeyWrite], *, fence: Lease | None = None
     ) -> builtins.list[int | CoordinatorError]:
-        """Make many writes, each of another key, in few round trips.
+        """Write many different keys in few round trips.
 
-        Each is what `put` or `delete` would have been; together they are neither atomic nor ordered. Returns for each
-        of them, in its place, the new version (0 for a delete), or what stood against this one alone: ConflictError,
-        or CoordinatorError for a stored value that is not ours. Whatever stands against all of them is raised, as is
-        `LeaseLostError`; then some of the writes may have been made.
+        Each write behaves like `put` or `delete`; the batch is neither atomic nor ordered. The result has, for each
+        write in order, the new version (0 for a delete) or the error of this write alone: ConflictError, or
+        CoordinatorError for a stored value that is not Shoal's. Errors that concern the whole batch, including
+        `LeaseLostError`, are raised; some of the writes may then have been made.
         """
 
     @abstractmethod
     async def list(self, prefix: str) -> dict[str, Versioned]:
-        """All keys that begin with `prefix` (which names at least the area: `plan/`), as one snapshot.
+        """Return all keys that start with `prefix` (at least an area: `plan/`), as one snapshot.
 
-        Entries that are garbage are left out and logged.
+        Invalid records are skipped and logged.
         """
 
     @abstractmethod
     def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
-        """The current state of all keys with `prefix`, one `Change` a key, then what changes, until `close`.
+        """Yield the current state of all keys with `prefix`, one `Change` per key, then later changes, until `close`.
 
-        Every change is eventually followed by a `Change` with the newest state of the key; states in between
-        may be left out. A store that cannot be reached is waited for, without end. Wrap it in
-        `contextlib.aclosing` when you leave the loop early.
+        Every change is eventually followed by a `Change` with the newest state of the key; intermediate states may be
+        skipped. If the store is unreachable, the watch waits for it without a limit. Wrap it in `contextlib.aclosing`
+        if you leave the loop early.
         """
 
     @abstractmethod
     async def acquire(self, name: str, holder: str, ttl_s: float, takeover: bool = False) -> Lease | None:
-        """Take a lease; None when somebody else holds it, unless `takeover`, which ends the other's.
+        """Take a lease; return None if another holder has it. With `takeover`, the other holder loses it.
 
-        `holder` must be different for each process and each of its lives: for one that holds the lease
-        already this is a renewal, with the same token.
+        `holder` must be unique for each incarnation of a process. For the current holder this is a renewal with the
+        same token.
         """
 
     @abstractmethod
     async def renew(self, lease: Lease) -> bool:
-        """Hold for another `lease.ttl_s`; False when the lease was lost."""
+        """Extend the lease by `lease.ttl_s`; return False if it was lost."""
 
     @abstractmethod
     async def release(self, lease: Lease) -> None:
-        """Give the lease up at once; nothing happens when it was lost already."""
+        """Release the lease immediately. Does nothing if it was already lost."""
 
     @abstractmethod
     async def lease_of(self, name: str) -> LeaseInfo | None:
-        """Who holds a lease, or None."""
+        """Return the holder of a lease, or None."""
 
     @abstractmethod
     async def leases(self, prefix: str) -> dict[str, LeaseInfo]:
-        """The leases that are held and begin with `prefix` (which names at least the area: `servers/`)."""
+        """Return the held leases that start with `prefix` (at least an area: `servers/`)."""
 
     @abstractmethod
     async def join(self, group: str, member: str, data: bytes, ttl_s: float) -> Membership:
-        """Become a member of a group, with data that others see. The last `join` under a name wins."""
+        """Join a group, with data that others can read. The last `join` under a name wins."""
 
     @abstractmethod
     async def members(self, group: str) -> dict[str, bytes]:
-        """The members of a group and their data."""
+        """Return the members of a group and their data."""
 
     @abstractmethod
     def watch_members(self, group: str) -> AsyncGenerator[dict[str, bytes], None]:
-        """All members now, then all members again after each change, as `watch` does; expiry is a change."""
+        """Yield all members now and again after each change, like `watch`. Expiry is a change."""
 
     @abstractmethod
     def barrier(self, name: str, member: str, parties: int) -> Barrier:
-        """The barrier of that name, to be reached by this member; nothing is sent before `wait`."""
+        """Return the barrier of that name for this member. Nothing is sent before `wait`."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End watches and connections. Leases and memberships stay until they expire: release them before."""
+        """End watches and connections. Leases and memberships stay until they expire; release them first."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,6 +1,6 @@
-"""Versioned keys in Redis, read: single ones, listings, watches. They are written in `writing`.
+"""Reads of versioned keys in Redis: single keys, listings and watches. Writes are in `writer`.
 
-Owns what is made of the records and the index, and the loop of a watch. It never writes, and never touches leases.
+Owns the decoding of records and index, and the watch loop. It never writes, and never touches leases.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from shoal.logs import get_log
 _log: Final = get_log(__name__)
 
 CHANGES_PER_TURN: Final = 100
-"""A watch that has more to tell lets others have their turn in between: whoever hears of a change may work on it."""
+"""A watch yields to other tasks after this many changes, because handling a change may take time."""
 
 _PAST_PREFIX: Final = b"\xff"
-"""Greater than any byte of UTF-8: a prefix with this behind it sorts after every name with the prefix."""
+"""Greater than any byte of UTF-8: prefix + this byte sorts after every name with the prefix."""
 
 
 class Keys:
@@ -34,7 +34,7 @@ class Keys:
         self._poll_s = poll_s
 
     async def get(self, key: str) -> Versioned | None:
-        """The newest value; CoordinatorError when what is stored is garbage."""
+        """Return the newest value. Raises CoordinatorError if the stored record is not Shoal's."""
 
         async def attempt(session: Session) -> Versioned | None:
             raw = (await session.ask(("GET", redis_key(key))))[0]
@@ -43,7 +43,7 @@ class Keys:
         return await self._link.run(f"read {key}", attempt)
 
     async def snapshot(self, prefix: str) -> dict[str, Versioned]:
-        """All keys with a prefix at one moment: the index is watched while the values are read."""
+        """Return all keys with a prefix at one moment: the index is watched while the values are read."""
 
         async def attempt(session: Session) -> dict[str, Versioned]:
             low, high = b"[" + prefix.encode(), b"(" + prefix.encode() + _PAST_PREFIX
@@ -52,16 +52,15 @@ class Keys:
             if not names:
                 return {}
             keys = [name.decode(errors="replace") for name in names]
-            return _good_ones(keys, (await session.commit(_read(keys)))[0])
+            return _valid_records(keys, (await session.commit(_read(keys)))[0])
 
         return await self._link.run(f"list {prefix}", attempt)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
-        """Look at everything first and after each reconnect, at single keys when notified.
+        """Read everything first and after each reconnect; read single keys when notified.
 
-        When nothing was heard for `poll_s`, the area's counter says whether anything has changed since the
-        last look at everything (each change raises it, in the same transaction), so that a lost notification
-        is made good.
+        After `poll_s` without a notification, compare the area's counter with its value at the last full read. Every
+        change increments the counter in the same transaction, so a lost notification is noticed.
         """
         known: dict[str, int] = {}
         counted: bytes | None = None
@@ -78,7 +77,7 @@ class Keys:
                     else:
                         found = await self._get_many(sorted(paths))
                 except CoordinatorUnavailableError as error:
-                    _log.warning("a watch waits for the coordinator", prefix=prefix, reason=str(error))
+                    _log.warning("watch waiting for the coordinator", prefix=prefix, reason=str(error))
                     listener.note_everything()
                     continue
                 except CoordinatorError:
@@ -103,7 +102,7 @@ class Keys:
             return {}
 
         async def attempt(session: Session) -> dict[str, Versioned]:
-            return _good_ones(keys, (await session.ask(_read(keys)))[0])
+            return _valid_records(keys, (await session.ask(_read(keys)))[0])
 
         return await self._link.run(f"read {keys[0]}", attempt)
 
@@ -116,19 +115,19 @@ def _versioned(key: str, raw: bytes) -> Versioned:
     try:
         stored = decode_value(raw)
     except GarbageError as error:
-        raise not_ours(key, error) from error
+        raise invalid_record(key, error) from error
     return Versioned(stored.value, stored.version)
 
 
-def not_ours(key: str, error: GarbageError) -> CoordinatorError:
-    """What is said of a key that holds garbage."""
+def invalid_record(key: str, error: GarbageError) -> CoordinatorError:
+    """Return the error for a key whose record is not Shoal's."""
     return CoordinatorError(
-        f"what is stored as {key} is not Shoal's ({error})", do="delete it, or write it without `expect`"
+        f"the record stored as {key} is not Shoal's ({error})", do="delete it, or write it without `expect`"
     )
 
 
-def _good_ones(keys: list[str], raws: list[bytes | None]) -> dict[str, Versioned]:
-    """The values that are there; garbage is logged and left out, so that it does not hide the others."""
+def _valid_records(keys: list[str], raws: list[bytes | None]) -> dict[str, Versioned]:
+    """Return the valid records. Invalid ones are logged and skipped, so that they do not hide the others."""
     found = {}
     for key, raw in zip(keys, raws, strict=True):
         if raw is None:
@@ -136,12 +135,12 @@ def _good_ones(keys: list[str], raws: list[bytes | None]) -> dict[str, Versioned
         try:
             found[key] = _versioned(key, raw)
         except CoordinatorError as error:
-            _log.warning("garbage left out of a listing", key=key, reason=str(error))
+            _log.warning("invalid record skipped", key=key, reason=str(error))
     return found
 
 
 def _differences(known: dict[str, int], keys: Set[str], found: dict[str, Versioned]) -> Iterator[Change]:
-    """What a watch has not told yet, oldest first; `known` (version by key) is kept up to date on the way."""
+    """Yield the changes that the watch has not reported yet, oldest first; updates `known` (version by key)."""
     for key in sorted(keys, key=lambda key: found[key].version if key in found else 0):
         now = found.get(key)
         if now is None:

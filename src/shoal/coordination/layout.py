@@ -1,23 +1,22 @@
-"""How the coordinator's state lies in Redis: key names, stored records, the notification channel.
+"""Layout of the coordinator's state in Redis: key names, stored records, the notification channel.
 
-Owns the names and the bytes; `redis.py` and `acl.py` both take them from here, so that rights and use cannot
-drift apart. It never touches a connection.
+Owns the names and the encodings. `redis.py` and `acl.py` both import them from here, so that permissions and use stay
+consistent. It never touches a connection.
 
     shoal:<area>/<name>               a key: version and value
-    shoal:@lease/<area>/<name>        a lease, with Redis's own expiry
-    shoal:@member/<group>/<member>    a membership, with Redis's own expiry
-    shoal:@barrier/<name>             a set of the members that arrived
-    shoal:@windows/spark              a stream: load windows that Spark has folded, the last ones
-    shoal:@windows/alive              the job that writes them, with Redis's own expiry
+    shoal:@lease/<area>/<name>        a lease, expired by Redis
+    shoal:@member/<group>/<member>    a membership, expired by Redis
+    shoal:@barrier/<name>             set of the members that have arrived
+    shoal:@windows/spark              stream of the latest load windows folded by Spark
+    shoal:@windows/alive              the job that writes them, expired by Redis
     shoal:@index/<area>               sorted set: the names of the area's keys, all scores 0
-    shoal:@index/@lease/<area>        sorted set: the names of its leases; the score is when they end if not
-    shoal:@index/@member/<group>      renewed, in ms of the server's clock (a hint for cleaning up only)
-    shoal:@counter/<as @index>        a counter: gives versions and tokens, grows with every change of a key
-    shoal:changed                     the channel; a message is the path (the key without "shoal:"), or several paths
-                                      as a MessagePack array: no path begins with a byte that an array begins with
+    shoal:@index/@lease/<area>        sorted set: the names of its leases; the score is the expiry without renewal,
+    shoal:@index/@member/<group>      in ms of the server's clock (used for cleanup only)
+    shoal:@counter/<as @index>        counter: issues versions and tokens, incremented by every change of a key
+    shoal:changed                     the channel; a message is one path (the key without "shoal:"), or several paths
+                                      as a MessagePack array: no path starts with the first byte of an array
 
-A path without "@" belongs to applications of the coordinator; an area cannot begin with "@", so they never
-meet.
+Paths without "@" belong to users of the coordinator. An area cannot start with "@", so the two never collide.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ WINDOWS: Final = "@windows/"
 
 
 class StoredValue(msgspec.Struct, array_like=True, tag="value", frozen=True):
-    """What a key holds."""
+    """Record of a key."""
 
     version: int
     value: bytes
 
 
 class StoredGrant(msgspec.Struct, array_like=True, tag="grant", frozen=True):
-    """What a lease or a membership holds; the token is the version of its holder."""
+    """Record of a lease or a membership; the token identifies the acquisition."""
 
     token: int
     holder: str
@@ -60,7 +59,7 @@ class GarbageError(ValueError):
 
 
 def decode_value(raw: bytes) -> StoredValue:
-    """Read what a key holds; GarbageError when it is not ours."""
+    """Decode the record of a key. Raises GarbageError if it is not Shoal's."""
     try:
         stored = _value_decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -71,7 +70,7 @@ def decode_value(raw: bytes) -> StoredValue:
 
 
 def decode_grant(raw: bytes) -> StoredGrant:
-    """Read what a lease or a membership holds; GarbageError when it is not ours."""
+    """Decode the record of a lease or membership. Raises GarbageError if it is not Shoal's."""
     try:
         stored = _grant_decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -82,12 +81,12 @@ def decode_grant(raw: bytes) -> StoredGrant:
 
 
 def encode_paths(paths: list[str]) -> bytes:
-    """The notification that paths have changed."""
+    """Encode the notification for changed paths."""
     return paths[0].encode() if len(paths) == 1 else encode(paths)
 
 
 def decode_paths(message: bytes) -> list[str]:
-    """The paths that a notification names; none when it is not ours."""
+    """Decode the paths of a notification; empty if it is not Shoal's."""
     if message[:1].isascii():
         return [message.decode(errors="replace")]
     try:
@@ -97,21 +96,21 @@ def decode_paths(message: bytes) -> list[str]:
 
 
 def redis_key(path: str) -> str:
-    """The key in Redis of a path."""
+    """Return the Redis key of a path."""
     return PREFIX + path
 
 
-def shelf_of(path: str) -> str:
-    """What index and counter of a path are named after: its area, with the kind before it if it has one."""
+def _area_of(path: str) -> str:
+    """Return the name that the index and the counter of a path share: its area, after its kind if it has one."""
     kind = next((kind for kind in (LEASE, MEMBER) if path.startswith(kind)), "")
     return kind + path.removeprefix(kind).partition("/")[0]
 
 
 def index_key(path: str) -> str:
-    """The sorted set that lists the names beside this path."""
-    return f"{PREFIX}@index/{shelf_of(path)}"
+    """Return the key of the sorted set that lists the names in this path's area."""
+    return f"{PREFIX}@index/{_area_of(path)}"
 
 
 def counter_key(path: str) -> str:
-    """The counter that gives versions and tokens to this path and its neighbours."""
-    return f"{PREFIX}@counter/{shelf_of(path)}"
+    """Return the key of the counter that issues versions and tokens in this path's area."""
+    return f"{PREFIX}@counter/{_area_of(path)}"

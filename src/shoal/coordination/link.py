@@ -1,9 +1,8 @@
-"""Connections to the one Redis that keeps the coordinator's state: requests, transactions, retries, errors.
+"""Connections to the coordinator's Redis: requests, transactions, retries, errors.
 
-Owns a bounded set of connections, the rule how long an operation is tried, and the translation of Redis's
-errors into Shoal's. It never touches the meaning of a key. A transaction is two pipelined round trips (watch and
-read, then MULTI ... EXEC), and a connection that saw any failure is thrown away, so no half-done state is ever
-reused. No scripting is needed, so no user needs that right.
+Owns a bounded set of connections, the retry policy, and the translation of Redis errors into Shoal's. It never
+interprets a key. A transaction is two pipelined round trips (watch and read, then MULTI ... EXEC). After any failure a
+connection is discarded, so no half-finished state is reused. No scripts are used, so no user needs that permission.
 """
 
 from __future__ import annotations
@@ -33,20 +32,22 @@ from shoal.wire.connection import Connection
 from shoal.wire.dial import Dial, tcp
 
 CONNECTIONS_MAX: Final = 4
-"""Connections for requests of one coordinator client; one more request waits for a free one."""
+"""Request connections of one coordinator client; further requests wait for a free one."""
 
 REPLY_BYTES_MAX: Final = 1 << 29
-"""The largest answer that is taken: a listing of all keys is one."""
+"""The largest accepted reply. A listing of all keys is one reply."""
 
 RETRY_DELAY_S_MIN: Final = 0.02
 RETRY_DELAY_S_MAX: Final = 0.5
 ATTEMPTS_PER_TIMEOUT: Final = 3
-"""A silent connection is given up after this part of `timeout_s`, so that there is time for another."""
+"""A connection that does not answer is dropped after this fraction of `timeout_s`, to leave time for another
+attempt.
+"""
 
 CLIENT_NAME: Final = "shoal-coordinator-client"
 
 FAILURES: Final = (ConnectError, ProtocolError, hiredis.ReplyError, OSError)
-"""What a connection raises. `Link.translate` says what it means."""
+"""Errors raised by a connection; `Link.translate` interprets them."""
 
 _TOO_MANY_CLIENTS: Final = "ERR max number of clients reached"
 
@@ -56,7 +57,7 @@ Command = Request
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the coordinator is and who we are there; the password is not shown."""
+    """Address and user of the coordinator; the password is not shown."""
 
     host: str
     port: int
@@ -68,15 +69,15 @@ class Address:
 
 
 def parse_address(text: str, username: str | None, password: str | None) -> Address:
-    """Read `host:port`, `shoal://host:port` or `redis://user:password@host:port`; the arguments win."""
+    """Parse `host:port`, `shoal://host:port` or `redis://user:password@host:port`; explicit arguments win."""
     advice = "write it as shoal://host:port, like shoal://127.0.0.1:7400"
     try:
         parts = urlsplit(text if "://" in text else f"shoal://{text}")
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"the coordinator's address cannot be read ({error})", do=advice) from error
+        raise ConfigError(f"invalid coordinator address ({error})", do=advice) from error
     if parts.scheme not in ("shoal", "redis") or not parts.hostname or port is None:
-        raise ConfigError(f"the coordinator's address has no host, port or known scheme ({parts.scheme}://)", do=advice)
+        raise ConfigError(f"the coordinator address has no host, port or known scheme ({parts.scheme}://)", do=advice)
     if username is None and parts.username:
         username = unquote(parts.username)
     if password is None and parts.password:
@@ -85,27 +86,27 @@ def parse_address(text: str, username: str | None, password: str | None) -> Addr
 
 
 class Collision(Exception):  # noqa: N818 - not an error: the transaction is simply tried again
-    """A watched key changed before the transaction was carried out; nothing was done."""
+    """A watched key changed before EXEC; nothing was written."""
 
 
 class Session:
-    """One connection, lent out for one attempt."""
+    """One connection, borrowed for one attempt."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.watching = False
 
     async def ask(self, *commands: Command) -> list[Any]:
-        """Send commands together and return their answers; the first error among them is raised."""
+        """Send commands in one round trip and return their replies; raises the first error among them."""
         return await self.connection.ask(*commands)
 
     async def watch(self, keys: list[str], *reads: Command) -> list[Any]:
-        """Watch keys and read, in one round trip; what `commit` then does happens only if no key changed."""
+        """Watch keys and read, in one round trip. A later `commit` succeeds only if none of the keys changed."""
         self.watching = True
         return (await self.ask(("WATCH", *keys), *reads))[1:]
 
     async def commit(self, *commands: Command) -> list[Any]:
-        """Carry commands out as one; Collision when a watched key changed or expired since `watch`."""
+        """Run commands in one transaction. Raises Collision if a watched key changed or expired since `watch`."""
         answers = await self.ask(("MULTI",), *commands, ("EXEC",))
         self.watching = False
         results: list[Any] | None = answers[-1]
@@ -120,8 +121,7 @@ class Session:
 class Link:
     """All connections of one coordinator client.
 
-    `timeout_s` bounds every operation, retries and collisions included. After it:
-    CoordinatorUnavailableError.
+    `timeout_s` bounds every operation, including retries and collisions. After it: CoordinatorUnavailableError.
     """
 
     def __init__(self, address: Address, timeout_s: float, *, random: Random | None = None, dial: Dial = tcp) -> None:
@@ -136,7 +136,7 @@ class Link:
         self._closed = False
 
     async def run(self, what: str, attempt: Callable[[Session], Awaitable[T]]) -> T:
-        """Try until it succeeds, `timeout_s` is over, or the error is one that trying again does not mend."""
+        """Retry until success, until `timeout_s` has passed, or until an error that a retry does not fix."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self.timeout_s
         backoff = self.backoff()
@@ -148,7 +148,7 @@ class Link:
                 async with asyncio.timeout_at(give_up):
                     return await self._attempt(attempt)
             except Collision:
-                reason = "others kept changing the same keys"
+                reason = "other clients kept changing the same keys"
                 delay_s = 0.0
             except FAILURES as error:
                 failure = self.translate(what, error)
@@ -183,7 +183,7 @@ class Link:
             return result
 
     def _take_idle(self) -> Connection | None:
-        """A connection that has not ended meanwhile."""
+        """Return an idle connection that is still open, or None."""
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
@@ -191,14 +191,14 @@ class Link:
         return None
 
     def _give_back(self, session: Session) -> None:
-        """Keep a connection that is clean; one that still watches keys is replaced."""
+        """Keep a clean connection; discard one that still watches keys."""
         if self._closed or session.watching:
             session.connection.abort()
         else:
             self._idle.append(session.connection)
 
     def new_connection(self, pushed: Callable[[list[Any]], None] | None = None) -> Connection:
-        """A connection that is not open yet; it gives up after `wait_s` without an answer."""
+        """Create an unopened connection with a timeout of `wait_s`."""
         address = self.address
         return Connection(
             address.host,
@@ -214,7 +214,7 @@ class Link:
         )
 
     def backoff(self) -> Backoff:
-        """Fresh delays between attempts."""
+        """Create the delays between attempts."""
         return Backoff(
             reconnect_delay_s_min=RETRY_DELAY_S_MIN,
             reconnect_delay_s_max=RETRY_DELAY_S_MAX,
@@ -222,13 +222,13 @@ class Link:
         )
 
     def translate(self, what: str, error: Exception) -> ShoalError | None:
-        """What an error of a connection means to the caller; None when trying again may help."""
+        """Translate a connection error for the caller; None if a retry may help."""
         if isinstance(error, ServerTooOldError):
             return ServerTooOldError(f"the coordinator at {error.what}", do=error.do)
         if isinstance(error, ProtocolError):
             return CoordinatorError(
-                f"cannot {what}: what answers at {self.address} is no Redis ({error.what})",
-                do="check host and port",
+                f"cannot {what}: the server at {self.address} is not Redis ({error.what})",
+                do="check the host and port",
             )
         refusal = error if isinstance(error, hiredis.ReplyError) else error.__cause__
         return self._translate_refusal(what, str(refusal)) if isinstance(refusal, hiredis.ReplyError) else None
@@ -241,38 +241,38 @@ class Link:
         if code in ("WRONGPASS", "NOAUTH"):
             return AuthenticationError(
                 f"the coordinator at {self.address} refused {who} ({text})",
-                do="check user name and password",
+                do="check the user name and password",
             )
         if code == "NOPERM":
             return CoordinatorError(
-                f"cannot {what}: {who} has no right to it ({text})", do="use a user whose role may do this"
+                f"cannot {what}: {who} has no permission ({text})", do="use a user whose role allows this"
             )
         if code in ("READONLY", "MISCONF") or "maxmemory" in text:
             return CoordinatorUnavailableError(
-                f"cannot {what}: the coordinator at {self.address} takes no writes ({text})",
-                do="mend its disk or memory; its log says more",
+                f"cannot {what}: the coordinator at {self.address} does not accept writes ({text})",
+                do="check its disk and memory; see its log",
             )
         if code == "WRONGTYPE":
             return CoordinatorError(
                 f"cannot {what}: the stored value is not Shoal's ({text})",
-                do="delete the key or write it anew",
+                do="delete the key or write it again",
             )
         return CoordinatorError(f"cannot {what}: the coordinator at {self.address} answered: {text}")
 
-    async def greet(self) -> None:
-        """Connect and log in once; raises what stands against it, such as ServerTooOldError."""
+    async def check_connection(self) -> None:
+        """Connect and log in once. Raises errors such as ServerTooOldError."""
 
-        async def nothing(session: Session) -> None:
-            """A session has an open connection, to a server that is new enough."""
+        async def connect_only(session: Session) -> None:
+            """Do nothing: an open session already proves that the server is reachable and new enough."""
 
-        await self.run("greet the coordinator", nothing)
+        await self.run("connect to the coordinator", connect_only)
 
     async def close(self) -> None:
-        """Close idle connections; those in use close when their attempt ends."""
+        """Close idle connections; connections in use close when their attempt ends."""
         self._closed = True
         self._drop_idle()
 
     def _drop_idle(self) -> None:
-        """After one connection failed the others have most likely failed too."""
+        """Drop idle connections: after one failed, the others have probably failed too."""
         while self._idle:
             self._idle.pop().abort()

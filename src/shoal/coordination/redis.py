@@ -1,13 +1,13 @@
-"""The coordinator on one Redis or Valkey server with an append-only file: the default.
+"""The default coordinator, on one Redis or Valkey server with an append-only file.
 
-Owns `RedisCoordinator`, which puts the parts together: `keys` (versioned keys), `writing` (their writes), `grants`
-(leases and memberships), `rendezvous` (barriers), `feed` (notifications), `link` (connections). It never touches the
-servers that carry messages; those are spoken to through `shoal.wire`.
+Owns `RedisCoordinator`, which combines `keys` (reads of versioned keys), `writer` (writes), `grants` (leases and
+memberships), `barrier`, `feed` (notifications) and `link` (connections). It never touches the servers that carry
+messages; those are reached through `shoal.wire`.
 
-What it relies on: one server, no replica that could take over with less data; `appendonly yes` and
-`appendfsync always`, so that what was acknowledged is on the disk (with `everysec` Redis may answer up to two
-seconds before it writes); a user `default` as in `shoal.coordination.acl.DEFAULT_USER_RULES`, or nothing is
-read back after a restart; a clock on that server that does not jump by more than the leases are long.
+Requirements: one server, and no replica that could take over with less data. `appendonly yes` and `appendfsync always`,
+so that acknowledged writes are on disk (with `everysec`, Redis may answer up to two seconds before it writes). A user
+`default` as in `shoal.coordination.acl.DEFAULT_USER_RULES`; otherwise a restart reads nothing back. A clock on that
+server that does not jump by more than the length of a lease.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from random import Random, SystemRandom
 from typing import Final, Self
 
 from shoal.coordination import names
+from shoal.coordination.barrier import RedisBarrier
 from shoal.coordination.feed import Feed
 from shoal.coordination.grants import Grant, Grants
 from shoal.coordination.interface import (
@@ -33,8 +34,7 @@ from shoal.coordination.interface import (
 from shoal.coordination.keys import Keys
 from shoal.coordination.layout import LEASE, MEMBER
 from shoal.coordination.link import Link, parse_address
-from shoal.coordination.rendezvous import RedisBarrier
-from shoal.coordination.writing import Writer
+from shoal.coordination.writer import Writer
 from shoal.errors import ConfigError, CoordinatorError, CoordinatorUnavailableError
 from shoal.logs import get_log
 from shoal.wire.dial import Dial, tcp
@@ -42,14 +42,14 @@ from shoal.wire.dial import Dial, tcp
 _log: Final = get_log(__name__)
 
 POLL_S: Final = 5.0
-"""How often a watch that hears nothing checks that it missed nothing."""
+"""How often an idle watch checks for missed notifications."""
 
 EXPIRY_MARGIN_S: Final = 0.01
-"""How long after the earliest end of a membership a watch of members looks again."""
+"""Extra wait after the earliest expiry of a membership before a member watch reads again."""
 
 
 class RedisMembership(Membership):
-    """A place in a group, kept as a grant."""
+    """A membership, stored as a grant."""
 
     def __init__(self, grants: Grants, group: str, member: str, token: int, ttl_s: float) -> None:
         self.group = group
@@ -59,16 +59,16 @@ class RedisMembership(Membership):
         self._token = token
 
     async def renew(self) -> bool:
-        """Stay for another `ttl_s`."""
+        """Extend the membership by `ttl_s`."""
         return await self._grants.keep(f"{MEMBER}{self.group}/{self.member}", self._token, self.ttl_s)
 
     async def leave(self) -> None:
-        """Give up the place at once."""
+        """End the membership immediately."""
         await self._grants.give_up(f"{MEMBER}{self.group}/{self.member}", self._token)
 
 
 class RedisCoordinator(Coordinator):
-    """The contract of `Coordinator` on one Redis server; made by `connect`."""
+    """`Coordinator` on one Redis server; created with `connect`."""
 
     def __init__(self, link: Link, poll_s: float, random: Random) -> None:
         self._link = link
@@ -93,16 +93,18 @@ class RedisCoordinator(Coordinator):
     ) -> Self:
         """Connect to `host:port`, `shoal://host:port` or `redis://user:password@host:port`.
 
-        `timeout_s` bounds this call and each operation later, reconnects included; `poll_s` is how often a
-        watch that hears nothing checks that it missed nothing. Raises CoordinatorUnavailableError,
-        AuthenticationError or ServerTooOldError, each with what to do. `random` and `dial` are for simulations.
+        `timeout_s` bounds this call and each later operation, including reconnects. `poll_s` is how often an idle watch
+        checks for missed notifications. Raises CoordinatorUnavailableError, AuthenticationError or ServerTooOldError.
+        The simulator passes `random` and `dial`.
         """
         if not 0 < timeout_s <= 3600 or not 0 < poll_s <= 3600:
-            raise ConfigError(f"timeout_s is {timeout_s} and poll_s is {poll_s}", do="choose above 0, at most 3600")
+            raise ConfigError(
+                f"timeout_s is {timeout_s} and poll_s is {poll_s}", do="choose values above 0 and at most 3600"
+            )
         random = random or SystemRandom()
         link = Link(parse_address(address, username, password), timeout_s, random=random, dial=dial)
         try:
-            await link.greet()
+            await link.check_connection()
         except BaseException:
             await link.close()
             raise
@@ -167,7 +169,7 @@ class RedisCoordinator(Coordinator):
         names.check_name("member", member)
         names.check_size("member's data", data, names.MEMBER_DATA_BYTES_MAX)
         names.check_ttl(ttl_s)
-        life = f"{self._random.getrandbits(64):016x}"  # two joins under one name are two holders
+        life = f"{self._random.getrandbits(64):016x}"  # each join is a separate holder, even under the same name
         token = await self._grants.take(f"{MEMBER}{group}/{member}", life, data, ttl_s, takeover=True)
         assert token is not None, "a takeover is never refused"
         return RedisMembership(self._grants, group, member, token, ttl_s)
@@ -177,7 +179,7 @@ class RedisCoordinator(Coordinator):
         return (await self._members(names.check_area("group", group)))[0]
 
     async def _members(self, group: str) -> tuple[dict[str, bytes], float]:
-        """The members, and how long none of them can expire."""
+        """Return the members, and the time until the first of them can expire."""
         prefix = f"{MEMBER}{group}/"
         grants = await self._grants.read_all(prefix)
         found = {grant.path.removeprefix(prefix): grant.data for grant in grants}
@@ -195,7 +197,7 @@ class RedisCoordinator(Coordinator):
                 try:
                     found, quiet_s = await self._members(group)
                 except CoordinatorUnavailableError as error:
-                    _log.warning("a watch waits for the coordinator", group=group, reason=str(error))
+                    _log.warning("watch waiting for the coordinator", group=group, reason=str(error))
                     continue
                 except CoordinatorError:
                     if self._feed.is_closed():

@@ -3,8 +3,8 @@
 Owns the decoding of entries. Does no I/O; the schema of the rows belongs to `table`.
 
 Nearly every page of a record holds only Shoal messages. Such a page is decoded column by column with NumPy. A page that
-holds anything else (a gap, the end of a stream, a message of a plain Redis client, a hole in the entry numbers, a
-corrupt entry) is decoded entry by entry. Both ways give the same rows.
+holds anything else (a gap, the end of a stream, a message of a plain Redis client, an envelope of format 1 or with an
+extension, a hole in the entry numbers, a corrupt entry) is decoded entry by entry. Both ways give the same rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from shoal.errors import ProtocolError
 from shoal.history.table import EPOCH_MASK, SCHEMA, gap_columns
-from shoal.wire.envelope import ATTRIBUTES, BEACON, EPOCH_BITS, FOREIGN, HEADER_BYTES, KNOWN_FLAGS, MAGIC
+from shoal.wire.envelope import ATTRIBUTES, BEACON, EPOCH_BITS, FOREIGN, HEADER_BYTES, MAGIC, UNKNOWN_FLAGS
 from shoal.wire.record_entry import (
     MESSAGE_FIELD,
     NUMBER_FIELD,
@@ -42,10 +42,12 @@ _HEADER: Final = np.dtype(
     [
         ("magic", "<u2"),
         ("flags", "u1"),
+        ("extension", "u1"),
         ("version", "<u4"),
         ("stream", "<u8"),
         ("sequence", "<u8"),
         ("time_us", "<u8"),
+        ("tag", "<u8"),
     ]
 )
 assert _HEADER.itemsize == HEADER_BYTES
@@ -113,7 +115,7 @@ def _message_columns(entries: Entries, after: int | None) -> _MessageColumns | N
     payloads = [blob[HEADER_BYTES:] for blob in blobs]
     try:
         for row in np.flatnonzero(headers["flags"] & ATTRIBUTES):
-            decoded, payloads[row] = split_finite(blobs[row])
+            decoded, payloads[row] = split_finite(blobs[row], HEADER_BYTES)
             attributes[row] = _json.encode(decoded).decode()
     except ProtocolError:
         return None
@@ -140,7 +142,8 @@ def _fit(blobs: list[bytes]) -> bool:
 
 def _are_messages(headers: npt.NDArray[Any]) -> bool:
     flags = headers["flags"]
-    wrong = (headers["magic"] != MAGIC) | ((flags & (0xFF & ~KNOWN_FLAGS | BEACON | FOREIGN)) != 0)
+    wrong = (headers["magic"] != MAGIC) | ((flags & (UNKNOWN_FLAGS | BEACON | FOREIGN)) != 0)
+    wrong |= headers["extension"] != 0
     wrong |= (headers["stream"] == 0) | (headers["sequence"] == 0) | (headers["sequence"] >> np.uint64(63) != 0)
     return not wrong.any()
 

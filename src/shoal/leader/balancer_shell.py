@@ -32,13 +32,10 @@ from shoal.balance.effects import (
     WriteMove,
     WriteUnitMove,
 )
-from shoal.balance.fold import fold
-from shoal.balance.fold_state import FoldCounters, FoldState
 from shoal.balance.options import BalancerOptions
 from shoal.balance.recording import DecisionRecord, Outcome, proposal_of
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.warming import warm_up
-from shoal.balance.window import LoadWindow
 from shoal.balance.window_source import Standing, Way, WindowSource
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.coordination.interface import Lease
@@ -51,6 +48,11 @@ from shoal.leader.providers import Provider
 from shoal.leader.record_watch import RecordWatch
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.leader.window_reader import WindowReader
+from shoal.load.fold import fold
+from shoal.load.fold_state import FoldCounters, FoldState
+from shoal.load.reports import refusals
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.logs import get_log
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER
@@ -60,6 +62,8 @@ _GATHER_S: Final = 0.02
 """How long news may gather before a look."""
 _RETRY_S: Final = 1.0
 """Pause after trouble, before everything is read anew."""
+_REFUSED_LOG_S: Final = 60.0
+"""Least time between two log lines about telemetry that cannot be read."""
 _log: Final = get_log(__name__)
 
 
@@ -118,6 +122,7 @@ class Balancing:
         self._news: list[Callable[[Balancer], None]] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._trouble = ""
+        self._refused_at = -_REFUSED_LOG_S
 
     @property
     def fold_counters(self) -> FoldCounters:
@@ -172,7 +177,7 @@ class Balancing:
         if self._core is None or lease.token != self._token:
             state, moved_at = await self._store.load()
             await self._store.sweep(leading.fence)
-            self._core = Balancer(self._settings, self._options, state, moved_at, self._rules, self._planners)
+            self._core = Balancer(self._settings, self._options, KINDS, state, moved_at, self._rules, self._planners)
             if self._rules.fresh_load:
                 self._fold = FoldState()
             self._windows = WindowSource(self._wall(), wanted=self._spark is not None)
@@ -211,12 +216,24 @@ class Balancing:
     def _think(self, core: Balancer, read: pa.Table, view: View, now_s: float) -> list[Effect]:
         """Folds what was read, and asks the core; in a thread."""
         windows: list[LoadWindow]
-        windows, self._fold = fold(self._fold, read, now_s, self._settings)
+        garbage = self._fold.counters.garbage
+        windows, self._fold = fold(self._fold, read, now_s, self._settings, KINDS)
+        if self._fold.counters.garbage > garbage:
+            self._report_refused(read, now_s)
         metrics.WINDOWS.inc(len(windows))
         if self._spark is not None:
             windows = self._windows.step(windows, self._spark.take(), now_s, alive=self._spark.alive)
         core.expect(self._expected.look())
         return core.observe(windows, view, now_s)
+
+    def _report_refused(self, read: pa.Table, now_s: float) -> None:
+        """Logs why telemetry cannot be read, once in a while."""
+        if now_s - self._refused_at < _REFUSED_LOG_S:
+            return
+        self._refused_at = now_s
+        for row, why in refusals(read, 1, KINDS):
+            host = read["host"][row].as_py()
+            _log.warning("telemetry cannot be read; load windows lack it", host=host, why=why)
 
     async def _say_which_windows(self, fence: Lease | None) -> None:
         """Writes down and reports where load windows come from, when that has changed."""

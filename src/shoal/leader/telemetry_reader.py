@@ -1,7 +1,7 @@
 """Reads what agents report: the telemetry streams of all servers, as they grow.
 
 Owns one reading task for each server, and a bounded buffer of what was read. Understands nothing of
-it: `shoal.balance.fold` does.
+it: `shoal.load.fold` does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, Final
 import hiredis
 import pyarrow as pa
 
-from shoal.balance.reports import BATCH_SCHEMA, entries_to_batch
 from shoal.channels.agent.server_tasks import ServerTasks
-from shoal.channels.telemetry.telemetry_record import DATA_FIELD, ID_FIELD
 from shoal.errors import ProtocolError
 from shoal.leader.reader_connection import reader_connection
 from shoal.leader.stream_follower import follow_stream, stream_entries
 from shoal.limits import Limits
+from shoal.load.record import DATA_FIELD, ID_FIELD
+from shoal.load.reports import BATCH_SCHEMA, entries_to_batch
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.connection import Connection

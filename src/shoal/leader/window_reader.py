@@ -10,13 +10,14 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from shoal.balance.window import LoadWindow
-from shoal.balance.window_feed import ALIVE_KEY, FEED_KEY, read_command, read_window
 from shoal.coordination.link import Address
 from shoal.errors import ProtocolError
 from shoal.leader.reader_connection import reader_connection
 from shoal.leader.stream_follower import follow_stream, stream_entries
 from shoal.limits import Limits
+from shoal.load.window import LoadWindow
+from shoal.load.window_feed import ALIVE_KEY, FEED_KEY, read_command, read_window
+from shoal.load_kinds import KINDS
 from shoal.logs import get_log
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.address_book import Endpoint
@@ -81,7 +82,7 @@ class WindowReader:
         for id, fields in stream_entries(found):
             position = id
             try:
-                self._windows.append(read_window(fields))
+                self._windows.append(read_window(fields, KINDS))
                 self._news.set()
             except ProtocolError as error:
                 _log.warning("a load window of Spark cannot be read", why=str(error))

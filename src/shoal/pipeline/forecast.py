@@ -30,8 +30,9 @@ import pyarrow.compute as pc
 
 from shoal.balance.columns import Floats
 from shoal.balance.forecast import Forecast
-from shoal.balance.window import LoadWindow
 from shoal.errors import PipelineError
+from shoal.load.kinds import SERVER
+from shoal.load.window import LoadWindow
 
 SLOTS: Final = 288
 """Slots of a day: five minutes each in a real day. Fewer if windows are longer than a slot."""
@@ -93,7 +94,7 @@ def loads_of(windows: Iterable[LoadWindow]) -> pa.Table:
     moments: list[int] = []
     loads: list[float] = []
     for window in windows:
-        hosts = window.hosts
+        hosts = window.hosts_of(SERVER)
         sent = pc.coalesce(hosts["bandwidth_bytes_per_s"], hosts["bytes_out"]).to_pylist()
         by_group: dict[str, float] = {}
         for host, load in zip(hosts["host"].to_pylist(), sent, strict=True):

@@ -15,11 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from shoal.balance.columns import Floats
-from shoal.balance.window import WINDOW_SCHEMA, LoadWindow
 from shoal.flow import ServerModel, Traffic, at_homes, distance_model
 from shoal.flow.model import DEFAULT_SERVER
 from shoal.flow.workloads import Curve, Zipf, ZipfChannels
 from shoal.flow.workloads.curves import DAY
+from shoal.load.kinds import CHANNEL, SERVER
+from shoal.load.window import LoadWindow, repeated, window_schema
+from shoal.load_kinds import KINDS
 
 HOUR_S: Final = 60
 DAY_S: Final = 24 * HOUR_S
@@ -100,6 +102,9 @@ def _window(
 
     bytes_out = np.bincount(homes, weight, hosts)
     given: dict[str, object] = {
+        "kind": pa.concat_arrays([repeated(CHANNEL, channels), repeated(None, hosts, [CHANNEL])]),
+        "host_kind": repeated(SERVER, channels + hosts),
+        "site": repeated(None, channels + hosts),
         "host": pa.concat_arrays([pa.array(ids).take(pa.array(homes)), pa.array(ids)]),
         "unit": pa.concat_arrays([names, pa.nulls(hosts, pa.binary())]),
         "seconds": np.full(channels + hosts, WINDOW_S, np.int32),
@@ -117,4 +122,4 @@ def _window(
         "connections": of_hosts(int(traffic.clients), pa.int64()),
         "complete": np.ones(channels + hosts, np.bool_),
     }
-    return LoadWindow(start_s, start_s + WINDOW_S, pa.table(given, schema=WINDOW_SCHEMA))
+    return LoadWindow(start_s, start_s + WINDOW_S, pa.table(given, schema=window_schema(KINDS)))

@@ -21,8 +21,9 @@ from typing import IO, Final
 
 import msgspec
 
-from shoal.balance.window import LoadWindow
 from shoal.errors import PipelineError, ProtocolError
+from shoal.load.window import KEPT_VERSIONS, LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.pipeline.job_folders import make_folder
 
 MANIFEST: Final = "manifest.json"
@@ -149,6 +150,7 @@ def _windows(path: Path) -> Iterator[LoadWindow]:
             if file.tell() + size > end:
                 return  # the writer was stopped here
             try:
-                yield LoadWindow.from_bytes(file.read(size))
+                yield LoadWindow.from_bytes(file.read(size), KINDS, KEPT_VERSIONS)
             except ProtocolError as error:
-                raise PipelineError(f"{path} is damaged: {error}", do="remove the file") from error
+                what = "is damaged" if error.do is None else "cannot be read"
+                raise PipelineError(f"{path} {what}: {error.what}", do=error.do or "remove the file") from error

@@ -1,6 +1,6 @@
 """Load windows on Spark: telemetry from the source, micro-batch by micro-batch, into the same fold as in process.
 
-Owns the streaming query and its files. What a window is and when it closes is decided in `shoal.balance`: the fold's
+Owns the streaming query and its files. What a window is and when it closes is decided in `shoal.load`: the fold's
 `lateness_s` is the watermark, applied to arrival times that are the same each time a batch is read. Spark reads the
 servers in parallel and remembers how far it read; the fold runs in the driver.
 
@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shoal.balance.fold_in_order import fold_in_order
-from shoal.balance.reports import BATCH_SCHEMA, refusals
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import LoadWindow
+from shoal.load.fold_in_order import fold_in_order
+from shoal.load.reports import BATCH_SCHEMA, refusals
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.logs import get_log
 from shoal.pipeline.saved_folds import SavedFolds
 
@@ -57,7 +58,7 @@ class LoadFacts:
     records: int = 0
     windows: int = 0
     hosts: set[str] = field(default_factory=set)
-    units: set[bytes] = field(default_factory=set)
+    units: set[tuple[str, bytes]] = field(default_factory=set)
     first_s: int | None = None
     last_s: int | None = None
     counters: dict[str, int] = field(default_factory=dict)
@@ -84,7 +85,9 @@ class LoadFacts:
         self.windows += len(windows)
         for window in windows if self.detailed else ():
             self.hosts.update(window.hosts["host"].to_pylist())
-            self.units.update(window.units["unit"].unique().to_pylist())
+            for kind in KINDS.units:
+                names = window.units_of(kind.name)["unit"].unique().to_pylist()
+                self.units.update((kind.name, name) for name in names)
             self.first_s = window.start_s if self.first_s is None else min(self.first_s, window.start_s)
             self.last_s = window.end_s if self.last_s is None else max(self.last_s, window.end_s)
 
@@ -153,7 +156,7 @@ class _BatchFolder:
         """Folds a batch. Saves the state before it passes the windows on, so that a repeated batch gives the same."""
         before = self._saved.before(batch)
         table = rows.toArrow()
-        windows, state = fold_in_order(before, table, self._settings)
+        windows, state = fold_in_order(before, table, self._settings, KINDS)
         garbage = state.counters.garbage - before.counters.garbage
         if garbage:
             kept = self._keep_refused(table, batch)
@@ -170,7 +173,7 @@ class _BatchFolder:
     def _keep_refused(self, table: pa.Table, batch: int) -> int:
         """Writes unreadable records with the reason to a file, for inspection; returns how many. An error while writing
         does not stop the fold."""
-        found = refusals(table, REFUSED_MAX)
+        found = refusals(table, REFUSED_MAX, KINDS)
         if not found:
             return 0
         places, why = zip(*found, strict=True)

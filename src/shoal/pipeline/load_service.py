@@ -18,11 +18,11 @@ import hiredis
 from msgspec import structs
 
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import LoadWindow
-from shoal.balance.window_feed import WINDOW_BYTES_MAX, alive_command, feed_command, gone_command
 from shoal.bus.location import find_url
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ShoalError
+from shoal.load.window import LoadWindow
+from shoal.load.window_feed import WINDOW_BYTES_MAX, alive_command, feed_command, gone_command
 from shoal.logs import get_log
 from shoal.pipeline.job_folders import locked
 from shoal.pipeline.kept_windows import WindowKeeper

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from shoal.balance.fold_state import FoldState
 from shoal.errors import CheckpointError, ProtocolError
+from shoal.load.fold_state import FoldState
 
 KEPT: Final = 5
 """Number of states kept. Spark only repeats the last batch."""

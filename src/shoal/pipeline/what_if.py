@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from shoal.balance.forecast import Forecast
 from shoal.balance.policies import POLICIES, policy
-from shoal.balance.policies.sizing import OVERLOAD_HOUR_PRICE
+from shoal.balance.policies.pool_size import OVERLOAD_HOUR_PRICE
 from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
 from shoal.errors import ConfigError
 from shoal.flow import FlowSimulator, Models, PoolModel, Series, ServerModel

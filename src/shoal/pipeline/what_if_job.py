@@ -21,10 +21,11 @@ import pyarrow.feather as feather
 from shoal import config
 from shoal.balance.forecast import Forecast
 from shoal.balance.options import BalancerOptions
-from shoal.balance.window import LoadWindow
 from shoal.errors import PipelineError
 from shoal.flow import ServerModel
 from shoal.flow.workloads import traffic_of
+from shoal.load.kinds import SERVER
+from shoal.load.window import LoadWindow
 from shoal.pipeline import what_if
 from shoal.pipeline.forecast import DAYS_MIN as FORECAST_DAYS_MIN
 from shoal.pipeline.forecast import forecast_of, forecasts, loads_of
@@ -107,10 +108,10 @@ def read_days(folder: Path, *, servers_min: int, servers_max: int, start_s: int)
             do="record for longer, or use --generate days=3,seed=1 with a new folder",
         )
     first = kept[min(kept)][0]
-    capacity = pc.mean(first.hosts["capacity_bytes_per_s"]).as_py()
+    capacity = pc.mean(first.hosts_of(SERVER)["capacity_bytes_per_s"]).as_py()
     pool = ServerPool(
         capacity_bytes_per_s=capacity or ServerModel().capacity_bytes_per_s,
-        servers_first=first.hosts.num_rows,
+        servers_first=first.hosts_of(SERVER).num_rows,
         servers_min=servers_min,
         servers_max=servers_max,
         start_s=start_s,

@@ -1,53 +1,83 @@
-"""The control messages between clients and agents, and between clients: their shapes and their codec.
+"""The control messages between clients and agents, and between clients: their layout and their codec.
 
-Owns the vocabulary of the internal channels. Who sends what when is the business of `shoal.channels`.
+Owns the messages of the internal channels. `shoal.channels` decides when to send them.
 
-    client -> agent   (AGENT_CHANNEL)  Greet, Hello, Bye, Present, Stand, Gone
-    agent  -> client  (its inbox)      Welcome, Answer, Notice
-    agent  -> all     (HEARTBEAT_CHANNEL)   Word, RollCall
-    client -> client  (its inbox)      Heal, Resend, Healed
+    client -> agent   (AGENT_CHANNEL)       Greet, Hello, Bye, Present, Subscribed, Left
+    agent  -> client  (its inbox)           Welcome, Answer, Notice, Refused
+    agent  -> all     (HEARTBEAT_CHANNEL)   Heartbeat, Resync
+    client -> client  (its peer channel)    Heal, Resend, Healed
 
-Everything here may come from anyone who may publish on the server, so decoding is strict and what does
-not decode is a `ProtocolError` for the receiver to count and drop. What a client must be able to trust,
-rings and placements, travels inside as signed bytes (see `shoal.plan.signing`).
+A message is a head of 24 bytes, little-endian, and a body, a MessagePack array of the fields below:
+
+    mark        2 bytes   F5 44
+    version     u8        2
+    kind        u8        see `_KINDS`
+    scheme      u8        0: not authenticated. docs/identity.md describes the others; they put a tag behind the head
+    generation  u8        of the agents' secret; 0 with scheme 0
+    reserved    2 bytes   zero, not checked
+    client      u64       the sender (to agents, between clients), the receiver (from agents), 0 (to all)
+    number      u64       to agents: grows with every message of the client. Welcome, Answer, Resend, Healed: the nonce
+                          of the question. Refused: the number of the refused message. Notice: 0. Heartbeat, Resync:
+                          their own count
+
+The head and the body of Refused keep their layout in later versions, so that any version can refuse any other. Readers
+ignore additional fields at the end of a body, so that fields can be added without a new version.
+
+Any client that may publish on the server can send any of these messages, so decoding is strict: bytes that do not
+decode raise `ProtocolError`, and the receiver counts and drops them. Rings and placements travel inside as signed bytes
+(see `shoal.plan.signing`).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias
+import struct
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Annotated, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from shoal.errors import ProtocolError
+from shoal.wire.envelope import CLIENT_ID_BITS
 
-ClientId = Annotated[int, Meta(ge=0, lt=1 << 48)]
+VERSION: Final = 2
+"""The only version of control messages that this code reads and writes."""
+
 U64 = Annotated[int, Meta(ge=0)]
 U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
+U16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
+U8 = Annotated[int, Meta(ge=0, lt=1 << 8)]
 StreamList: TypeAlias = list[tuple[bytes, U64, U64]]
 """Channel, stream, last sequence number."""
 
-
-class _Control(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="t", forbid_unknown_fields=True):
-    """Base of all control messages."""
+T = TypeVar("T")
 
 
-class Greet(_Control, frozen=True, tag=1):
-    """A client has come to this server and asks whether it may use it."""
+class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all bodies."""
 
-    client: ClientId
+
+class Greet(_Body, frozen=True):
+    """A client has connected to this server and asks whether it may use it."""
+
     nonce: U64
     ring_version: U32
+    incarnation: U64 = 0
+    """The agent's incarnation that the client last heard of on this connection; 0 if none."""
+    version_min: U8 = VERSION
+    version_max: U8 = VERSION
+    """The versions of control messages that the client speaks."""
 
 
-class Hello(_Control, frozen=True, tag=2):
+class Hello(_Body, frozen=True):
     """A client subscribes to, or wants to publish on, a channel (or a pattern) of this server.
 
-    A publisher names its stream and how far servers have confirmed it, before it sends anything here. `fresh`
-    says that a subscription has not been in force anywhere yet; `life` is the agent's life that it last heard of here.
+    A publisher names its stream and how far servers have confirmed it, before it sends anything here. `fresh` says that
+    the subscription has not been in force anywhere yet. `incarnation` is the agent's incarnation that the subscription
+    last heard of here.
     """
 
-    client: ClientId
     nonce: U64
     name: bytes
     pattern: bool
@@ -64,174 +94,315 @@ class Hello(_Control, frozen=True, tag=2):
         return self.stream != 0
 
 
-class Bye(_Control, frozen=True, tag=3):
-    """A client has left a channel or pattern of this server. The nonce is from the same row as those of its hellos: a
-    Bye that was stuck in an old connection is older than the hello that came by a new one, and means nothing any more.
-    """
+class Bye(_Body, frozen=True):
+    """A client has left a channel or pattern of this server. A Bye that was delayed in an old connection has a lower
+    number than the Hello that came by a new one, and has no effect."""
 
-    client: ClientId
     name: bytes
     pattern: bool
-    nonce: U64 = 0
+    incarnation: U64 = 0
 
 
-class Present(_Control, frozen=True, tag=4):
-    """A client's answer to a resync: what it subscribes to here, and where its streams stand."""
+class Present(_Body, frozen=True):
+    """A client's answer to a Resync: its subscriptions here, and how far its streams are confirmed.
 
-    client: ClientId
+    Long lists come in several parts, in order; `part` counts from 0.
+    """
+
+    incarnation: U64
     resync: U64
+    part: U16
+    parts: U16
     channels: list[bytes]
     patterns: list[bytes]
     streams: StreamList
 
 
-class Welcome(_Control, frozen=True, tag=5):
-    """An agent's answer to a greeting: the server may be used for `lease_ms` from when the greeting was sent."""
+class Welcome(_Body, frozen=True):
+    """An agent's answer to a Greet: the server may be used for `lease_ms` from when the Greet was sent.
 
-    nonce: U64
+    `heartbeat` is the number of the last heartbeat that the agent has sent. `renewed` is empty with scheme 0.
+    """
+
     server: str
+    instance: U64
     incarnation: U64
+    heartbeat: U64
     lease_ms: U32
     ring_version: U32
     ring: bytes
+    renewed_generation: U8 = 0
+    renewed: bytes = b""
 
 
-class Answer(_Control, frozen=True, tag=6):
-    """An agent's answer to a hello: the signed placement, if there is one, and the baseline.
+class Answer(_Body, frozen=True):
+    """An agent's answer to a Hello: the signed placement, if there is one, and the baseline.
 
-    `life` names the time in which the agent has heard everything on the server without a break. `absent` lists
-    streams of lives before whose publishers have not been heard in this one; `remembers` is false when the agent
-    cannot know them all, because it was not there in the life that the client last heard of. `entry` is empty when
-    the ring decides, `ring` when the client's is as new: who asked in the wrong place learns of it before it relies
-    on the answer. `since` is the version of the ring that there was when the agent's process began: whoever came
-    here to publish by a later one was answered by it.
+    `incarnation` names the time in which the agent has heard everything on the server without a break. `streams` lists
+    the streams heard in it, `absent` those of earlier incarnations that have not been heard in this one. `remembers` is
+    false if the agent cannot know all of those, because it was not there in the incarnation that the client named.
+    `complete` is false if the agent's tables had no room for some stream. `entry` is empty if the ring decides, `ring`
+    if the client's is as new. `since` is the version of the ring when the agent's process began: publishers that
+    came by a later ring were answered by this process.
+
+    Long lists come in several parts, in order; `part` counts from 0. Entry and ring are in the first one.
     """
 
-    nonce: U64
+    server: str
     name: bytes
     incarnation: U64
     version: U32
     entry: bytes
     ring: bytes
     remembers: bool
+    complete: bool
+    since: U32
+    part: U16
+    parts: U16
     streams: StreamList
     absent: StreamList
-    since: U32 = 0
 
 
-class Heartbeat(_Control, frozen=True, tag=7):
-    """An agent's word that it holds the lease of its server for another `lease_ms`.
+class Heartbeat(_Body, frozen=True):
+    """An agent tells all clients that it holds the lease of its server for another `lease_ms`.
 
-    `heard` is the number of the last of its own words that the agent had heard back from the server when it
-    spoke this one: so this one is younger than that one's publication. `granted` is false when the coordinator's
-    grant has run out and the agent goes on because the coordinator seems to be down; `lapsed_ms` is how long ago that
-    was, and None if the grant runs or the agent never had one.
+    `heard` is the number of the last of its own heartbeats that the agent had received back from the server when it
+    sent this one, so this one is younger than that one's publication. `granted` is false if the coordinator's grant has
+    run out and the agent continues because the coordinator seems to be down. `lapsed_ms` is how long ago the grant ran
+    out, and None if it has not or if there was none. `refuted` and `overflow` are empty with scheme 0.
     """
 
     server: str
-    agent: U64
-    number: U64
+    instance: U64
     heard: U64
     incarnation: U64
     lease_ms: U32
     granted: bool
     ring_version: U32
     lapsed_ms: U32 | None = None
+    refuted: list[tuple[bytes, list[tuple[U64, U64, U64]]]] = []
+    overflow: list[bytes] = []
 
 
-class Resync(_Control, frozen=True, tag=8):
-    """An agent asks everyone on its server what they do there, because it has lost its memory of it."""
+class Resync(_Body, frozen=True):
+    """An agent asks all clients of its server what they do there: its incarnation has just begun."""
 
-    agent: U64
-    resync: U64
+    server: str
+    instance: U64
+    incarnation: U64
 
 
-class Heal(_Control, frozen=True, tag=9):
+class Heal(_Body, frozen=True):
     """A subscriber misses messages of a stream and asks its publisher for them."""
 
-    client: ClientId
     channel: bytes
     stream: U64
     first: U64
     last: U64
 
 
-class Resend(_Control, frozen=True, tag=10):
+class Resend(_Body, frozen=True):
     """A message once more, for one subscriber that missed it; `blob` is the message with its envelope."""
 
     channel: bytes
     blob: bytes
 
 
-class Healed(_Control, frozen=True, tag=11):
-    """The end of a page of resends: nothing below `floor` can be had any more.
+class Healed(_Body, frozen=True):
+    """The end of a page of resends: messages below `floor` are no longer available.
 
-    `last` is where the stream stands, `first` repeats the question."""
+    Servers have confirmed the stream up to `last`, and it has numbers up to `assigned`. `first` repeats the question.
+    """
 
     channel: bytes
     stream: U64
     floor: U64
     last: U64
+    assigned: U64
     first: U64
 
 
-class Notice(_Control, frozen=True, tag=12):
+class Notice(_Body, frozen=True):
     """An agent tells a client that a channel has a newer entry than the client seems to know."""
 
+    server: str
     name: bytes
     entry: bytes
 
 
-class Subscribed(_Control, frozen=True, tag=13):
+class Subscribed(_Body, frozen=True):
     """A subscriber is in force on every server where the channel's entry of this revision wants it."""
 
-    client: ClientId
     name: bytes
     revision: U64
+    incarnation: U64 = 0
 
 
-class Left(_Control, frozen=True, tag=14):
+class Left(_Body, frozen=True):
     """A publisher has left this server with one of its streams, by the channel's entry of this revision."""
 
-    client: ClientId
     name: bytes
     stream: U64
     revision: U64
+    incarnation: U64 = 0
 
 
-Control: TypeAlias = (
-    Greet
-    | Hello
-    | Bye
-    | Present
-    | Welcome
-    | Answer
-    | Heartbeat
-    | Resync
-    | Heal
-    | Resend
-    | Healed
-    | Notice
-    | Subscribed
-    | Left
-)
+class Refused(_Body, frozen=True):
+    """An agent does not take a message. `code` is `REFUSED_VERSION`, or one that docs/identity.md names."""
 
+    code: str
+    version_min: U8
+    version_max: U8
+    retry_ms: U32
+    text: str
+
+
+REFUSED_VERSION: Final = "version"
+"""The agent does not speak the version of the message."""
+
+ToAgent: TypeAlias = Greet | Hello | Bye | Present | Subscribed | Left
+FromAgent: TypeAlias = Welcome | Answer | Notice | Refused
+ToAll: TypeAlias = Heartbeat | Resync
+ToPeer: TypeAlias = Heal | Resend | Healed
+Control: TypeAlias = ToAgent | FromAgent | ToAll | ToPeer
+
+_KINDS: Final[dict[int, type[Control]]] = {
+    1: Greet,
+    2: Hello,
+    3: Bye,
+    4: Present,
+    5: Welcome,
+    6: Answer,
+    7: Heartbeat,
+    8: Resync,
+    9: Heal,
+    10: Resend,
+    11: Healed,
+    12: Notice,
+    13: Subscribed,
+    14: Left,
+    # 15 to 18 are those of enrolment
+    19: Refused,
+}
+_kind_of: Final = {body: kind for kind, body in _KINDS.items()}
+_decoders: Final = {kind: msgspec.msgpack.Decoder(body) for kind, body in _KINDS.items()}
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(Control)
-_MARK: Final = b"\xf5C"
+
+_HEAD: Final = struct.Struct("<2sBBBBxxQQ")
+HEAD_BYTES: Final = _HEAD.size
+_MARK: Final = b"\xf5D"
+_MARK_1: Final = b"\xf5C"
+_NO_SCHEME: Final = 0
+
+PAGE_ITEMS_MAX: Final = 1024
+PAGE_BYTES_MAX: Final = 16_384
+"""Size of the lists in one part of a Present or an Answer. With three lists a Present stays below 64 KiB."""
+_ITEM_BYTES: Final = 24
+"""What an item takes beside its name, at most."""
 
 
-def encode(message: Control) -> bytes:
+class Head(NamedTuple):
+    """The fields of a head that any version can read."""
+
+    version: int
+    kind: int
+    scheme: int
+    generation: int
+    client: int
+    number: int
+
+
+class Received(NamedTuple):
+    """A message of this version: the head's fields that matter, and the body."""
+
+    client: int
+    number: int
+    message: Control
+
+
+def encode(message: Control, client: int = 0, number: int = 0) -> bytes:
     """The bytes of a control message."""
-    return _MARK + _encoder.encode(message)
+    head = _HEAD.pack(_MARK, VERSION, _kind_of[type(message)], _NO_SCHEME, 0, client, number)
+    return head + _encoder.encode(message)
 
 
-def decode(data: bytes) -> Control:
-    """The control message in `data`, or a ProtocolError that says that the peer broke the protocol."""
-    if data[:2] != _MARK:
+def read_head(data: bytes) -> Head | None:
+    """The head of a control message of any version from 2 on; None if `data` is no such message."""
+    if data[:2] != _MARK or len(data) < HEAD_BYTES:
+        return None
+    _, *fields = _HEAD.unpack_from(data)
+    head = Head(*fields)
+    return head if head.client < 1 << CLIENT_ID_BITS else None
+
+
+def is_format_1(data: bytes) -> bool:
+    """Whether `data` begins as a control message of format 1 did."""
+    return data[:2] == _MARK_1
+
+
+def decode(data: bytes) -> Received:
+    """The control message in `data`; ProtocolError if it is none, or of another version and not a Refused."""
+    head = read_head(data)
+    if head is None:
         raise ProtocolError("a peer sent something that is not a control message on an internal channel")
+    if head.version != VERSION and head.kind != _kind_of[Refused]:
+        raise ProtocolError(f"a peer sent a control message of version {head.version}; this process speaks {VERSION}")
+    decoder = _decoders.get(head.kind)
+    if decoder is None or head.scheme != _NO_SCHEME:
+        raise ProtocolError(f"a peer sent a control message of kind {head.kind} and scheme {head.scheme}")
     try:
-        message: Control = _decoder.decode(memoryview(data)[2:])
+        message: Control = decoder.decode(memoryview(data)[HEAD_BYTES:])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a peer sent a malformed control message: {error}") from error
-    return message
+    return Received(head.client, head.number, message)
+
+
+def _name_pages(names: Sequence[bytes]) -> list[list[bytes]]:
+    return _pages(names, names)
+
+
+def _stream_pages(streams: StreamList) -> list[StreamList]:
+    return _pages(streams, [channel for channel, _, _ in streams])
+
+
+def _pages(items: Sequence[T], names: Sequence[bytes]) -> list[list[T]]:
+    """Items in lists that fit one part of a message; each item has a name."""
+    pages: list[list[T]] = []
+    room = 0
+    for item, name in zip(items, names, strict=True):
+        size = len(name) + _ITEM_BYTES
+        if not pages or size > room or len(pages[-1]) >= PAGE_ITEMS_MAX:
+            pages.append([])
+            room = PAGE_BYTES_MAX
+        pages[-1].append(item)
+        room -= size
+    return pages
+
+
+def presents(
+    incarnation: int, resync: int, channels: Sequence[bytes], patterns: Sequence[bytes], streams: StreamList
+) -> list[Present]:
+    """The answer to a Resync in as many parts as it needs."""
+    pages = list(zip_longest(_name_pages(channels), _name_pages(patterns), _stream_pages(streams))) or [(None,) * 3]
+    return [
+        Present(incarnation, resync, part, len(pages), names or [], globs or [], ends or [])
+        for part, (names, globs, ends) in enumerate(pages)
+    ]
+
+
+def in_parts(answer: Answer) -> list[Answer]:
+    """An Answer in as many parts as it needs."""
+    pages = list(zip_longest(_stream_pages(answer.streams), _stream_pages(answer.absent)))
+    if len(pages) < 2:
+        return [answer]
+    rest = msgspec.structs.replace(answer, entry=b"", ring=b"", parts=len(pages))
+    return [
+        msgspec.structs.replace(
+            rest,
+            part=part,
+            streams=streams or [],
+            absent=absent or [],
+            **({"entry": answer.entry, "ring": answer.ring} if part == 0 else {}),
+        )
+        for part, (streams, absent) in enumerate(pages)
+    ]

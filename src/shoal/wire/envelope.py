@@ -1,19 +1,24 @@
-"""The envelope: the compact binary header in front of every payload that Shoal publishes.
+"""The envelope: the binary header in front of every payload that Shoal publishes.
 
-Owns the layout of the header, and nothing else does. Never touches a socket or a clock.
+Owns the layout of the header, of format 2 and of format 1, which only recorded messages still have. Also owns the names
+of the internal channels. Never touches a socket or a clock. Format 2, little-endian, 40 bytes:
 
-    magic     u16   F5 5A: 0xF5 cannot begin UTF-8 text, so no text payload looks like an envelope
-    flags     u8    ATTRIBUTES | BEACON | FORWARDED | FINAL | FOREIGN; every other bit is zero
-    version   u32   the channel's placement version that the publisher believed
-    stream    u64   who publishes: client id (48 bits), epoch (16 bits)
-    sequence  u64   per stream and channel, from 1, without holes
-    time      u64   microseconds since 1970, by the publisher's clock; informative only
+    magic      u16   F5 5B: 0xF5 cannot begin UTF-8 text, so no text payload looks like an envelope
+    flags      u8    ATTRIBUTES | BEACON | FORWARDED | FINAL | FOREIGN; the other bits are reserved
+    extension  u8    number of 8-byte words between header and body; 0 so far, readers skip them
+    version    u32   the channel's placement version that the publisher used
+    stream     u64   the publisher: client id (48 bits), epoch (16 bits)
+    sequence   u64   per stream and channel, from 1, without holes
+    time       u64   microseconds since 1970, by the publisher's clock; informative only
+    tag        u64   0 until messages are authenticated (docs/identity.md)
 
-With ATTRIBUTES, a u16 length and a MessagePack map stand between header and payload. A BEACON has no
-payload: its sequence is the last one that the stream has published, its body (u64) the last one that
-servers had confirmed when the publisher came to this server; FINAL on it says that the stream has ended.
-What does not begin with a valid header is a foreign payload and is delivered as it is. An agent that forwards
-one puts a header with FOREIGN, and stream 0, in front of it.
+With ATTRIBUTES, the body begins with a u16 length and a MessagePack map; the payload follows. A BEACON has no payload:
+its sequence is the last one that the stream has published, its body (u64) the last one that servers had confirmed when
+the publisher came to this server; FINAL on it says that the stream has ended. A payload without a valid header is a
+foreign payload and is delivered unchanged. An agent that forwards one puts a header with FOREIGN and stream 0 in front.
+
+A message with an unknown flag comes from a newer version. It is not delivered and not counted as received, so that the
+subscriber sees a hole. Agents forward it like any other.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -29,33 +34,42 @@ from shoal.errors import ChannelNameError, PayloadTooLargeError, ProtocolError, 
 from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
 
-MAGIC: Final = 0x5AF5
+MAGIC: Final = 0x5BF5
+MAGIC_1: Final = 0x5AF5
+"""The magic of format 1."""
 ATTRIBUTES: Final = 1
 BEACON: Final = 2
 FORWARDED: Final = 4
 FINAL: Final = 8
 FOREIGN: Final = 16
 KNOWN_FLAGS: Final = ATTRIBUTES | BEACON | FORWARDED | FINAL | FOREIGN
+UNKNOWN_FLAGS: Final = 0xFF & ~KNOWN_FLAGS
 
-HEADER: Final = struct.Struct("<HBIQQQ")
+HEADER: Final = struct.Struct("<HBxIQQQ8x")
+"""Magic, flags, version, stream, sequence, time. Extension and tag are zero when packed and skipped when unpacked."""
 HEADER_BYTES: Final = HEADER.size
-PLAIN_HEADER: Final = struct.Struct("<3s4xQQQ")
-"""The header for those who look for plain messages only: magic and flags as bytes, stream, sequence, time."""
-PLAIN: Final = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)[:3]
-PREFIX: Final = struct.Struct("<HBIQ")
-SUFFIX: Final = struct.Struct("<QQ")
+HEADER_1: Final = struct.Struct("<HBIQQQ")
+"""The same fields in format 1."""
+PLAIN_HEADER: Final = struct.Struct("<4s4xQQQ")
+"""The header for readers that look for plain messages only: the first four bytes, stream, sequence, time."""
+PLAIN: Final = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)[:4]
+"""How a plain message begins: no flags, no extension."""
+PREFIX: Final = struct.Struct("<HBxIQ")
+SUFFIX: Final = struct.Struct("<QQ8x")
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
-_VERSION_AT: Final = 3
+_EXTENSION_AT: Final = 3
+_VERSION_AT: Final = 4
 
 ENDED: Final = 1 << 63
 """In listings of streams, this bit of the last sequence number says that the stream has ended with it."""
 
 RESERVED_PREFIX: Final = b"__shoal:"
 AGENT_CHANNEL: Final = b"__shoal:agent"
-HEARTBEAT_CHANNEL: Final = b"__shoal:word"
+HEARTBEAT_CHANNEL: Final = b"__shoal:heartbeat"
 INBOX_PREFIX: Final = b"__shoal:in:"
+PEER_PREFIX: Final = b"__shoal:peer:"
 TELEMETRY_KEY: Final = b"__shoal:telemetry"
 
 CLIENT_ID_BITS: Final = 48
@@ -65,13 +79,29 @@ _map_decoder: Final = msgspec.msgpack.Decoder(dict[str, str | int | float | bool
 _map_encoder: Final = msgspec.msgpack.Encoder()
 
 
+class Header(NamedTuple):
+    """A header of either format."""
+
+    flags: int
+    stream: int
+    sequence: int
+    time_us: int
+    body_at: int
+    """Where the body begins."""
+
+
 def inbox_channel(client: int) -> bytes:
-    """The channel on which a client hears what is meant for it alone."""
+    """The channel on which agents answer a client."""
     return b"%b%012x" % (INBOX_PREFIX, client)
 
 
+def peer_channel(client: int) -> bytes:
+    """The channel on which other clients ask a client for messages, and send it those that it asked for."""
+    return b"%b%012x" % (PEER_PREFIX, client)
+
+
 def stream_id(client: int, epoch: int) -> int:
-    """The publisher id in a header: which client, and which of its streams on the channel."""
+    """The id of a stream: its client, and an epoch that tells the client's streams apart."""
     return client << EPOCH_BITS | epoch & (1 << EPOCH_BITS) - 1
 
 
@@ -81,12 +111,12 @@ def client_of(stream: int) -> int:
 
 
 def prefix(flags: int, version: int, stream: int) -> bytes:
-    """The part of the header that stays the same between two messages of a stream."""
+    """The part of the header that stays the same between messages of a stream."""
     return PREFIX.pack(MAGIC, flags, version, stream)
 
 
 def beacon(version: int, stream: int, last: int, settled: int, time_us: int, final: bool = False) -> bytes:
-    """A beacon: what a stream has published so far, sent after a burst, on coming to a server and at the end."""
+    """A beacon: how far a stream has come. Sent after a burst, before the first message to a server, and at the end."""
     flags = BEACON | FINAL if final else BEACON
     return HEADER.pack(MAGIC, flags, version, stream, last, time_us) + _U64.pack(settled)
 
@@ -97,7 +127,7 @@ def under(version: int, blob: bytes) -> bytes:
 
 
 def forwarded(blob: bytes) -> bytes:
-    """The blob as an agent passes it on: marked, and with a header if it had none."""
+    """The blob as an agent forwards it: marked, and with a header if it had none."""
     if is_envelope(blob):
         return blob[:2] + bytes((blob[2] | FORWARDED,)) + blob[3:]
     return HEADER.pack(MAGIC, FORWARDED | FOREIGN, 0, 0, 0, 0) + blob
@@ -105,21 +135,38 @@ def forwarded(blob: bytes) -> bytes:
 
 def settled_of(blob: bytes) -> int:
     """The confirmed sequence number that a beacon carries."""
-    if len(blob) != HEADER_BYTES + 8:
+    at = body_at(blob)
+    if len(blob) != at + 8:
         raise ProtocolError("a peer sent a beacon of the wrong length; it is ignored")
-    settled: int = _U64.unpack_from(blob, HEADER_BYTES)[0]
+    settled: int = _U64.unpack_from(blob, at)[0]
     return settled
 
 
 def is_envelope(blob: bytes) -> bool:
-    """Whether a payload begins with a header of ours."""
-    return len(blob) >= HEADER_BYTES and blob[0] == 0xF5 and blob[1] == 0x5A and not blob[2] & ~KNOWN_FLAGS
+    """Whether a payload begins with a header of format 2 and its extension, whatever the flags."""
+    return len(blob) >= HEADER_BYTES and blob[0] == 0xF5 and blob[1] == 0x5B and len(blob) >= body_at(blob)
+
+
+def body_at(blob: bytes) -> int:
+    """Where the body of an envelope begins."""
+    return HEADER_BYTES + 8 * blob[_EXTENSION_AT]
+
+
+def read_header(blob: bytes) -> Header | None:
+    """The header of an envelope of either format; None if there is none."""
+    if is_envelope(blob):
+        _, flags, _, stream, sequence, time_us = HEADER.unpack_from(blob)
+        return Header(flags, stream, sequence, time_us, body_at(blob))
+    if len(blob) >= HEADER_1.size and blob[0] == 0xF5 and blob[1] == 0x5A:
+        _, flags, _, stream, sequence, time_us = HEADER_1.unpack_from(blob)
+        return Header(flags, stream, sequence, time_us, HEADER_1.size)
+    return None
 
 
 def encode_attributes(attributes: GivenAttributes, limits: Limits) -> bytes:
-    """Length and map, as they stand between header and payload; refuses what no reader could use.
+    """Length and map, as they stand between header and payload. PublishError if readers could not use them.
 
-    None is absence: an attribute with that value is left out.
+    Attributes with the value None are left out.
     """
     if not isinstance(attributes, Mapping):
         raise PublishError(f"attributes are a mapping of names to values, not {type(attributes).__name__}")
@@ -150,11 +197,11 @@ def encode_attributes(attributes: GivenAttributes, limits: Limits) -> bytes:
     return _U16.pack(len(body)) + body
 
 
-def split_attributes(blob: bytes) -> tuple[Attributes, bytes]:
-    """Attributes and payload of an envelope that has the ATTRIBUTES flag."""
+def split_attributes(blob: bytes, at: int) -> tuple[Attributes, bytes]:
+    """Attributes and payload of an envelope that has the ATTRIBUTES flag and whose body begins at `at`."""
     try:
-        length = _U16.unpack_from(blob, HEADER_BYTES)[0]
-        start = HEADER_BYTES + 2
+        length = _U16.unpack_from(blob, at)[0]
+        start = at + 2
         if len(blob) < start + length:
             raise ProtocolError("a peer sent attributes that are cut short; the message is ignored")
         return _map_decoder.decode(blob[start : start + length]), blob[start + length :]
@@ -163,7 +210,7 @@ def split_attributes(blob: bytes) -> tuple[Attributes, bytes]:
 
 
 def check_channel_name(name: str | bytes | bytearray | memoryview, limits: Limits) -> bytes:
-    """The bytes of a channel name or pattern, or a clear refusal."""
+    """The bytes of a channel name or pattern; ChannelNameError if it cannot be one."""
     if not isinstance(name, str | bytes | bytearray | memoryview):
         raise ChannelNameError(f"a channel name is str or bytes, not {type(name).__name__}")
     try:
@@ -185,7 +232,7 @@ def check_channel_name(name: str | bytes | bytearray | memoryview, limits: Limit
 
 
 def check_payload(payload: bytes, limits: Limits) -> None:
-    """Refuses a payload that no subscriber would be allowed to receive."""
+    """Raises PayloadTooLargeError for a payload that subscribers could not receive."""
     if len(payload) > limits.payload_bytes_max:
         raise PayloadTooLargeError(
             f"the payload is {len(payload)} bytes long, more than payload_bytes_max={limits.payload_bytes_max}; "

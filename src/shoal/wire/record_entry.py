@@ -34,9 +34,9 @@ from shoal.wire.envelope import (
     FINAL,
     FOREIGN,
     HEADER,
-    HEADER_BYTES,
     MAGIC,
-    is_envelope,
+    UNKNOWN_FLAGS,
+    read_header,
     split_attributes,
 )
 
@@ -69,13 +69,15 @@ class RecordedGap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordedMessage(NamedTuple):
-    """A message, or the end of a stream, as an entry holds it. Stream 0: a plain Redis client's."""
+    """A message, or the end of a stream, as an entry holds it. Stream 0: a plain Redis client's. The body of the
+    envelope `blob` begins at `body_at`."""
 
     stream: int
     sequence: int
     time_us: int
     flags: int
     blob: bytes
+    body_at: int
 
     @property
     def is_end(self) -> bool:
@@ -85,8 +87,8 @@ class RecordedMessage(NamedTuple):
     def split(self) -> tuple[Attributes | None, bytes]:
         """Attributes (None if there are none) and payload; ProtocolError if they cannot be read."""
         if self.flags & ATTRIBUTES:
-            return split_finite(self.blob)
-        return None, self.blob[HEADER_BYTES:]
+            return split_finite(self.blob, self.body_at)
+        return None, self.blob[self.body_at :]
 
 
 Fields: TypeAlias = tuple[bytes, ...]
@@ -98,10 +100,10 @@ _marks: Final = msgspec.msgpack.Decoder(list[bytes])
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-def split_finite(blob: bytes) -> tuple[Attributes, bytes]:
-    """Attributes and payload of an envelope that has attributes, less those that are NaN or infinite: JSON has no word
-    for them and no filter takes them, while the rest of the message is as good as any."""
-    attributes, payload = split_attributes(blob)
+def split_finite(blob: bytes, at: int) -> tuple[Attributes, bytes]:
+    """Attributes and payload of an envelope that has attributes; its body begins at `at`. Attributes that are NaN or
+    infinite are left out, because neither JSON nor filters have such values."""
+    attributes, payload = split_attributes(blob, at)
     if all(not isinstance(value, float) or math.isfinite(value) for value in attributes.values()):
         return attributes, payload
     finite = {name: value for name, value in attributes.items() if not isinstance(value, float) or math.isfinite(value)}
@@ -142,7 +144,7 @@ def streams_fields(number: int, ends: StreamEnds) -> Fields:
 
 
 def foreign_blob(payload: bytes) -> bytes:
-    """The message of a plain Redis client, with an envelope for the record."""
+    """The message of a plain Redis client in an envelope, as records hold it."""
     return HEADER.pack(MAGIC, FOREIGN, 0, 0, 0, 0) + payload
 
 
@@ -166,13 +168,16 @@ def read_entry(fields: Any) -> tuple[int, Said]:
 
 
 def _read_message(blob: bytes) -> RecordedMessage:
-    if not is_envelope(blob):
+    header = read_header(blob)
+    if header is None:
         raise ValueError("a message without an envelope")
-    _, flags, _, stream, sequence, time_us = HEADER.unpack_from(blob)
+    flags, stream, sequence, time_us, body_at = header
+    if flags & UNKNOWN_FLAGS:
+        raise ValueError(f"a message with unknown flags 0x{flags & UNKNOWN_FLAGS:02x}: read it with a newer version")
     if flags & BEACON and not flags & FINAL:
         raise ValueError("a beacon that ends nothing")
     if flags & FOREIGN:
         stream = sequence = time_us = 0
     elif not stream or not sequence:
         raise ValueError("a message without a stream")
-    return RecordedMessage(stream, sequence, time_us, flags, blob)
+    return RecordedMessage(stream, sequence, time_us, flags, blob, body_at)

@@ -1,4 +1,4 @@
-"""What every policy promises, whatever the situation."""
+"""Properties of every policy, in any situation."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.balance.policies.situations import (
 from shoal.balance.columns import SINGLE, Floats, Placements, host_loads
 from shoal.balance.decision import Decision, Reason, changed
 from shoal.balance.policies import POLICIES, policy
-from shoal.balance.policies.bounded import load_bounds
-from shoal.balance.policies.reckoning import dead
+from shoal.balance.policies.bounded_load import load_bounds
+from shoal.balance.policies.server_state import dead
 from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
 from shoal.balance.situation import Pool, Situation
 from shoal.errors import ConfigError
 
 ROUNDING = 1e-6
 BY_LOAD = ("shoal", "dynamoth")
-"""Policies that look at loads before they move a channel."""
+"""Policies that consider loads before they move a channel."""
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
 often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,8 +95,9 @@ def test_nothing_stays_on_a_dead_server(name: str, situation: Situation) -> None
 def test_no_server_is_filled_above_the_safe_ratio_unless_that_lowers_the_maximum(
     name: str, situation: Situation
 ) -> None:
-    """The maximum of the servers that give: a giant elsewhere that nobody can help is no reason not to help others. And
-    what is on a server that takes nothing more has to go somewhere."""
+    """The maximum counts only servers that give: a giant elsewhere that cannot be relieved must not prevent relief of
+    others. Channels on a server that takes nothing more must go somewhere.
+    """
     decision = policy(name)(situation, DEFAULT_SETTINGS)
     before = load_ratios(situation, situation.placements)
     placements = changed(situation.placements, decision.moves, decision.placements)
@@ -189,12 +190,14 @@ def test_a_server_that_did_not_report_keeps_its_channels(name: str) -> None:
 
 
 def test_a_policy_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="no policy 'round-robin'"):
+    with pytest.raises(ConfigError, match="unknown policy 'round-robin'"):
         policy("round-robin")
 
 
 def assert_whole(situation: Situation, decision: Decision) -> None:
-    """Every channel has its servers: at least one, none twice, one if it is single; and all figures are numbers."""
+    """Every channel has its servers: at least one, none twice, exactly one if it is single; and all figures are
+    numbers.
+    """
     assert len(set(decision.moves.tolist())) == len(decision.moves) == len(decision.placements)
     assert len(decision.reasons) == len(decision.moves)
     assert all(isinstance(reason, Reason) for reason in decision.reasons)

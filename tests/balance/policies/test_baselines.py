@@ -11,19 +11,23 @@ from tests.balance.policies.situations import AT_S, make_channels, make_situatio
 
 from shoal.balance.columns import ALL_SUBSCRIBERS, SINGLE, Floats, Placements, host_loads
 from shoal.balance.decision import Reason, changed
-from shoal.balance.policies import bounded, hashing, slots
-from shoal.balance.policies.naming import SLOTS, key_slots, ring_hashes
+from shoal.balance.policies import bounded_load, consistent_hashing, slots
+from shoal.balance.policies.name_hashes import SLOTS, key_slots, ring_hashes
 from shoal.balance.policies.ring_homes import ring_of
 from shoal.balance.settings import DEFAULT_SETTINGS
 from shoal.balance.situation import Pool, Situation
 
 CHANNELS = 4000
-BASELINES = {"consistent-hashing": hashing.decide, "bounded-load": bounded.decide, "slots": slots.decide}
+BASELINES = {
+    "consistent-hashing": consistent_hashing.decide,
+    "bounded-load": bounded_load.decide,
+    "slots": slots.decide,
+}
 every_baseline = pytest.mark.parametrize("name", BASELINES)
 
 
 def spread_out(name: str, servers: int, load: float = 0.5, count: int = CHANNELS, **changes: Any) -> Situation:
-    """Channels of one size that the baseline itself has placed, on servers of one size."""
+    """Channels of equal size placed by the baseline itself, on servers of equal size."""
     channels = make_channels(np.full(count, load * servers * 100.0 / count))
     capacity = [100.0] * servers
     situation = make_situation(channels, Placements.single(np.zeros(count, np.int32)), capacity)
@@ -44,7 +48,7 @@ def test_hashing_places_channels_where_the_ring_says() -> None:
     situation = spread_out("consistent-hashing", 5)
     homes = ring_of(situation.hosts, situation.hosts.takes).homes(ring_hashes(situation.channels.names))
     assert situation.placements.servers.tolist() == homes.tolist()
-    assert not len(hashing.decide(situation, DEFAULT_SETTINGS))
+    assert not len(consistent_hashing.decide(situation, DEFAULT_SETTINGS))
 
 
 @every_baseline
@@ -53,7 +57,7 @@ def test_a_new_server_gets_its_part_and_nothing_else_moves(name: str) -> None:
     after = follow(with_another(before), name)
     moved = before.placements.servers != after.servers
     assert (after.servers[moved] == 4).mean() > (0.85 if name == "bounded-load" else 0.98)
-    if name != "bounded-load":  # which moves no more than its bounds ask for
+    if name != "bounded-load":  # which moves no more than its bounds require
         assert 0.15 < moved.mean() < 0.26
 
 
@@ -83,8 +87,8 @@ def test_no_server_is_added_when(name: str, changes: dict[str, Any]) -> None:
 def test_bounded_load_grows_by_the_average() -> None:
     channels = make_channels([90.0, 1.0, 1.0])
     hot = make_situation(channels, Placements.single([0, 1, 2]), [100.0] * 3)
-    assert bounded.decide(hot, DEFAULT_SETTINGS).add == 0
-    assert bounded.decide(spread_out("bounded-load", 3, load=0.65), DEFAULT_SETTINGS).add == 1
+    assert bounded_load.decide(hot, DEFAULT_SETTINGS).add == 0
+    assert bounded_load.decide(spread_out("bounded-load", 3, load=0.65), DEFAULT_SETTINGS).add == 1
 
 
 @every_baseline
@@ -131,10 +135,10 @@ def highest(weights: Floats, placements: Placements, capacity: Floats) -> float:
 def test_bounded_load_moves_what_is_above_the_bound_and_no_more() -> None:
     channels = make_channels([10.0] * 40)
     uneven = make_situation(channels, Placements.single([0] * 25 + [1] * 15), [1000.0, 1000.0])
-    decision = bounded.decide(uneven, DEFAULT_SETTINGS)
+    decision = bounded_load.decide(uneven, DEFAULT_SETTINGS)
     assert len(decision) == 0  # the bound is 1.25 times 200: 25 channels
     uneven = make_situation(channels, Placements.single([0] * 28 + [1] * 12), [1000.0, 1000.0])
-    assert len(bounded.decide(uneven, DEFAULT_SETTINGS)) == 3
+    assert len(bounded_load.decide(uneven, DEFAULT_SETTINGS)) == 3
 
 
 def test_bounded_load_leaves_a_channel_alone_that_is_larger_than_every_bound() -> None:
@@ -155,7 +159,7 @@ def test_slots_move_whole_and_follow_capacity_by_number() -> None:
 
 
 def test_slots_look_at_numbers_and_not_at_load() -> None:
-    """Two hot channels in one slot stay together, whatever that does to their server."""
+    """Two hot channels in one slot stay together, however loaded their server is."""
     names = [b"{hot}.%d" % index for index in range(4)] + [b"cold-%d" % index for index in range(40)]
     channels = make_channels([60.0] * 4 + [0.1] * 40, names=names)
     situation = make_situation(channels, Placements.single(np.zeros(44, np.int32)), [100.0] * 4)
@@ -168,7 +172,7 @@ def test_slots_look_at_numbers_and_not_at_load() -> None:
 def test_figures_tell_the_ratios_of_the_servers_left_and_chosen() -> None:
     channels = make_channels([15.0] * 8)
     situation = make_situation(channels, Placements.single([0] * 8), [100.0, 100.0])
-    decision = hashing.decide(situation, DEFAULT_SETTINGS)
+    decision = consistent_hashing.decide(situation, DEFAULT_SETTINGS)
     loads, _ = host_loads(channels, changed(situation.placements, decision.moves, decision.placements), 2)
     figures = dict(zip(decision.figure_names, decision.figures[0].tolist(), strict=True))
     assert figures["left_before"] == pytest.approx(1.2)

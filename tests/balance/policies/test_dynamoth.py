@@ -1,4 +1,4 @@
-"""Dynamoth's load balancer: Algorithm 1, Algorithm 2, low-load rebalancing, and what the paper leaves open."""
+"""Dynamoth's load balancer: Algorithm 1, Algorithm 2, low-load rebalancing, and the paper's open points."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def one_channel(
     bytes_out: float = 10.0,
     **changes: Any,
 ) -> Situation:
-    """One channel worth watching, and one a server that gives each another load: 10, 20, 30 and 40."""
+    """One busy channel, and one channel per server that gives each another load: 10, 20, 30 and 40."""
     channels = make_channels(
         [bytes_out, 10.0, 20.0, 30.0, 40.0], [publications, 1.0, 1.0, 1.0, 1.0], [subscribers, 1, 1, 1, 1]
     )
@@ -61,16 +61,16 @@ class TestAlgorithm1:
     @pytest.mark.parametrize(
         ("publications", "subscribers", "mode", "servers"),
         [
-            (1000.0, 10, ALL_SUBSCRIBERS, 5),  # 100 publications for each subscriber: 5 times the threshold
+            (1000.0, 10, ALL_SUBSCRIBERS, 5),  # 100 publications per subscriber: 5 times the threshold
             (1000.0, 49, ALL_SUBSCRIBERS, 2),  # 20.4: just above it, so one server is not enough
             (1000.0, 50, SINGLE, 1),  # 20: not above it
             (399.0, 1, SINGLE, 1),  # too few publications to matter
-            (10.0, 1000, ALL_PUBLISHERS, 3),  # 100 subscribers for each publication: 2.5 times the threshold
+            (10.0, 1000, ALL_PUBLISHERS, 3),  # 100 subscribers per publication: 2.5 times the threshold
             (1.0, 199, SINGLE, 1),  # too few subscribers to matter
             (30.0, 1200, SINGLE, 1),  # 40: not above it
-            (500.0, 300, ALL_SUBSCRIBERS, 2),  # both large, no ratio is
-            (401.0, 50_000, ALL_SUBSCRIBERS, 2),  # both large, and the ratio speaks for all_publishers
-            (0.0, 1000, ALL_PUBLISHERS, 25),  # no publications: nothing is divided by zero
+            (500.0, 300, ALL_SUBSCRIBERS, 2),  # both counts are large, but no ratio is
+            (401.0, 50_000, ALL_SUBSCRIBERS, 2),  # both counts are large, and the ratio suggests all_publishers
+            (0.0, 1000, ALL_PUBLISHERS, 25),  # no publications: no division by zero
             (1000.0, 0, ALL_SUBSCRIBERS, 50),
         ],
     )
@@ -103,7 +103,7 @@ class TestAlgorithm1:
 
     @pytest.mark.parametrize("subscribers", [46, 50, 55])
     def test_around_the_threshold_nothing_flaps(self, subscribers: int) -> None:
-        """20.4 publications for each subscriber replicate; down to 20 / 1.2 the replicas then stay."""
+        """20.4 publications per subscriber replicate; down to 20 / 1.2 the replicas then stay."""
         situation = one_channel(1000.0, 49)
         placements = after(situation)
         assert placements.degree[0] == 2
@@ -141,7 +141,7 @@ class TestAlgorithm1:
         assert load_ratios(giant, placements).tolist() == [1.5, 1.5]
 
     def test_a_server_that_stays_keeps_its_turn(self) -> None:
-        """Clients take the server of their turn: fewer of them move."""
+        """Clients use the server at their position, so fewer of them move."""
         situation = one_channel(10.0, 1000, (ALL_PUBLISHERS, (2, 0, 1)))
         situation.hosts.takes[0], situation.hosts.capacity[0], situation.hosts.bytes_out[0] = False, 0.0, 0.0
         assert after(situation).of(0) == (2, 3, 1)
@@ -166,7 +166,7 @@ class TestHighLoad:
         assert decide(on_servers([79.0, 1.0], [0, 0], pool=FIXED), DEFAULT_SETTINGS).is_empty
 
     def test_a_channel_that_fits_nowhere_is_passed_over(self) -> None:
-        """The paper's loop would send the giant around for ever."""
+        """The paper's loop would move the giant around forever."""
         situation = on_servers([300.0, 5.0, 4.0, 60.0, 60.0, 60.0], [0, 0, 0, 1, 2, 3], pool=FIXED)
         decision = decide(situation, DEFAULT_SETTINGS)
         assert sorted(decision.moves.tolist()) == [1, 2]
@@ -182,7 +182,7 @@ class TestHighLoad:
         assert load_ratios(situation, placements).max() <= 0.85  # 35 moves; 60 would bring the other to 1.1
 
     def test_of_servers_of_two_sizes_the_one_with_room_is_found(self) -> None:
-        """The smallest ratio is the small server's, but it cannot take the channel."""
+        """The small server has the lowest ratio, but it has no room for the channel."""
         situation = on_servers([90.0, 1.0, 80.0], [0, 1, 2], (100.0, 20.0, 400.0), pool=Pool(3, 3, 0, 1.0, 1.0, 1.0))
         assert after(situation, DEFAULT_SETTINGS).of(0) == (2,)
 
@@ -195,7 +195,7 @@ class TestHighLoad:
         assert load_ratios(situation, placements).max() <= 0.7
 
     def test_when_all_are_too_full_the_load_is_levelled(self) -> None:
-        """Nobody can be brought below the safe ratio: the maximum is lowered all the same."""
+        """No server can be brought below the safe ratio; the maximum is lowered anyway."""
         situation = on_servers([20.0] * 15, [0] * 6 + [1] * 4 + [2] * 3 + [3] * 2, pool=FIXED)
         placements = after(situation, DEFAULT_SETTINGS)
         assert load_ratios(situation, placements).max() == pytest.approx(0.8)
@@ -284,7 +284,7 @@ class TestLowLoad:
         assert decide(situation, DEFAULT_SETTINGS).is_empty
 
     def test_a_server_that_was_freed_is_not_needed_again(self) -> None:
-        """Down to one server, and then nothing: the load is placed below the ratio at which servers are added."""
+        """Down to one server, and then no further: the load stays below the ratio at which servers are added."""
         situation = on_servers([10.0] * 5, [0, 1, 2, 3, 3])
         for _ in range(12):
             situation = followed(situation, decide(situation, DEFAULT_SETTINGS))

@@ -1,4 +1,4 @@
-"""The policy `shoal`: what it does, and when it leaves things alone."""
+"""The policy `shoal`: its actions, and when it does nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDS_MAX = 8
 
 
 def crowd(bytes_out: npt.ArrayLike, *, publishers: int = 100, subscribers: int = 100, cpu: float = 0.0) -> Channels:
-    """Channels with many clients, and this much CPU for all of each one's deliveries."""
+    """Channels with many clients, and this much CPU for all deliveries of each."""
     plain = make_channels(bytes_out, publications=30.0, subscribers=subscribers)
     count = len(plain)
     return replace(plain, publishers=np.full(count, publishers), cpu_out=np.full(count, cpu))
@@ -35,7 +35,7 @@ def fixed_pool(servers: int) -> Pool:
 
 
 def on(channels: Channels, servers: npt.ArrayLike, count: int, **changes: Any) -> Situation:
-    """Channels on servers of one size, of which there are neither more nor fewer."""
+    """Channels on a fixed number of servers of equal size."""
     whole = make_situation(
         channels, Placements.single(servers), [CAPACITY] * count, **{"pool": fixed_pool(count), **changes}
     )
@@ -43,7 +43,7 @@ def on(channels: Channels, servers: npt.ArrayLike, count: int, **changes: Any) -
 
 
 def seen(situation: Situation, placements: Placements) -> Situation:
-    """The situation with what the servers carry by these placements."""
+    """The situation with the server loads that result from these placements."""
     bytes_out, cpu = host_loads(situation.channels, placements, len(situation.hosts))
     return replace(situation, placements=placements, hosts=replace(situation.hosts, bytes_out=bytes_out, cpu=cpu))
 
@@ -196,7 +196,7 @@ def test_a_plan_moves_no_more_than_it_may() -> None:
 
 
 def arriving(situation: Situation, decision: Decision) -> Floats:
-    """What a decision brings to each server, as a load ratio."""
+    """The load that a decision brings to each server, as a load ratio."""
     before = {(row, server) for row in decision.moves.tolist() for server in situation.placements.of(row)}
     come = np.zeros(len(situation.hosts))
     for at, row in enumerate(decision.moves.tolist()):
@@ -300,7 +300,7 @@ def test_servers_that_joined_get_their_part_and_no_channel_moves_twice() -> None
 
 @pytest.mark.parametrize(("first", "acts"), [(0.90, False), (1.10, True)])
 def test_a_window_in_which_the_load_jumped_is_believed_only_if_it_is_beyond_help(first: float, acts: bool) -> None:
-    """The first window of a rise has seen only a part of it; the next one counts, even if it is higher still."""
+    """The first window of a rise contains only a part of it; the next one counts, even if it is higher still."""
     channels = crowd(np.full(20, first * CAPACITY / 20.0))
     sent = float(channels.bytes_out.sum())
     past = {"past_at": np.array([AT_S - 4.0, AT_S - 2.0, AT_S])}
@@ -378,7 +378,7 @@ def test_a_drained_server_leaves_a_channel_that_all_others_have() -> None:
 
 @st.composite
 def steady(draw: st.DrawFn) -> Situation:
-    """A load that stays as it is, on servers that may be almost empty, full, or much too few."""
+    """A constant load, on servers that are almost empty, full, or far too few."""
     servers = draw(st.integers(1, 6))
     rows = draw(st.integers(1, 30))
     chance = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -430,7 +430,7 @@ def test_with_free_moves_it_comes_near_to_the_bound(seed: int, servers: int) -> 
 
 
 def test_a_channel_whose_publishers_all_chose_one_server_does_not_wander() -> None:
-    """Its share goes with its turn, so another server instead of this one would carry just as much."""
+    """A share belongs to a position, so another server in its place would carry just as much."""
     channels = crowd([65.0, 20.0, 20.0])
     placements = Placements.build([ALL_SUBSCRIBERS, 0, 0], [(0, 1), (1,), (2,)])
     uneven = replace(placements, parts=np.array([1.0, 0.0, 1.0, 1.0]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.balance.policies.situations import AT_S, make_channels, make_situation
 
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, SINGLE, Channels, Placements
-from shoal.balance.policies import packing
+from shoal.balance.policies import share_loops
 from shoal.balance.policies.degrees import busiest_part, degrees, size_of_share, spread_evenly
 from shoal.balance.policies.estimate import estimate
 from shoal.balance.policies.trend import GROWTH_MAX, growth, jumped
@@ -141,26 +141,26 @@ def test_a_server_that_sends_all_it_can_is_asked_for_more() -> None:
     assert estimate(situation, DEFAULT_SETTINGS).ratio[0] == pytest.approx(2.0)
 
 
-def shelves(host: list[int], size: list[float], hosts: int) -> packing.Shelves:
-    return packing.Shelves(*packing.shelve(np.array(host, np.int32), np.array(size), hosts))
+def by_server(host: list[int], size: list[float], hosts: int) -> share_loops.ServerShares:
+    return share_loops.ServerShares(*share_loops.group_by_server(np.array(host, np.int32), np.array(size), hosts))
 
 
 @settings(deadline=None)  # the first call may have to compile
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.1, 0.2, 0.5])), max_size=30))
 def test_shelves_hold_every_share_largest_first(pairs: list[tuple[int, float]]) -> None:
     host, size = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    found = shelves(host, size, 4)
+    found = by_server(host, size, 4)
     for server in range(4):
-        shelf = found.order[found.starts[server] : found.starts[server + 1]].tolist()
+        own = found.order[found.starts[server] : found.starts[server + 1]].tolist()
         mine = [share for share in range(len(pairs)) if host[share] == server]
-        assert shelf == sorted(mine, key=lambda share: -size[share])
+        assert own == sorted(mine, key=lambda share: -size[share])
 
 
 def test_how_many_moves_a_level_takes() -> None:
     size = [0.1, 0.2, 0.3, 0.4]
-    found = shelves([0, 0, 0, 1], size, 2)
+    found = by_server([0, 0, 0, 1], size, 2)
     free = np.ones(4, np.bool_)
     levels, ratio = np.array([0.0, 0.25, 0.35, 0.6]), np.array([0.6, 0.4])
-    assert packing.moves_for(levels, ratio, np.array(size), free, found).tolist() == [4, 3, 2, 0]
+    assert share_loops.moves_for(levels, ratio, np.array(size), free, found).tolist() == [4, 3, 2, 0]
     free[2] = False
-    assert packing.moves_for(levels, ratio, np.array(size), free, found).tolist() == [3, 3, 3, 0]
+    assert share_loops.moves_for(levels, ratio, np.array(size), free, found).tolist() == [3, 3, 3, 0]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from shoal.channels.agent.forward_links import ForwardLinks
-from shoal.channels.agent.peers import PEER_PATTERN, SILENT_WORDS_MAX, Peers
+from shoal.channels.agent.peers import PEER_PATTERN, SILENT_HEARTBEATS_MAX, Peers
 from shoal.channels.client.server_link import Command
 from shoal.lab.sim import Endpoint, FaultOptions, ModelCoordinator, Network, RedisNode, World
 from shoal.lab.sim.models.resp import CommandReader, encode_frame
@@ -20,7 +20,7 @@ from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
 
 RING = Ring(1, tuple(ServerAddress(server, server, 1) for server in ("s1", "s2")))
-SILENT_S = SILENT_WORDS_MAX * DEFAULT_LIMITS.heartbeat_interval_s
+SILENT_S = SILENT_HEARTBEATS_MAX * DEFAULT_LIMITS.heartbeat_interval_s
 OWED_S = DEFAULT_LIMITS.connect_timeout_s
 SLACK_S = 1.0
 """Connecting and the backoff take less."""
@@ -157,7 +157,7 @@ class Speaker:
 
 def heartbeat(number: int) -> bytes:
     """A word of the agent of s2."""
-    return control.encode(control.Heartbeat("s2", 9, number, number - 1, 1, 3000, True, 1))
+    return control.encode(control.Heartbeat("s2", 9, number - 1, 1, 3000, True, 1), 0, number)
 
 
 def test_a_server_without_a_word_is_called_again() -> None:
@@ -204,7 +204,7 @@ def test_words_of_others_and_garbage_do_not_keep_a_silent_connection() -> None:
     while site.world.now < SILENT_S - SLACK_S:
         assert client in server.ends
         speaker.publish(HEARTBEAT_CHANNEL, b"garbage")
-        speaker.publish(HEARTBEAT_CHANNEL, control.encode(control.Heartbeat("s3", 9, 1, 0, 1, 3000, True, 1)))
+        speaker.publish(HEARTBEAT_CHANNEL, control.encode(control.Heartbeat("s3", 9, 0, 1, 3000, True, 1), 0, 1))
         site.run(site.world.now + SILENT_S / 10)
     site.run(SILENT_S + SLACK_S)
     assert client not in server.ends

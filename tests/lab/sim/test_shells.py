@@ -7,15 +7,13 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from tests.balance.reporting import record
+from tests.load.reporting import record
 
 from shoal.balance.options import BalancerOptions
 from shoal.balance.recording import DecisionRecord, Outcome
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.window import LoadWindow
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.channels.agent.session import SILENT_LEASES_MAX
-from shoal.channels.telemetry.telemetry_record import xadd
 from shoal.cluster.timing import DEFAULT_TIMING
 from shoal.coordination.interface import Lease
 from shoal.lab.sim.models.coordinator import ModelCoordinator
@@ -33,10 +31,14 @@ from shoal.leader.leadership import Leader
 from shoal.leader.providers import Nobody
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
+from shoal.load.record import xadd
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.plan.keys import KEEPER_LEASE
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
-from shoal.wire.envelope import TELEMETRY_KEY
+from shoal.wire.connection import Connection
+from shoal.wire.envelope import AGENT_CHANNEL, TELEMETRY_KEY
 
 SERVER = "s1"
 LIMITS = Limits()
@@ -222,7 +224,7 @@ class Balance:
 
     def write_decision(self, record: DecisionRecord, *, quiet: bool) -> None:
         """The balancer has decided something."""
-        self.decisions.append((self.world.now, LoadWindow.from_bytes(record.window).end_s - FIRST_SECOND))
+        self.decisions.append((self.world.now, LoadWindow.from_bytes(record.window, KINDS).end_s - FIRST_SECOND))
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Nothing to note."""
@@ -246,3 +248,23 @@ def test_a_balancer_that_leads_again_goes_by_no_load_of_its_last_time_in_the_lea
     later = [end for at, end in balance.decisions if at > lost_at]
     assert later
     assert min(later) > 25.0
+
+
+# Other versions
+
+
+def test_an_agent_logs_clients_of_other_versions_once_a_minute(led: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    led.start_agent(led.network.node("agent"))
+    led.run(5.0)
+    speaker = led.processes.new(led.network.node("speaker"))
+
+    async def speak() -> None:
+        async with Connection(SERVER, 1, username=None, password=None, name="old", dial=speaker.runtime.dial) as old:
+            for _ in range(100):
+                await old.ask((b"PUBLISH", AGENT_CHANNEL, b"\xf5C\x94\x01\x01\x02\x03"))
+                await asyncio.sleep(1.0)
+
+    with caplog.at_level("WARNING", logger="shoal.channels.agent.session"):
+        speaker.begin(speak())
+        led.run(100.0)
+    assert [record.message for record in caplog.records] == ["client of another version on the server"] * 2

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pytest
-from tests.balance.reporting import record
+from tests.load.reporting import record
 from tests.support.redis_server import RedisServer
 
-from shoal.channels.telemetry.telemetry_record import DATA_FIELD, ID_FIELD, Record, encode
+from shoal.load.record import DATA_FIELD, ID_FIELD, Record, encode
 from shoal.pipeline.source import parts
 from shoal.pipeline.source.kinds import Kind
 from shoal.pipeline.source.offset_planner import OffsetPlanner

@@ -14,13 +14,14 @@ from tests.pipeline.source.streaming import BASE_S, Stream, empty, entry, one, o
 from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import RedisServer, free_port
 
-from shoal.balance.fold_in_order import fold_in_order
-from shoal.balance.fold_state import FoldState
 from shoal.balance.settings import BalanceSettings
-from shoal.channels.telemetry import telemetry_record as telemetry
 from shoal.cluster.local import LocalCluster
 from shoal.errors import ConfigError, ConnectError, PipelineError
 from shoal.history.server_reader import Login
+from shoal.load.fold_in_order import fold_in_order
+from shoal.load.fold_state import FoldState
+from shoal.load.record import encode
+from shoal.load_kinds import KINDS
 from shoal.pipeline.source.datasource import BatchReader, PartOfSource
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import ServerOffset, read_offset, write_offset
@@ -79,7 +80,7 @@ def test_a_batch_takes_no_more_than_it_may_and_each_server_its_part(one: RedisSe
 
 def test_a_batch_is_no_larger_than_it_may_be(one: RedisServer) -> None:
     Stream(one).add(entry("s1", BASE_S + second, channels=50) for second in range(100))
-    size = len(telemetry.encode(entry("s1", BASE_S + 99, channels=50)))
+    size = len(encode(entry("s1", BASE_S + 99, channels=50)))
     asked = options(one, maxBytesPerBatch=str(20 * size))
     planning = OffsetPlanner(asked)
     end = planning.next({}, 10_000)
@@ -301,7 +302,7 @@ def test_telemetry_of_all_servers_is_read_at_the_same_pace_so_that_none_comes_la
     while (end := planning.next(start, 100)) != start:
         table = table_of(planning.parts(start, end), asked.kind)
         sizes.append(table.num_rows)
-        _, state = fold_in_order(state, table, BalanceSettings())
+        _, state = fold_in_order(state, table, BalanceSettings(), KINDS)
         start = end
     assert sum(sizes) == 220
     assert max(sizes) <= 100

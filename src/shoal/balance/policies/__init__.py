@@ -1,7 +1,7 @@
 """Policies: pure functions from a situation and settings to a decision.
 
-Owns the shape of a policy and the table of all of them by name. The same situation and settings always give the same
-decision.
+Owns the signature of a policy and the table of all policies by name. The same situation and settings always give the
+same decision.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Policy: TypeAlias = Callable[[Situation, BalanceSettings], Decision]
 POLICIES: Final = {
     "shoal": "shoal.balance.policies.shoal",
     "dynamoth": "shoal.balance.policies.dynamoth",
-    "consistent-hashing": "shoal.balance.policies.hashing",
-    "bounded-load": "shoal.balance.policies.bounded",
+    "consistent-hashing": "shoal.balance.policies.consistent_hashing",
+    "bounded-load": "shoal.balance.policies.bounded_load",
     "slots": "shoal.balance.policies.slots",
 }
-"""By name: the module whose function `decide` it is."""
+"""Policy name to the module with its function `decide`."""
 
 
 def policy(name: str) -> Policy:
-    """The policy of that name."""
+    """Return the policy of that name."""
     if name not in POLICIES:
-        raise ConfigError(f"there is no policy {name!r}", do=f"name one of {', '.join(POLICIES)}")
+        raise ConfigError(f"unknown policy {name!r}", do=f"choose one of {', '.join(POLICIES)}")
     decide: Policy = importlib.import_module(POLICIES[name]).decide
     return decide

@@ -1,15 +1,15 @@
-"""How many servers a channel should have, and in which mode, from what it costs and what servers can carry.
+"""How many servers a channel should have, and in which mode, from its cost and the servers' capacity.
 
-Owns the arithmetic of replication for the `shoal` policy; no ratio of publications to subscribers is set by hand.
+Owns the arithmetic of replication for the `shoal` policy; no ratio of publications to subscribers is configured.
 
-What one of `k` servers carries, at the busiest of them:
+Load of the busiest of `k` servers:
 
-    all_subscribers    the publications and deliveries of its part of the publishers
-    all_publishers     all publications, the deliveries of its part of the subscribers, and all deliveries to patterns
+    all_subscribers    the publications and deliveries of its share of the publishers
+    all_publishers     all publications, the deliveries of its share of the subscribers, and all deliveries to patterns
 
-Clients keep to one server each, by a number that is random to us: of `n` clients on `k` servers the busiest server has
-about `n/k + sqrt(2 n/k ln k)`. So one publisher cannot be spread by all_subscribers, nor one subscriber by
-all_publishers, and few of them not evenly.
+Each client uses one server, chosen by a number that is random from the policy's view. With `n` clients on `k` servers,
+the busiest server has about `n/k + sqrt(2 n/k ln k)` of them. A single publisher can therefore not be spread by
+all_subscribers, nor a single subscriber by all_publishers, and a few of them only unevenly.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import numpy as np
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, SINGLE, Channels, Floats, Ints, Modes, sent_part
 
 SUBSCRIPTION_PER_S: Final = 0.1
-"""What a server has from holding a subscription more, as publications a second: beacons and answers. It decides
-between the modes where their loads do not: more subscriptions (all_subscribers) or more publications."""
+"""Cost of one more subscription on a server, in publications per second, for beacons and answers. It decides between
+the modes if their loads are equal: more subscriptions (all_subscribers) or more publications.
+"""
 NEAR: Final = 1.03
-"""A degree that is within this factor of the best that can be had is as good, if none is good enough."""
+"""If no degree is sufficient, degrees within this factor of the best count as equally good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Degrees:
 
 
 def busiest_part(clients: Ints, degree: int) -> Floats:
-    """The part of a channel's clients that the busiest of its servers has."""
+    """Return the share of a channel's clients that its busiest server has."""
     clients = np.maximum(clients, 1)
     mean = clients / degree
     busiest = np.maximum(np.ceil(mean), mean + np.sqrt(2.0 * mean * np.log(degree)))
@@ -45,7 +46,7 @@ def busiest_part(clients: Ints, degree: int) -> Floats:
 
 
 def size_of_share(channels: Channels, rows: Ints, mode: int, degree: int, capacity: float, cpu: float) -> Floats:
-    """What the busiest server of each channel carries for it, as a ratio of such a server."""
+    """Return the load of each channel on its busiest server, as a ratio of such a server."""
     bytes_out, cpu_in, cpu_out = channels.bytes_out[rows], channels.cpu_in[rows], channels.cpu_out[rows]
     if mode == SINGLE or degree == 1:
         return np.maximum(bytes_out / capacity, (cpu_in + cpu_out) / cpu)
@@ -58,10 +59,10 @@ def size_of_share(channels: Channels, rows: Ints, mode: int, degree: int, capaci
 
 
 def degrees(channels: Channels, rows: Ints, limit: float, degree_max: int, capacity: float, cpu: float) -> Degrees:
-    """The least number of servers of this capacity of which none carries more than the limit (a ratio) of a channel.
+    """Return the smallest number of servers of this capacity on which no share exceeds the limit (a ratio).
 
-    If no number is enough, the least that is about as good as any. Of two modes that need the same number, the one
-    that makes less extra work.
+    If no number is sufficient, the smallest that is about as good as any. Of two modes with the same number, the one
+    with less extra work.
     """
     sizes = np.stack(
         [
@@ -80,10 +81,10 @@ def degrees(channels: Channels, rows: Ints, limit: float, degree_max: int, capac
 
 
 def spread_evenly(channels: Channels, rows: Ints, parts: Floats, degree_max: int) -> Degrees:
-    """So many servers that each has one part of a channel, as far as there are clients to divide: two for a server.
+    """Return enough servers for one part of a channel each, limited by its clients: at least two per server.
 
-    The mode is the one with more clients to divide, or the one that makes less extra work; not all_publishers, if the
-    copies that patterns would get of each publication weigh as much as the channel itself.
+    The mode is the one with more clients to divide, or the one with less extra work; not all_publishers if the extra
+    copies for pattern subscribers would cost as much as the channel itself.
     """
     publishers, subscribers = channels.publishers[rows], channels.subscribers[rows]
     fewer_copies = channels.publications[rows] < SUBSCRIPTION_PER_S * subscribers

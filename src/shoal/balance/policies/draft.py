@@ -1,7 +1,7 @@
-"""A plan in the making: where each share would be, and what servers would carry.
+"""A draft plan: the server of each share, and the resulting load of the servers.
 
-Owns the working state of the `shoal` policy, and how shares move between servers; `replication` gives channels more
-servers or fewer. Knows how, not when.
+Owns the working state of the `shoal` policy, and how shares move between servers; `replication` changes the number of
+servers of channels. `shoal` decides when to use them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ import numpy as np
 
 from shoal.balance.columns import ALL_PUBLISHERS, SINGLE, Bools, Floats, Ints, Placements, sent_part
 from shoal.balance.decision import Reason
-from shoal.balance.policies import packing
+from shoal.balance.policies import share_loops
 from shoal.balance.policies.degrees import busiest_part
 from shoal.balance.policies.estimate import Estimate
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 
 ROUNDS_MAX: Final = 6
-"""How often what found no place is put back, and other shares are tried instead."""
+"""How often shares that found no place are put back and others are tried instead."""
 GATHERING: Final = 0.3
-"""How much of the unevenness that must be feared of a replicated channel's clients is reckoned with as it moves: not
-all of its servers have the worst of it."""
+"""How much of the possible imbalance among a replicated channel's clients is assumed when it moves; not all of its
+servers get the worst case.
+"""
 ROUNDING: Final = 1e-9
-"""The part of a load that is no change."""
+"""Relative differences in load below this do not count as a change."""
 MARGIN: Final = 0.01
-"""What a move that does not bring its server to the level must lower the busier server by, as a load ratio."""
+"""Smallest reduction of the busier server's load ratio by a move that does not bring its server to the level."""
 
 
 class Draft:
-    """One attempt at a plan. `takes` says who may receive, `free` which channels may be placed anew, `bounded` whether
-    servers are given no more than they have room for."""
+    """One attempt at a plan. `takes`: hosts that may receive; `free`: channels that may be moved; `bounded`: servers
+    get no more than they have room for.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Draft:
         host = situation.placements.servers
         self.may_leave = (free[rows] | load.dead[host]) & ~load.silent[host]
         """By share: whether it may leave its server."""
-        self.shares = packing.Shares(
+        self.shares = share_loops.Shares(
             rows,
             self.before.offsets.copy(),
             self.before.servers.copy(),
@@ -63,7 +65,7 @@ class Draft:
             load.cpu,
             self.may_leave.copy(),
         )
-        self.load = packing.Load(
+        self.load = share_loops.Load(
             load.host_bytes_out.copy(),
             load.host_cpu.copy(),
             load.capacity,
@@ -77,34 +79,34 @@ class Draft:
 
     @property
     def ratio(self) -> Floats:
-        """The load ratio of each host as it would be."""
+        """The resulting load ratio of each host."""
         return np.maximum(self.load.bytes_out / self.load.capacity, self.load.cpu / self.load.cpu_capacity)
 
     @property
     def moved(self) -> Ints:
-        """The channels that are placed anew by their shares alone."""
+        """The channels that move without a change of mode or degree."""
         return np.unique(self.shares.row[self.shares.host != self.before.servers])
 
     @property
     def moves(self) -> int:
-        """How many channels are placed anew."""
+        """The number of channels with a new placement."""
         return len(self.replaced) + len(self.moved)
 
     @property
     def arrivals(self) -> int:
-        """How many times a channel comes to a server: what a plan makes clients do."""
+        """The number of arrivals of a channel on a server, which cause work for clients."""
         return int(self.load.arrivals.sum())
 
     @property
     def replicas(self) -> int:
-        """How many servers channels have more than before."""
+        """The number of additional servers of all channels."""
         return sum(len(servers) - len(self.before.of(row)) for row, (_, servers, _) in self.replaced.items())
 
     @property
-    def lowers(self) -> bool:
-        """Whether no server is filled above the safe ratio but to lower a busier one.
+    def is_safe(self) -> bool:
+        """Whether servers are filled above the safe ratio only to lower a busier one.
 
-        What is on servers that take nothing more has to go somewhere.
+        Shares on servers that take nothing more must go somewhere, so they do not count.
         """
         estimate = self.estimate
         before, after = estimate.ratio, self.ratio
@@ -115,35 +117,35 @@ class Draft:
 
     @property
     def safe_ratio(self) -> float:
-        """What is the safe ratio now, at the load of the horizon."""
+        """The safe ratio at the load of the horizon."""
         return self.settings.safe_ratio * self.estimate.growth
 
     def excess(self, goal: float) -> float:
-        """By how much servers are above the goal, all together."""
+        """Return the sum of the ratios by which servers exceed the goal."""
         return float((self.ratio - goal).clip(min=0.0).sum())
 
     def sizes(self) -> Floats:
-        """The size of each share, as a ratio of a server of middle size."""
+        """Return the size of each share, as a ratio of a median server."""
         capacity, cpu = self.middle
         return np.maximum(self.estimate.bytes_out / capacity, self.estimate.cpu / cpu)
 
-    def wholes(self) -> Floats:
-        """The size of each channel, all its shares together, as a ratio of a server of middle size."""
+    def channel_sizes(self) -> Floats:
+        """Return the size of each channel, all shares together, as a ratio of a median server."""
         return np.bincount(self.shares.row, self.sizes(), len(self.before)).astype(np.float64, copy=False)
 
     @property
     def middle(self) -> tuple[float, float]:
-        """The capacity of a server of middle size."""
+        """The capacity of a median server: bytes per second, cores."""
         load = self.estimate
         return float(np.median(load.capacity[self.takers])), float(np.median(load.cpu_capacity[self.takers]))
 
     @property
     def degree_max(self) -> int:
-        """The most servers that a channel may have."""
+        """The largest number of servers of a channel."""
         return min(self.settings.replicas_max, len(self.takers))
 
     def cost(self, row: int, mode: int, degree: int) -> tuple[float, float]:
-        """What each of so many servers would carry of a channel: bytes a second, cores."""
+        """Return what each of `degree` servers would carry of a channel: bytes per second, cores."""
         channels, factor = self.situation.channels, self.estimate.growth
         received = sent = 1.0 / degree
         if mode == ALL_PUBLISHERS:
@@ -153,9 +155,9 @@ class Draft:
         return factor * channels.bytes_out[row] * sent, factor * cpu
 
     def coming(self, row: int, mode: int, degree: int) -> tuple[Floats, Floats]:
-        """What comes to each server if a channel has it among so many: bytes a second, cores.
+        """Return the additional load of each server if the channel were on `degree` servers: bytes per second, cores.
 
-        What a server has of the channel already does not come. That clients do not spread evenly counts in part.
+        The existing share of a server is not counted again. The uneven distribution of clients counts in part.
         """
         bytes_out, cpu = self.cost(row, mode, degree)
         channels = self.situation.channels
@@ -168,7 +170,7 @@ class Draft:
         return (times * bytes_out - has_bytes).clip(min=0.0), (times * cpu - has_cpu).clip(min=0.0)
 
     def lift(self, row: int) -> float:
-        """Takes a channel off its servers; returns the highest ratio that one of them had."""
+        """Remove a channel from its servers; return the highest ratio among them."""
         shares = np.arange(self.shares.first[row], self.shares.first[row + 1])
         hosts = self.shares.host[shares]
         highest = float(self.ratio[hosts].max())
@@ -177,20 +179,20 @@ class Draft:
         return highest
 
     def put(self, row: int, mode: int, servers: tuple[int, ...], sign: float = 1.0) -> None:
-        """Puts a channel on servers."""
+        """Add the load of a channel to servers."""
         bytes_out, cpu = self.cost(row, mode, len(servers))
         self.load.bytes_out[list(servers)] += sign * bytes_out
         self.load.cpu[list(servers)] += sign * cpu
 
     def put_back(self, row: int) -> None:
-        """Puts a channel back where it was."""
+        """Put a channel back on its old servers."""
         shares = np.arange(self.shares.first[row], self.shares.first[row + 1])
         hosts = self.before.servers[shares]
         self.load.bytes_out[hosts] += self.shares.bytes_out[shares]
         self.load.cpu[hosts] += self.shares.cpu[shares]
 
     def settle(self, row: int, mode: int, servers: tuple[int, ...], reason: Reason) -> None:
-        """A channel has its new servers: it is not touched again."""
+        """Fix the new servers of a channel; it is not changed again."""
         shares = slice(self.shares.first[row], self.shares.first[row + 1])
         self.load.arrivals[np.setdiff1d(servers, self.before.servers[shares])] += 1
         bytes_out, cpu = self.coming(row, mode, len(servers))
@@ -201,19 +203,21 @@ class Draft:
         self.replaced[row] = (mode, servers, reason)
         self.budget = max(0, self.budget - 1)
 
-    def shelved(self) -> tuple[packing.Shelves, Floats]:
-        """The shares of each server, largest first, and the size of each share."""
+    def grouped(self) -> tuple[share_loops.ServerShares, Floats]:
+        """Return the shares of each server, largest first, and the size of each share."""
         load, host = self.load, self.shares.host
         scarce = load.bytes_out / load.capacity >= load.cpu / load.cpu_capacity
         bytes_ratio, cpu_ratio = self.shares.bytes_out / load.capacity[host], self.shares.cpu / load.cpu_capacity[host]
         size = np.where(scarce[host], bytes_ratio, cpu_ratio)
-        return packing.Shelves(*packing.shelve(host, size, len(scarce))), size
+        return share_loops.ServerShares(*share_loops.group_by_server(host, size, len(scarce))), size
 
-    def relieve(self, level: float | None, drained: Bools, shelves: packing.Shelves, *, beyond: bool = True) -> None:
-        """Brings servers to the level, unless there is none, and empties those that are drained.
+    def relieve(
+        self, level: float | None, drained: Bools, by_server: share_loops.ServerShares, *, beyond: bool = True
+    ) -> None:
+        """Bring servers to the level (if there is one), and empty draining servers.
 
-        No server is filled beyond the level, but where that lowers a busier one; with `beyond` False not even there:
-        servers are on their way for that. Ends when the budget does.
+        No server is filled above the level unless that lowers a busier one; with `beyond` False not even then, because
+        new servers are coming. Stops when the budget is used up.
         """
         self.balanced = level is not None
         if not len(self.takers):
@@ -224,47 +228,48 @@ class Draft:
             ratio = self.ratio
             sources = np.flatnonzero(ratio > levels)
             sources = sources[np.lexsort((-ratio[sources], drained[sources]))]
-            chosen = packing.shed(sources, levels, self.budget, self.load, self.shares, shelves)
+            chosen = share_loops.shed(sources, levels, self.budget, self.load, self.shares, by_server)
             if not len(chosen):
                 break
             capacity, cpu = self.middle
             weight = np.maximum(self.shares.bytes_out[chosen] / capacity, self.shares.cpu[chosen] / cpu)
             chosen = chosen[np.argsort(-weight, kind="stable")]
-            self.budget -= packing.place(chosen, room, self.takers, self.load, self.shares)
+            self.budget -= share_loops.place(chosen, room, self.takers, self.load, self.shares)
         untouched = np.ones(len(self.before), np.bool_)
         untouched[list(self.replaced)] = False
         may_leave = self.may_leave & untouched[self.shares.row]
-        self._let_go(drained[self.shares.host] & may_leave, room)
+        self._move_oversized(drained[self.shares.host] & may_leave, room)
         self.shares.free[:] = (self.shares.host == self.before.servers) & may_leave
         if level is not None and beyond:
-            self.budget -= packing.improve(level, MARGIN, self.budget, self.takers, self.load, self.shares, shelves)
-        self._shorten(drained)
+            self.budget -= share_loops.improve(
+                level, MARGIN, self.budget, self.takers, self.load, self.shares, by_server
+            )
+        self._drop_drained(drained)
 
-    def _let_go(self, leaving: Bools, level: float) -> None:
-        """Of the shares that have to leave moves one, the largest, that no server has room for: no other plan would
-        have more for it than this one."""
+    def _move_oversized(self, leaving: Bools, level: float) -> None:
+        """Move the largest share that must leave and fits nowhere: no later plan would have more room for it."""
         too_large = self.shares.bytes_out > self.estimate.room_bytes_out[self.takers].max()
         too_large |= self.shares.cpu > self.estimate.room_cpu[self.takers].max()
         stuck = np.flatnonzero(too_large & leaving)
         if len(stuck) and self.budget > 0:
-            self.budget -= self._place_anyhow(stuck[np.argsort(-self.sizes()[stuck], kind="stable")][:1], level)
+            self.budget -= self._place_ignoring_room(stuck[np.argsort(-self.sizes()[stuck], kind="stable")][:1], level)
 
-    def _place_anyhow(self, chosen: Ints, level: float) -> int:
-        """Takes shares off their servers and places them below the level, whatever room there is for their coming."""
+    def _place_ignoring_room(self, chosen: Ints, level: float) -> int:
+        """Remove shares from their servers and place them below the level, ignoring the limits on arriving load."""
         hosts, load = self.shares.host[chosen], self.load
         np.subtract.at(load.bytes_out, hosts, self.shares.bytes_out[chosen])
         np.subtract.at(load.cpu, hosts, self.shares.cpu[chosen])
         bytes_out, cpu = load.bytes_out.copy(), load.cpu.copy()
         boundless = np.full(len(load.capacity), np.inf)
-        placed = packing.place(
+        placed = share_loops.place(
             chosen, level, self.takers, load._replace(room_bytes=boundless, room_cpu=boundless.copy()), self.shares
         )
         load.room_bytes[:] -= load.bytes_out - bytes_out
         load.room_cpu[:] -= load.cpu - cpu
         return placed
 
-    def _shorten(self, drained: Bools) -> None:
-        """Takes drained servers from channels that have every other server already: the others carry their share."""
+    def _drop_drained(self, drained: Bools) -> None:
+        """Remove drained servers from channels that already have every other server; the others carry their share."""
         stuck = drained[self.shares.host] & self.may_leave
         left = np.unique(self.shares.row[stuck])
         for row in left[self.before.degree[left] > 1].tolist():
@@ -280,18 +285,20 @@ class Draft:
             self.settle(row, mode, servers, Reason.LOST if self.estimate.dead[now].any() else Reason.DRAIN)
 
     def rescue(self) -> None:
-        """Places what is on dead servers, wherever that is least bad: it is nowhere now, so no budget counts."""
+        """Place the shares of dead servers where they do the least harm. They are served nowhere now, so the budget
+        does not apply.
+        """
         dead = self.estimate.dead
         lost = np.flatnonzero(dead[self.before.servers])
         if not len(lost) or not len(self.takers):
             return
         lost = lost[np.argsort(-self.sizes()[lost], kind="stable")]
-        self._place_anyhow(lost, np.inf)
-        self._shorten(dead)
+        self._place_ignoring_room(lost, np.inf)
+        self._drop_drained(dead)
         self.budget = max(0, self.budget - self.moves)
 
     def placements(self) -> tuple[Ints, Placements]:
-        """The channels that are placed anew, and where."""
+        """Return the channels with a new placement, and the placements."""
         moved = self.moved
         rows = np.concatenate((np.fromiter(self.replaced, np.int64, len(self.replaced)), moved))
         mode = self.before.mode[rows]

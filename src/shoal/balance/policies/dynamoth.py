@@ -1,13 +1,13 @@
-"""Policy `dynamoth`: the load balancer of the Dynamoth paper (III.B), with its gaps closed.
+"""Policy `dynamoth`: the load balancer of the Dynamoth paper (III.B), with its open points settled.
 
-First channels, then servers. A channel is replicated when the ratio of its publications to its subscribers, or the
-reverse, is large (Algorithm 1). Then, on the loads that are to be expected: the busiest channels leave a server above
-the high ratio for the least loaded ones (Algorithm 2), and servers are added when that is not enough; or, when the
-average is low, the least loaded server gives its channels away, slowly, and is freed; interrupted when load rises. A
-plan is made when the last one is `wait_s` ago; only the channels of a dead server are placed at once.
+First channels, then servers. A channel is replicated if the ratio of its publications to its subscribers, or the
+reverse, is large (Algorithm 1). Then, with the expected loads: the busiest channels leave a server above the high ratio
+for the least loaded ones (Algorithm 2), and servers are added if that is not enough. If the average is low, the least
+loaded server gives its channels away slowly and is freed; this stops if load rises. A plan is made if the last one is
+at least `wait_s` old; only the channels of a dead server are placed immediately.
 
-Owns the order of the steps and the decisions about servers. docs/policies.md lists what the paper leaves open, and what
-is done about it.
+Owns the order of the steps and the decisions about servers. docs/policies.md lists the paper's open points and their
+solutions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 
 from shoal.balance.columns import SINGLE, Bools, Floats, Ints, Placements
 from shoal.balance.decision import Decision, Reason
-from shoal.balance.policies.deciding import (
-    AS_THEY_ARE,
+from shoal.balance.policies.decision_builder import (
+    NO_CHANGE,
     REASONS,
     Reasons,
     Servers,
@@ -32,7 +32,7 @@ from shoal.balance.policies.deciding import (
 from shoal.balance.policies.dynamoth_channels import BAND, REPLICATION_WAIT_S, replace_lost, replicate, wanted
 from shoal.balance.policies.dynamoth_loops import GAIN_MIN
 from shoal.balance.policies.dynamoth_servers import Parts, empty_out, level, relieve
-from shoal.balance.policies.reckoning import (
+from shoal.balance.policies.server_state import (
     addable,
     average_ratio,
     dead,
@@ -49,11 +49,11 @@ from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 
 FREED_SHARE: Final = 0.1
-"""Load that one plan takes off a server that is to be freed, of its capacity: the paper's "slowly"."""
+"""Load that one plan takes off a server that is being freed, as a share of its capacity: the paper's "slowly"."""
 
 
 def decide(situation: Situation, settings: BalanceSettings) -> Decision:
-    """The next plan."""
+    """Return the next plan."""
     hosts = situation.hosts
     if not hosts.takes.any():
         return Decision.nothing()
@@ -75,7 +75,7 @@ def decide(situation: Situation, settings: BalanceSettings) -> Decision:
 
 
 def _without_dead(situation: Situation, reasons: Reasons) -> Placements:
-    """The placements after the channels of dead servers were placed elsewhere."""
+    """Return the placements after the channels of dead servers were placed elsewhere."""
     hosts, placements = situation.hosts, situation.placements
     rows = np.unique(placements.rows[dead(hosts)[placements.servers]])
     if not len(rows):
@@ -88,7 +88,7 @@ def _without_dead(situation: Situation, reasons: Reasons) -> Placements:
 def _channel_level(
     situation: Situation, settings: BalanceSettings, placements: Placements, reasons: Reasons
 ) -> Placements:
-    """Algorithm 1 for all channels; one that is replicated already must have been so for a while."""
+    """Apply Algorithm 1 to all channels; a replicated channel must have been unchanged for a while."""
     hosts, channels = situation.hosts, situation.channels
     may_take = targets(hosts)
     want = wanted(channels, placements, settings, min(int(may_take.sum()), settings.replicas_max))
@@ -106,7 +106,7 @@ def _channel_level(
 
 
 def _high_load(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats) -> Servers:
-    """Algorithm 2. Servers are added if the present ones are too few; if there are none, load is levelled."""
+    """Apply Algorithm 2. Add servers if the current ones are not enough; if there are none to add, level the load."""
     hosts, pool = situation.hosts, situation.pool
     may_take = targets(hosts)
     figures = _server_figures(situation, loads)
@@ -118,18 +118,19 @@ def _high_load(situation: Situation, settings: BalanceSettings, parts: Parts, lo
     if not missing or not more or average <= settings.grow_ratio:
         level(parts, loads, capacity, may_take, settings.high_ratio)
         missing = _missing_servers(situation, settings, parts, loads) or _one_lowers(situation, settings, parts, loads)
-    being = np.flatnonzero(draining(situation)).astype(np.int32)
-    keep = being if missing or average > settings.low_ratio * (1 + BAND) else being[:0]
+    draining_hosts = np.flatnonzero(draining(situation)).astype(np.int32)
+    keep = draining_hosts if missing or average > settings.low_ratio * (1 + BAND) else draining_hosts[:0]
     add = min(max(0, missing - len(keep)), addable(situation)) if not pool.adding else 0
     if not add and not len(keep):
-        return AS_THEY_ARE
+        return NO_CHANGE
     return Servers(add=add, keep=keep, reason=Reason.GROW, figures=figures)
 
 
 def _missing_servers(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats) -> int:
-    """How many new servers would take what servers above the high ratio have above the safe one.
+    """Return how many new servers would take the load above the safe ratio from servers above the high ratio.
 
-    What no new server could carry, because the channel is too large or is no channel's load at all, does not count.
+    Load that no new server could carry does not count: channels that are too large, and load that belongs to no
+    channel.
     """
     capacity = known_capacity(situation)
     room = settings.safe_ratio * situation.pool.new_capacity
@@ -143,7 +144,9 @@ def _missing_servers(situation: Situation, settings: BalanceSettings, parts: Par
 
 
 def _one_lowers(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats) -> int:
-    """1 if a new server would end lower than one that is above the high ratio by taking a channel from it; else 0."""
+    """Return 1 if moving a channel from a server above the high ratio to a new server would leave the new server lower;
+    else 0.
+    """
     capacity = known_capacity(situation)
     ratio = np.where(capacity > 0, ratios(loads, capacity), 0.0)
     if situation.pool.new_capacity <= 0:
@@ -154,33 +157,33 @@ def _one_lowers(situation: Situation, settings: BalanceSettings, parts: Parts, l
 
 
 def _low_load(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats, calm: bool) -> Servers:
-    """Frees the least loaded server while the average is low, if the others can carry its channels; or stops that.
+    """Free the least loaded server while the average is low, if the others can carry its channels; or stop freeing.
 
-    Begins with a server only when it is `calm`: when the plan has nothing else to do, and all servers report.
+    Starts only if `calm`: the plan has nothing else to do, and all servers report.
     """
     hosts = situation.hosts
     figures = _server_figures(situation, loads)
     average = figures["average_ratio"]
-    being = np.flatnonzero(draining(situation)).astype(np.int32)
+    draining_hosts = np.flatnonzero(draining(situation)).astype(np.int32)
     if average > settings.low_ratio * (1 + BAND):
-        return Servers(keep=being, reason=Reason.GROW, figures=figures) if len(being) else AS_THEY_ARE
-    if len(being):
-        stuck = [host for host in being.tolist() if not _give_away(situation, settings, parts, loads, host)]
+        return Servers(keep=draining_hosts, reason=Reason.GROW, figures=figures) if len(draining_hosts) else NO_CHANGE
+    if len(draining_hosts):
+        stuck = [host for host in draining_hosts.tolist() if not _give_away(situation, settings, parts, loads, host)]
         keep = np.array(stuck, np.int32)
-        return Servers(keep=keep, reason=Reason.GROW, figures=figures) if stuck else AS_THEY_ARE
+        return Servers(keep=keep, reason=Reason.GROW, figures=figures) if stuck else NO_CHANGE
     may_take = targets(hosts)
     enough = max(situation.pool.servers_min, 1)
     calm = calm and not situation.pool.adding and average < settings.low_ratio
     if not calm or int(hosts.takes.sum()) <= enough:
-        return AS_THEY_ARE
+        return NO_CHANGE
     least = int(np.argmin(np.where(may_take, ratios(loads, hosts.capacity), np.inf)))
     if not _give_away(situation, settings, parts, loads, least):
-        return AS_THEY_ARE
+        return NO_CHANGE
     return Servers(drain=np.array([least], np.int32), reason=Reason.SHRINK, figures=figures)
 
 
 def _give_away(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats, host: int) -> bool:
-    """Moves some channels of a server to others that stay below the ratio for growth; False if they have no room."""
+    """Move some channels of a server to others that stay below `grow_ratio`; return False if they have no room."""
     others = targets(situation.hosts)
     others[host] = False
     capacity = situation.hosts.capacity

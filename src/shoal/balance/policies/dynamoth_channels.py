@@ -1,7 +1,7 @@
 """Dynamoth's channel-level step: which channels are replicated, in which mode and on how many servers (Algorithm 1).
 
-Owns the conditions of Algorithm 1 and the choice of servers for a channel that is placed anew. What the paper leaves
-open is in docs/policies.md.
+Owns the conditions of Algorithm 1 and the choice of servers for a new placement. The paper's open points are in
+docs/policies.md.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from shoal.balance.policies.dynamoth_loops import choose_servers
 from shoal.balance.settings import BalanceSettings
 
 BAND: Final = 0.2
-"""How far a figure must fall below a threshold before what was done when it passed the threshold is undone."""
+"""How far a figure must fall below a threshold before the action taken at the threshold is reversed."""
 REPLICATION_WAIT_S: Final = 30.0
-"""Least time between two changes of a replicated channel's servers, as in the code that the paper's authors
-published."""
+"""Minimum time between two changes of a replicated channel's servers, as in the code published by the paper's
+authors.
+"""
 IDLE_SHARE: Final = 1e-7
-"""What a channel without load counts when it must be placed, of a server's capacity: so that many do not go to one."""
+"""Weight of a channel without load when it is placed, as a share of a server's capacity, so that many do not go to one
+server.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,9 @@ class Replication:
 
 
 def asked_for(channels: Channels, settings: BalanceSettings, factor: float) -> Replication:
-    """Algorithm 1, with all counts and ratios taken `factor` times: what each channel asks for.
+    """Return what Algorithm 1 demands for each channel, with all counts and ratios multiplied by `factor`.
 
-    The number of servers is what brings each server's own figure back to the threshold, so it is rounded up.
+    The number of servers brings each server's own figure back to the threshold, so it is rounded up.
     """
     publications, subscribers = channels.publications, channels.subscribers.astype(np.float64)
     p_ratio = factor * publications / np.maximum(subscribers, 1.0) / settings.all_subscribers_ratio
@@ -64,7 +67,7 @@ def asked_for(channels: Channels, settings: BalanceSettings, factor: float) -> R
 
 
 def wanted(channels: Channels, placements: Placements, settings: BalanceSettings, servers_max: int) -> Replication:
-    """What each channel shall have: what it asks for, and no less than it has while it is within the band."""
+    """Return the target of each channel: its demand, but no less than it has while it is within the band."""
     up, down = asked_for(channels, settings, 1.0), asked_for(channels, settings, 1.0 + BAND)
     stays = (placements.mode != SINGLE) & (down.mode == placements.mode)
     mode = np.where(stays, placements.mode, up.mode)
@@ -88,10 +91,10 @@ def replicate(
     targets: Bools,
     safe_ratio: float,
 ) -> Placements:
-    """The placements after some rows got the servers that they want, as far as that overloads nobody.
+    """Return the placements after some rows got the servers they want, as far as no server is overloaded.
 
-    The busiest channel is first. Servers that a channel takes are the least loaded, servers that it frees the busiest;
-    those that take no channels are freed before all others.
+    The busiest channel comes first. A channel gets the least loaded servers and gives up the busiest; servers that take
+    no channels are given up first.
     """
     rows = rows[np.argsort(-channels.bytes_out[rows], kind="stable")]
     width = int(max(want.servers[rows].max(initial=1), placements.degree[rows].max(initial=1)))
@@ -122,9 +125,9 @@ def replace_lost(
     capacity: Floats,
     targets: Bools,
 ) -> Placements:
-    """The placements after the servers of some rows that take no channels were replaced, whatever room there is.
+    """Return the placements after servers that take no channels were replaced in some rows, ignoring room.
 
-    The same number of servers if there are as many, the least loaded first.
+    The number of servers stays the same if possible; the least loaded servers come first.
     """
     rows = rows[np.argsort(-channels.bytes_out[rows], kind="stable")]
     degree = np.minimum(placements.degree[rows], int(targets.sum()))
@@ -138,7 +141,7 @@ def replace_lost(
 
 
 def idle_weight(capacity: Floats, targets: Bools) -> float:
-    """What a channel without load counts when it must be placed, in bytes a second."""
+    """Return the weight of a channel without load when it is placed, in bytes per second."""
     return IDLE_SHARE * float(capacity[targets].mean())
 
 

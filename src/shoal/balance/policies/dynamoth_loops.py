@@ -1,8 +1,8 @@
 """Dynamoth's compiled loops: which servers a channel gets, and which channels leave a server.
 
-Owns the loops over channels and servers; they are compiled at their first call, and together in one file because the
-cache of compiled loops only asks whether the loop's own file has changed. Knows nothing of settings or plans. What is
-done about the loops of the paper that need not end is in docs/policies.md.
+Owns the loops over channels and servers. They are compiled at their first call, and are in one file because the cache
+of compiled loops only checks changes of the loop's own file. The loops do not depend on settings or plans.
+docs/policies.md explains the loops of the paper that may not terminate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.balance.columns import Bools, Floats, Hosts32, Ints
 from shoal.wire.raw_bytes import kernel, part
 
 GAIN_MIN: Final = 0.01
-"""By how much of a load ratio a move of the last resort lowers the maximum of the two servers, at least."""
+"""Smallest reduction of the maximum of two servers by a move of the last resort, as a load ratio."""
 
 
 @part
@@ -27,7 +27,7 @@ def _ratio(load: float, capacity: float) -> float:
 
 @part
 def _holds(own: Hosts32, server: int) -> bool:
-    for other in own:  # noqa: SIM110 (numba knows no generator in any())
+    for other in own:  # noqa: SIM110 (numba does not support generators in any())
         if other == server:
             return True
     return False
@@ -46,7 +46,7 @@ def choose_servers(
     safe_ratio: float,
     chosen: Hosts32,
 ) -> None:
-    """For each row its servers in `chosen`: as many as wanted, or as near to that as the safe ratio allows."""
+    """Write the servers of each row to `chosen`: as many as wanted, or as close to that as the safe ratio allows."""
     ranked = np.empty(chosen.shape[1], np.int32)
     for index in range(len(rows)):
         row = rows[index]
@@ -77,7 +77,7 @@ def choose_servers(
 def _rank(
     own: Hosts32, weight: float, places: int, loads: Floats, capacity: Floats, targets: Bools, ranked: Hosts32
 ) -> int:
-    """The servers in the order in which the channel would have them: its own first, and the least loaded first."""
+    """Rank the servers for a channel: its own first, and the least loaded first."""
     count, share = 0, weight / places
     for is_own in (True, False):
         while count < min(places, len(ranked)):
@@ -99,9 +99,9 @@ def _rank(
 def _fits(
     own: Hosts32, new: Hosts32, weight: float, loads: Floats, capacity: Floats, safe_ratio: float, worst: float
 ) -> bool:
-    """Whether no server that gains is filled above the safe ratio.
+    """Return whether no server that gains load is filled above the safe ratio.
 
-    It may be while servers are added, if it ends below `worst`: where the busiest server of the channel was before.
+    While servers are added, it may be, if it ends below `worst`: the previous ratio of the channel's busiest server.
     """
     limit = safe_ratio if len(new) < len(own) else max(safe_ratio, worst)
     for server in new:
@@ -114,7 +114,9 @@ def _fits(
 
 @part
 def _arrange(own: Hosts32, new: Hosts32, chosen: Hosts32) -> None:
-    """The new servers: one that stays keeps its turn, and a new one takes that of one that goes: fewer clients move."""
+    """Write the new servers: a server that stays keeps its position, and a new one takes the position of one that goes,
+    so that fewer clients move.
+    """
     position, fresh = 0, 0
     for turn in range(len(own) + len(new)):
         if turn < len(own) and _holds(new, own[turn]):
@@ -144,7 +146,7 @@ def relieve(
     high: float,
     safe: float,
 ) -> None:
-    """Each server is the most loaded one at most once, and a channel moves at most once, so this ends."""
+    """Each server is the most loaded one at most once, and a channel moves at most once, so the loop terminates."""
     is_done = np.zeros(len(loads), np.bool_)
     while True:
         busiest = _most_loaded(loads, capacity, is_done)
@@ -183,14 +185,14 @@ def level(
     targets: Bools,
     high: float,
 ) -> None:
-    """Every turn moves a channel that has not moved yet, or gives up a server, so this ends."""
+    """Every iteration moves a channel that has not moved yet, or gives up a server, so the loop terminates."""
     is_done = np.zeros(len(loads), np.bool_)
-    nobody = np.empty(0, np.int32)
+    no_servers = np.empty(0, np.int32)
     while True:
         busiest = _most_loaded(loads, capacity, is_done)
         if busiest < 0 or loads[busiest] <= high * capacity[busiest]:
             return
-        target = _lowest_with(nobody, 0.0, loads, capacity, targets)
+        target = _lowest_with(no_servers, 0.0, loads, capacity, targets)
         found = -1
         if target >= 0 and target != busiest:
             for position in range(starts[busiest], starts[busiest + 1]):
@@ -203,7 +205,7 @@ def level(
                 after = _ratio(loads[target] + bytes_out[element], capacity[target])
                 if after > _ratio(loads[busiest], capacity[busiest]) - GAIN_MIN:
                     continue
-                # The busiest that leaves the target below the server that it leaves; if there is none, the smallest.
+                # The busiest channel that leaves the target below its old server; if there is none, the smallest.
                 found = element
                 if after <= _ratio(loads[busiest] - bytes_out[element], capacity[busiest]):
                     break
@@ -230,9 +232,9 @@ def find_room(
     limit: float,
     goes_to: Hosts32,
 ) -> bool:
-    """Whether each part finds a server that stays below the limit: then it is in `goes_to`.
+    """Return whether each part finds a server that stays below the limit; the servers are in `goes_to`.
 
-    A part of a channel that all targets have already needs none: the channel will have a server less.
+    A part of a channel that is already on all targets needs none: the channel will have one server less.
     """
     for index in range(len(mine)):
         element = mine[index]
@@ -251,7 +253,7 @@ def find_room(
 
 @part
 def _most_loaded(loads: Floats, capacity: Floats, is_done: Bools) -> int:
-    """The server with the highest load ratio of those that can carry anything and are not done."""
+    """Return the server with the highest load ratio among those with capacity that are not done."""
     best, highest = -1, -1.0
     for server in range(len(loads)):
         if not is_done[server] and capacity[server] > 0 and loads[server] / capacity[server] > highest:
@@ -261,7 +263,7 @@ def _most_loaded(loads: Floats, capacity: Floats, is_done: Bools) -> int:
 
 @part
 def _lowest_with(own: Hosts32, weight: float, loads: Floats, capacity: Floats, targets: Bools) -> int:
-    """The target whose ratio is lowest with that much more: if it has no room for it, nobody has."""
+    """Return the target with the lowest ratio after adding the weight: if it has no room, no target has."""
     best, lowest = -1, np.inf
     for server in range(len(loads)):
         if targets[server]:
@@ -273,7 +275,7 @@ def _lowest_with(own: Hosts32, weight: float, loads: Floats, capacity: Floats, t
 
 @part
 def _largest_room(loads: Floats, capacity: Floats, targets: Bools, limit: float) -> float:
-    """The most bytes a second that one server can still take."""
+    """Return the most bytes per second that one server can still take."""
     room = -np.inf
     for server in range(len(loads)):
         if targets[server]:

@@ -1,7 +1,7 @@
 """Dynamoth's system-level step: channels leave overloaded servers (Algorithm 2), and servers that are not needed.
 
-Owns the parts of channels on servers, and how they go; what the paper leaves open is in docs/policies.md. A *part*
-is one element of `Placements.servers`: all of a single channel, or one replica of a replicated one.
+Owns the parts of channels on servers, and their moves. The paper's open points are in docs/policies.md. A *part* is one
+element of `Placements.servers`: all of a single channel, or one replica of a replicated one.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from shoal.balance.policies.dynamoth_channels import idle_weight
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of all channels, in columns that the loops change: `host` is where each part is."""
+    """The parts of all channels, in columns that the loops change: `host` is the server of each part."""
 
     offsets: Ints
-    """By channel: its first part; one more at the end."""
+    """By channel: its first part; one extra element at the end."""
     rows: Ints
     host: Hosts32
     bytes_out: Floats
     order: Ints
     """All parts, server by server, the busiest of each server first."""
     starts: Ints
-    """By server: its first position in `order`; one more at the end."""
+    """By server: its first position in `order`; one extra element at the end."""
     moved: Bools
-    """By channel: whether this plan has moved it already."""
+    """By channel: whether this plan has already moved it."""
 
     @classmethod
     def of(cls, channels: Channels, placements: Placements, hosts: int) -> Parts:
-        """The parts as they are placed."""
+        """Create the parts of the current placements."""
         bytes_out, _ = shares(channels, placements)
         order = np.lexsort((-bytes_out, placements.servers))
         starts = np.zeros(hosts + 1, np.int64)
@@ -43,7 +43,9 @@ class Parts:
 
 
 def relieve(parts: Parts, loads: Floats, capacity: Floats, targets: Bools, high: float, safe: float) -> None:
-    """Algorithm 2: parts leave every server above `high`, until it is below `safe`, for servers that stay below."""
+    """Algorithm 2: parts leave every server above `high` until it is below `safe`, for servers that stay below
+    `safe`.
+    """
     columns = parts.offsets, parts.rows, parts.host, parts.bytes_out, parts.order, parts.starts, parts.moved
     loops.relieve(*columns, loads, capacity, targets, high, safe)
 
@@ -57,10 +59,10 @@ def level(parts: Parts, loads: Floats, capacity: Floats, targets: Bools, high: f
 def empty_out(
     parts: Parts, host: int, loads: Floats, capacity: Floats, targets: Bools, limit: float, bytes_max: float, moves: int
 ) -> int:
-    """Moves the busiest parts of a server to others that stay below `limit`; returns how many, or -1.
+    """Move the busiest parts of a server to others that stay below `limit`; return how many, or -1.
 
-    At most `moves` parts, and no more after `bytes_max` bytes a second. -1, and nothing has moved, if not all parts of
-    the server would find room in this way, sooner or later.
+    At most `moves` parts, and none after `bytes_max` bytes per second. -1 means that nothing moved because not all
+    parts of the server would eventually find room.
     """
     mine = parts.order[parts.starts[host] : parts.starts[host + 1]]
     goes_to = np.full(len(mine), -1, np.int32)

@@ -1,6 +1,6 @@
-"""What servers carry, as the `shoal` policy sees it: measured, modelled by share, and grown to the horizon.
+"""Server loads as the `shoal` policy estimates them: measured, modelled by share, and grown to the horizon.
 
-Owns the estimate that all parts of the policy compute with. Decides nothing.
+Owns the estimate that all parts of the policy use. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -11,58 +11,60 @@ from typing import Final
 import numpy as np
 
 from shoal.balance.columns import NEVER, Bools, Floats, shares
-from shoal.balance.policies import reckoning
+from shoal.balance.policies import server_state
 from shoal.balance.policies.trend import growth
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 
 CAPACITY_MIN: Final = 1e-9
-"""A server of no capacity that takes channels is one of nearly none: its ratio is huge, not undefined."""
+"""Capacity assumed for a server without capacity that takes channels, so that its ratio is huge instead of
+undefined.
+"""
 
 FULL: Final = 0.97
-"""Part of what a host can do at the most (its capacity times the fail ratio; its cores) at which it is said to do no
-more than it can."""
+"""Share of a host's maximum (its capacity times the fail ratio; its cores) at which it counts as saturated."""
 SEEN_WINDOWS: Final = 4
-"""Windows after a plan until one of them has seen nothing but the new placements: channels take a while to move."""
+"""Windows after a plan until one of them contains only the new placements; channels take a while to move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Loads at the horizon: what was measured, times `growth`."""
+    """Loads at the horizon: the measured loads times `growth`."""
 
     growth: float
     bytes_out: Floats
-    """By share: bytes a second."""
+    """By share: bytes per second."""
     cpu: Floats
     """By share: cores."""
     host_bytes_out: Floats
-    """By host: what its shares and everything else on it send."""
+    """By host: the output of its shares and of everything else on it."""
     host_cpu: Floats
     capacity: Floats
-    """By host. Dead and silent ones have all the room there is: they are not busy, and nobody puts anything there."""
+    """By host. Dead and silent hosts have infinite capacity: they are not busy, and nothing is placed there."""
     cpu_capacity: Floats
     room_bytes_out: Floats
-    """By host: what one plan may bring to it."""
+    """By host: the load that one plan may bring to it."""
     room_cpu: Floats
     takes: Bools
-    """Hosts that may receive channels and can carry any."""
+    """Hosts that may receive channels and have capacity."""
     dead: Bools
-    """Hosts that are gone: they can carry nothing, and what is placed there is placed nowhere."""
+    """Hosts that are gone: they carry nothing, and channels placed there are served nowhere."""
     silent: Bools
-    """Hosts of which the window does not tell, though channels there did something: they are left alone."""
+    """Hosts that are missing in the window although their channels were active: they are left alone."""
     ahead: float = 1.0
-    """By what factor more than that is forecast: servers are added for it, and what is spread is worth more by it."""
+    """Factor of the forecast beyond `growth`: servers are added for it, and it raises the value of spreading load."""
     due: bool = False
-    """Whether a rise is forecast, or was until a moment ago and may be late: no server is freed."""
+    """Whether a rise is forecast, or was forecast recently and may be late: no server is freed."""
 
     @property
     def ratio(self) -> Floats:
-        """The load ratio of each host: of bandwidth or of CPU, whichever is higher."""
+        """The load ratio of each host: the higher one of bandwidth and CPU."""
         return np.maximum(self.host_bytes_out / self.capacity, self.host_cpu / self.cpu_capacity)
 
     def bound(self, takes: Bools, more: float = 0.0, more_cpu: float = 0.0) -> float:
-        """The ratio that all load would have, divided perfectly among these hosts and so much more capacity: no
-        placement has a lower maximum."""
+        """Return the ratio of the total load divided perfectly among these hosts and the extra capacity: the lowest
+        possible maximum.
+        """
         if not takes.any():
             return np.inf
         bytes_out = self.host_bytes_out.sum() / (self.capacity[takes].sum() + more)
@@ -70,21 +72,21 @@ class Estimate:
 
 
 def since_moves_s(situation: Situation) -> float:
-    """How long ago channels were last placed; a plan that only asked for servers has changed no load."""
+    """Return the time since channels were last placed. A plan that only requested servers has not changed the load."""
     return situation.at_s - float(situation.moved_at.max(initial=NEVER))
 
 
 def estimate(situation: Situation, settings: BalanceSettings) -> Estimate:
-    """The estimate for a situation.
+    """Return the estimate for a situation.
 
-    What a host carries is what was measured there: its channels by the model, and a rest, which is what the model gets
-    wrong (few clients do not spread evenly) and what the host does beside. The rest stays where channels go. A host
-    that sends as much as it can is not believed to be asked for no more. And right after a plan nothing that was
-    measured is believed: the window may have seen channels where they were before. Then a host that its channels alone
-    do not overload is not relieved, nor given more than it has room for.
+    The load of a host is its measured load: its channels by the model, plus a rest. The rest is the model's error (a
+    few clients do not spread evenly) and other work of the host; it stays on the host if channels leave. If a host is
+    saturated, its demand may be higher than measured, so a negative rest is ignored. Right after a plan, measurements
+    are not used: the window may contain channels at their old place. Then a host that its channels alone do not
+    overload is neither relieved nor given more than it has room for.
 
-    What a plan may bring to a host is `moved_share` of what the host could carry beside its load of now, whatever else
-    leaves it: while channels move, some of their messages go by both ways.
+    A plan may bring to a host `moved_share` of its remaining capacity, regardless of what leaves it: while channels
+    move, some of their messages take both paths.
     """
     factor = growth(situation.past_at, situation.past_bytes_out, settings.horizon_s)
     hosts = situation.hosts
@@ -92,7 +94,7 @@ def estimate(situation: Situation, settings: BalanceSettings) -> Estimate:
     servers = situation.placements.servers
     model_bytes = np.bincount(servers, bytes_out, len(hosts))
     model_cpu = np.bincount(servers, cpu, len(hosts))
-    dead, silent = reckoning.dead(hosts), reckoning.silent(situation)
+    dead, silent = server_state.dead(hosts), server_state.silent(situation)
     model_bytes[silent] = model_cpu[silent] = 0.0
     capacity = np.where(dead | silent, np.inf, np.maximum(hosts.capacity, CAPACITY_MIN))
     cpu_capacity = np.where(dead | silent, np.inf, np.maximum(hosts.cpu_capacity, CAPACITY_MIN))
@@ -126,14 +128,14 @@ def estimate(situation: Situation, settings: BalanceSettings) -> Estimate:
 
 
 def _ahead(situation: Situation, settings: BalanceSettings, factor: float) -> float:
-    """What a forecast says beyond the growth that is seen already; 1 without one."""
+    """Return the forecast growth beyond the growth already observed; 1 without a forecast."""
     if situation.forecast is None:
         return 1.0
     return max(1.0, situation.forecast.rise(situation.at_s, settings.forecast_s) / factor)
 
 
 def _is_due(situation: Situation, settings: BalanceSettings) -> bool:
-    """Whether a forecast has a rise that is to come, or should have come by now."""
+    """Return whether a forecast has a rise that is due, or should have happened by now."""
     if situation.forecast is None:
         return False
     around = situation.at_s - settings.forecast_s, situation.at_s

@@ -1,6 +1,6 @@
 """Replication in a draft of the `shoal` policy: channels that get more servers, or fewer.
 
-Owns which channels those are, and which servers. Knows how, not when.
+Owns the choice of these channels and their servers. `shoal` decides when to use it.
 """
 
 from __future__ import annotations
@@ -11,29 +11,31 @@ import numpy as np
 
 from shoal.balance.columns import ALL_PUBLISHERS, Ints
 from shoal.balance.decision import Reason
-from shoal.balance.policies import packing
+from shoal.balance.policies import share_loops
 from shoal.balance.policies.degrees import Degrees, degrees, spread_evenly
 from shoal.balance.policies.draft import MARGIN, Draft
 
 STAY: Final = 0.05
-"""What a server may be busier than another, as a load ratio, and still keep its share when a channel is replicated."""
+"""How much busier than another a server may be, as a load ratio, and still keep its share when a channel is
+replicated.
+"""
 DIFFUSED: Final = 1.5
-"""How many times as many servers a channel must get for its share to be made smaller without need."""
+"""Factor by which a channel's number of servers must grow for its shares to be made smaller without need."""
 NARROWED: Final = 2
-"""Servers that a replicated channel keeps when others are taken from it."""
+"""Servers that a replicated channel keeps when others are removed."""
 MERGED: Final = 0.35
-"""The part of the safe ratio that a share may be after channels were merged: room for the way back."""
+"""Largest share after a merge, as a part of the safe ratio: leaves room to grow again."""
 MERGE_ROOM: Final = 0.9
-"""The part of the safe ratio up to which servers are filled by merging."""
+"""Part of the safe ratio up to which merging fills servers."""
 REFUSED_MAX: Final = 50
-"""Channels for which there is no room now, after which `diffuse` leaves it at that."""
+"""Channels without room after which `diffuse` stops."""
 
 
 def replicate(draft: Draft, limit: float, above: float, level: float) -> None:
-    """Gives more servers to channels of which one carries more than `above`, until none carries more than `limit`.
+    """Give more servers to channels with a share above `above`, until no share exceeds `limit`.
 
-    Both are ratios of a server of middle size. Only servers above the level are looked at. New servers are those
-    that are least loaded afterwards; a server keeps its share unless another is clearly better.
+    Both are ratios of a median server. Only servers above the level are considered. New servers are the least loaded
+    ones afterwards; a server keeps its share unless another is clearly better.
     """
     rows, wanted = _too_large(draft, limit, above, level)
     placements = draft.before
@@ -55,30 +57,31 @@ def replicate(draft: Draft, limit: float, above: float, level: float) -> None:
 def _servers_for(
     draft: Draft, row: int, mode: int, degree: int, old: tuple[int, ...], level: float
 ) -> tuple[tuple[int, ...], float]:
-    """So many servers for a channel, or more if that brings them to the level, and the highest ratio among them.
+    """Return servers for a channel, more than `degree` if that brings them to the level, and the highest ratio among
+    them.
 
-    If there is no room for that it is divided as far as can be; if there is none for that either it gets fewer servers,
-    as a first step.
+    If there is no room for that, the channel is divided as far as possible; if there is none for that either, it gets
+    fewer servers as a first step.
     """
     useful = _degree_useful(draft, row, mode)
-    servers, worst = _spots(draft, row, mode, degree, old)
+    servers, worst = _best_servers(draft, row, mode, degree, old)
     while level < worst < np.inf and len(servers) < useful:
-        more, lower = _spots(draft, row, mode, len(servers) + 1, old)
+        more, lower = _best_servers(draft, row, mode, len(servers) + 1, old)
         if lower >= worst:
             break
         servers, worst = more, lower
     if worst == np.inf and useful > degree:
-        servers, worst = _spots(draft, row, mode, useful, old)
+        servers, worst = _best_servers(draft, row, mode, useful, old)
     while worst == np.inf and degree > len(old) + 1:
         degree = max(degree // 2, len(old) + 1)
-        servers, worst = _spots(draft, row, mode, degree, old)
+        servers, worst = _best_servers(draft, row, mode, degree, old)
     return servers, worst
 
 
 def _too_large(draft: Draft, limit: float, above: float, level: float) -> tuple[Ints, Degrees]:
-    """Channels with a server above the level that carries too much of them, and what each should have.
+    """Return the channels with too large a share on a server above the level, and the target of each.
 
-    Those of the busiest servers come first, so that a budget goes where it is needed most.
+    Those of the busiest servers come first, so that the budget goes where it is needed most.
     """
     channels, load, host = draft.situation.channels, draft.estimate, draft.shares.host
     capacity, cpu = draft.middle
@@ -95,17 +98,17 @@ def _too_large(draft: Draft, limit: float, above: float, level: float) -> tuple[
 
 
 def _degree_useful(draft: Draft, row: int, mode: int) -> int:
-    """The most servers that a channel has clients for, two for each of them."""
+    """Return the largest useful number of servers for a channel: two clients per server."""
     channels = draft.situation.channels
     clients = channels.subscribers[row] if mode == ALL_PUBLISHERS else channels.publishers[row]
     return min(draft.degree_max, int(clients) // 2)
 
 
 def diffuse(draft: Draft, part: float, *, careful: bool) -> None:
-    """Gives channels so many servers that none has more than `part`, wherever they are: ups and downs even out.
+    """Give channels so many servers that no share exceeds `part`, on any server, so that fluctuations even out.
 
-    As far as channels have clients to divide, and if that is clearly more than they have. A careful one leaves out
-    servers that would be as busy as the busiest that gave something; the other trusts that shares move on afterwards.
+    Only as far as channels have clients to divide, and only if that is clearly more servers than they have. With
+    `careful`, servers that would become as busy as the busiest source are left out; without, shares move on afterwards.
     """
     size = draft.sizes()
     large = np.flatnonzero((size > part) & draft.shares.free)
@@ -122,9 +125,9 @@ def diffuse(draft: Draft, part: float, *, careful: bool) -> None:
         highest = max(highest, float(draft.estimate.ratio[list(old)].max()))
         limit = highest if careful else np.inf
         draft.lift(row)
-        servers, worst = _spots(draft, row, mode, degree, old)
+        servers, worst = _best_servers(draft, row, mode, degree, old)
         while limit <= worst < np.inf and len(servers) > DIFFUSED * len(old):
-            servers, worst = _spots(draft, row, mode, len(servers) - 1, old)
+            servers, worst = _best_servers(draft, row, mode, len(servers) - 1, old)
         if worst >= limit:
             draft.put_back(row)
             refused += 1
@@ -134,9 +137,9 @@ def diffuse(draft: Draft, part: float, *, careful: bool) -> None:
 
 
 def narrow(draft: Draft, goal: float, level: float, part: float) -> None:
-    """Takes servers that are above the goal from channels that have others, until they are at the level.
+    """Remove servers above the goal from channels that have others, until the servers are at the level.
 
-    The others take over the share. A channel is left with so many servers that `diffuse` would not add to them.
+    The others take over the share. A channel keeps so many servers that `diffuse` would not add any.
     """
     placements, load = draft.before, draft.load
     rows = np.flatnonzero(placements.degree > NARROWED)
@@ -156,12 +159,12 @@ def narrow(draft: Draft, goal: float, level: float, part: float) -> None:
             ratio = float(draft.ratio[server])
             if ratio <= goal or not draft.budget:
                 break
-            if size <= packing.COVER * (ratio - level):
+            if size <= share_loops.COVER * (ratio - level):
                 _leave(draft, int(draft.shares.row[share]), server)
 
 
 def _leave(draft: Draft, row: int, server: int) -> None:
-    """Takes a server from a channel, unless that makes another one as busy, or the channel is done with."""
+    """Remove a server from a channel, unless that makes another one as busy or the channel is already settled."""
     if row in draft.replaced:
         return
     mode, old = int(draft.before.mode[row]), draft.before.of(row)
@@ -177,13 +180,16 @@ def _leave(draft: Draft, row: int, server: int) -> None:
 
 
 def _diffused(draft: Draft, rows: Ints, part: float) -> Degrees:
-    """What channels would have if no server had more than this part of them, as a ratio."""
-    return spread_evenly(draft.situation.channels, rows, draft.wholes()[rows] / part, draft.degree_max)
+    """Return the degrees of channels if no share exceeded this part, as a ratio."""
+    return spread_evenly(draft.situation.channels, rows, draft.channel_sizes()[rows] / part, draft.degree_max)
 
 
-def _spots(draft: Draft, row: int, mode: int, degree: int, old: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
-    """The servers that would be least loaded with a share of the channel, and the highest ratio among them: infinite
-    if not so many have room for what comes to them."""
+def _best_servers(
+    draft: Draft, row: int, mode: int, degree: int, old: tuple[int, ...]
+) -> tuple[tuple[int, ...], float]:
+    """Return the servers that would be least loaded with a share of the channel, and the highest ratio among them:
+    infinite if too few have room for it.
+    """
     bytes_out, cpu = draft.cost(row, mode, degree)
     load, takers = draft.load, draft.takers
     after = np.maximum(
@@ -198,7 +204,7 @@ def _spots(draft: Draft, row: int, mode: int, degree: int, old: tuple[int, ...])
 
 
 def merge(draft: Draft) -> None:
-    """Takes servers from channels for which fewer are plenty; the busiest are freed first."""
+    """Remove servers from channels that need fewer; the busiest are freed first."""
     placements, load = draft.before, draft.load
     several = placements.degree[draft.shares.row] > 1
     rows = np.unique(draft.shares.row[several & draft.may_leave])

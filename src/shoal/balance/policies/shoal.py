@@ -1,42 +1,41 @@
-"""The policy `shoal`: few moves that pay, before a server is overloaded, and no more servers than it takes.
+"""The policy `shoal`: few worthwhile moves, made before a server is overloaded, and no more servers than necessary.
 
-Owns when something is done, and how far it goes. The parts know the rest: `estimate` what servers carry, `trend` what
-they will, `sizing` how many there should be, `degrees` and `replication` over how many a channel is spread, `draft`
-and `packing` what goes where, `words` the figures behind it.
+Owns when to act, and how far. The other modules provide the parts: `estimate` the loads of servers, `trend` their
+growth, `pool_size` the number of servers, `degrees` and `replication` the number of servers per channel, `draft` and
+`share_loops` the placement, `explanation` the figures behind it.
 
 The objective, in the unit of `server_hour_price`:
 
-    an hour of the servers + what overload costs (both in `sizing`)
+    an hour of the servers + the cost of overload (both in `pool_size`)
     + the part of an hour of the servers that an uneven load wastes, for as long as a balance lasts
-    + `move_price` for each server that a channel comes to, and `REPLICA_MOVES` times that for each it has more
+    + `move_price` for each server that a channel comes to, and `REPLICA_MOVES` times that for each additional server
 
-The waste: servers are added for the busiest one, so a pool whose busiest server is at ratio `r` where `b` were possible
-pays for `(r - b) / safe_ratio` of itself too much. To what level servers are brought is where waste and moves cost
-least together; below `low_ratio` nothing is wasted, and nothing moves for less than `SPREAD_MIN`.
+The waste: servers are added for the busiest one. If the busiest server is at ratio `r` where `b` were possible, the
+pool pays for `(r - b) / safe_ratio` of itself too much. Servers are brought to the level at which waste and moves
+together cost least. Below `low_ratio` nothing is wasted, and nothing moves for a gain below `SPREAD_MIN`.
 
-What triggers a plan:
+Triggers of a plan:
 
-- a server above `high_ratio`, at the load of the horizon. It is brought to `safe_ratio` or below. If all load, divided
-  perfectly, comes to more than that (`bound`), the servers are brought to nearly the bound instead, and large channels
-  are spread over more servers if that is what it takes;
-- a channel of which one server would have more than `safe_ratio`: it gets more servers;
-- an uneven load, worth a plan by the objective: servers have joined, say;
-- servers to be emptied; and in calm times channels that have more servers than they need.
+- A server above `high_ratio` at the load of the horizon. It is brought to `safe_ratio` or below. If the total load,
+  divided perfectly, exceeds that (`bound`), servers are brought close to the bound instead, and large channels are
+  spread over more servers if necessary.
+- A channel whose share on one server would exceed `safe_ratio`: it gets more servers.
+- An uneven load that is worth a plan by the objective, for example after servers have joined.
+- Servers to be emptied; and in calm times, channels that have more servers than they need.
 
-Where there is a forecast, servers are added before the rise that it tells of, what is uneven is worth a plan by the
-load that is coming, and no server is freed shortly before or after.
+With a forecast, servers are added before the predicted rise, spreading is valued at the coming load, and no server is
+freed shortly before or after.
 
-What has jumped is looked at once more: the window in which a load rises has seen only a part of it, and a plan made for
-that part would be in the way of the next one. A server that is beyond help already does not wait.
+After a jump, the policy waits for one more window: the window of the rise contains only a part of it, and a plan for
+that part would obstruct the next one. Servers above `BEYOND_HELP` are relieved immediately.
 
-A plan must not be the overload itself: it brings to no server more than `moved_share` of what that could carry beside
-its load of now. What does not fit waits for the next plan, and what is too large for that is divided. Only dead
-servers, a channel that nobody has room for on a server that is drained, and a server that would be about to fail
-otherwise are no subject of this.
+A plan must not cause an overload itself: it brings to no server more than `moved_share` of its remaining capacity. The
+rest waits for the next plan, and shares that are too large for that are divided. Exceptions: dead servers, a channel on
+a drained server that fits nowhere, and a server that would otherwise soon fail.
 
-It settles: a plan that relieves must lower the sum of what is above the goal by a margin, or the highest ratio without
-making more of that sum, one that spreads the highest ratio by more, so that under steady load there can be but a few
-of them.
+The policy settles: a relieving plan must lower the sum of the excess above the goal by a margin, or the highest ratio
+without raising that sum; a spreading plan must lower the highest ratio by more. Under steady load there can only be a
+few such plans.
 """
 
 from __future__ import annotations
@@ -49,50 +48,53 @@ import numpy as np
 
 from shoal.balance.columns import NEVER, Bools, Floats
 from shoal.balance.decision import Decision
-from shoal.balance.policies import packing, replication, words
+from shoal.balance.policies import explanation, replication, share_loops
 from shoal.balance.policies.draft import MARGIN, Draft
 from shoal.balance.policies.estimate import Estimate, estimate, since_moves_s
-from shoal.balance.policies.sizing import OVERLOAD_HOUR_PRICE, Sizing, grown, shrunk
+from shoal.balance.policies.pool_size import OVERLOAD_HOUR_PRICE, Sizing, grown, shrunk
 from shoal.balance.policies.trend import jumped
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 
 FRESH_WINDOWS: Final = 2
-"""Windows after a plan before the next one can be: one of them has then seen nothing but the new placements."""
+"""Windows between two plans: one of them then contains only the new placements."""
 SHARE_OF_SAFE: Final = 0.3
-"""What one server may have of a channel that is replicated, as part of the safe ratio: room to grow, and so small that
-a plan can move it."""
+"""Largest share of a replicated channel, as a part of the safe ratio: leaves room to grow, and small enough for a plan
+to move.
+"""
 SHARES: Final = (0.2, 0.1, 0.05)
-"""Smaller ones that are tried, as load ratios: they find room where large ones push others out."""
+"""Smaller shares that are tried, as load ratios: they find room where large ones displace others."""
 SHARE_ABOVE: Final = 1.5
-"""How many times larger than that a share must be before it is made so small."""
+"""Factor by which a share must exceed that size before it is made smaller."""
 SHARE_WHEN_FULL: Final = 0.05
-"""The same when servers are full and there can be no more: what each channel does from moment to moment then matters,
-and evens out over many small shares."""
+"""The same when servers are full and no more can be added: short-term fluctuations of channels then matter, and even
+out over many small shares.
+"""
 NEAR_BOUND: Final = 1.02
-"""How near to the bound servers are brought at the most."""
+"""How close to the bound servers are brought at most."""
 OFF_BOUND: Final = 1 / 3
-"""The part of the way from the bound to the fail ratio at which a server is relieved though all are above the high
-ratio. It is brought back to nearly the bound, and left alone until it has come as far again."""
+"""Position between the bound and the fail ratio at which a server is relieved although all are above the high ratio. It
+is brought close to the bound, and left alone until it has come as far again.
+"""
 FAR_OFF_BOUND: Final = 2 / 3
 """The same, soon after a plan."""
 SPREAD_MIN: Final = 0.15
-"""By how much the highest load ratio must fall for a plan that only spreads."""
+"""Smallest reduction of the highest load ratio by a plan that only spreads."""
 BALANCE_LASTS_H: Final = 1 / 12
-"""For how long a balance is worth something: then the load is another one."""
+"""How long a balance is assumed to last, in hours, before the load changes."""
 REPLICA_MOVES: Final = 10
-"""What it counts that a channel has one more server, in moves: clients hold more connections."""
+"""Cost of an additional server of a channel, in moves: clients hold more connections."""
 BEYOND_HELP: Final = 1.0
-"""Load ratio of a server from which on channels are moved again though they were placed within `settle_s`."""
+"""Load ratio of a server above which channels move again although they were placed within `settle_s`."""
 LEVELS: Final = 24
-"""Levels that are compared below the safe ratio, and as many above it."""
+"""Number of levels compared below the safe ratio, and above it."""
 
-_Shelved: TypeAlias = tuple[packing.Shelves, Floats]
+_Grouped: TypeAlias = tuple[share_loops.ServerShares, Floats]
 """The shares of each server, largest first, and the size of each share."""
 
 
 def decide(situation: Situation, settings: BalanceSettings) -> Decision:
-    """The policy."""
+    """Return the decision of the policy."""
     since_s = situation.at_s - situation.planned_at
     load = estimate(situation, settings)
     lost = load.dead[situation.placements.servers].any()
@@ -107,58 +109,59 @@ def decide(situation: Situation, settings: BalanceSettings) -> Decision:
         case = _Case(situation, settings, load, shrunk(situation, load, settings), waiting=False)
     sizing = case.sizing
     if not sizing.takes.any():
-        return words.decision(case.empty(), sizing)
+        return explanation.decision(case.empty(), sizing)
     draft = case.draft()
     if case.calm and not draft.moves and not len(sizing.drain) and case.bound < settings.grow_ratio:
         replication.merge(draft)
     stuck = case.overloaded and draft.budget > 0 and draft.excess(case.goal) > MARGIN
     if stuck and case.bound > settings.grow_ratio and not sizing.add and not situation.pool.adding:
         sizing = grown(situation, load, settings, least=1)
-    return words.decision(draft, sizing)
+    return explanation.decision(draft, sizing)
 
 
 class _Diffusion(Enum):
-    """How channels are made finer when the servers are full."""
+    """How channels are divided further when the servers are full."""
 
     NONE = 0
     CAREFUL = 1
-    """Only over servers that can bear it at once."""
+    """Only over servers that have room immediately."""
     BOLD = 2
-    """Over all that are wanted; other shares make room afterwards."""
+    """Over all wanted servers; other shares make room afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A situation with all that follows from it before anything is moved."""
+    """A situation and the values derived from it before anything is moved."""
 
     situation: Situation
     settings: BalanceSettings
     load: Estimate
     sizing: Sizing
     waiting: bool
-    """Whether channels were moved so recently that only what is beyond help is a reason to move others. Servers that
-    have joined since the last plan end the wait."""
+    """Whether channels moved so recently that only servers above `BEYOND_HELP` justify more moves. Servers that joined
+    since the last plan end the wait.
+    """
 
     @property
     def coming(self) -> int:
-        """Servers that are on their way, or are about to be asked for."""
+        """Servers that are being added, or about to be requested."""
         return self.situation.pool.adding + self.sizing.add
 
     @property
     def bound(self) -> float:
-        """The lowest that the highest load ratio can be, once all servers are there that are on their way."""
+        """The lowest possible maximum of the load ratios, once all coming servers have joined."""
         pool = self.situation.pool
         more = self.coming * pool.new_capacity, self.coming * pool.new_cpu_capacity
         return self.load.bound(self.sizing.takes, *more)
 
     @property
     def goal(self) -> float:
-        """The load ratio above which a server is relieved: soon after a plan only if it is beyond help otherwise."""
-        return max(self.settings.high_ratio, self._dire if self.waiting else self._off_bound(OFF_BOUND))
+        """The load ratio above which a server is relieved; higher soon after a plan."""
+        return max(self.settings.high_ratio, self._urgent_ratio if self.waiting else self._off_bound(OFF_BOUND))
 
     @property
-    def _dire(self) -> float:
-        """The load ratio above which a server does not wait: it may fail soon."""
+    def _urgent_ratio(self) -> float:
+        """The load ratio above which a server is relieved without waiting, because it may soon fail."""
         return max(BEYOND_HELP, self._off_bound(FAR_OFF_BOUND))
 
     def _off_bound(self, part: float) -> float:
@@ -166,116 +169,116 @@ class _Case:
 
     @property
     def level(self) -> float:
-        """The load ratio to which it is brought, at least."""
+        """The load ratio that relieved servers are brought to, or below."""
         return max(self.settings.safe_ratio, NEAR_BOUND * self.bound)
 
     @property
     def share_max(self) -> float:
-        """What one server should have of a replicated channel, at the most."""
+        """Largest share of a replicated channel on one server."""
         return SHARE_OF_SAFE * self.settings.safe_ratio
 
     @property
     def overloaded(self) -> bool:
-        """Whether a server is to be relieved."""
+        """Whether a server must be relieved."""
         return float(self.load.ratio.max(initial=0.0)) > self.goal
 
     @property
     def full(self) -> bool:
-        """Whether the servers will be full and there can be no more of them."""
+        """Whether the servers will be full and no more can be added."""
         pool, there = self.situation.pool, int((~self.load.dead).sum())
         return self.level > self.settings.safe_ratio and there + pool.adding >= pool.servers_max
 
     @property
     def calm(self) -> bool:
-        """Whether nothing is urgent, under way or growing."""
+        """Whether nothing is urgent, in progress or growing."""
         busy = self.overloaded or self.waiting or self.sizing.add or len(self.sizing.keep)
         return not busy and not self.situation.pool.adding and self.load.growth == 1.0 and not self.load.due
 
     def draft(self) -> Draft:
-        """The plan that costs least; an empty one if none is worth it.
+        """Return the cheapest plan; an empty one if none is worthwhile.
 
-        Channels that should rest are moved only if servers are beyond help otherwise, and servers given more than they
-        have room for only if one would be about to fail.
+        Channels that were moved recently move only if servers are otherwise above `BEYOND_HELP`. Servers get more than
+        they have room for only if one would otherwise soon fail.
         """
         settled = self.situation.at_s - self.situation.moved_at >= self.settings.settle_s
-        shelved = self.empty(settled).shelved()
+        grouped = self.empty(settled).grouped()
         now = float(self.load.ratio.max(initial=0.0)) / self.load.growth
         bounded = now < self.settings.fail_ratio
-        draft = self._attempt(settled, self.share_max, self.settings.safe_ratio, shelved, bounded=bounded)
+        draft = self._attempt(settled, self.share_max, self.settings.safe_ratio, grouped, bounded=bounded)
         if not self.overloaded:
             return draft if self._spreads(draft) else self.empty(settled)
         if not self.coming or now >= BEYOND_HELP:
-            draft = self._finest(draft, settled, shelved, bounded=bounded)
+            draft = self._finest(draft, settled, grouped, bounded=bounded)
         if float(draft.ratio.max()) / self.load.growth >= BEYOND_HELP and not settled.all():
-            draft = self._finest(draft, np.ones_like(settled), shelved, bounded=bounded)
-        if bounded and float(draft.ratio.max()) / self.load.growth >= self._dire:
-            draft = self._finest(draft, np.ones_like(settled), shelved, bounded=False)
+            draft = self._finest(draft, np.ones_like(settled), grouped, bounded=bounded)
+        if bounded and float(draft.ratio.max()) / self.load.growth >= self._urgent_ratio:
+            draft = self._finest(draft, np.ones_like(settled), grouped, bounded=False)
         empty = self.empty(settled)
         relief = empty.excess(self.goal) - draft.excess(self.goal)
         lowers = float(empty.ratio.max() - draft.ratio.max()) >= MARGIN and relief > -MARGIN
         return draft if relief >= MARGIN or lowers else empty
 
-    def _finest(self, draft: Draft, free: Bools, shelved: _Shelved, *, bounded: bool = True) -> Draft:
-        """This one, or one with smaller shares of the large channels, whichever costs less."""
-        others = [self._attempt(free, share, SHARE_ABOVE * share, shelved, bounded=bounded) for share in SHARES]
+    def _finest(self, draft: Draft, free: Bools, grouped: _Grouped, *, bounded: bool = True) -> Draft:
+        """Return this draft or one with smaller shares of the large channels, whichever is cheaper."""
+        others = [self._attempt(free, share, SHARE_ABOVE * share, grouped, bounded=bounded) for share in SHARES]
         return min((draft, *others), key=self._cost)
 
     def empty(self, free: Bools | None = None, *, bounded: bool = True) -> Draft:
-        """A draft in which nothing moves but what is on dead servers."""
+        """Return a draft in which only the channels of dead servers move."""
         free = np.ones(len(self.situation.channels), np.bool_) if free is None else free
         draft = Draft(self.situation, self.load, self.settings, self.sizing.takes, free, bounded=bounded)
         draft.rescue()
         return draft
 
     def _cost(self, draft: Draft) -> float:
-        """What a draft costs by the objective, for as long as a balance lasts."""
+        """Return the cost of a draft by the objective, for as long as a balance lasts."""
         overload = OVERLOAD_HOUR_PRICE * BALANCE_LASTS_H * draft.excess(self.goal)
         waste = float(self._waste(draft.ratio.max(keepdims=True))[0])
         return overload + waste + self.settings.move_price * (draft.arrivals + REPLICA_MOVES * draft.replicas)
 
     def _spreads(self, draft: Draft) -> bool:
-        """Whether a draft without overload is worth it: what it moves for balance alone must lower the maximum."""
+        """Return whether a draft without overload is worthwhile: moves for balance alone must lower the maximum."""
         gain = float(self.load.ratio.max() - draft.ratio.max()) * self.load.ahead
         return not draft.balanced or gain >= SPREAD_MIN / 2.0
 
-    def _attempt(self, free: Bools, share: float, above: float, shelved: _Shelved, *, bounded: bool = True) -> Draft:
-        """A draft with shares of the large channels that are no larger than `share`, where they were above `above`.
+    def _attempt(self, free: Bools, share: float, above: float, grouped: _Grouped, *, bounded: bool = True) -> Draft:
+        """Return a draft in which shares of large channels above `above` are reduced to at most `share`.
 
-        When the servers are full it is made finer still, if that can be done without filling a server beyond those
-        that it relieves.
+        When the servers are full, channels are divided further if no server is filled above those that it relieves.
         """
         ways = (_Diffusion.BOLD, _Diffusion.CAREFUL, _Diffusion.NONE)
         for diffusion in ways if self.full and not self.waiting else ways[-1:]:
-            draft = self._drafted(free, share, above, shelved, diffusion, bounded=bounded)
-            if draft.lowers:
+            draft = self._drafted(free, share, above, grouped, diffusion, bounded=bounded)
+            if draft.is_safe:
                 return draft
         return self.empty(free, bounded=bounded)
 
     def _drafted(
-        self, free: Bools, share: float, above: float, shelved: _Shelved, diffusion: _Diffusion, *, bounded: bool
+        self, free: Bools, share: float, above: float, grouped: _Grouped, diffusion: _Diffusion, *, bounded: bool
     ) -> Draft:
         draft = self.empty(free, bounded=bounded)
         replication.replicate(draft, share, above, self.level)
         if diffusion is not _Diffusion.NONE:
             replication.diffuse(draft, SHARE_WHEN_FULL, careful=diffusion is _Diffusion.CAREFUL)
-        shelves, size = shelved
-        level = self._level(draft, shelves, size)
+        by_server, size = grouped
+        level = self._level(draft, by_server, size)
         drained = ~self.sizing.takes & ~self.load.silent & ~self.load.dead
         if self.waiting:
             drained[:] = False
-        draft.relieve(level, drained, shelves, beyond=not self.coming)
+        draft.relieve(level, drained, by_server, beyond=not self.coming)
         if level is not None:
             replication.narrow(draft, self.goal, level, SHARE_WHEN_FULL)
         return draft
 
-    def _level(self, draft: Draft, shelves: packing.Shelves, size: Floats) -> float | None:
-        """The load ratio to bring servers to; None if they stay as they are.
+    def _level(self, draft: Draft, by_server: share_loops.ServerShares, size: Floats) -> float | None:
+        """Return the load ratio to bring servers to; None if they stay as they are.
 
-        A draft that has filled servers so far without relief to others goes on until it has, as one that has not
-        relieved all does."""
+        A draft that has filled servers without relieving others continues until it has, like one that has not relieved
+        all.
+        """
         ratio = draft.ratio
         highest = float(ratio.max())
-        overloaded = highest > self.goal or not draft.lowers
+        overloaded = highest > self.goal or not draft.is_safe
         if not overloaded and (self.waiting or self.situation.pool.adding):
             return None
         low = NEAR_BOUND * self.bound
@@ -283,7 +286,7 @@ class _Case:
             return None
         below = np.linspace(low, max(self.level, low), LEVELS)
         levels = np.unique(np.concatenate((below, np.linspace(below[-1], highest, LEVELS))))
-        moves = packing.moves_for(levels, ratio, size, draft.shares.free, shelves)
+        moves = share_loops.moves_for(levels, ratio, size, draft.shares.free, by_server)
         can = moves <= draft.budget
         if overloaded and can[levels <= below[-1]].any():
             can &= levels <= below[-1]
@@ -296,11 +299,11 @@ class _Case:
         return None
 
     def _useful(self, level: float) -> float:
-        """A load ratio as far as lowering it is worth something: at the load that is forecast."""
+        """Return a load ratio as far as lowering it is worth anything, at the forecast load."""
         return max(level * self.load.ahead, self.settings.low_ratio)
 
     def _waste(self, levels: Floats) -> Floats:
-        """What the part of the servers costs that is there only because the busiest is at a level."""
+        """Return the cost of the servers that are needed only because the busiest one is at a level."""
         servers = self.situation.hosts.cost[self.sizing.takes].sum() * self.settings.server_hour_price
         useful = np.maximum(levels * self.load.ahead, self.settings.low_ratio)
         return np.asarray(servers * BALANCE_LASTS_H * useful / self.settings.safe_ratio, np.float64)

@@ -1,12 +1,12 @@
-"""Policy `slots`: Redis Cluster's 16384 fixed slots, shared out by count.
+"""Policy `slots`: Redis Cluster's 16384 fixed slots, distributed by count.
 
-A channel's slot is the CRC16 of its name (of what stands in its `{}`, if anything does), a slot belongs to one server,
-and slots move whole. Redis Cluster's own `--cluster rebalance` shares slots out by number, or by weights that the
-operator gives, never by load: so does this policy, with capacities as weights. When a server is overloaded it adds one,
-and the slots are shared out again; with no server left to add, there is nothing that it can do about a hot slot.
+A channel's slot is the CRC16 of its name (of the text in its `{}`, if any); a slot belongs to one server, and slots
+move as a whole. Redis Cluster's `--cluster rebalance` distributes slots by number, or by weights from the operator,
+never by load. This policy does the same, with capacities as weights. If a server is overloaded it adds one and
+distributes the slots again; without a server to add, it can do nothing about a hot slot.
 
-Which slots a server gets is decided by a hash of the slot and the server, highest first, as far as its share goes. So
-the table follows from the servers alone, and hardly more slots move than the new shares ask for. It never shrinks.
+A hash of slot and server, highest first, decides which slots a server gets, up to its share. The table therefore
+depends only on the servers, and hardly more slots move than the new shares require. The policy never shrinks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from shoal.balance.columns import Bools, Floats, Hosts, Hosts32, Ints, Placements
 from shoal.balance.decision import Decision, Reason
-from shoal.balance.policies.deciding import decide_for, hash_reasons
-from shoal.balance.policies.hashing import growth
-from shoal.balance.policies.naming import SLOTS, Hashes, key_slots
-from shoal.balance.policies.reckoning import silent, targets
+from shoal.balance.policies.consistent_hashing import growth
+from shoal.balance.policies.decision_builder import decide_for, hash_reasons
+from shoal.balance.policies.name_hashes import SLOTS, Hashes, key_slots
+from shoal.balance.policies.server_state import silent, targets
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 from shoal.plan.ring import ring_hash
@@ -26,20 +26,20 @@ from shoal.wire.raw_bytes import kernel
 
 
 def decide(situation: Situation, settings: BalanceSettings) -> Decision:
-    """Every channel to the server of its slot, and a new server if one is overloaded."""
+    """Place every channel on the server of its slot, and add a server if one is overloaded."""
     if not situation.hosts.takes.any():
         return Decision.nothing()
     hosts, unheard = situation.hosts, silent(situation)
     slots = key_slots(situation.channels.names)
     servers = slot_table(hosts, targets(hosts) | unheard)[slots]
-    if unheard.any():  # nothing can be given to them now
+    if unheard.any():  # silent servers cannot receive channels now
         servers = np.where(unheard[servers], slot_table(hosts, targets(hosts))[slots], servers)
     reasons = hash_reasons(situation, Reason.HASH)
     return decide_for(situation, Placements.single(servers), reasons, growth(situation, settings))
 
 
 def slot_table(hosts: Hosts, members: Bools) -> Hosts32:
-    """The host of each slot when these have them all."""
+    """Return the host of each slot if these hosts share all slots."""
     rows = np.flatnonzero(members)
     seeds = np.array([ring_hash(hosts.ids[row].encode()) for row in rows.tolist()], np.uint64)
     table = np.empty(SLOTS, np.int64)
@@ -48,7 +48,7 @@ def slot_table(hosts: Hosts, members: Bools) -> Hosts32:
 
 
 def slot_shares(capacity: Floats) -> Ints:
-    """How many slots each server gets: in proportion to its capacity, the largest remainders rounded up."""
+    """Return the number of slots per server: in proportion to capacity, the largest remainders rounded up."""
     weights = capacity if capacity.sum() > 0 else np.ones(len(capacity))
     exact = SLOTS * (weights / weights.sum())
     shares: Ints = np.floor(exact).astype(np.int64)
@@ -59,7 +59,7 @@ def slot_shares(capacity: Floats) -> Ints:
 
 @kernel
 def _share_out(seeds: Hashes, shares: Ints, table: Ints) -> None:
-    """Each slot to the server with the highest hash of the two among those that have not got their share yet."""
+    """Assign each slot to the server with the highest hash of the two among those with room in their share."""
     room = shares.copy()
     for slot in range(len(table)):
         best, highest = -1, np.uint64(0)

@@ -1,7 +1,7 @@
-"""Growth of the load, seen from the last windows.
+"""Growth of the load, from the last windows.
 
-Owns the two questions that the `shoal` policy asks of the past: by what factor will the load have grown at the horizon,
-and has it just jumped?
+Owns two estimates for the `shoal` policy: the factor by which the load will have grown at the horizon, and whether it
+has just jumped.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import numpy as np
 from shoal.balance.columns import Floats
 
 POINTS_MIN: Final = 5
-"""Windows below which nothing is said about growth."""
+"""Fewest windows for an estimate of growth."""
 GROWTH_MIN: Final = 1.02
-"""Growth below this is none."""
+"""Growth below this counts as none."""
 GROWTH_MAX: Final = 2.0
-"""Growth above this is not believed."""
+"""Upper limit of the estimated growth."""
 NOISE: Final = 3.0
-"""How many times larger than the scatter around the line its rise must be."""
+"""Factor by which the rise must exceed the scatter around the line."""
 JUMP: Final = 1.1
-"""How many times higher than in the window before a load is that has jumped."""
+"""Factor between two windows from which on the load counts as having jumped."""
 RECENT: Final = 10
-"""Windows of the recent past, in both halves of which the load must have risen."""
+"""Number of recent windows; the load must have risen in both halves of them."""
 
 
 def growth(at_s: Floats, load: Floats, horizon_s: float) -> float:
-    """The factor by which the load grows within the horizon if it goes on as it did; 1 if it does not grow.
+    """Return the factor by which the load grows within the horizon if it continues as it did; 1 if it does not grow.
 
-    The line is the one by Theil and Sen (the median of the slopes of all pairs), so that a few odd windows do not
-    bend it. What goes on growing has grown in both halves of the recent past: a sudden step has not, wherever it lies,
-    and what grew some time ago does not count either. A rise that could be noise is none.
+    The line is the Theil-Sen estimator (the median of the slopes of all pairs), so that a few outliers do not bend it.
+    Lasting growth shows in both halves of the recent past; a sudden step does not, and neither does growth that ended
+    some time ago. A rise that could be noise counts as none.
     """
     if len(at_s) < POINTS_MIN:
         return 1.0
@@ -50,14 +50,15 @@ def growth(at_s: Floats, load: Floats, horizon_s: float) -> float:
 
 
 def jumped(load: Floats) -> bool:
-    """Whether the load is much higher than in the window before, and was not so then: the window may have seen no more
-    than a part of what has begun in it."""
+    """Return whether the load is much higher than in the window before, and was not in the one before that: the window
+    may contain only a part of the rise.
+    """
     rises = load[1:] > JUMP * load[:-1]
     return bool(len(rises) and rises[-1] and not rises[-2:-1].any())
 
 
 def _slope(at_s: Floats, load: Floats) -> float:
-    """The median of the slopes of all pairs; 0 if there is none."""
+    """Return the median of the slopes of all pairs; 0 if there are none."""
     first, second = np.triu_indices(len(at_s), 1)
     apart = at_s[second] - at_s[first]
     slopes = (load[second] - load[first])[apart > 0] / apart[apart > 0]

@@ -1,7 +1,7 @@
 """The agent's connection to its own server: raw bytes in, commands out.
 
-Owns the point at which the bytes find their consumer: the connection opens before the agent's core is loaded. The
-connection itself is in `shoal.wire.connection`; the bytes go to the scanner unread.
+Owns the moment at which the consumer of the bytes is attached: the connection opens before the agent's core is loaded.
+The connection itself is in `shoal.wire.connection`; the bytes go to the scanner unparsed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.wire.connection import Connection
 from shoal.wire.dial import Dial, tcp
 
 WRITE_BUFFER_BYTES_MAX: Final = 16 << 20
-"""Most bytes that may wait for a server that does not read. Above it the connection is dropped, and made anew."""
+"""Bytes that may wait for a server that does not read. Above it the connection is dropped and replaced."""
 
 _log: Final = get_log(__name__)
 
@@ -63,7 +63,7 @@ class AgentConnection:
 
     @property
     def error(self) -> Exception | None:
-        """Why the connection is gone, if it is known."""
+        """Why the connection is gone, if known."""
         return self._connection.error
 
     def attach(self, receive: Callable[[bytes], None]) -> None:
@@ -84,7 +84,7 @@ class AgentConnection:
     # Called by the connection
 
     def received(self, data: bytes) -> None:
-        """Hands bytes on."""
+        """Passes bytes to the consumer."""
         if self._receive is None:
             raise ProtocolError(f"{self._where} sent more than it was asked for")
         try:
@@ -92,11 +92,11 @@ class AgentConnection:
         except ShoalError:
             raise
         except Exception:
-            _log.exception("what came from the server could not be handled; begins anew", server=self._where)
+            _log.exception("agent failed on received bytes, connection restarted", server=self._where)
             raise
 
     def lost(self, error: Exception | None) -> None:
-        """`ended` tells."""
+        """See `ended`."""
 
     def can_send(self) -> None:
         """Nothing waits for room."""

@@ -1,21 +1,21 @@
 """The agent: the process beside one server, as a state machine without I/O.
 
-Owns the register, the answers to hellos, the word and the resync. It hears everything on its server through one
-pattern subscription, whose bytes go through the scanner; telemetry is made from the scanner's tables in `monitor.py`,
-and what is done about channels that move in `dispatcher.py`.
+Owns the register, the answers to Hellos, the heartbeat and the resync. It hears everything on its server through one
+pattern subscription, whose bytes go through the scanner. `monitor.py` makes telemetry from the scanner's tables,
+`dispatcher.py` handles channels that move.
 
     bytes of the observing connection -> scanner -> control messages, in the server's own order -> answers
                                                  -> messages on watched channels -> dispatcher -> other servers
 
-A restarted agent knows nothing: it starts a resync, and answers nobody before everyone on the server has said what they
-do there (or `resync_s` is over). When only its connection is lost, or the server restarts, it remembers which
-streams it had heard, so that it can tell returning subscribers whom to wait for.
+A restarted agent knows nothing: it starts a resync, and answers no Hello before all clients of the server have sent
+their Present (or `resync_s` is over). If only its connection is lost, or the server restarts, it remembers the streams
+that it had heard, so that it can tell returning subscribers which publishers to wait for.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
 from typing import Any, Final
@@ -38,16 +38,33 @@ from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.moving import Report
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, CLIENT_ID_BITS, ENDED, HEARTBEAT_CHANNEL, RESERVED_PREFIX, inbox_channel
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    CLIENT_ID_BITS,
+    ENDED,
+    HEARTBEAT_CHANNEL,
+    RESERVED_PREFIX,
+    inbox_channel,
+    peer_channel,
+)
 
 Handler = Callable[[Any, float], None]
 
+CONTROL_1: Final = "control messages of format 1"
+CONTROL_OTHER: Final = "control messages of other versions"
+ENVELOPE_1: Final = "messages in envelopes of format 1"
+UNKNOWN_FLAGS: Final = "messages with unknown flags"
+"""What `AgentCore.take_other_formats` counts."""
+
 HEARTBEAT_SPREAD: Final = 0.25
-"""The part of `heartbeat_interval_s` by which a word may come earlier."""
+"""The part of `heartbeat_interval_s` by which a heartbeat may come earlier."""
+
+REFUSALS_PER_S_MAX: Final = 20
+"""Messages of other versions that are answered in a second."""
 
 
 class AgentCore:
-    """One agent. `instance` is a random number that tells this process from the ones before it."""
+    """One agent. `instance` is a random number that identifies this process."""
 
     def __init__(
         self,
@@ -79,6 +96,10 @@ class AgentCore:
         self._deferred = DeferredHellos()
         self._heard = 0
         self._incarnations = 0
+        self._nonce = 0
+        self._other_formats: Counter[str] = Counter()
+        self._refusals = 0
+        self._refusals_from = 0.0
         self._since = 0
         self._now = 0.0
         self.recorder = Recorder(self, rules)
@@ -87,7 +108,7 @@ class AgentCore:
     # The server
 
     def opened(self, run_id: str, now: float) -> None:
-        """There is a connection to the server. What happened on the server since the last one, nobody has seen."""
+        """There is a new connection to the server. The agent has not heard what happened since the last one."""
         self._now = now
         self.outbox.clear()
         self._inflight.clear()
@@ -101,8 +122,8 @@ class AgentCore:
         self.timers.set("heartbeat", now)
 
     def _begin_incarnation(self, run_id: str) -> None:
-        """A life is a time in which this agent has heard everything on this server without a break. What it knows of
-        the life before is kept apart, until those concerned have been heard in this one."""
+        """An incarnation is a time in which this agent has heard everything on this server without a break. The streams
+        of the one before are kept apart until they are heard in this one."""
         self._memory.begin_incarnation(self.incarnation, self.second)
         self._incarnations += 1
         name = f"{run_id} {self.instance} {self._incarnations}"
@@ -141,16 +162,24 @@ class AgentCore:
 
     @property
     def client(self) -> int:
-        """The id under which the agent asks publishers, as clients do."""
+        """The client id under which the agent asks publishers."""
         return self.instance & (1 << CLIENT_ID_BITS) - 1 or 1
 
     def listen(self, channel: bytes) -> None:
         """Subscribes to a channel; there is no reply to it."""
         self.outbox.append((b"SUBSCRIBE", channel))
 
-    def say(self, channel: bytes, message: control.Control) -> None:
-        """Publishes a control message on the server."""
-        self.ask((b"PUBLISH", channel, control.encode(message)))
+    def tell_client(self, client: int, message: control.FromAgent, number: int = 0) -> None:
+        """Publishes a control message to a client of the server; `number` is the nonce of the question."""
+        self.ask((b"PUBLISH", inbox_channel(client), control.encode(message, client, number)))
+
+    def tell_peer(self, client: int, message: control.ToPeer) -> None:
+        """Asks a publisher on the server for messages, as a client does."""
+        self._nonce += 1
+        self.ask((b"PUBLISH", peer_channel(client), control.encode(message, self.client, self._nonce)))
+
+    def _tell_all(self, message: control.ToAll, number: int) -> None:
+        self.ask((b"PUBLISH", HEARTBEAT_CHANNEL, control.encode(message, 0, number)))
 
     def _pushed(self, push: list[Any], now: float) -> None:
         if push[0] != b"pmessage":
@@ -164,42 +193,73 @@ class AgentCore:
                 self.dispatcher.heard(push[2], push[3], now)
             return
         try:
-            message = control.decode(push[3])
+            client, number, message = control.decode(push[3])
         except ProtocolError:
-            self.counters.garbage += 1
+            self._unreadable(push[2], push[3], now)
             return
         match message:
             case control.Greet():
-                self._greet(message, now)
+                self._greet(client, message, now)
             case control.Hello():
-                self._hello(message)
+                self._hello(client, number, message)
             case control.Bye():
-                self._deferred.withdraw(message)
-                self.register.remove(message.client, message.name, message.pattern, message.nonce)
+                self._deferred.withdraw(client, number, message)
+                self.register.remove(client, message.name, message.pattern, number)
                 self.dispatcher.confirmed(message.name, now)
             case control.Subscribed():
-                self.register.confirm(message.client, message.name, message.revision)
+                self.register.confirm(client, message.name, message.revision)
                 self.dispatcher.confirmed(message.name, now)
             case control.Left():
                 self.dispatcher.left(message.name, message.stream, now)
             case control.Present():
-                self._present(message)
+                self._present(client, message)
             case control.Heartbeat():
-                if message.agent == self.instance:
-                    self._heard = max(self._heard, message.number)
+                if message.instance == self.instance:
+                    self._heard = max(self._heard, number)
             case control.Resync():
                 pass
             case _:
                 self.counters.garbage += 1
 
-    # The word
+    # Other versions
+
+    def _unreadable(self, channel: bytes, data: bytes, now: float) -> None:
+        """A control message of another version is refused if its sender could read the refusal; the rest is garbage."""
+        head = control.read_head(data)
+        if channel == AGENT_CHANNEL and control.is_format_1(data):
+            self._other_formats[CONTROL_1] += 1
+        elif channel == AGENT_CHANNEL and head is not None and head.version != control.VERSION:
+            self._other_formats[CONTROL_OTHER] += 1
+            self._refuse_version(head, now)
+        else:
+            self.counters.garbage += 1
+
+    def _refuse_version(self, head: control.Head, now: float) -> None:
+        if now >= self._refusals_from + 1.0:
+            self._refusals_from, self._refusals = now, 0
+        self._refusals += 1
+        if self._refusals <= REFUSALS_PER_S_MAX:
+            text = f"control messages have version {head.version}, this agent speaks version {control.VERSION}"
+            refused = control.Refused(control.REFUSED_VERSION, control.VERSION, control.VERSION, 0, text)
+            self.tell_client(head.client, refused, head.number)
+
+    def take_other_formats(self) -> dict[str, int]:
+        """What was heard of other versions since the last call, and how often."""
+        envelopes_1, unknown_flags = self.scanner.take_other_formats()
+        self._other_formats[ENVELOPE_1] += envelopes_1
+        self._other_formats[UNKNOWN_FLAGS] += unknown_flags
+        found = {name: count for name, count in self._other_formats.items() if count}
+        self._other_formats.clear()
+        return found
+
+    # The heartbeat
 
     def _lease_ms(self, now: float) -> int:
         return int(1000 * self.lease.remaining_s(self.book.ring, now))
 
     def _speak(self, now: float) -> None:
-        """Gives the agent's word, as long as it can. All clients of a server answer at once, so agents that were begun
-        together are not to speak together for ever."""
+        """Sends a heartbeat. All clients of a server answer it at once, so the interval is random: agents that were
+        started together do not stay in step."""
         self.timers.set(
             "heartbeat", now + self.limits.heartbeat_interval_s * (1 - HEARTBEAT_SPREAD * self._random.random())
         )
@@ -210,7 +270,6 @@ class AgentCore:
         heartbeat = control.Heartbeat(
             self.server,
             self.instance,
-            self.counters.heartbeats,
             self._heard,
             self.incarnation,
             lease_ms,
@@ -218,43 +277,49 @@ class AgentCore:
             self.book.version,
             self.lease.lapsed_ms(now),
         )
-        self.say(HEARTBEAT_CHANNEL, heartbeat)
+        self._tell_all(heartbeat, self.counters.heartbeats)
 
-    def _greet(self, greet: control.Greet, now: float) -> None:
+    def _greet(self, client: int, greet: control.Greet, now: float) -> None:
         self.counters.greetings += 1
-        self._resync.greeted(greet.client)
+        self._resync.greeted(client)
         ring = self.book.signed_ring if greet.ring_version < self.book.version else b""
-        self.say(
-            inbox_channel(greet.client),
-            control.Welcome(greet.nonce, self.server, self.incarnation, self._lease_ms(now), self.book.version, ring),
+        welcome = control.Welcome(
+            self.server,
+            self.instance,
+            self.incarnation,
+            self.counters.heartbeats,
+            self._lease_ms(now),
+            self.book.version,
+            ring,
         )
+        self.tell_client(client, welcome, greet.nonce)
 
     # The resync
 
     @property
     def complete(self) -> bool:
-        """Whether everybody on the server has said what they do there."""
+        """Whether all clients of the server have sent their Present."""
         return self.state is states.Agent.SERVING and self._resync.complete
 
     def _call(self, now: float) -> None:
         self.counters.resyncs += 1
-        self.say(HEARTBEAT_CHANNEL, control.Resync(self.instance, self._resync.begin()))
+        self._tell_all(control.Resync(self.server, self.instance, self.incarnation), self._resync.begin())
         self.ask((b"PUBSUB", b"NUMSUB", HEARTBEAT_CHANNEL), self._expect)
         self.timers.set("call", now + self.limits.resync_s)
 
     def _expect(self, reply: Any, now: float) -> None:
-        """How many clients are on the server: each of them hears the heartbeat channel."""
+        """The number of clients on the server: each of them subscribes to the heartbeat channel."""
         if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[1], int):
             self._resync.count(reply[1])
             self._check_presents()
 
-    def _present(self, present: control.Present) -> None:
+    def _present(self, client: int, present: control.Present) -> None:
         self.counters.presents += 1
         for name in present.channels:
-            self.register.add(present.client, name, False)
+            self.register.add(client, name, False)
             self.dispatcher.registered(name, self._now)
         for name in present.patterns:
-            self.register.add(present.client, name, True)
+            self.register.add(client, name, True)
         for channel, stream, last in present.streams:
             unheard = self.streams(channel).get(stream, 0) & ~ENDED < last
             self.scanner.set_stream(channel, stream, last)
@@ -263,8 +328,9 @@ class AgentCore:
                 self.recorder.evidence(channel, stream, last, True, self._now)
             if unheard and self.state is states.Agent.SERVING:
                 self.dispatcher.announce_here(channel, stream, last)
-        self._resync.present(present.client, present.resync)
-        self._check_presents()
+        if present.part + 1 >= present.parts:
+            self._resync.present(client, present.resync)
+            self._check_presents()
 
     def _check_presents(self) -> None:
         if self._resync.complete:
@@ -275,7 +341,7 @@ class AgentCore:
             self.dispatcher.all_present()
 
     def _call_over(self, now: float) -> None:
-        """Whoever has not answered by now is not waited for; but what they do here is not known."""
+        """Clients that have not answered by now are not waited for, but their subscriptions here are not known."""
         if self.state is states.Agent.CALLING:
             self._serve("call over")
         if not self._resync.complete:
@@ -283,7 +349,7 @@ class AgentCore:
             self.timers.set("recall", now + patience(self.limits.resync_s, self._calls))
 
     def _recall(self, now: float) -> None:
-        """Calls those again who have not answered, if anybody wants to know."""
+        """Sends another Resync because some clients have not answered, if the dispatcher needs all answers."""
         if self.dispatcher.wants_all_present:
             self._call(now)
         else:
@@ -295,47 +361,52 @@ class AgentCore:
         self.dispatcher.serves(self._now)
 
     def _answer_deferred(self) -> None:
-        for hello in self._deferred.take():
-            self._hello(hello)
+        for client, number, hello in self._deferred.take():
+            self._hello(client, number, hello)
 
     # Hellos
 
-    def _hello(self, hello: control.Hello) -> None:
+    def _hello(self, client: int, number: int, hello: control.Hello) -> None:
         if self.state is not states.Agent.SERVING or self.book.ring is None:
             self.counters.hellos_deferred += 1
-            self._deferred.add(hello)
+            self._deferred.add(client, number, hello)
             return
         self.counters.hellos += 1
         streams: control.StreamList = []
         absent: control.StreamList = []
+        complete = True
         if hello.publisher:
             self.scanner.set_stream(hello.name, hello.stream, hello.last)
             self.dispatcher.came(hello.name, hello.stream, self._now)
             if self.recorder.active:
                 self.recorder.evidence(hello.name, hello.stream, hello.last, False, self._now)
         else:
-            self.register.add(hello.client, hello.name, hello.pattern, hello.nonce)
+            self.register.add(client, hello.name, hello.pattern, number)
             if not hello.pattern:
                 self.dispatcher.registered(hello.name, self._now)
-            current = self._memory.current(hello.name, hello.pattern)
+            current, complete = self._memory.current(hello.name, hello.pattern)
             streams = _listing(current)
             absent = _listing(self._memory.absent(hello.name, hello.pattern, current, self.second))
         entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
         version = self.book.version if hello.pattern else self.book.revision(hello.name)
         ring = self.book.signed_ring if hello.ring_version < self.book.version else b""
         answer = control.Answer(
-            hello.nonce,
+            self.server,
             hello.name,
             self.incarnation,
             version,
             entry,
             ring,
             self._memory.remembers(hello.incarnation),
+            complete,
+            self._since,
+            0,
+            1,
             streams,
             absent,
-            self._since,
         )
-        self.say(inbox_channel(hello.client), answer)
+        for part in control.in_parts(answer):
+            self.tell_client(client, part, hello.nonce)
 
     def streams(self, channel: bytes) -> dict[int, int]:
         """The streams of a channel, each with its last sequence number (see `ENDED`)."""
@@ -344,8 +415,8 @@ class AgentCore:
     # The plan
 
     def ring(self, data: bytes) -> None:
-        """A ring from the coordinator. Whoever asked before there was one is answered now. Nobody comes to publish here
-        by a later one than the first without an answer of this process."""
+        """A ring from the coordinator. Hellos that came before the first ring are answered now. Publishers that come by
+        a later ring than the first are answered by this process."""
         first = self.book.ring is None
         try:
             news = self.book.accept_ring(data)
@@ -373,18 +444,18 @@ class AgentCore:
         self.dispatcher.entry_changed(channel, self._now)
 
     def mark(self, pattern: bytes, on: bool) -> None:
-        """The coordinator says that channels are recorded, or no longer: each is looked at with its next message."""
+        """The coordinator marks channels as recorded, or no longer; each is looked up with its next message."""
         if self.recorder.mark(pattern, on):
             self.scanner.watch_all()
 
-    # Other servers (the adapter keeps a connection to each, and looks for a report now and then)
+    # Other servers (`forward_links` keeps a connection to each, `report_writer` takes reports)
 
     def take_forwards(self) -> dict[str, list[Command]]:
         """Commands for the connections to other servers, in order: PUBLISH only."""
         return self.dispatcher.forwards.take()
 
     def forward_opened(self, server: str, now: float) -> None:
-        """A connection to another server stands: what was not confirmed on the one before is sent again."""
+        """A connection to another server is open: unconfirmed commands of the one before are sent again."""
         self._now = now
         self.dispatcher.forwards.opened(server)
 
@@ -402,6 +473,11 @@ class AgentCore:
         """A report for the coordinator, if there is a new one."""
         return self.dispatcher.take_report()
 
+    @property
+    def report_may_change(self) -> bool:
+        """Whether `take_report` may return one."""
+        return self.dispatcher.report_may_change
+
     # Time
 
     def next_timer(self) -> float | None:
@@ -409,7 +485,7 @@ class AgentCore:
         return self.timers.next_at()
 
     def timer(self, now: float) -> None:
-        """Does what has come due."""
+        """Runs the timers that are due."""
         self._now = now
         for key in self.timers.due(now):
             if key == "heartbeat":

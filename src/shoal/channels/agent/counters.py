@@ -1,6 +1,6 @@
-"""What an agent counts.
+"""The counters of an agent.
 
-Owns the names. Who counts is `core` and its parts; who shows the figures is `metrics`.
+Owns their names. `core` and its parts count, `metrics` shows the figures.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import msgspec
 
 
 class AgentCounters(msgspec.Struct):
-    """What an agent has done so far."""
+    """What an agent has done since its start."""
 
     greetings: int = 0
     hellos: int = 0

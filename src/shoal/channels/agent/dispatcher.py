@@ -1,12 +1,12 @@
-"""The dispatcher: what an agent does about channels that move, and about those who do not know where a channel lives.
+"""The dispatcher: forwards messages and sends notices for channels that move, and for clients with an outdated plan.
 
-Owns the order in which its parts are asked. A core without I/O beside `AgentCore`, whose connection it shares.
+Owns the order in which its parts are called. A core without I/O beside `AgentCore`, whose connection it shares.
 
-    message on a watched channel -> course -> other servers (`forward_queues`), notices to those behind (`notices`)
-    entry or ring                -> course, notices, hand-over (`handover`), counting for the mover (`report`)
+    message on a watched channel -> forward targets -> other servers (`forward_queues`), notices (`notices`)
+    entry or ring                -> forward targets, notices, handover (`handover`), counts for the mover (`report`)
 
-A channel that lives here and does not move is not watched: its messages are only counted. Whether a channel is watched
-is found out with its first message, and again with the first one after its entry or the ring has changed.
+A channel that belongs here and does not move is not watched: its messages are only counted. Whether a channel is
+watched is decided with its first message, and again with the first one after its entry or the ring has changed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from shoal.wire.envelope import (
 )
 
 TARGETS_MAX: Final = 100_000
-"""Courses that are remembered; when there are more, all are found out again."""
+"""Channels whose forward targets are cached; when there are more, the cache starts over."""
 
 
 class Dispatcher:
-    """Serves one agent."""
+    """The dispatcher of one agent."""
 
     def __init__(self, host: Host, rules: Rules) -> None:
         self._host = host
@@ -56,7 +56,7 @@ class Dispatcher:
 
     @property
     def moving(self) -> int:
-        """How many channels move that concern this server."""
+        """The number of moving channels that concern this server."""
         return self._reporting.moving
 
     @property
@@ -65,7 +65,7 @@ class Dispatcher:
         return self._handovers.waiting
 
     def targets(self, channel: bytes) -> ForwardTargets | None:
-        """The course of a channel; None before there is a ring."""
+        """The forward targets of a channel; None before there is a ring."""
         targets = self._targets.get(channel)
         if targets is None and self._host.book.ring is not None:
             targets = ForwardTargets(self._host.book, channel, self._host.server, self._rules)
@@ -96,7 +96,7 @@ class Dispatcher:
         self._follow(channel, now)
 
     def ring_changed(self, first: bool, now: float) -> None:
-        """The ring has other members: every channel may live elsewhere. `first`: there was no ring before."""
+        """The ring has other members, so every channel may belong elsewhere. `first`: there was no ring before."""
         ring = self._host.book.ring
         assert ring is not None
         self._targets.clear()
@@ -115,7 +115,7 @@ class Dispatcher:
             self._announce(channel)
 
     def _follow(self, channel: bytes, now: float) -> None:
-        """Does at once what an entry asks for, beside what messages bring about."""
+        """Starts what an entry requires at once, without waiting for a message."""
         entry = self._host.book.entry(channel)
         targets = self.targets(channel)
         if entry is None or targets is None:
@@ -128,7 +128,7 @@ class Dispatcher:
 
     def _announce_heard(self, channel: bytes) -> None:
         """A placement has lost servers, or has some of them again. Until this agent heard of it, nothing was forwarded
-        there: subscribers are told how far the streams of this server have come."""
+        there: beacons tell subscribers how far the streams of this server have come."""
         targets = self.targets(channel)
         if targets is None or not targets.of_foreign:
             return
@@ -190,7 +190,7 @@ class Dispatcher:
     # Clients
 
     def registered(self, channel: bytes, now: float) -> None:
-        """Somebody subscribes: they have been told the entry, but may not stand by it."""
+        """A client subscribes. It was sent the entry, but may not follow it yet."""
         if channel in self._moving:
             self._host.timers.set_if_absent(("notice", channel), now + self._host.limits.notice_retry_s)
             self._reporting.look(channel, now)
@@ -214,18 +214,18 @@ class Dispatcher:
             self._reporting.look(channel, now)
 
     def presented(self, channel: bytes, stream: int) -> None:
-        """A stream has presented itself in a resync: nobody knows what it published while this agent was away."""
+        """A stream was named in a Present: its messages while this agent was away are unknown."""
         self._announcements.add(channel, stream)
         self._announce(channel)
 
     def announce_here(self, channel: bytes, stream: int, last: int) -> None:
-        """A stream has presented itself after the resync was over: who was answered meanwhile was not told of it."""
+        """A stream was named in a Present after the resync was over: clients answered meanwhile do not know it."""
         targets = None if channel.startswith(RESERVED_PREFIX) else self.targets(channel)
         if targets is not None and self._rules.beacon:
             blob = self._mark(beacon(targets.publishing.version, stream, last, 0, 0))
             self._host.ask((b"PUBLISH", channel, blob))
 
-    # Life and time
+    # Incarnations and time
 
     def incarnation_began(self) -> None:
         """The agent hears its server again, and does not know what it missed."""
@@ -239,11 +239,11 @@ class Dispatcher:
                 self._follow(channel, now)
 
     def all_present(self) -> None:
-        """Everybody on the server has said what they do there."""
+        """All clients of the server have sent their Present."""
         self._handovers.look()
 
     def notice_due(self, channel: bytes, now: float) -> None:
-        """Somebody who was told of an entry should have confirmed it."""
+        """Clients that were sent an entry should have confirmed it by now."""
         targets = self.targets(channel)
         if targets is not None:
             self._notices.due(channel, targets, now)
@@ -264,3 +264,8 @@ class Dispatcher:
         """A report that the mover has not seen."""
         self._handovers.look()
         return self._reporting.take()
+
+    @property
+    def report_may_change(self) -> bool:
+        """Whether `take_report` may return one."""
+        return self._reporting.may_change

@@ -1,7 +1,7 @@
 """The connections on which an agent publishes on other servers: one to each other server of the ring.
 
-Owns those connections and their replies. What is sent, in which order and how often is decided in `forward_queues`; the
-core is told when a connection stands, when it is gone and how many commands its server has answered.
+Owns those connections and their replies. `forward_queues` decides what is sent, in which order and how often; the core
+is told when a connection is open, when it is gone and how many commands its server has answered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ForwardingCore(Protocol):
         """What is to be sent now."""
 
     def forward_opened(self, server: str, now: float) -> None:
-        """A connection stands."""
+        """A connection is open."""
 
     def forward_lost(self, server: str, now: float) -> None:
         """A connection is gone."""
@@ -57,11 +57,11 @@ class _Replies:
         self.ended = False
 
     def received(self, frames: list[Any]) -> None:
-        """Every frame answers one command; a refusal will not become better by asking again."""
+        """Every frame answers one command. A refused command is not repeated."""
         refused = next((frame for frame in frames if isinstance(frame, hiredis.ReplyError)), None)
         if refused is not None and not self._complained:
             self._complained = True
-            _log.error("a server refuses what is forwarded to it", server=self._server, why=str(refused))
+            _log.error("forwarded message refused", server=self._server, why=str(refused))
         self.awaited -= len(frames)
         self.news.set()
         self._confirmed(len(frames))
@@ -72,11 +72,11 @@ class _Replies:
         self.news.set()
 
     def can_send(self) -> None:
-        """The core keeps what is under way within bounds."""
+        """The core bounds what is in flight."""
 
 
 class ForwardLinks:
-    """Keeps the connections and sends what the core wants to publish elsewhere."""
+    """Keeps the connections and sends the core's messages for other servers."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class ForwardLinks:
         await self._tasks.close()
 
     def flush(self) -> None:
-        """Sends what the core wants to publish on other servers."""
+        """Sends the core's messages for other servers."""
         for server, commands in self._core.take_forwards().items():
             connection, replies = self._connections[server]
             with contextlib.suppress(ConnectError):  # it is gone, which its task will tell
@@ -142,7 +142,7 @@ class ForwardLinks:
                 backoff.reset()
                 await self._use(address.id, connection, replies)
             except (ConnectError, ProtocolError) as error:
-                _log.debug("cannot forward to a server", server=address.id, why=str(error))
+                _log.debug("forward server not reachable", server=address.id, why=str(error))
             finally:
                 connection.abort()
             await asyncio.sleep(backoff.next_delay_s())

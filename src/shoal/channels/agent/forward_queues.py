@@ -1,13 +1,13 @@
-"""What an agent publishes on other servers: a queue for each of them.
+"""Queues of messages that an agent publishes on other servers, one queue for each server.
 
-Owns the order, the bound and the repetition of what is forwarded. Connections are the adapter's.
+Owns the order, the bound and the repetition of forwarded messages. `forward_links` owns the connections.
 
     add -> queue --take, link open, window not full--> sent --confirmed--> gone
                       ^------- link lost: everything that was not confirmed is sent again --+
 
-What is sent again after a lost connection may arrive twice: subscribers drop what they have. Beyond
-`forward_buffer_bytes_max` the oldest that is not under way is dropped and counted: subscribers see the hole and ask the
-publisher.
+Messages that are sent again after a lost connection may arrive twice; subscribers drop duplicates. Above
+`forward_buffer_bytes_max` the oldest messages that are not in flight are dropped and counted; subscribers see the hole
+and ask the publisher.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 from shoal.channels.client.server_link import Command
 
 WINDOW_BYTES: Final = 1 << 20
-"""What may be under way to one server without a confirmation; at least one command always may."""
+"""Unconfirmed bytes in flight to one server; at least one command is always allowed."""
 
 COMMAND_BYTES: Final = 64
-"""What a queued command costs beside its channel and its payload."""
+"""Memory of a queued command beside its channel and its payload."""
 
 
 class Mark(NamedTuple):
@@ -54,7 +54,7 @@ class _Queue:
         self.waiting_bytes += _size(command)
 
     def bound(self, bytes_max: int) -> int:
-        """Drops the oldest that is not under way; says how many commands that were."""
+        """Drops the oldest commands that are not in flight; returns their number."""
         dropped = 0
         while self.sent_bytes + self.waiting_bytes > bytes_max and len(self.waiting) > 1:
             self.waiting_bytes -= _size(self.waiting.popleft())
@@ -64,13 +64,13 @@ class _Queue:
         return dropped
 
     def clear(self) -> None:
-        """Drops everything that is not under way."""
+        """Drops all commands that are not in flight."""
         self.waiting.clear()
         self.waiting_bytes = 0
         self.lost_before = self.added
 
     def take(self) -> list[Command]:
-        """What may be sent now."""
+        """The commands that may be sent now."""
         commands: list[Command] = []
         while self.waiting and (not self.sent or self.sent_bytes + _size(self.waiting[0]) <= WINDOW_BYTES):
             command = self.waiting.popleft()
@@ -86,7 +86,7 @@ class _Queue:
             self.sent_bytes -= _size(self.sent.popleft())
 
     def take_back(self) -> None:
-        """Nobody knows whether what was under way has arrived."""
+        """Queues the commands in flight again: they may not have arrived."""
         self.waiting.extendleft(reversed(self.sent))
         self.waiting_bytes += self.sent_bytes
         self.sent.clear()
@@ -98,7 +98,7 @@ def _size(command: Command) -> int:
 
 
 class Forwards:
-    """The queues to all other servers. `dropped` counts what did not fit."""
+    """The queues to all other servers. `dropped` counts commands that did not fit."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -108,7 +108,7 @@ class Forwards:
 
     @property
     def held_bytes(self) -> int:
-        """What all queues hold."""
+        """Bytes in all queues."""
         return sum(queue.waiting_bytes + queue.sent_bytes for queue in self._queues.values())
 
     def add(self, server: str, channel: bytes, blob: bytes) -> None:
@@ -127,14 +127,14 @@ class Forwards:
         return queue
 
     def take(self) -> dict[str, list[Command]]:
-        """What is to be sent now, by server."""
+        """The commands to be sent now, by server."""
         if not self._ready:
             return {}
         ready, self._ready = self._ready, set()
         return {server: commands for server in sorted(ready) if (commands := self._queues[server].take())}
 
     def opened(self, server: str) -> None:
-        """A connection to the server stands."""
+        """A connection to the server is open."""
         queue = self._queue(server)
         queue.take_back()
         queue.open = True
@@ -156,16 +156,16 @@ class Forwards:
             self._ready.add(server)
 
     def keep(self, servers: Collection[str]) -> None:
-        """Forgets what was meant for servers that are not in the ring any more."""
+        """Drops the commands for servers that have left the ring."""
         for server in [server for server in self._queues if server not in servers]:
             self._queues[server].clear()
             if not self._queues[server].open:
                 del self._queues[server]
 
-    # Marks: who wants to know when something has arrived
+    # Marks, to ask whether something has arrived
 
     def position(self, server: str) -> int:
-        """Where the next command to the server will stand."""
+        """The position of the next command to the server."""
         return self._queue(server).added
 
     def arrived(self, server: str, mark: Mark) -> bool | None:

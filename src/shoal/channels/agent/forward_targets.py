@@ -1,17 +1,17 @@
-"""The course of a channel, seen from one server: to which other servers a message has to go that is heard here.
+"""The forward targets of a channel on one server: the other servers to which its messages have to be forwarded.
 
-Owns the rule by which an agent forwards. It is a function of the plan alone; what was said and who confirmed it is the
-business of `dispatcher` and its helpers.
+Owns the rule by which an agent forwards. It is a function of the plan alone; `dispatcher` and its helpers keep what was
+heard and confirmed.
 
-A message needs no help when everybody stands where it was published:
+A message is not forwarded if all subscribers hear it where it was published:
 
-    version of the placement in use, on a server of it    everybody stands by that placement
+    version of the placement in use, on a server of it    all subscribers use that placement
     any other, where publishers publish now               every subscriber hears this server, unless it is one of
                                                           several to which publishers send copies (all_publishers)
 
-Everything else goes to all servers of all placements that have not ended, also what was published by one of those:
-it may be about to be left, or about to be used, and an agent cannot know whether the next phase has begun elsewhere.
-Servers that are helped get whatever does not reach them by itself.
+All other messages go to all servers of all placements that have not ended, also messages published by one of those
+placements: it may be about to be left, or about to be used, and an agent cannot know whether the next phase has begun
+elsewhere. Helped servers get every message that does not reach them otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Servers = tuple[str, ...]
 
 
 class ForwardTargets:
-    """What an agent does with the messages of one channel, until the plan changes."""
+    """Where an agent forwards the messages of one channel, until the plan changes."""
 
     __slots__ = (
         "_by_version",
@@ -51,9 +51,9 @@ class ForwardTargets:
         involved = server in (entry.servers if entry else publishing.servers)
         at_home = book.ring is not None and book.ring.home(channel) == server
         self.concerned = involved or at_home or (entry is not None and server in entry.helped)
-        """Whether the mover waits for what the agent of this server says of the channel."""
+        """Whether the mover waits for reports of this server's agent about the channel."""
         self.astray = server not in publishing.servers
-        """Whether nobody who knows the plan publishes here."""
+        """Whether clients that know the plan do not publish here."""
         standing = book.standing(channel)
         helped, everywhere = _helped(book, entry), _everywhere(book, entry, (*standing, publishing))
         if not rules.forward_new_to_old or not (involved or rules.home_help):
@@ -68,21 +68,21 @@ class ForwardTargets:
                 self._by_version[placement.version] = _unreached(placement, server, all_of_them if left else helped)
         enough = not self.astray and (publishing.mode is not Mode.ALL_PUBLISHERS or len(publishing.servers) == 1)
         self.of_foreign = _without(helped if enough else all_of_them, (server,))
-        """Where a message without a header has to go."""
+        """The targets of a message without a header."""
         self.of_streams = _without(all_of_them if self.astray else helped, (server,))
-        """Where those are who may have missed what was published here while nobody listened."""
+        """The servers of subscribers that may have missed messages here while this agent was away."""
         self._stale = self.of_foreign if self._versions else _without(helped, (server,))
         moving = entry is not None and entry.phase is not Phase.END
         self.watched = moving or self.astray or bool(self.of_foreign) or any(self._by_version.values())
         self.quiet_version = publishing.version if self._by_version.get(publishing.version) == () else None
-        """Messages with this version, if any, have reached everybody."""
+        """Messages with this version, if any, have reached all subscribers."""
 
     def of_version(self, version: int) -> Servers:
-        """Where a message has to go whose publisher goes by this placement version."""
+        """The targets of a message with this placement version."""
         return self._by_version.get(version, self._stale) if self._versions else self._stale
 
     def is_behind(self, version: int) -> bool:
-        """Whether a publisher that uses this version does not know the channel's entry, or an older one only."""
+        """Whether a publisher that uses this version does not know the channel's newest entry."""
         if self.entry is None or version == self.publishing.version or not self._versions:
             return False
         ahead = self.entry.phase in (Phase.PREPARE, Phase.WIDEN) and version == self.entry.placement.version
@@ -90,13 +90,13 @@ class ForwardTargets:
 
 
 def _helped(book: PlanBook, entry: Entry | None) -> Servers:
-    """The servers that are helped, as far as they are in the ring."""
+    """The helped servers that are in the ring."""
     return tuple(server for server in entry.helped if book.address(server)) if entry else ()
 
 
 def _everywhere(book: PlanBook, entry: Entry | None, placements: Iterable[Placement]) -> Servers:
-    """The servers of all placements that have not ended, the one that is being prepared included: its subscribers may
-    come before this agent hears of it."""
+    """The servers of all placements that have not ended, including one that is being prepared: its subscribers may come
+    before this agent hears of it."""
     servers = [server for placement in placements for server in placement.servers]
     if entry is not None and entry.phase is Phase.PREPARE:
         servers += [server for server in entry.placement.servers if book.address(server)]
@@ -104,8 +104,8 @@ def _everywhere(book: PlanBook, entry: Entry | None, placements: Iterable[Placem
 
 
 def _unreached(placement: Placement, server: str, aims: Servers) -> Servers:
-    """Those of `aims` that a message of this placement has not reached by itself. Of several servers that all got a
-    copy, the first forwards."""
+    """Those of `aims` that a message of this placement has not reached. Of several servers that all got a copy, the
+    first forwards."""
     if placement.mode is not Mode.ALL_PUBLISHERS:
         return _without(aims, (server,))
     return _without(aims, placement.servers) if server == placement.servers[0] else ()

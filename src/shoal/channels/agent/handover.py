@@ -1,13 +1,13 @@
-"""Where streams stand, told to servers that have not heard them.
+"""Beacons by which an agent tells other servers how far its streams have come.
 
-Owns two kinds of beacons that an agent publishes in the publishers' place:
+Owns two kinds of beacons that an agent publishes in place of the publishers:
 
-    hand-over      a channel leaves this server: the agents of the new ones learn how far its streams have come, so that
-                   whoever subscribes there starts at the right number. Done when the new servers have confirmed it.
-    announcement   nobody listened here for a while (this agent was away): whoever should have got what was published
-                   meanwhile sees the hole, and asks the publisher.
+    handover       a channel leaves this server: the agents of the new servers learn how far its streams have come, so
+                   that new subscribers there start at the right number. Done when the new servers have confirmed it.
+    announcement   this agent was away for a while: subscribers elsewhere that should have got the messages published
+                   meanwhile see the hole, and ask the publisher.
 
-Neither says that anything is settled: an agent knows its own server's part of a stream only.
+Neither says that anything is settled: an agent knows only its own server's part of a stream.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Handovers:
 
     @property
     def waiting(self) -> bool:
-        """Whether a hand-over waits for clients that have not said what they do here."""
+        """Whether a handover waits for clients that have not sent their Present."""
         return bool(self._waiting)
 
     def handed(self, entry: Entry) -> int:
-        """The revision that the hand-over of a channel is good for; 0 if it is not over."""
+        """The revision that a channel's handover covers; 0 if it is not complete."""
         return entry.newness if self._moving[entry.unit].handed == entry.placement.version else 0
 
     def follow(self, entry: Entry) -> None:
-        """Begins a hand-over if the entry asks for one."""
+        """Begins a handover if the entry requires one."""
         channel, version = entry.unit, entry.placement.version
         if entry.phase not in (Phase.SWITCH, Phase.NARROW) or not self._is_left(entry):
             self._waiting.pop(channel, None)
@@ -65,8 +65,13 @@ class Handovers:
         self._waiting.pop(channel, None)
         self._under_way.pop(channel, None)
 
+    @property
+    def pending(self) -> bool:
+        """Whether a hand-over waits or is under way."""
+        return bool(self._waiting or self._under_way)
+
     def look(self) -> None:
-        """Begins what waits, if everybody is known, and ends what has been confirmed."""
+        """Begins waiting handovers if all clients have sent their Present, and ends confirmed ones."""
         if self._waiting and self._host.complete:
             waiting, self._waiting = self._waiting, {}
             for channel in waiting:
@@ -99,9 +104,9 @@ class Handovers:
 
 
 class Announcements:
-    """Announces the streams that presented themselves to an agent that had not heard them.
+    """Announces streams that were named in a Present and that the agent had not heard.
 
-    The plan may come after the streams: whoever is concerned by a later part of it is told then.
+    The plan may come after the streams; servers that a later part of it adds are told then.
     """
 
     def __init__(self, host: Host, say: Say) -> None:
@@ -110,24 +115,24 @@ class Announcements:
         self._told: dict[bytes, dict[int, set[str]]] = {}
 
     def clear(self) -> None:
-        """A new life begins, or the ring has changed: what is heard from now on needs no announcement."""
+        """A new incarnation begins, or the ring has changed: streams heard from now on need no announcement."""
         self._told.clear()
 
     def add(self, channel: bytes, stream: int) -> None:
-        """A stream has presented itself."""
+        """A stream was named in a Present."""
         self._told.setdefault(channel, {}).setdefault(stream, set())
 
     def drop(self, channel: bytes) -> None:
-        """The channel has moved on: its streams have been heard since they presented themselves."""
+        """The channel has a newer entry: its streams have been heard since."""
         self._told.pop(channel, None)
 
     @property
     def channels(self) -> tuple[bytes, ...]:
-        """The channels with streams that presented themselves."""
+        """The channels with such streams."""
         return tuple(self._told)
 
     def look(self, channel: bytes, targets: ForwardTargets) -> None:
-        """Announces the streams of a channel to those who may miss something and have not been told yet."""
+        """Announces the streams of a channel to servers that may miss messages and have not been told yet."""
         streams = self._host.streams(channel) if targets.of_streams and channel in self._told else {}
         for stream, told in self._told.get(channel, {}).items():
             last = streams.get(stream, ENDED)

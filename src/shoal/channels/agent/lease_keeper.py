@@ -1,21 +1,20 @@
-"""An agent's tenure: its membership of the group of servers and the lease of its server, kept at the
-coordinator.
+"""Keeps the lease of an agent's server and its membership of the group of servers, at the coordinator.
 
-Owns when the lease is taken, renewed and given up. What the lease means for the agent's word is in `lease`;
-when a server without a lease loses its place in the ring is the keeper's business.
+Owns when the lease is taken, renewed and given up. What the lease means for the agent's heartbeats is in `lease`; the
+ring keeper decides when a server without a lease leaves the ring.
 
-    none --server answers, agent can speak (or a predecessor's lease still runs)--> held --renewed--> held
+    none --server answers, agent serves (or a predecessor's lease still runs)--> held --renewed--> held
     held --server silent, coordinator away, or taken by another agent--> it runs out
 
-A restarted agent takes its predecessor's lease over at once, before it has loaded what it needs to serve:
-the server is as good as before, and its place in the ring should not lapse meanwhile. Later it takes only
-what is free, so that of two agents for one server the newer one stays.
+A restarted agent takes its predecessor's lease over at once, before it has loaded its modules: the server itself has
+not stopped, and should keep its place in the ring. Later it takes only a free lease, so that of two agents for one
+server the newer one keeps it.
 
-Whoever takes a lease that had lapsed may have left the ring without having heard of it. It reads the ring after the
-lease is its own: any ring that a keeper wrote before knowing of that is then known, or newer than the one read.
+If the lease had lapsed, the server may have left the ring without this agent knowing it. So the agent reads the ring
+after it has taken the lease: a ring that the keeper wrote before it saw the new lease is the one read, or newer.
 
-A renewal without an answer may have taken effect all the same, and the keeper would see a living agent that takes
-itself for cut off. So after one the agent only asks, and renews again when it has been answered.
+A renewal without an answer may have taken effect all the same; then the keeper sees a living agent that believes to be
+cut off. So after an unanswered renewal the agent first reads the lease, and renews again when it has been answered.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ _log: Final = get_log(__name__)
 
 
 class Verdicts(Protocol):
-    """Who is told what the coordinator said; `AgentLease` understands the same words."""
+    """Receives the coordinator's answers; `AgentLease` has methods of the same names."""
 
     def granted(self, sent_at: float, lapsed: bool) -> None:
-        """The lease is held; it was asked for at `sent_at`. `lapsed`: nobody held it before."""
+        """The lease is held; it was asked for at `sent_at`. `lapsed`: it was free before."""
 
     def ring_read(self, ring: Versioned) -> None:
-        """The ring as it was after a lapsed lease was taken."""
+        """The ring as read after a lapsed lease was taken."""
 
     def refused(self) -> None:
         """The lease is another agent's."""
@@ -54,12 +53,11 @@ class Verdicts(Protocol):
         """The coordinator is asked."""
 
     def answered(self) -> None:
-        """It has answered, or is not asked any more."""
+        """The coordinator has answered, or is not asked any more."""
 
 
 class LeaseKeeper:
-    """Keeps one server's lease. `answers` says whether the server does, `speaks` whether the agent can
-    serve yet."""
+    """Keeps one server's lease. `answers` says whether the server answers, `speaks` whether the agent serves."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class LeaseKeeper:
         self._wake = asyncio.Event()
 
     def hurry(self) -> None:
-        """Something that was waited for has come: look again at once."""
+        """Looks again at once: the server has answered, or the agent serves."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -104,7 +102,7 @@ class LeaseKeeper:
                     await self._wake.wait()
 
     async def leave(self) -> None:
-        """Gives up lease and membership, so that nobody has to wait for their end."""
+        """Gives up lease and membership, so that they need not run out."""
         with contextlib.suppress(CoordinatorError):
             if self._lease is not None:
                 await self._coordinator.release(self._lease)
@@ -146,7 +144,7 @@ class LeaseKeeper:
             self._report("another agent holds the lease of this server")
             return False
         self._first = False
-        _log.info("holds the lease", server=self._address.id, token=self._lease.token)
+        _log.info("server lease taken", server=self._address.id, token=self._lease.token)
         await self._grant(sent_at)
         return True
 
@@ -159,7 +157,7 @@ class LeaseKeeper:
         self._unanswered = False
         if not renewed:
             self._lease = None
-            _log.warning("lost the lease", server=self._address.id, token=lease.token)
+            _log.warning("server lease lost", server=self._address.id, token=lease.token)
             return await self._take()
         await self._grant(sent_at)
         if self._membership is not None and not await self._membership.renew():
@@ -182,7 +180,7 @@ class LeaseKeeper:
     def _report(self, trouble: str) -> None:
         """Logs trouble once, and its end."""
         if trouble and not self._trouble:
-            _log.warning("the lease is not renewed", server=self._address.id, why=trouble)
+            _log.warning("server lease not renewed", server=self._address.id, why=trouble)
         elif self._trouble and not trouble:
-            _log.info("the lease is renewed again", server=self._address.id)
+            _log.info("server lease renewed again", server=self._address.id)
         self._trouble = trouble

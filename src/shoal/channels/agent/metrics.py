@@ -1,7 +1,6 @@
-"""An agent's metrics page: what the agent, its monitor and the last closed second say, read when it is
-asked for.
+"""An agent's metrics page: figures of the agent, its monitor and the last closed second, read at each scrape.
 
-Owns the names of the agent's metrics. Counts nothing itself. Channels appear only as the few busiest.
+Owns the names of the agent's metrics. Counts nothing itself. Only the few busiest channels appear.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class AgentMetrics(Collector):
         _log.info("metrics page", server=server, port=self._page.port)
 
     def watch(self, core: AgentCore, monitor: Monitor, now: Callable[[], float]) -> None:
-        """Tells whose metrics these are, and by which clock."""
+        """Sets the agent whose metrics are shown, and its clock."""
         self._core, self._monitor, self._now = core, monitor, now
         monitor.closed = self._closed
 
@@ -68,15 +67,14 @@ class AgentMetrics(Collector):
 
     def _closed(self, second: Second) -> None:
         self._second = second
-        publications = second.channels.column("publications").to_numpy()
+        publications = second.channels["publications"]
         busiest = np.argsort(publications)[-TOP_CHANNELS:]
-        names = second.channels.column("channel")
         for row in busiest[publications[busiest] > 0]:
-            self._top.add(names[int(row)].as_py(), float(publications[row]))
+            self._top.add(second.channels.unit(int(row)), float(publications[row]))
         self._top.roll()
 
     def collect(self) -> Iterable[Metric]:
-        """What a scrape sees."""
+        """The metrics of one scrape."""
         if self._core is None or self._monitor is None:
             return
         yield GaugeMetricFamily(
@@ -113,7 +111,8 @@ class AgentMetrics(Collector):
             self._monitor.foreign_patterns,
         )
         if self._second is not None:
-            row = self._second.server.to_pylist()[0]
+            row = self._second.server
             for column, (name, text) in _SERVER_GAUGES.items():
-                if row[column] is not None:
-                    yield GaugeMetricFamily(name, text, row[column])
+                value = row[column]
+                if value is not None:
+                    yield GaugeMetricFamily(name, text, value)

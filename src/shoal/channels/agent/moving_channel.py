@@ -1,6 +1,6 @@
-"""What an agent remembers of a channel that has a plan entry, and what the parts of its dispatcher share.
+"""An agent's state of a channel that has a plan entry, and what the parts of its dispatcher share.
 
-Owns the per-channel record; the parts that fill it are `dispatcher`, `notices`, `handover` and `report`.
+Owns the per-channel state; `dispatcher`, `notices`, `handover` and `report` fill it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from shoal.wire import control
 
 
 class Counted:
-    """What the server said of the subscribers of a channel when it was asked last, and the streams that should be
-    elsewhere at that time."""
+    """The server's last counts of a channel's subscribers, and the number of streams that should be elsewhere."""
 
     __slots__ = ("behind", "here", "revision", "streams")
 
@@ -43,15 +42,15 @@ class MovingChannel:
         self.spoken = False
         """Whether a message was heard since the phase began."""
         self.told: dict[int, float] = {}
-        """When each subscriber that is behind was told last."""
+        """When each subscriber that is behind was last sent a notice."""
         self.left: set[int] = set()
         """Streams that have left this server."""
         self.handed = 0
-        """The version of the newest placement to which all streams have been handed over."""
+        """The version of the newest placement to which all streams were handed over."""
         self.counted: Counted | None = None
 
     def follow(self, entry: Entry) -> None:
-        """Takes a newer entry. Within a phase nobody needs to be told again."""
+        """Takes a newer entry. Within a phase no client needs a second notice."""
         phase = entry.phase, entry.since
         if phase != self._phase:
             self._phase = phase
@@ -87,13 +86,13 @@ class Host(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether everybody on the server has said what they do there."""
+        """Whether all clients of the server have sent their Present."""
 
     def ask(self, command: Command, handler: Any = None) -> None:
         """Asks the agent's own server."""
 
-    def say(self, channel: bytes, message: control.Control) -> None:
-        """Publishes a control message on the agent's own server."""
+    def tell_client(self, client: int, message: control.FromAgent, number: int = 0) -> None:
+        """Publishes a control message to a client of the agent's own server."""
 
     def streams(self, channel: bytes) -> Mapping[int, int]:
         """The streams of a channel, each with its last sequence number (see `ENDED`)."""

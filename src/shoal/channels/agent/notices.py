@@ -1,10 +1,11 @@
-"""Notices: who does not know a channel's entry, and when they are told.
+"""Notices: which clients do not know a channel's entry, and when they are told.
 
-Owns both questions. A subscriber is behind when it has not confirmed a revision by which subscribers stand as they
-should; a publisher when it publishes with another version than the one that publishers should use.
+Owns both decisions. A subscriber is behind if it has not confirmed a revision with the current subscriber servers; a
+publisher if it publishes with another version than the current one.
 
-Nobody is told for nothing: a subscriber with the first message on its channel after the entry came, a publisher with
-its own next message. Only an eager entry is told at once. Whoever does not confirm is told again.
+Notices are sent only when needed: to a subscriber with the first message on its channel after the entry came, to a
+publisher with its own next message. Only for an eager entry they are sent at once. A notice that is not confirmed is
+sent again.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from shoal.channels.agent.forward_targets import ForwardTargets
 from shoal.channels.agent.moving_channel import Host, MovingChannel
 from shoal.plan.entry import Phase
 from shoal.wire import control
-from shoal.wire.envelope import ENDED, client_of, inbox_channel
+from shoal.wire.envelope import ENDED, client_of
 
 PAGE_CLIENTS: Final = 1000
 PAGE_PAUSE_S: Final = 0.01
-"""How many clients are told at once, so that the server can read on, and the pause between two pages."""
+"""Clients that are told at once, and the pause before the next page, so that the server can read on."""
 
 TOLD_PUBLISHERS_MAX: Final = 50_000
-"""Publishers of which is remembered when they were told. Beyond it some are told once too often."""
+"""Publishers whose last notice is remembered. Beyond it some are told once too often."""
 
 
 class Notices:
-    """Tells clients of one server about entries."""
+    """Sends notices to the clients of one server."""
 
     def __init__(self, host: Host, moving: Mapping[bytes, MovingChannel]) -> None:
         self._host = host
@@ -44,7 +45,7 @@ class Notices:
         return [client for client in clients if register.confirmed(client, channel) < entry.follows_from]
 
     def stale_streams(self, channel: bytes, targets: ForwardTargets) -> list[int]:
-        """The live streams that should be elsewhere and have not said that they are."""
+        """The live streams that should be elsewhere and have not left."""
         here, left = self._host.server, self._moving[channel].left
         return [
             stream
@@ -55,7 +56,7 @@ class Notices:
         ]
 
     def publisher(self, channel: bytes, client: int, now: float) -> None:
-        """Tells a publisher, unless it was told a moment ago."""
+        """Sends a publisher a notice, unless it was sent one recently."""
         key = (channel, client, self._host.book.revision(channel))
         told_at = self._publishers.get(key)
         if not client or (told_at is not None and now < told_at + self._host.limits.notice_retry_s):
@@ -66,7 +67,7 @@ class Notices:
         self._tell(channel, client)
 
     def due(self, channel: bytes, targets: ForwardTargets, now: float) -> None:
-        """Tells whoever is behind and was not told a moment ago, and comes back while somebody is."""
+        """Sends notices to clients that are behind and got none recently; repeats while there are such clients."""
         entry, moving = targets.entry, self._moving.get(channel)
         if entry is None or moving is None or not (moving.spoken or entry.eager):
             return
@@ -83,7 +84,7 @@ class Notices:
             self._host.timers.set(("notice", channel), now + min(waits))
 
     def _subscribers(self, channel: bytes, moving: MovingChannel, now: float) -> list[float]:
-        """Tells a page of those who are behind; in how many seconds the others are due, if any."""
+        """Sends one page of notices to subscribers that are behind; returns when the rest is due."""
         retry_s = self._host.limits.notice_retry_s
         behind = self.behind(channel)
         due = [client for client in behind if now >= moving.told.get(client, -retry_s) + retry_s]
@@ -96,4 +97,5 @@ class Notices:
 
     def _tell(self, channel: bytes, client: int) -> None:
         self._host.counters.notices += 1
-        self._host.say(inbox_channel(client), control.Notice(channel, self._host.book.signed_entry(channel)))
+        entry = self._host.book.signed_entry(channel)
+        self._host.tell_client(client, control.Notice(self._host.server, channel, entry))

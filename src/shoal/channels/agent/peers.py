@@ -1,8 +1,7 @@
-"""The words of the other agents: one light connection to each other server of the ring.
+"""The heartbeats of the other agents: one light connection to each other server of the ring.
 
-Owns those connections. What the words are good for (telling a coordinator that is down from being cut off
-from it) is decided in `lease`. The subscription is a pattern that matches the heartbeat channel alone, so that
-NUMSUB of that channel counts clients only.
+Owns those connections. `lease` uses the heartbeats to tell a coordinator that is down from being cut off from it. The
+subscription is a pattern that matches the heartbeat channel alone, so that NUMSUB of that channel counts clients only.
 """
 
 from __future__ import annotations
@@ -27,45 +26,43 @@ from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
 
 PEER_PATTERN: Final = HEARTBEAT_CHANNEL[:-1] + b"[" + HEARTBEAT_CHANNEL[-1:] + b"]"
-WORD_BYTES_MAX: Final = 1 << 20
-SILENT_WORDS_MAX: Final = 20
-"""Word intervals without a word after which a connection counts as half open and is made anew."""
+HEARTBEAT_BYTES_MAX: Final = 1 << 20
+SILENT_HEARTBEATS_MAX: Final = 20
+"""Heartbeat intervals without a heartbeat after which a connection counts as half open and is replaced."""
 
 _log: Final = get_log(__name__)
 
 
-class _Ear:
-    """Hears the words on one server."""
+class _Listener:
+    """Receives the heartbeats on one server."""
 
     def __init__(self, server: str, heard: Callable[[control.Heartbeat], None]) -> None:
         self._server = server
         self._heard = heard
-        self.news = asyncio.Event()
-        self.lost_with: Exception | None = None
-        self.ended = False
+        self._clock = asyncio.get_running_loop().time
+        self.heard_at = 0.0
+        self.ended = asyncio.Event()
 
     def received(self, frames: list[Any]) -> None:
-        """Pushes of the one pattern; what is no word of this server's agent is dropped."""
+        """Pushes of the one pattern; anything but heartbeats of this server's agent is dropped."""
         for frame in frames:
             if isinstance(frame, hiredis.PushNotification) and frame[0] == b"pmessage":
                 with contextlib.suppress(ProtocolError):
-                    heartbeat = control.decode(frame[3])
+                    heartbeat = control.decode(frame[3]).message
                     if isinstance(heartbeat, control.Heartbeat) and heartbeat.server == self._server:
-                        self.news.set()
+                        self.heard_at = self._clock()
                         self._heard(heartbeat)
 
     def lost(self, error: Exception | None) -> None:
         """The connection is gone."""
-        self.lost_with = error
-        self.ended = True
-        self.news.set()
+        self.ended.set()
 
     def can_send(self) -> None:
         """Nothing waits to be sent."""
 
 
 class Peers:
-    """Listens to every server of the ring but one's own."""
+    """Listens to every server of the ring but the agent's own."""
 
     def __init__(
         self,
@@ -85,7 +82,7 @@ class Peers:
         self._heard = heard
         self._random = random
         self._book = book
-        self._tasks = ServerTasks(self._listen, "words of")
+        self._tasks = ServerTasks(self._listen, "heartbeats of")
 
     def follow(self, ring: Ring) -> None:
         """Listens to the servers of this ring, and to no others."""
@@ -103,7 +100,7 @@ class Peers:
             random=self._random,
         )
         while True:
-            ear = _Ear(address.id, self._heard)
+            listener = _Listener(address.id, self._heard)
             endpoint = self._book.reach(address)
             connection = Connection(
                 endpoint.host,
@@ -111,26 +108,28 @@ class Peers:
                 username=self._username,
                 password=self._password,
                 name=f"shoal-peer-{self._own}",
-                receiver=ear,
+                receiver=listener,
                 dial=endpoint.dial,
                 connect_timeout_s=limits.connect_timeout_s,
-                frame_bytes_max=WORD_BYTES_MAX,
+                frame_bytes_max=HEARTBEAT_BYTES_MAX,
             )
             try:
                 await connection.open()
                 backoff.reset()
                 connection.send([(b"PSUBSCRIBE", PEER_PATTERN)])
-                await self._until_lost(ear)
+                await self._until_lost(listener)
             except (ConnectError, ProtocolError) as error:
-                _log.debug("cannot hear a server", server=address.id, why=str(error))
+                _log.debug("peer server not reachable", server=address.id, why=str(error))
             finally:
                 connection.abort()
             await asyncio.sleep(backoff.next_delay_s())
 
-    async def _until_lost(self, ear: _Ear) -> None:
+    async def _until_lost(self, listener: _Listener) -> None:
         """Returns when the connection is gone, or silent for so long that it may be half open."""
-        with contextlib.suppress(TimeoutError):
-            while not ear.ended:
-                ear.news.clear()
-                async with asyncio.timeout(SILENT_WORDS_MAX * self._limits.heartbeat_interval_s):
-                    await ear.news.wait()
+        loop = asyncio.get_running_loop()
+        silent_s = SILENT_HEARTBEATS_MAX * self._limits.heartbeat_interval_s
+        listener.heard_at = loop.time()
+        while not listener.ended.is_set() and loop.time() < (deadline := listener.heard_at + silent_s):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await listener.ended.wait()

@@ -55,20 +55,19 @@ if TYPE_CHECKING:
     from shoal.channels.agent.session import ServerSession
 
 MAX_OUT_BYTES_PER_S: Final = 125_000_000.0
-"""What a server may send if nobody says otherwise: a network of 1 Gbit/s."""
+"""Default limit of a server's output: a network of 1 Gbit/s."""
 
 ANSWER_AGE_S_MAX: Final = 1.0
-"""How old the server's last sign of life may be for its lease to be renewed."""
+"""The lease is renewed only if the server has sent something within this time."""
 
 LISTED_MAX: Final = 1000
-"""Publishers and subscribers of a channel that telemetry names; the counts beside them are exact."""
+"""Publishers and subscribers of a channel that telemetry lists; the counts beside the lists are exact."""
 
 _log: Final = get_log(__name__)
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent must know to begin. User and password of `url` hold for the coordinator and all
-    servers."""
+    """The options of an agent. User and password of `url` are used for the coordinator and all servers."""
 
     address: ServerAddress
     url: str
@@ -106,6 +105,7 @@ class Agent:
         self._format: int | None = None
         self._stored_key: bytes | None = None
         self._plan_moved = False
+        self._report_changed = asyncio.Event()
         self._granted_at: float | None = None
         self._opened_at: float | None = None
 
@@ -115,8 +115,8 @@ class Agent:
         return self._session.core if self._session is not None else None
 
     async def work(self, load: Callable[[], Awaitable[None]]) -> None:
-        """Serves until it is cancelled, then leaves in good order. `load` loads the modules that take long; what needs
-        them waits for it."""
+        """Serves until it is cancelled, then gives up its lease. `load` loads the slow modules; the session waits for
+        it."""
         self._loop = asyncio.get_running_loop()
         self._key: asyncio.Future[bytes] = self._loop.create_future()
         loaded = asyncio.ensure_future(load())
@@ -137,7 +137,13 @@ class Agent:
                 lease_keeper.run(),
                 self._watch_plan(coordinator),
                 self._keep_session(lease_keeper, loaded),
-                write_reports(coordinator, self._address.id, self._take_report, self._limits.heartbeat_interval_s),
+                write_reports(
+                    coordinator,
+                    self._address.id,
+                    self._take_report,
+                    self._report_changed,
+                    self._limits.heartbeat_interval_s,
+                ),
             )
 
     def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
@@ -160,7 +166,7 @@ class Agent:
                 return await self._runtime.coordinator(self._options.url, self._limits.server_lease_s / 3)
             except CoordinatorUnavailableError as error:
                 if not complained:
-                    _log.warning("waits for the coordinator", why=str(error))
+                    _log.warning("coordinator not reachable", why=str(error))
                 complained = True
                 await asyncio.sleep(backoff.next_delay_s())
 
@@ -171,7 +177,7 @@ class Agent:
                     async for change in changes:
                         self._plan_changed(change)
             except CoordinatorError as error:
-                _log.warning("the plan cannot be watched", why=str(error))
+                _log.warning("plan watch failed", why=str(error))
                 await asyncio.sleep(self._limits.heartbeat_interval_s)
 
     def _plan_changed(self, change: Change) -> None:
@@ -215,7 +221,7 @@ class Agent:
             else:
                 core.entry(value)
         if core.counters.forged != forged:
-            _log.error("the coordinator holds what the cluster did not sign, or something older", key=key)
+            _log.error("plan value forged or outdated", key=key)
         ring = core.book.ring
         if ring is not None and ring.version != version:
             _log.info("new ring", version=ring.version, servers=",".join(ring.ids))
@@ -227,18 +233,26 @@ class Agent:
             self._loop.call_soon(self._follow_plan, session)
 
     def _follow_plan(self, session: ServerSession) -> None:
-        """Does what the plan asks for, once for all changes that came together."""
+        """Runs the core once for all plan changes that came together."""
         self._plan_moved = False
         session.flush()
         session.turn()
 
+    def _flushed(self) -> None:
+        """The core has been given something, and its commands were sent."""
+        session, forward_links = self._session, self._forward_links
+        if forward_links is not None:
+            forward_links.flush()
+        if session is not None and session.core.report_may_change:
+            self._report_changed.set()
+
     def _take_report(self) -> Report | None:
         return self._session.core.take_report() if self._session is not None else None
 
-    # What the coordinator said of the lease (see `tenure.Verdicts`)
+    # The coordinator's answers about the lease (see `lease_keeper.Verdicts`)
 
     def granted(self, sent_at: float, lapsed: bool) -> None:
-        """The lease is held; a word that could not be given before is given at once."""
+        """The lease is held; if it was not before, a heartbeat is sent at once."""
         self._granted_at = sent_at
         if self._session is not None:
             core = self._session.core
@@ -248,7 +262,7 @@ class Agent:
                 self._session.speak()
 
     def ring_read(self, ring: Versioned) -> None:
-        """The ring as it was after a lapsed lease was taken; the watch may bring it later."""
+        """The ring as read after a lapsed lease was taken; the watch may bring it later."""
         self._plan_changed(Change(keys.RING_KEY, ring))
 
     def refused(self) -> None:
@@ -263,7 +277,7 @@ class Agent:
             self._session.core.lease.asked(self._loop.time())
 
     def answered(self) -> None:
-        """It has answered, or is not asked any more."""
+        """The coordinator has answered, or is not asked any more."""
         if self._session is not None:
             self._session.core.lease.answered()
 
@@ -272,7 +286,7 @@ class Agent:
             self._session.core.lease.heard(heartbeat, self._loop.time())
 
     def _answers(self) -> bool:
-        """Whether the server has given a sign of life of late; asks it for the next one."""
+        """Whether the server has sent something recently; sends the next PING."""
         heard_at = self._opened_at
         if heard_at is not None and self._session is not None:
             heard_at = max(heard_at, self._session.heard_at)
@@ -302,12 +316,11 @@ class Agent:
             finally:
                 self._opened_at = None
                 connection.abort()
-            _log.warning("lost the server", server=self._address.id, why=str(connection.error))
+            _log.warning("server connection lost", server=self._address.id, why=str(connection.error))
             await asyncio.sleep(backoff.next_delay_s())
 
     async def _open(self, backoff: Backoff) -> tuple[AgentConnection, str]:
-        """A connection and the server's run id. Before the first core, a reason that lasts ends the
-        process."""
+        """A connection and the server's run id. Before the first session, permanent errors end the process."""
         address = self._address
         complained = False
         while True:
@@ -327,7 +340,7 @@ class Agent:
                 if type(error) is not ConnectError and self._session is None:
                     raise
                 if not complained:
-                    _log.warning("waits for the server", server=address.id, why=str(error))
+                    _log.warning("server not reachable", server=address.id, why=str(error))
                 complained = True
             await asyncio.sleep(backoff.next_delay_s())
 
@@ -361,7 +374,7 @@ class Agent:
             self._random,
             book=self._runtime.address_book,
         )
-        session = ServerSession(core, monitor, self._limits, self._forward_links.flush, self._runtime.wall)
+        session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall)
         for name, value in self._plan.items():
             self._plan_to_core(session, name, value)
         self._plan.clear()
@@ -385,14 +398,14 @@ def run_agent(options: AgentOptions) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, ended.set)
         await _first_of(Agent(options).work(_load_in_thread), ended.wait())
-        _log.info("ends", server=options.address.id)
+        _log.info("agent stopped", server=options.address.id)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
 
 
 def _load() -> None:
-    """Loads the compiled loops and Arrow. They stay for ever, so no later garbage collection looks at them: that took
+    """Loads the compiled loops. They are never freed, so they are excluded from garbage collection: a collection took
     100 ms, in which the agent served no client."""
     from shoal.channels.agent import session  # noqa: F401
     from shoal.channels.telemetry import analyzer
@@ -403,7 +416,7 @@ def _load() -> None:
 
 
 async def _load_in_thread() -> None:
-    """Does so in a thread that does not keep the process from ending."""
+    """Calls `_load` in a daemon thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -429,7 +442,7 @@ async def _load_in_thread() -> None:
 
 
 async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Runs all of them until one ends or fails; the others are cancelled and waited for."""
+    """Runs all coroutines until one ends or fails; the others are cancelled and awaited."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

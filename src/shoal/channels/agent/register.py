@@ -1,7 +1,7 @@
-"""The agent's register: which client subscribes to what on its server.
+"""The agent's register: which client subscribes to which channels and patterns on its server.
 
-Owns what Redis does not tell: the names behind the numbers, and by which revision of the channel's entry each of them
-stands. It is filled by hellos and answers to resyncs, and emptied by byes and by connections that are gone.
+Owns what Redis does not tell: the clients behind the counts, and the revision of the channel's entry that each has
+confirmed. Hello and Present add to it, Bye and lost connections remove from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 
 class Register:
-    """Clients by channel and by pattern, and the other way round."""
+    """Clients by channel and by pattern, and names by client."""
 
     def __init__(self) -> None:
         self._channels: dict[bytes, set[int]] = {}
@@ -30,20 +30,20 @@ class Register:
 
     @property
     def clients(self) -> Collection[int]:
-        """Everyone who subscribes to anything."""
+        """All clients with a subscription."""
         return self._clients.keys()
 
-    def add(self, client: int, name: bytes, pattern: bool, nonce: int = 0) -> None:
-        """A client subscribes, with a hello of this nonce; once more is no change."""
+    def add(self, client: int, name: bytes, pattern: bool, number: int = 0) -> None:
+        """A client subscribes, with a Hello of this number; a repetition changes nothing."""
         (self._patterns if pattern else self._channels).setdefault(name, set()).add(client)
         names = self._clients.setdefault(client, {})
-        names[pattern, name] = max(nonce, names.get((pattern, name), 0))
+        names[pattern, name] = max(number, names.get((pattern, name), 0))
 
-    def remove(self, client: int, name: bytes, pattern: bool, nonce: int = 0) -> bool:
-        """A client has left a channel or pattern; never having been there is no error. Returns False for a word that
-        is older than its last hello (0 is never older), and does nothing then."""
+    def remove(self, client: int, name: bytes, pattern: bool, number: int = 0) -> bool:
+        """A client has left a channel or pattern; an unknown one is no error. Returns False and does nothing if the Bye
+        has a lower number than the client's last Hello (0 is never lower)."""
         names = self._clients.get(client)
-        if names is not None and 0 < nonce < names.get((pattern, name), 0):
+        if names is not None and 0 < number < names.get((pattern, name), 0):
             return False
         self._remove(name, pattern, client)
         if names is not None:
@@ -53,23 +53,23 @@ class Register:
         return True
 
     def remove_client(self, client: int) -> None:
-        """A client is gone altogether."""
+        """A client is gone; removes all of its subscriptions."""
         for pattern, name in self._clients.pop(client, ()):
             self._remove(name, pattern, client)
 
     def confirm(self, client: int, name: bytes, revision: int) -> None:
-        """A subscriber stands by the channel's entry of this revision; whoever is not registered says nothing."""
+        """A subscriber follows the channel's entry of this revision; ignored if it is not registered."""
         if client in self._channels.get(name, ()):
             confirmed = self._confirmed.setdefault(name, {})
             confirmed[client] = max(revision, confirmed.get(client, 0))
 
     def confirmed(self, client: int, name: bytes) -> int:
-        """The newest revision that a subscriber has confirmed, 0 at first: a hello alone confirms nothing."""
+        """The newest revision that a subscriber has confirmed, 0 at first: a Hello alone confirms nothing."""
         confirmed = self._confirmed.get(name)
         return confirmed.get(client, 0) if confirmed else 0
 
     def clear(self) -> None:
-        """The server has restarted: nobody subscribes to anything until they say so again."""
+        """The server has restarted: all subscriptions have to be registered again."""
         self._channels.clear()
         self._patterns.clear()
         self._clients.clear()

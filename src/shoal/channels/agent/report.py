@@ -1,9 +1,10 @@
-"""An agent's report: what the mover must know of the channels that move and concern the agent's server.
+"""An agent's report to the mover about the moving channels that concern its server.
 
-Owns the question to the server (how many subscribe, and which of the registered ones are still there) and the report.
+Owns the question to the server (how many clients subscribe, and which of the registered ones are connected) and the
+report.
 
-Of a new revision the agent says nothing but that it knows it before the server has been asked after the entry came: a
-count from before would tell the mover that nobody is behind. In the phase `prepare` knowing it is enough.
+A count that was taken before the newest entry came would tell the mover that no client is behind. So a channel is
+reported with a new revision only when the server has been asked again. In the phase `prepare` the revision is enough.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from shoal.plan.placement import Mode
 from shoal.wire.envelope import inbox_channel
 
 POLL_S: Final = 0.1
-"""How often the server is asked at the most, about the channels of which something was heard."""
+"""The shortest time between two questions about channels with news."""
 
 LOOK_AGAIN_S: Final = 1.0
-"""After how long it is asked about a channel of which nothing was heard: somebody may have died."""
+"""The time between two questions about a channel without news: a client may have died."""
 
 PAGE_NAMES: Final = 500
 """Names in one NUMSUB: the server does nothing else while it answers."""
 
 ROUND_NAMES_MAX: Final = 5000
-"""Names asked for in one round, though always those of one channel. The other channels come in the next one."""
+"""Names in one round, but at least those of one channel. The other channels come in the next round."""
 
 NAMES_PER_S_MAX: Final = 50_000
-"""So many names are asked for in a second at the most; rounds with more of them are further apart."""
+"""Names in a second; large rounds are further apart."""
 
 
 class _Round:
-    """One question about some channels, each with the revision of its entry at that time."""
+    """One question about several channels, each with the revision of its entry at that time."""
 
     def __init__(self) -> None:
         self.revisions: dict[bytes, int] = {}
@@ -70,7 +71,7 @@ class Reporting:
 
     @property
     def moving(self) -> int:
-        """How many channels are reported."""
+        """The number of reported channels."""
         return len(self._due_at)
 
     def follow(self, channel: bytes, targets: ForwardTargets | None, now: float) -> None:
@@ -83,12 +84,12 @@ class Reporting:
         self._host.timers.set_if_absent(self.poll, now)
 
     def look(self, channel: bytes, now: float) -> None:
-        """Something was heard of the subscribers of a channel."""
+        """The subscribers of a channel may have changed."""
         if channel in self._due_at:
             self._due_at[channel] = now
 
     def begin(self, now: float) -> None:
-        """The agent serves, in a new incarnation: whatever was counted before does not hold any more."""
+        """The agent serves in a new incarnation: earlier counts are void."""
         self._round = None
         for channel in self._due_at:
             self._moving[channel].counted = None
@@ -99,7 +100,7 @@ class Reporting:
     # Asking
 
     def poll(self, now: float) -> None:
-        """Asks the server about the channels that move."""
+        """Asks the server about the moving channels."""
         if not self._due_at or self._host.state is not states.Agent.SERVING:
             return
         wait_s = POLL_S
@@ -141,9 +142,9 @@ class Reporting:
         return take
 
     def _count(self, channel: bytes, revision: int, counts: Mapping[bytes, int]) -> None:
-        """Registered subscribers are behind by what they confirmed, as far as they are there; foreign ones always, for
-        nobody can tell them anything. Whoever registered since the question was asked is there. Somebody who left while
-        the connection was down is still registered, so no more are behind than there are subscribers."""
+        """Registered subscribers are behind if they are connected and have not confirmed; foreign ones always, because
+        they cannot be told. Clients that registered since the question was asked count as connected. A client that left
+        while the connection was down is still registered, so at most as many are behind as there are subscribers."""
         entry = self._host.book.entry(channel)
         if entry is None or entry.newness != revision or channel not in self._due_at:
             return
@@ -158,15 +159,28 @@ class Reporting:
         self._moving[channel].counted = Counted(revision, behind, here, streams)
 
     def _suits_foreign(self, entry: Entry) -> bool:
-        """Whether somebody who hears this server alone hears everything by the newest placement."""
+        """Whether a subscriber of this server alone hears everything by the newest placement."""
         newest = entry.placement
         suits = newest.mode is not Mode.ALL_SUBSCRIBERS or len(newest.servers) == 1
         return suits and entry.phase is not Phase.PREPARE and self._host.server in newest.servers
 
-    # Telling
+    # The report
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the report can differ from the one taken last: channels move, or did at that time, or the agent began
+        a new incarnation."""
+        last = self._last
+        return self._host.state is states.Agent.SERVING and (
+            bool(self._due_at)
+            or self._handovers.pending
+            or last is None
+            or bool(last.channels)
+            or last.incarnation != self._host.incarnation
+        )
 
     def take(self) -> Report | None:
-        """The report, if it has changed; nothing while the agent does not serve."""
+        """The report, if it has changed; None while the agent does not serve."""
         if self._host.state is not states.Agent.SERVING:
             return None
         lines = {channel: line for channel in sorted(self._due_at) if (line := self._line(channel)) is not None}

@@ -1,7 +1,7 @@
 """Writes an agent's report to the coordinator.
 
-Owns when it is written: when it has changed, and not more often than every `INTERVAL_S`. What it says is decided in
-`report`. A coordinator that cannot be reached is waited for; then the newest report is written.
+Owns when it is written: when it has changed, and at most every `INTERVAL_S`. `report` decides what it says. While
+the coordinator cannot be reached, the newest report waits. While no channel moves, the writer sleeps.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ _log: Final = get_log(__name__)
 
 
 async def write_reports(
-    coordinator: Coordinator, server: str, take_report: Callable[[], Report | None], retry_s: float
+    coordinator: Coordinator,
+    server: str,
+    take_report: Callable[[], Report | None],
+    changed: asyncio.Event,
+    retry_s: float,
 ) -> None:
-    """Writes the reports of a server's agent until it is cancelled."""
+    """Writes the reports of a server's agent until it is cancelled. `changed`: the report may have changed."""
     unwritten: Report | None = None
     complained = False
     while True:
+        if unwritten is None:
+            await changed.wait()
+        changed.clear()
         unwritten = take_report() or unwritten
         wait_s = INTERVAL_S
         if unwritten is not None:
@@ -37,7 +44,7 @@ async def write_reports(
                 complained = False
             except CoordinatorError as error:
                 if not complained:
-                    _log.warning("the report of moves cannot be written", server=server, why=str(error))
+                    _log.warning("move report not written", server=server, why=str(error))
                 complained = True
                 wait_s = retry_s
         await asyncio.sleep(wait_s)

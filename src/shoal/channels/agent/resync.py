@@ -1,6 +1,6 @@
-"""The resync: who on the server has said what they do there.
+"""The resync: which clients of the server have sent their Present.
 
-Owns the count. An agent starts a resync when a life begins, and again while somebody who is there has not answered.
+Owns the count. An agent starts a resync when an incarnation begins, and again while clients have not answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Resync:
         self._greeted: set[int] = set()
 
     def begin(self) -> int:
-        """The number of a new call."""
+        """Starts a new resync; returns its number."""
         self.number += 1
         self._awaited = None
         self._known.clear()
@@ -28,21 +28,21 @@ class Resync:
         return self.number
 
     def count(self, clients: int) -> None:
-        """So many clients were on the server a moment ago."""
+        """The number of clients on the server a moment ago."""
         self._awaited = clients
         self._known |= self._greeted
 
     def greeted(self, client: int) -> None:
-        """A client has come; if it came before the count, it is among those counted."""
+        """A client has connected; if it came before the count, the count includes it."""
         if self._awaited is None:
             self._greeted.add(client)
 
     def present(self, client: int, number: int) -> None:
-        """A client has answered a call; an answer to an earlier one does not count."""
+        """A client has sent its Present; an answer to an earlier resync does not count."""
         if number == self.number:
             self._known.add(client)
 
     @property
     def complete(self) -> bool:
-        """Whether nobody is missing."""
+        """Whether all clients have answered."""
         return self._awaited is not None and len(self._known) >= self._awaited

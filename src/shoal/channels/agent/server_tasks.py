@@ -1,6 +1,6 @@
-"""A task for each of some servers, begun and ended as servers come and go.
+"""One task for each followed server, started and cancelled as servers come and go.
 
-Owns the tasks. What one does with its server, and for how long, is up to whoever gave it.
+Owns the tasks. The given coroutine function decides what a task does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shoal.plan.ring import ServerAddress
 
 
 class ServerTasks:
-    """Runs `work` for each server that is followed. `name` comes before the server's id in the name of its task."""
+    """Runs `work` for each followed server. A task is named `name` and the server's id."""
 
     def __init__(self, work: Callable[[ServerAddress], Coroutine[Any, Any, None]], name: str) -> None:
         self._work = work
@@ -21,7 +21,7 @@ class ServerTasks:
         self._tasks: dict[ServerAddress, asyncio.Task[None]] = {}
 
     def follow(self, servers: Iterable[ServerAddress]) -> None:
-        """Works for these servers from now on, and for no others."""
+        """Runs tasks for these servers, and for no others."""
         wanted = dict.fromkeys(servers)
         for server in [server for server in self._tasks if server not in wanted]:
             self._tasks.pop(server).cancel()

@@ -1,8 +1,7 @@
-"""Serving: an agent core at work on an open connection, with clocks.
+"""The session of an agent with its server: runs the agent core on an open connection.
 
-Owns the connection while it lasts, the one timer and the two clocks: `now` is the event loop's time, the
-number of a second is the wall clock's. What is said on the connection is decided by the core and the
-monitor.
+Owns the connection while it lasts, the one timer and the two clocks: `now` is the event loop's time, the number of a
+second is the wall clock's. The core and the monitor decide what is sent.
 """
 
 from __future__ import annotations
@@ -20,33 +19,37 @@ from shoal.logs import get_log
 from shoal.runtime import TIMER_GRAIN_S
 
 SILENT_LEASES_MAX: Final = 3
-"""Lease times without a sign of life after which the connection counts as half open and is made anew."""
+"""Lease times without any reply after which the connection counts as half open and is replaced."""
+
+OTHER_FORMATS_EVERY_S: Final = 60.0
+"""Messages of other versions are logged at most once in this time."""
 
 _log: Final = get_log(__name__)
 
 
 class ServerSession:
-    """A core and its monitor; `serve` takes one connection after the other. `forward` is called when the core may have
-    something to say on other servers."""
+    """A core and its monitor; `serve` takes one connection after the other. `flushed` is called after each input to the
+    core, which may have commands for other servers or a new report."""
 
     def __init__(
-        self, core: AgentCore, monitor: Monitor, limits: Limits, forward: Callable[[], None], wall: Callable[[], float]
+        self, core: AgentCore, monitor: Monitor, limits: Limits, flushed: Callable[[], None], wall: Callable[[], float]
     ) -> None:
         self.core = core
         self.monitor = monitor
-        self._forward = forward
+        self._flushed = flushed
         self._wall = wall
         self.heard_at = float("-inf")
-        """When the server last gave a sign of life."""
+        """When the server last sent anything."""
         self._silent_s_max = SILENT_LEASES_MAX * limits.server_lease_s
         self._loop = asyncio.get_running_loop()
         self._connection: AgentConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
+        self._other_formats_at = float("-inf")
 
     @property
     def speaks(self) -> bool:
-        """Whether the agent can be heard on its server."""
+        """Whether the agent is connected to its server."""
         return self.core.state is not AgentState.AWAY
 
     async def serve(self, connection: AgentConnection, run_id: str) -> None:
@@ -60,7 +63,7 @@ class ServerSession:
         self.monitor.opened()
         connection.attach(self._received)
         _log.info(
-            "serves",
+            "agent session started",
             server=core.server,
             incarnation=f"{core.incarnation:016x}",
             lease_s=core.lease.remaining_s(None, now),
@@ -75,26 +78,26 @@ class ServerSession:
             core.lost(self._loop.time())
 
     def probe(self) -> None:
-        """Asks the server for a sign of life."""
+        """Sends a PING to the server."""
         if self.speaks:
             self.core.ask((b"PING",))
             self.flush()
 
     def speak(self) -> None:
-        """Gives the agent's word now, if it can be heard."""
+        """Sends a heartbeat now, if the agent is connected."""
         if self.speaks:
             self.core.timers.set("heartbeat", self._loop.time())
             self.turn()
 
     def flush(self) -> None:
-        """Sends what the core wants to say."""
+        """Sends the core's commands."""
         if self._connection is not None and self.core.outbox:
             self._connection.send(self.core.outbox)
             self.core.outbox.clear()
-        self._forward()
+        self._flushed()
 
     def _received(self, data: bytes) -> None:
-        """Bytes of the server: the one hot call of the process."""
+        """Bytes from the server: the hot path of the process."""
         now = self.heard_at = self._loop.time()
         self._keep_time(now)
         self.core.received(data, now)
@@ -103,7 +106,7 @@ class ServerSession:
             self._arm(now)
 
     def turn(self) -> None:
-        """Does what has come due, and sets the timer anew."""
+        """Runs the timers that are due, and sets the next one."""
         if self._connection is None:
             return
         now = self._loop.time()
@@ -113,18 +116,32 @@ class ServerSession:
             self.flush()
             self._arm(now)
         except Exception:
-            _log.exception("what had come due could not be done; begins anew", server=self.core.server)
+            _log.exception("agent timer failed, connection restarted", server=self.core.server)
             self._connection.abort()
         if now - self.heard_at > self._silent_s_max:
             self._connection.abort()
 
     def _keep_time(self, now: float) -> None:
-        """Seconds are those of the wall clock, so that the telemetry of all servers can be laid side by
-        side."""
+        """Seconds are those of the wall clock, so that the telemetry of all servers can be compared."""
         second = int(self._wall())
         if second != self.core.second:
             over, self.core.second = self.core.second, second
             self.monitor.second_over(over, now)
+            self._log_other_formats(now)
+
+    def _log_other_formats(self, now: float) -> None:
+        """Clients of another version are on the server: they hear nothing, or others do not hear them."""
+        if now < self._other_formats_at + OTHER_FORMATS_EVERY_S:
+            return
+        for what, count in self.core.take_other_formats().items():
+            self._other_formats_at = now
+            _log.warning(
+                "client of another version on the server",
+                server=self.core.server,
+                sent=what,
+                count=count,
+                do="install the version of the cluster on all clients",
+            )
 
     def _arm(self, now: float) -> None:
         """One timer: the core's next one, or the end of the second."""

@@ -1,8 +1,8 @@
 """The hot loop of a client: sorts the frames that arrive from a server.
 
-Owns the plain cases, which are handled in place since they are nearly all of the traffic: a run of confirmations of
-one lane, a message that is the next of its stream, and a run of such messages. Whatever needs a judgement goes to its
-owner: `publisher`, `receiver`, or the router for control messages.
+Owns the plain cases, which are handled inline because they are nearly all of the traffic: a run of confirmations of one
+lane, a message that is the next of its stream, and a run of such messages. All other frames go to `publisher`,
+`receiver`, or to the router (control messages).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shoal.message import Item, Message
 from shoal.wire.envelope import HEADER_BYTES, PLAIN, PLAIN_HEADER, RESERVED_PREFIX
 
 Internal = Callable[[ServerLink, bytes, bytes, float], None]
-"""Who takes a control message: link, channel, data, now."""
+"""Takes a control message: link, channel, data, now."""
 
 _unpack: Final = PLAIN_HEADER.unpack_from
 
 
 class Arrivals:
-    """What comes from servers, in wire order."""
+    """Takes the frames of all servers."""
 
     def __init__(
         self,
@@ -118,9 +118,7 @@ class Arrivals:
         self._counters.delivered += delivered
 
     def _take_run(self, frames: list[Any]) -> bool:
-        """Takes frames that are one run whose messages are all the plain case; False, and nothing has happened, if
-        they are anything else.
-        """
+        """Takes frames that are one run of plain messages; returns False and does nothing if they are anything else."""
         run = as_run(frames)
         subs = self._by_channel.get(run.channel) if run is not None else None
         if run is None or subs is None or len(subs) != 1 or not subs[0].in_force or subs[0].wanted is not None:
@@ -145,7 +143,7 @@ class Arrivals:
         return True
 
     def _confirm(self, lane: Lane | None, count: int, now: float) -> int:
-        """Takes a run of confirmations of one lane; returns what is left of it, which is nothing."""
+        """Takes a run of confirmations of one lane; returns 0, the length of the next run."""
         if count and lane is not None:
             self._publishing.confirmed(lane, count, now)
         return 0
@@ -164,7 +162,7 @@ class Arrivals:
                 self._publishing.confirmed(expected, 1, now)
 
     def _other_push(self, link: ServerLink, frame: list[bytes], now: float) -> None:
-        """A message of a pattern, or the confirmation of a SUBSCRIBE or one of its kin."""
+        """A message of a pattern, or the confirmation of a SUBSCRIBE or similar command."""
         if frame[0] == b"pmessage":
             _, pattern, channel, blob = frame
             if not channel.startswith(RESERVED_PREFIX):

@@ -1,4 +1,5 @@
-"""What the parts of a router share: who it is, its limits and rules, its links, timers, and what it hands back.
+"""What the parts of a router share: its id, limits and rules, its links, timers and outputs, and how it sends control
+messages.
 
 Owns no decisions. `effects`, `dirty` and `ready` are the router's only outputs: the adapter empties them.
 """
@@ -6,7 +7,7 @@ Owns no decisions. `effects`, `dirty` and `ready` are the router's only outputs:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -17,6 +18,8 @@ from shoal.channels.timers import Timers
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import ServerAddress
+from shoal.wire import control
+from shoal.wire.envelope import AGENT_CHANNEL, peer_channel
 
 if TYPE_CHECKING:
     from shoal.channels.client.subscription import Subscription
@@ -44,7 +47,7 @@ class FetchRing(msgspec.Struct, frozen=True):
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """A message that somebody waits for has been confirmed; `token` is what `await_confirm` was given."""
+    """A message was confirmed whose confirmation is awaited; `token` is the argument of `await_confirm`."""
 
     token: object
 
@@ -56,11 +59,31 @@ class Refused(msgspec.Struct, frozen=True):
     error: str
 
 
-Effect: TypeAlias = Connect | Disconnect | FetchRing | Confirmed | Refused
+class AgentRefused(msgspec.Struct, frozen=True):
+    """An agent refuses this client's control messages; `code` and versions as in `control.Refused`."""
+
+    server: str
+    code: str
+    version_min: int
+    version_max: int
+    text: str
+
+
+class UnknownFlags(msgspec.Struct, frozen=True):
+    """A message was not delivered because it carries flags of a newer version."""
+
+    channel: bytes
+    flags: int
+
+
+Effect: TypeAlias = Connect | Disconnect | FetchRing | Confirmed | Refused | AgentRefused | UnknownFlags
+
+REPORT_EVERY_S: Final = 60.0
+"""Messages with unknown flags are reported at most once in this time."""
 
 
 class Counters(msgspec.Struct):
-    """What has happened so far; metrics and `exercised` of the simulator read it."""
+    """Event counts, for metrics and for `exercised` of the simulator."""
 
     repeated: int = 0
     refused: int = 0
@@ -80,6 +103,7 @@ class Counters(msgspec.Struct):
     announces: int = 0
     foreign: int = 0
     garbage: int = 0
+    unknown_flags: int = 0
     forged: int = 0
     stale_entries: int = 0
     reconnects: int = 0
@@ -97,6 +121,7 @@ class Context:
     """The shared state of one router."""
 
     __slots__ = (
+        "_unknown_flags_at",
         "book",
         "client",
         "closing",
@@ -106,13 +131,13 @@ class Context:
         "lease_over",
         "limits",
         "links",
-        "nonce",
+        "number",
         "ready",
         "rules",
         "timers",
     )
 
-    def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules, first_nonce: int) -> None:
+    def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules, first_number: int) -> None:
         self.client = client
         self.book = book
         self.limits = limits
@@ -124,16 +149,18 @@ class Context:
         self.ready: list[Subscription] = []
         self.counters = Counters()
         self.closing = False
-        self.nonce = first_nonce
+        self.number = first_number
+        """The number of the last message or question, see `next_number`."""
+        self._unknown_flags_at = float("-inf")
         self.lease_over: Callable[[ServerLink, float], None] = lambda link, now: None
 
-    def next_nonce(self) -> int:
-        """A number that no earlier question of this router carried."""
-        self.nonce += 1
-        return self.nonce
+    def next_number(self) -> int:
+        """A number above those of all earlier messages and questions of this router."""
+        self.number += 1
+        return self.number
 
     def want(self, link: ServerLink) -> None:
-        """Opens a link, unless it is open or on its way, or its server is not a member."""
+        """Opens a link, unless it is open or opening, or its server is not in the ring."""
         if link.state is states.Link.DOWN and self.book.address(link.server) is not None and not self.closing:
             link.step("wanted")
             self.effects.append(Connect(link.address))
@@ -148,3 +175,34 @@ class Context:
         if not link.dirty:
             link.dirty = True
             self.dirty.append(link)
+
+    def tell_agent(self, link: ServerLink, message: control.ToAgent) -> None:
+        """Queues a control message to a server's agent."""
+        link.publish(AGENT_CHANNEL, control.encode(message, self.client, self.next_number()))
+        self.touch(link)
+
+    def tell_peer(self, link: ServerLink, client: int, message: control.ToPeer, number: int) -> None:
+        """Queues a control message to another client, by way of a server."""
+        link.publish(peer_channel(client), control.encode(message, self.client, number))
+        self.touch(link)
+
+    def say_bye(self, link: ServerLink, pattern: bool, name: bytes) -> None:
+        """Queues a Bye. Without a connection, or if this one is lost with it, it is sent on the next one."""
+        link.byes[pattern, name] = False
+        if link.open:
+            self.tell_agent(link, control.Bye(name, pattern, link.incarnation))
+
+    def repeat_byes(self, link: ServerLink) -> None:
+        """After a reconnect: repeats the Byes that may have been lost, unless the client listens there again."""
+        for pattern, name in list(link.byes):
+            if (pattern, name) in link.listening:
+                del link.byes[pattern, name]
+            else:
+                self.say_bye(link, pattern, name)
+
+    def report_unknown_flags(self, channel: bytes, flags: int, now: float) -> None:
+        """Counts a message with flags of a newer version, and reports it at most once a minute."""
+        self.counters.unknown_flags += 1
+        if now >= self._unknown_flags_at + REPORT_EVERY_S:
+            self._unknown_flags_at = now
+            self.effects.append(UnknownFlags(channel, flags))

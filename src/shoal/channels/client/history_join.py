@@ -1,8 +1,7 @@
-"""How a live subscription goes on from a history: which message of each stream came live first, and where the history
-must reach.
+"""Joins a live subscription to a history: the first live message of each stream, and how far the history must reach.
 
-Owns the joint. A core without I/O: it looks at a subscription whose application has taken nothing yet, and moves its
-streams to where the history ends. From then on duplicates, holes and gaps are judged as ever (`receiver`).
+Owns the join. A core without I/O: it takes a subscription from which the application has read nothing yet, and moves
+its streams to the end of the history. From then on `receiver` judges duplicates, holes and gaps as usual.
 
     history   1 2 3 4 5 6            live from 5 on: the history is cut before 5
     history   1 2 3                  live from 5 on: 4 is a hole, its publisher is asked for it
@@ -21,8 +20,8 @@ from shoal.message import Gap, Item, Message
 
 
 def live_from(sub: Subscription) -> dict[int, int]:
-    """For each stream that the subscription knows, the first number that it has received or expects. What lies before
-    it is the history's. Gaps that were reported live count as received."""
+    """For each known stream the first number that the subscription has received or expects. Earlier numbers come from
+    the history. Gaps that were reported live count as received."""
     said: defaultdict[int, list[Item]] = defaultdict(list)
     for item in sub.inbox.items:
         if item.publisher:
@@ -45,8 +44,8 @@ def _last(item: Item) -> int | None:
 def go_on(
     receiving: Receiving, sub: Subscription, begins: Mapping[int, int], reached: Mapping[int, int], now: float
 ) -> None:
-    """Lets each stream go on behind the number that the history has reached. A stream that only the history knows is
-    expected to go on there too."""
+    """Continues each stream after the last number of the history. A stream that only the history knows is expected to
+    continue there too."""
     chan = sub.channel(sub.name)
     for number, last in reached.items():
         stream = chan.streams.get(number)
@@ -58,7 +57,7 @@ def go_on(
 
 
 def _rewind(receiving: Receiving, sub: Subscription, stream: StreamIn, begin: int, last: int, now: float) -> None:
-    """Between the history and the first live message some are missing: those that came live wait behind the hole."""
+    """Messages between the history and the first live one are missing: live messages are held behind the hole."""
     received = stream.next - 1
     kept: list[Item] = []
     for item in sub.inbox.items:

@@ -1,7 +1,7 @@
 """The bounded inbox between the router and one application subscription.
 
-Owns the limit on what waits for the application. At the limit nothing is dropped in silence: the router treats what
-does not fit as not received, and asks its publishers for it again once the application has made room.
+Owns the limit on what waits for the application. At the limit nothing is lost silently: the router treats messages that
+do not fit as not received, and asks their publishers for them once the application has made room.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Inbox:
 
     @property
     def full(self) -> bool:
-        """Whether another message would be one too many."""
+        """Whether there is no room for another message."""
         return len(self.items) >= self.messages_max or self.bytes >= self.bytes_max
 
     @property
@@ -46,12 +46,12 @@ class Inbox:
         return len(self.items) * 2 <= self.messages_max and self.bytes * 2 <= self.bytes_max
 
     def put(self, message: Message) -> None:
-        """Adds a message. The caller has looked at `full`."""
+        """Adds a message. The caller has checked `full`."""
         self.items.append(message)
         self.bytes += len(message.payload)
 
     def report(self, gap: Gap) -> None:
-        """Adds a gap. Gaps are always taken: they stand for messages that are not there."""
+        """Adds a gap. Gaps always fit: they replace messages."""
         self.items.append(gap)
 
     def take(self) -> Item:

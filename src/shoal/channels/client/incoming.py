@@ -54,7 +54,7 @@ class StreamIn:
         self.marked = next_sequence
 
     def has_hole(self) -> bool:
-        """Whether something is known to exist that has not arrived."""
+        """Whether a number is known to exist that has not arrived."""
         return self.next <= self.last
 
     def hole_end(self) -> int:
@@ -62,7 +62,7 @@ class StreamIn:
         return min(self.held) - 1 if self.held else self.last
 
     def release(self) -> Iterator[Message]:
-        """What was held and is now in order."""
+        """The held messages that are now in order."""
         held = self.held
         while held and self.next in held:
             message = held.pop(self.next)
@@ -70,7 +70,7 @@ class StreamIn:
             yield message
 
     def skip_to(self, sequence: int) -> None:
-        """Moves past a hole that has been reported, or that is not owed."""
+        """Moves past a hole that was reported, or is not owed."""
         for number in [number for number in self.held if number < sequence]:
             del self.held[number]
         self.next = max(self.next, sequence)
@@ -84,10 +84,9 @@ class StreamIn:
 class ChannelIn:
     """The streams of one channel within one subscription.
 
-    `lapsed` are streams that were given up with an open gap, each with the number from which on nothing of it has been
-    delivered: if one speaks again, it goes on from there, for the gap stands only for what was published before it was
-    reported. `forgets` says that there have been too many streams to remember: one that is not known may have been
-    heard before.
+    `lapsed` are streams that were given up with an open gap, each with its first number that was not delivered: if one
+    publishes again, it continues from there, because the gap covers only what was published before it was reported.
+    `forgets` says that there have been too many streams to remember: an unknown stream may have been heard before.
     """
 
     __slots__ = ("forgets", "lapsed", "name", "streams", "text")
@@ -100,22 +99,22 @@ class ChannelIn:
         self.forgets = False
 
     def lapse(self, stream: StreamIn) -> None:
-        """Gives a stream up; a bounded number of them is remembered."""
+        """Gives a stream up; a bounded number of these is remembered."""
         del self.streams[stream.stream]
         self.lapsed[stream.stream] = stream.next
         if len(self.lapsed) > LAPSED_MAX:
             del self.lapsed[next(iter(self.lapsed))]
 
     def begins(self, stream: int, owed: int, heard: int) -> int:
-        """The first number that is owed of a stream that is not known: `owed`, unless it was given up before, then what
-        had not been delivered; or may have been forgotten, then what it says now, `heard`."""
+        """The first owed number of an unknown stream: `owed`; or if it was given up before, its first undelivered
+        number; or if it may have been forgotten, `heard`, its number now."""
         undelivered = self.lapsed.pop(stream, None)
         if undelivered is not None:
             return undelivered
         return heard if self.forgets else owed
 
     def bound(self, streams_max: int) -> None:
-        """Forgets the most silent streams beyond a limit, but none that waits for something."""
+        """Forgets the longest idle streams beyond a limit, but none with a hole or in doubt."""
         excess = len(self.streams) - streams_max
         if excess > 0:
             self.forgets = True

@@ -1,8 +1,8 @@
 """The publishing side of one channel: sequence numbers, confirmation, the resend window.
 
-Owns what a publisher remembers. A message stays in the window at least until every server that it was sent to has
-confirmed it, so that it can be repeated; afterwards it stays as long as the limits allow, so that subscribers that
-missed it can ask for it.
+Owns the state of one stream. A message stays in the window at least until every server that it was sent to has
+confirmed it, so that it can be repeated; after that it stays as long as the limits allow, for subscribers that missed
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.wire import envelope
 
 
 class Lane:
-    """The way of one channel's messages to one server."""
+    """The path of one channel's messages to one server."""
 
     __slots__ = ("confirmed", "link", "out", "sent", "state")
 
@@ -74,15 +74,15 @@ class Outgoing:
         self.use(placement)
 
     def use(self, placement: Placement) -> None:
-        """Publishes under this placement's version from now on, also what no server has confirmed yet: a header must
-        not name a placement by which its message was not sent."""
+        """Publishes with this placement's version from now on, also unconfirmed messages: a header must not name a
+        placement by which its message was not sent."""
         self.placement = placement
         self.prefix = envelope.prefix(0, placement.version, self.stream)
         for index in range(self.confirmed + 1 - self.base, len(self.window)):
             self.window[index] = envelope.under(placement.version, self.window[index])
 
     def find_solo(self) -> None:
-        """Keeps `solo` true: the only lane, if there is just one and it is live; the fast path of `publish`."""
+        """Updates `solo`: the lane, if there is exactly one and it is live; the fast path of `publish`."""
         lanes = self.lanes
         self.solo = lanes[0] if len(lanes) == 1 and lanes[0].state is states.Lane.LIVE else None
 
@@ -105,7 +105,8 @@ class Outgoing:
         return blobs
 
     def confirm(self) -> tuple[int, int]:
-        """Moves the confirmed mark to what all lanes have confirmed; returns how many messages and bytes it passed."""
+        """Moves the confirmed mark to what all lanes have confirmed; returns the number of messages and bytes
+        passed."""
         mark = min(lane.confirmed for lane in self.lanes)
         count = size = 0
         while self.confirmed < mark:
@@ -125,5 +126,5 @@ class Outgoing:
         return freed
 
     def beacon(self, last: int, time_us: int, final: bool = False) -> bytes:
-        """A beacon that says that the stream has come as far as `last`, and that servers have confirmed it."""
+        """A beacon: the stream has come as far as `last`, and servers have confirmed it."""
         return envelope.beacon(self.placement.version, self.stream, last, last, time_us, final)

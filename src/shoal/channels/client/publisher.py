@@ -1,7 +1,7 @@
-"""What a client publishes: resolving a channel before its first message, confirmation, repeats, beacons, and answers to
-subscribers who missed something.
+"""Publishing: resolving a channel before its first message, confirmation, repeats, beacons, and resends to subscribers
+that missed messages.
 
-Owns every stream that this client sends. A message is accepted here at once and leaves when its lane is live.
+Owns every stream of this client. A message is accepted at once and sent when its lane is live.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from shoal.channels.client.server_link import ServerLink
 from shoal.channels.timers import patience
 from shoal.message import GivenAttributes
 from shoal.wire import control, envelope
-from shoal.wire.envelope import SUFFIX, inbox_channel
+from shoal.wire.envelope import SUFFIX
 
 _pack = SUFFIX.pack
 
 
 CHUNK_MESSAGES: Final = 64
 CHUNK_BYTES: Final = 1 << 18
-"""What is sent at once when a lane has fallen behind."""
+"""The size of a chunk when a lane has fallen behind."""
 
 PACES_QUIET: Final = 2.0
-"""A stream with a steady pace is quiet when it has said nothing for so many paces."""
+"""A stream with a steady pace counts as quiet after this many paces without a message."""
 
 
 class Publishing:
-    """All outgoing channels of one router. `pending_*` is what no server has confirmed yet."""
+    """All outgoing channels of one router. `pending_*` counts unconfirmed messages."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -102,19 +102,19 @@ class Publishing:
     # Where messages go
 
     def place(self, out: Outgoing, now: float) -> None:
-        """Brings the lanes of a channel in line with the plan."""
+        """Applies the plan to the lanes of a channel."""
         placement = self._context.book.placement(out.name)
         if placement != out.placement:
             out.use(placement)
             self._lay_lanes(out, now)
 
     def place_all(self, now: float) -> None:
-        """Brings every channel in line with a new ring."""
+        """Applies a new ring to every channel."""
         for out in list(self._outs.values()):
             self.place(out, now)
 
     def place_channel(self, channel: bytes, now: float) -> None:
-        """Brings one channel in line with a new entry, if this client publishes on it."""
+        """Applies a new entry to a channel, if this client publishes on it."""
         out = self._outs.get(channel)
         if out is not None:
             self.place(out, now)
@@ -139,47 +139,38 @@ class Publishing:
         out.find_solo()
 
     def confirm(self, link: ServerLink, channel: bytes) -> None:
-        """The agent of a server seems not to know that this client does not publish there any more: say so again."""
+        """The agent of a server seems not to know that this client has left: sends Left again."""
         out = self._outs.get(channel)
         if out is not None and all(lane.link is not link for lane in out.lanes):
             self._say_left(link, out)
 
     def _say_left(self, link: ServerLink, out: Outgoing) -> None:
-        """Tells the agent of a server that has been left, so that it need not wait for this stream any more."""
+        """Sends Left to the agent of a server, so that it does not wait for this stream any more."""
         revision = self._context.book.revision(out.name)
         if revision and link.open:
-            link.tell_agent(control.Left(self._context.client, out.name, out.stream, revision))
-            self._context.touch(link)
+            self._context.tell_agent(link, control.Left(out.name, out.stream, revision, link.incarnation))
 
     def _ask(self, lane: Lane, now: float) -> None:
         """Resolves the channel at the server's agent before anything is sent there."""
         lane.step("link usable")
-        nonce = self._context.next_nonce()
+        nonce = self._context.next_number()
         self.asked[nonce] = lane
         self._hello(lane, nonce, 0, now)
 
     def _hello(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
         out = lane.out
         book = self._context.book
-        lane.link.tell_agent(
+        self._context.tell_agent(
+            lane.link,
             control.Hello(
-                self._context.client,
-                nonce,
-                out.name,
-                False,
-                False,
-                book.revision(out.name),
-                book.version,
-                out.stream,
-                lane.confirmed,
-            )
+                nonce, out.name, False, False, book.revision(out.name), book.version, out.stream, lane.confirmed
+            ),
         )
-        self._context.touch(lane.link)
         wait_s = patience(self._context.limits.hello_retry_s, attempts)
         self._context.timers.set(("resolve", lane, nonce, attempts + 1), now + wait_s)
 
     def resolve_due(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
-        """No answer yet: ask again, unless the question has lost its meaning."""
+        """No answer yet: asks again, unless the lane does not need it any more."""
         if self.asked.get(nonce) is not lane:
             return
         if lane.state is states.Lane.ASKING and lane.link.open:
@@ -188,7 +179,7 @@ class Publishing:
             del self.asked[nonce]
 
     def answered(self, lane: Lane, now: float) -> None:
-        """The agent knows the publisher: say where the stream stands, then send what is not confirmed."""
+        """The agent knows the publisher: sends a beacon, then the unconfirmed messages."""
         if lane.state is not states.Lane.ASKING or not self._may_use(lane.link, now):
             return
         lane.step("answered")
@@ -203,15 +194,15 @@ class Publishing:
         self._pump(lane, now)
 
     def _may_use(self, link: ServerLink, now: float) -> bool:
-        """Whether the lease still runs. It may be over before its timer has had a chance to fire."""
+        """Whether the lease has not run out. It may have before its timer fires."""
         if now < link.usable_until:
             return True
         self._context.lease_over(link, now)
         return False
 
     def _pump(self, lane: Lane, now: float) -> None:
-        """Sends what the lane has not sent, if the server may be used at this very moment: a chunk, and the next one
-        when the server has confirmed most of it. A flood could cut off a client that hears its own messages."""
+        """Sends what the lane has not sent, if the server may be used now: a chunk, and the next one when the server
+        has confirmed most of it. A flood could overflow the output buffer of a client that hears its own messages."""
         out, link = lane.out, lane.link
         allowance = CHUNK_MESSAGES - (lane.sent - lane.confirmed)
         if allowance <= 0 or not self._may_use(link, now):
@@ -234,13 +225,13 @@ class Publishing:
                 self._pump(lane, now)
 
     def link_stale(self, link: ServerLink) -> None:
-        """The server may not be used until its agent gives its word again."""
+        """The server may not be used until the next heartbeat."""
         for lane in list(link.lanes):
             if lane.state in (states.Lane.LIVE, states.Lane.ASKING):
                 lane.step("link stale")
 
     def link_lost(self, link: ServerLink) -> None:
-        """The connection is gone; what was not confirmed will be repeated."""
+        """The connection is gone; unconfirmed messages will be repeated."""
         for lane in link.lanes:
             if lane.state is not states.Lane.WAITING:
                 lane.step("link lost")
@@ -281,7 +272,7 @@ class Publishing:
             self._context.effects.append(Confirmed(waiters.popleft()[1]))
 
     def refused(self, lane: Lane, error: str, now: float) -> None:
-        """A server refused a message for good (a right is missing, or memory): the application must hear of it."""
+        """A server refused a message (missing rights, or no memory): reports it to the application."""
         self._context.counters.refused += 1
         self._context.effects.append(Refused(lane.out.name, error))
         self.confirmed(lane, 1, now)
@@ -289,8 +280,8 @@ class Publishing:
     # Beacons and the end of a stream
 
     def _arm_beacon(self, out: Outgoing, now: float) -> None:
-        """A burst begins. In a stream that speaks at a steady pace the next message tells what a beacon would, so the
-        beacon waits longer than the pace: else each message would have one of its own."""
+        """A burst begins. In a stream with a steady pace the next message replaces the beacon, so the beacon waits
+        longer than the pace; otherwise each message would have its own."""
         limits = self._context.limits
         pause = now - out.published_at
         steady = pause < limits.beacon_delay_s_max
@@ -300,7 +291,7 @@ class Publishing:
         self._context.timers.set(("beacon", out), now + out.beacon_delay)
 
     def beacon_due(self, out: Outgoing, now: float) -> None:
-        """A burst is over: say how far the stream has come, in case its last message got lost on the way."""
+        """A burst is over: sends a beacon, in case the last message was lost."""
         delay = out.beacon_delay
         quiet_at = out.published_at + delay
         if now < quiet_at or not out.settled or any(lane.state is not states.Lane.LIVE for lane in out.lanes):
@@ -319,7 +310,7 @@ class Publishing:
                 self._context.touch(lane.link)
 
     def idle_due(self, out: Outgoing, now: float) -> None:
-        """A stream that has been silent for long ends; the next message on the channel begins another."""
+        """An idle stream ends; the next message on the channel begins another."""
         deadline = out.published_at + self._context.limits.publisher_idle_s / 2
         if out.beacon_armed or self._outs.get(out.name) is not out:
             return
@@ -344,22 +335,20 @@ class Publishing:
 
     # Answers to subscribers
 
-    def heal(self, link: ServerLink, request: control.Heal) -> None:
-        """A subscriber missed messages: send it a page of them, through its inbox on the server it asked on."""
+    def heal(self, link: ServerLink, client: int, nonce: int, request: control.Heal) -> None:
+        """A subscriber missed messages: sends it a page of them, on the server that it asked on."""
         out = self._outs.get(request.channel)
         if out is None or out.stream != request.stream or request.first > request.last:
             return
-        inbox = inbox_channel(request.client)
         limits = self._context.limits
         page = out.page(request.first, request.last, limits.heal_page_messages, limits.heal_page_bytes)
         for blob in page:
-            link.publish(inbox, control.encode(control.Resend(out.name, blob)))
-        answer = control.Healed(out.name, out.stream, out.base, out.confirmed, request.first)
-        link.publish(inbox, control.encode(answer))
+            self._context.tell_peer(link, client, control.Resend(out.name, blob), nonce)
+        answer = control.Healed(out.name, out.stream, out.base, out.confirmed, out.seq, request.first)
+        self._context.tell_peer(link, client, answer, nonce)
         self._context.counters.heals_answered += 1
         self._context.counters.resent += len(page)
-        self._context.touch(link)
 
     def present(self, link: ServerLink) -> control.StreamList:
-        """Where this client's streams on a server stand, for the agent's resync."""
+        """How far this client's streams on a server are confirmed, for the agent's resync."""
         return [(lane.out.name, lane.out.stream, lane.confirmed) for lane in link.lanes if lane.out.seq]

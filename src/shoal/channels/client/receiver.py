@@ -1,8 +1,8 @@
 """Judges what arrives for a subscription: delivers it, drops it as a duplicate, holds it behind a hole, heals the hole
 or reports the gap.
 
-Owns the promise "exactly once, in order, nothing silent" on the subscriber's side. Every wait here ends on evidence
-(the missing message, a beacon, a publisher's answer); `gap_timeout_s` is the last resort.
+Owns the promise "exactly once, in order, no silent loss" on the subscriber's side. Every wait ends on evidence (the
+missing message, a beacon, a publisher's answer); `gap_timeout_s` is the last resort.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from shoal.wire.envelope import (
     HEADER_BYTES,
     PLAIN,
     PLAIN_HEADER,
+    UNKNOWN_FLAGS,
+    body_at,
     client_of,
-    inbox_channel,
     is_envelope,
     settled_of,
     split_attributes,
 )
 
 FOREIGN_PUBLISHER: Final = 0
-"""The publisher of a gap that stands for messages of plain Redis clients."""
+"""The publisher in gaps for messages of plain Redis clients."""
 
 
 class Receiving:
@@ -47,8 +48,8 @@ class Receiving:
     # What arrives
 
     def accept_next(self, sub: Subscription, blob: bytes) -> bool:
-        """Takes a plain message if it is the next of its stream and there is room; says whether it was. `Arrivals` does
-        the same in place where a channel has one subscription."""
+        """Takes a plain message if it is the next of its stream and there is room; returns whether it was. `Arrivals`
+        does the same inline where a channel has one subscription."""
         if len(blob) < HEADER_BYTES or not sub.in_force:
             return False
         kind, stream_id, sequence, time_us = PLAIN_HEADER.unpack_from(blob)
@@ -60,7 +61,7 @@ class Receiving:
         return True
 
     def accept(self, sub: Subscription, channel: bytes, blob: bytes, server: str, now: float) -> None:
-        """Takes one payload from a channel, whatever it is."""
+        """Takes any payload from a channel."""
         if not sub.in_force:
             self._keep_early(sub, channel, blob, server)
             return
@@ -68,8 +69,11 @@ class Receiving:
             self._foreign(sub, sub.channel(channel), blob)
             return
         _, flags, version, stream_id, sequence, time_us = HEADER.unpack_from(blob)
+        if flags & UNKNOWN_FLAGS:
+            self._context.report_unknown_flags(channel, flags & UNKNOWN_FLAGS, now)
+            return
         if flags & FOREIGN:
-            self._foreign(sub, sub.channel(channel), blob[HEADER_BYTES:])
+            self._foreign(sub, sub.channel(channel), blob[body_at(blob) :])
             return
         if not client_of(stream_id):
             self._context.counters.garbage += 1
@@ -84,7 +88,8 @@ class Receiving:
                 stream = known or self._meet(sub, chan, stream_id, settled + 1, version, server, now)
                 self._beacon(sub, chan, stream, sequence, bool(flags & FINAL), server, now)
                 return
-            attributes, payload = split_attributes(blob) if flags & ATTRIBUTES else (None, blob[HEADER_BYTES:])
+            at = body_at(blob)
+            attributes, payload = split_attributes(blob, at) if flags & ATTRIBUTES else (None, blob[at:])
         except ProtocolError:
             self._context.counters.garbage += 1
             return
@@ -94,7 +99,7 @@ class Receiving:
         self._take(sub, chan, stream, sequence, message, now)
 
     def _foreign(self, sub: Subscription, chan: ChannelIn, blob: bytes) -> None:
-        """A message of a plain Redis client. Nobody can send it again, so what does not fit is a gap."""
+        """A message of a plain Redis client. It cannot be sent again, so if it does not fit it is a gap."""
         self._context.counters.foreign += 1
         if not sub.inbox.full:
             sub.foreign_missed = False
@@ -104,7 +109,7 @@ class Receiving:
             self._report(sub, chan, FOREIGN_PUBLISHER, 0, None, "the inbox was full, and foreign messages are not kept")
 
     def _keep_early(self, sub: Subscription, channel: bytes, blob: bytes, server: str) -> None:
-        """Before a subscription is in force nothing is owed; what overflows only makes it start a little later."""
+        """Keeps a message that came before the subscription is in force; an overflow only delays the start."""
         if len(sub.early) < self._context.limits.held_messages_max:
             sub.early.append((channel, blob, server))
         else:
@@ -113,9 +118,9 @@ class Receiving:
     def _meet(
         self, sub: Subscription, chan: ChannelIn, stream_id: int, heard: int, version: int, server: str, now: float
     ) -> StreamIn:
-        """A stream that nobody listed. On one unbroken connection, by a placement that this client stands by, what is
-        heard of it first is the first that is owed; otherwise it may have begun elsewhere after the subscription did,
-        and everything from 1 is owed."""
+        """A stream that no agent listed. On one unbroken connection, by a placement that this client uses, its first
+        message here is the first that is owed; otherwise it may have begun elsewhere after the subscription did, and
+        everything from 1 is owed."""
         expected = sub.undivided and any(version == known.version for known in self._context.book.standing(chan.name))
         first = chan.begins(stream_id, heard if expected else 1, heard)
         stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
@@ -181,7 +186,7 @@ class Receiving:
             self._context.counters.overflows += 1
 
     def _advance(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """Delivers what a filled hole has freed, and looks whether another hole follows."""
+        """Delivers the messages held behind a filled hole, and checks for another hole."""
         for message in stream.release():
             if sub.inbox.full:
                 stream.next = message.sequence
@@ -197,7 +202,7 @@ class Receiving:
     # Baselines and evidence
 
     def start(self, sub: Subscription, now: float) -> None:
-        """The subscription is in force: every stream starts where the agents said, then what came early is judged."""
+        """The subscription is in force: every stream starts at its baseline, then early messages are judged."""
         sub.in_force = True
         if self._context.rules.baseline:
             for (channel, stream_id), (last, server) in sub.baseline.items():
@@ -227,20 +232,20 @@ class Receiving:
             self._hole(sub, chan, stream, now)
 
     def doubt(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """Nobody heard this stream for a while; unless its publisher speaks again, nobody knows how far it came."""
+        """A stream was not heard for a while; its publisher is asked how far it has come."""
         if not stream.final and stream.doubted_at is None:
             stream.doubted_at = stream.next
             self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
             self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     def doubt_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """Nobody has spoken for the stream: what it may have published last is reported as an open gap."""
+        """The publisher has not answered: its possible last messages are reported as an open gap."""
         if stream.doubted_at is None or sub.closed:
             return
         if stream.doubted_at != stream.next:
             stream.doubted_at = None
             return
-        reason = "nobody heard it for a while, and its publisher is silent"
+        reason = "no agent heard it for a while, and its publisher does not answer"
         self._report(sub, chan, client_of(stream.stream), stream.next, None, reason)
         for number in sorted(stream.held):
             self._deliver(sub, stream.held[number])
@@ -248,10 +253,10 @@ class Receiving:
         chan.lapse(stream)
 
     def report_unknown(self, sub: Subscription, server: str) -> None:
-        """Nobody watched a server while this subscription was away: a publisher that began, and died, meanwhile is
-        known to nobody."""
+        """No agent watched a server while this subscription was away: a publisher that began and died meanwhile is
+        unknown."""
         self._context.counters.open_gaps += 1
-        reason = f"nobody watched server {server} for a while; a publisher that began and died then is unknown"
+        reason = f"no agent watched server {server} for a while; publishers that began and died then are unknown"
         sub.inbox.report(Gap(sub.text, None, 0, None, reason, sub.pattern_text))
         self._notify(sub)
 
@@ -264,7 +269,7 @@ class Receiving:
         self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     def heal_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """Asks the publisher for the first hole, or for a sign of life, until there is an answer or no more time."""
+        """Asks the publisher for the first hole, or how far it has come, until it answers or time is over."""
         limits = self._context.limits
         if sub.closed or sub.overflowed or chan.streams.get(stream.stream) is not stream:
             return
@@ -294,12 +299,11 @@ class Receiving:
         room = max(1, sub.inbox.messages_max - len(sub.inbox.items))
         hole_end = stream.hole_end() if stream.has_hole() else stream.next
         last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
-        request = control.Heal(self._context.client, chan.name, stream.stream, stream.next, last)
-        link.publish(inbox_channel(client_of(stream.stream)), control.encode(request))
-        self._context.touch(link)
+        request = control.Heal(chan.name, stream.stream, stream.next, last)
+        self._context.tell_peer(link, client_of(stream.stream), request, self._context.next_number())
 
     def resent(self, sub: Subscription, message: control.Resend, server: str, now: float) -> None:
-        """A message that came by way of the inbox; only what was asked for is taken."""
+        """A message that its publisher sent again; only those that were asked for are taken."""
         if not is_envelope(message.blob):
             self._context.counters.garbage += 1
             return
@@ -316,11 +320,12 @@ class Receiving:
             stream.attempts = 0
 
     def healed(self, sub: Subscription, message: control.Healed, now: float) -> None:
-        """The end of a page: what the publisher no longer has is a gap; what else is missing is asked for next.
+        """The end of a page: messages that the publisher no longer has are a gap; the rest of the hole is asked for
+        next.
 
         Only the answer to the last question does that. Questions are repeated, and a client may have several
-        subscriptions to a channel, so answers come more than once; if each of them led to a question, and each question
-        to an answer, none of them would ever go away.
+        subscriptions to a channel, so answers come more than once; if each answer led to a question, their number would
+        never shrink.
         """
         chan = sub.channels.get(message.channel)
         stream = chan.streams.get(message.stream) if chan else None
@@ -364,7 +369,7 @@ class Receiving:
     # Room and memory
 
     def made_room(self, sub: Subscription, now: float) -> None:
-        """The application has caught up: what did not fit is asked for again."""
+        """The application has caught up: messages that did not fit are asked for again."""
         if sub.overflowed and sub.inbox.roomy:
             sub.overflowed = False
             for chan, stream in sub.all_streams():
@@ -374,8 +379,8 @@ class Receiving:
                     self._context.timers.set(("heal", sub, chan, stream), now)
 
     def forget_idle(self, sub: Subscription, now: float) -> None:
-        """Drops streams that have been silent so long that they can never speak again, and that no agent lists any more
-        (see `publisher_idle_s`); and the most silent ones of a channel that has too many."""
+        """Drops streams that have been idle so long that they have ended and no agent lists them any more (see
+        `publisher_idle_s`), and the longest idle ones of a channel that has too many."""
         limits = self._context.limits
         for chan, stream in sub.all_streams():
             if stream.next != stream.marked:

@@ -1,11 +1,11 @@
 """The router: a client's side of the channel protocol, a state machine without I/O.
 
-Owns the links and the dispatch of what arrives. It is handed the time and what came from servers; it hands back what to
-send (`outbox` of each link in `dirty`), what to do (`effects`) and which subscriptions have news (`ready`). Publishing,
+Owns the links and the dispatch of what arrives. Its inputs are the time and the frames of servers; its outputs are the
+commands to send (`outbox` of each link in `dirty`), `effects` and the subscriptions with news (`ready`). Publishing,
 subscribing and receiving are its three parts.
 
     adapter                               router
-    opened / lost / received  ------>     links, words, replies
+    opened / lost / received  ------>     links, heartbeats, replies
     ring                      ------>     plan book -> place()
     publish / subscribe       ------>     publishing / subscribing
     timer                     ------>     retries, beacons, healing, leases
@@ -19,7 +19,7 @@ from typing import Final
 
 from shoal.channels import states
 from shoal.channels.client.arrivals import Arrivals
-from shoal.channels.client.context import Context, FetchRing
+from shoal.channels.client.context import AgentRefused, Context, FetchRing
 from shoal.channels.client.inbox import Inbox
 from shoal.channels.client.publisher import Publishing
 from shoal.channels.client.receiver import Receiving
@@ -31,24 +31,21 @@ from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.wire import control
-from shoal.wire.envelope import (
-    HEARTBEAT_CHANNEL,
-    inbox_channel,
-)
+from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 
 SERVERS_OWED_MAX: Final = 64
-"""Servers that were let go and have not heard all byes, of which is remembered what they missed. Beyond it the agent of
-one that comes back believes that somebody is there until it tells them something."""
+"""Dropped servers whose missed Byes are remembered. Beyond it the agent of a server that comes back keeps this client
+in its register until it sends it a Notice."""
 
 
 class Router:
-    """One client. `client` is a random number of 48 bits that nobody else uses; `first_nonce` should be hard to guess,
-    so that nobody can answer in an agent's name."""
+    """One client. `client` is a random number of 48 bits that no other client uses; `first_number` should be hard to
+    guess, so that other clients cannot answer in an agent's name."""
 
     def __init__(
-        self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES, first_nonce: int = 1
+        self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES, first_number: int = 1
     ) -> None:
-        self.context = Context(client, book, limits, rules, first_nonce)
+        self.context = Context(client, book, limits, rules, first_number)
         self.publishing = Publishing(self.context)
         self.receiving = Receiving(self.context)
         self.subscribing = Subscribing(self.context, self.receiving)
@@ -58,6 +55,7 @@ class Router:
         self.counters = self.context.counters
         self.limits = limits
         self._inbox = inbox_channel(client)
+        self._peer_channel = peer_channel(client)
         self.publish = self.publishing.publish
         self.received = Arrivals(
             self.context, self.publishing, self.subscribing, self.receiving, self._internal
@@ -82,7 +80,7 @@ class Router:
     # The application
 
     def subscribe(self, name: bytes, pattern: bool, now: float, wanted: Wanted | None = None) -> Subscription:
-        """A new subscription; watch its `in_force` and its `inbox`, to which only messages go that are `wanted`."""
+        """A new subscription; see its `in_force` and its `inbox`, which gets only `wanted` messages."""
         limits = self.limits
         if len(self.subscribing) >= limits.subscriptions_max:
             raise TooManySubscriptionsError(
@@ -93,7 +91,7 @@ class Router:
         return self.subscribing.open(name, pattern, inbox, wanted, now)
 
     def unsubscribe(self, sub: Subscription, now: float) -> None:
-        """Ends a subscription at once; what lies in its inbox stays there."""
+        """Ends a subscription at once; its inbox keeps its items."""
         self.subscribing.close(sub)
 
     def consumed(self, sub: Subscription, now: float) -> None:
@@ -101,7 +99,7 @@ class Router:
         self.receiving.made_room(sub, now)
 
     def close(self, now: float) -> None:
-        """The application leaves: every stream and subscription ends. The adapter sends what is left, then closes."""
+        """Ends every stream and subscription. The adapter sends the remaining commands, then closes."""
         self.context.closing = True
         self.publishing.close(now)
         for sub in self.subscribing:
@@ -115,7 +113,7 @@ class Router:
     # The plan
 
     def ring(self, data: bytes, now: float) -> None:
-        """A ring, from wherever: taken if it is signed and newer."""
+        """A ring from any source: accepted if it is signed and newer."""
         known = self.context.book.ring
         try:
             news = self.context.book.accept_ring(data)
@@ -129,7 +127,7 @@ class Router:
                 self.subscribing.report_missed(known)
 
     def entry(self, data: bytes, now: float) -> None:
-        """A plan entry, from wherever: taken if it is signed and newer."""
+        """A plan entry from any source: accepted if it is signed and newer."""
         try:
             channel, news = self.context.book.accept_entry(data)
         except PlanError as error:
@@ -148,7 +146,7 @@ class Router:
             self.counters.stale_entries += 1
 
     def _replace(self, now: float) -> None:
-        """Brings everything in line with a new ring."""
+        """Applies a new ring to links, streams and subscriptions."""
         ring = self.context.book.ring
         assert ring is not None
         for address in ring.servers:
@@ -167,7 +165,7 @@ class Router:
     # Links
 
     def _review(self, link: ServerLink) -> None:
-        """Opens a link that something lives on; lets go of one that nothing does and that has left the ring."""
+        """Opens a link that is in use; drops an unused one whose server has left the ring."""
         if link.wanted:
             self.context.want(link)
         elif self.context.book.address(link.server) is None:
@@ -177,18 +175,20 @@ class Router:
                 self._owe(link)
 
     def _owe(self, link: ServerLink) -> None:
-        """Keeps what the agent of a server that is let go has not heard, in case the server comes back."""
+        """Keeps the Byes that the agent of a dropped server has not received, in case the server comes back."""
         if link.byes:
             self._byes_owed[link.server] = link.byes
             if len(self._byes_owed) > SERVERS_OWED_MAX:
                 del self._byes_owed[next(iter(self._byes_owed))]
 
     def opened(self, server: str, now: float) -> None:
-        """The adapter has a connection, authenticated and speaking RESP3."""
+        """The adapter has opened a connection: authenticated, RESP3."""
         link = self.context.links[server]
         link.reset()
         link.step("opened")
+        link.opened_at_number = self.context.number
         link.listen(b"SUBSCRIBE", self._inbox)
+        link.listen(b"SUBSCRIBE", self._peer_channel)
         link.listen(b"SUBSCRIBE", HEARTBEAT_CHANNEL)
         self._greet(link, now)
         self.context.timers.set(("watch", link), now + self.limits.hello_retry_s)
@@ -196,13 +196,12 @@ class Router:
         self.context.touch(link)
 
     def _greet(self, link: ServerLink, now: float) -> None:
-        nonce = self.context.next_nonce()
+        nonce = self.context.next_number()
         link.greeted(nonce, now)
-        link.tell_agent(control.Greet(self.context.client, nonce, self.context.book.version))
-        self.context.touch(link)
+        self.context.tell_agent(link, control.Greet(nonce, self.context.book.version, link.incarnation))
 
     def lost(self, server: str, now: float) -> None:
-        """The connection is gone, or could not be made; the adapter waits a little before it tries again."""
+        """The connection is gone, or could not be opened; the adapter waits before it tries again."""
         link = self.context.links.get(server)
         if link is None or link.state is states.Link.DOWN:
             return
@@ -219,7 +218,7 @@ class Router:
         return lease_ms / 1000 * (1 - self.limits.clock_drift_max)
 
     def _take_heartbeat(self, link: ServerLink, ring_version: int, now: float) -> None:
-        """After the agent's word, direct or to everyone: is the server usable, and is there a newer ring?"""
+        """After a Heartbeat or a Welcome: is the server usable, and is there a newer ring?"""
         if not self.context.rules.lease:
             link.usable_until = float("inf")
         if now < link.usable_until:
@@ -242,7 +241,7 @@ class Router:
             self.context.timers.set(("watch", link), now)
 
     def _watch_due(self, link: ServerLink, now: float) -> None:
-        """Looks after an open link: one on which no PONG comes back is half open; one that may not be used asks why."""
+        """Checks an open link: drops it if no PONG comes back, and sends Greet if it is not usable."""
         limits = self.limits
         if not link.open:
             return
@@ -260,46 +259,67 @@ class Router:
     # What arrives
 
     def _internal(self, link: ServerLink, channel: bytes, data: bytes, now: float) -> None:
-        """A control message. Whatever cannot be read, or is not for us, is counted and dropped."""
-        if channel != HEARTBEAT_CHANNEL and channel != self._inbox:
+        """A control message. Those that cannot be read, or are for other receivers, are counted and dropped."""
+        if channel not in (HEARTBEAT_CHANNEL, self._inbox, self._peer_channel):
             return
         try:
-            message = control.decode(data)
+            client, number, message = control.decode(data)
         except ProtocolError:
             self.counters.garbage += 1
             return
         if channel == HEARTBEAT_CHANNEL:
-            self._spoken(link, message, now)
+            self._broadcast(link, number, message, now)
+        elif channel == self._peer_channel:
+            self._from_peer(link, client, number, message, now)
+        elif client == self.context.client:
+            self._from_agent(link, number, message, now)
         else:
-            self._addressed(link, message, now)
+            self.counters.garbage += 1
 
-    def _spoken(self, link: ServerLink, message: control.Control, now: float) -> None:
+    def _broadcast(self, link: ServerLink, number: int, message: control.Control, now: float) -> None:
         if isinstance(message, control.Heartbeat) and message.server == link.server:
-            link.heartbeat_heard(message, self._lease_s(message.lease_ms))
+            link.heartbeat_heard(number, message, self._lease_s(message.lease_ms))
             self._take_heartbeat(link, message.ring_version, now)
-        elif isinstance(message, control.Resync):
+        elif isinstance(message, control.Resync) and message.server == link.server:
             self.counters.resyncs += 1
+            link.incarnation = message.incarnation
             channels, patterns = self.subscribing.present(link)
             streams = self.publishing.present(link)
-            link.tell_agent(control.Present(self.context.client, message.resync, channels, patterns, streams))
-            self.context.touch(link)
+            for part in control.presents(message.incarnation, number, channels, patterns, streams):
+                self.context.tell_agent(link, part)
             self.subscribing.confirm_all(link)
         else:
             self.counters.garbage += 1
 
-    def _addressed(self, link: ServerLink, message: control.Control, now: float) -> None:
+    def _from_agent(self, link: ServerLink, number: int, message: control.Control, now: float) -> None:
         match message:
             case control.Welcome():
                 if message.ring and message.ring_version > self.context.book.version:
                     self.ring(message.ring, now)
-                if link.welcomed(message, self._lease_s(message.lease_ms)):
+                if link.welcomed(number, message, self._lease_s(message.lease_ms)):
                     self._take_heartbeat(link, message.ring_version, now)
             case control.Answer():
-                self._answered(message, now)
+                self._answered(number, message, now)
             case control.Notice():
                 self._noticed(link, message, now)
+            case control.Refused():
+                self._refused(link, number, message)
+            case _:
+                self.counters.garbage += 1
+
+    def _refused(self, link: ServerLink, number: int, refused: control.Refused) -> None:
+        """An agent does not take this client's messages. A link that is usable has shown that its agent does."""
+        if link.state is states.Link.USABLE or not link.opened_at_number < number <= self.context.number:
+            self.counters.garbage += 1
+            return
+        self.context.effects.append(
+            AgentRefused(link.server, refused.code, refused.version_min, refused.version_max, refused.text)
+        )
+
+    def _from_peer(self, link: ServerLink, client: int, number: int, message: control.Control, now: float) -> None:
+        match message:
             case control.Heal():
-                self.publishing.heal(link, message)
+                self.publishing.heal(link, client, number, message)
             case control.Resend() | control.Healed():
                 for sub in list(self.subscribing.by_channel.get(message.channel, ())):
                     self._heal(sub, message, link.server, now)
@@ -311,12 +331,11 @@ class Router:
                 self.counters.garbage += 1
 
     def _noticed(self, link: ServerLink, notice: control.Notice, now: float) -> None:
-        """A channel has moved. An agent that says what is known has not heard that it is, so it is told again; one that
-        believes this client on a channel that it does not hear there has not heard the bye."""
+        """A channel has moved. If the entry is already known, the agent has missed the confirmation, so it is sent
+        again. If this client does not subscribe there, the agent has missed the Bye."""
         self.counters.notices += 1
         if (False, notice.name) not in link.listening:
-            link.tell_agent(control.Bye(self.context.client, notice.name, False, self.context.next_nonce()))
-            self.context.touch(link)
+            self.context.tell_agent(link, control.Bye(notice.name, False, link.incarnation))
         known = notice.entry == self.context.book.signed_entry(notice.name)
         self.entry(notice.entry, now)
         if known:
@@ -329,19 +348,19 @@ class Router:
         else:
             self.receiving.healed(sub, message, now)
 
-    def _answered(self, answer: control.Answer, now: float) -> None:
+    def _answered(self, nonce: int, answer: control.Answer, now: float) -> None:
         if answer.ring:
             self.ring(answer.ring, now)
         if answer.entry:
             self.entry(answer.entry, now)
-        site = self.subscribing.asked.get(answer.nonce)
-        if site is not None and site.sub.name == answer.name:
-            del self.subscribing.asked[answer.nonce]
+        site = self.subscribing.asked.get(nonce)
+        if site is not None and site.sub.name == answer.name and (whole := site.take_part(answer)) is not None:
+            del self.subscribing.asked[nonce]
             self.context.timers.cancel(("hello", site))
-            self.subscribing.answered(site, answer, now)
-        lane = self.publishing.asked.get(answer.nonce)
+            self.subscribing.answered(site, whole, now)
+        lane = self.publishing.asked.get(nonce)
         if lane is not None and lane.out.name == answer.name:
-            del self.publishing.asked[answer.nonce]
+            del self.publishing.asked[nonce]
             self.publishing.answered(lane, now)
 
     # Time
@@ -351,7 +370,7 @@ class Router:
         return self.context.timers.next_at()
 
     def timer(self, now: float) -> None:
-        """Does what has come due."""
+        """Runs the timers that are due."""
         for key in self.context.timers.due(now):
             assert isinstance(key, tuple)
             self._duties[key[0]](*key[1:], now)
@@ -363,8 +382,8 @@ class Router:
         self._forget_entries()
 
     def _forget_entries(self) -> None:
-        """Drops the entries of channels that were in no use at the last sweep and are in none now: whoever needs one
-        again is told it where the ring leads."""
+        """Drops the entries of channels that were unused at the last sweep and are unused now. The agent at the ring
+        home sends an entry again when it is needed."""
         book = self.context.book
         unused = {
             channel

@@ -1,7 +1,7 @@
-"""Runs: many frames at once that are consecutive messages of one stream on one channel.
+"""Runs: frames that are consecutive messages of one stream on one channel.
 
-Owns the question whether frames are such a run, answered by loops that run in C. A fast publisher's messages arrive
-that way, and taking them one by one costs twice as much. First and last frame settle it in nearly every case.
+Owns the test whether frames are a run, with loops that run in C. The messages of a fast publisher arrive in runs, and
+taking them one by one costs twice as much. The first and the last frame decide in nearly every case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hiredis import PushNotification
 from shoal.wire.envelope import HEADER_BYTES, PLAIN, PLAIN_HEADER
 
 RUN_MESSAGES_MIN: Final = 8
-"""From how many frames on it pays to look."""
+"""The smallest number of frames for which the test pays off."""
 
 _unpack: Final = PLAIN_HEADER.unpack_from
 _PAYLOAD: Final = slice(HEADER_BYTES, None)
@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
 
 def as_run(frames: list[Any]) -> Run | None:
-    """The run that the frames are; None if they are anything else. There is at least one frame."""
+    """The frames as a run; None if they are anything else. There must be at least one frame."""
     first, last, count = frames[0], frames[-1], len(frames)
     if not (_may_be_plain(first) and _may_be_plain(last)):
         return None

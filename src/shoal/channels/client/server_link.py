@@ -1,14 +1,14 @@
 """A client's connection to one server, as the router sees it: what to send, what is confirmed, and whether the server
 may be used.
 
-Owns the lease rule of the client's side. The connection itself belongs to the adapter.
+Owns the client's half of the lease rule. The adapter owns the connection itself.
 
-The lease rule, without comparing clocks: an agent says on its server for how long it still holds the lease. A word
-may lie in a buffer for any time, on its way to the server and on its way to the client, so its age must be bounded.
-A PING does it for the second way: a word that arrives after the PONG was published after the PING was sent. For the
-first way each word says which earlier word its agent had heard back when it spoke: it was spoken after that one was
-published. The server may be used until the PING before that earlier word, plus what the word grants. All that is
-assumed of clocks is that they run at the same rate within `clock_drift_max`.
+The lease rule, without comparing clocks: an agent's heartbeat says for how long it still holds the lease. A heartbeat
+may be delayed in a buffer for any time, on its way to the server and on its way to the client, so its age must be
+bounded. A PING bounds the second way: a heartbeat that arrives after the PONG was published after the PING was sent.
+For the first way each heartbeat names the last of the agent's own heartbeats that it had received back: it was sent
+after that one was published. The server may be used until the PING before that earlier heartbeat, plus the lease that
+the new one grants. Clocks are only assumed to run at the same rate within `clock_drift_max`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from shoal.channels import states
 from shoal.plan.ring import ServerAddress
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL
 
 if TYPE_CHECKING:
     from shoal.channels.client.outgoing import Lane
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 Command = tuple[bytes, ...]
 
 GREETINGS_REMEMBERED: Final = 16
-WORDS_REMEMBERED: Final = 8
-"""An agent hears its own words back long before it has spoken this many more."""
+HEARTBEATS_REMEMBERED: Final = 8
+"""An agent hears its own heartbeats back long before it has sent this many more."""
 
 
 class Ping:
-    """Marks the place of a PING among the commands that wait for a reply."""
+    """The position of a PING among the commands that wait for a reply."""
 
     __slots__ = ("sent_at",)
 
@@ -42,7 +41,7 @@ class Ping:
 
 
 class Listen:
-    """Marks the place of a SUBSCRIBE or one of its kin: a push confirms it, or an error stands where replies stand."""
+    """The position of a SUBSCRIBE or similar command: a push confirms it, or an error comes in place of a reply."""
 
     __slots__ = ("channel",)
 
@@ -51,7 +50,7 @@ class Listen:
 
 
 class ServerLink:
-    """State of the connection to one server. `outbox` is what the adapter must send, in order."""
+    """State of the connection to one server. `outbox` holds the commands that the adapter must send, in order."""
 
     __slots__ = (
         "_anchors",
@@ -64,6 +63,7 @@ class ServerLink:
         "inflight",
         "lanes",
         "listening",
+        "opened_at_number",
         "outbox",
         "ping",
         "server",
@@ -80,13 +80,15 @@ class ServerLink:
         self.inflight: deque[Lane | Ping | Listen | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
         self.byes: dict[tuple[bool, bytes], bool] = {}
-        """What was left, until it is certain that the agent could hear of it: a PONG has come back for a PING that was
-        sent after the Bye. True while such a PING is on its way."""
+        """Channels and patterns that were left, until it is certain that the agent could receive the Bye: the PONG of a
+        PING that was sent after it has come back. True while such a PING is on its way."""
         self.lanes: dict[Lane, None] = {}
         self.sites: dict[Site, None] = {}
         self.dirty = False
         self._greets: dict[int, float] = {}
         self.incarnation = 0
+        self.opened_at_number = 0
+        """The router's last number before this connection opened; messages on it have higher ones."""
         self.anchor: float | None = None
         self._anchors: dict[tuple[int, int], float] = {}
         self.ping: Ping | None = None
@@ -94,12 +96,12 @@ class ServerLink:
 
     @property
     def open(self) -> bool:
-        """Whether there is a connection that commands can be sent on."""
+        """Whether there is an open connection."""
         return self.state in _OPEN
 
     @property
     def wanted(self) -> bool:
-        """Whether anything of this client lives on the server."""
+        """Whether this client publishes or subscribes on the server."""
         return bool(self.lanes or self.sites)
 
     def step(self, event: str) -> None:
@@ -107,7 +109,7 @@ class ServerLink:
         self.state = states.step(states.LINK, self.state, event)
 
     def listen(self, command: bytes, channel: bytes) -> None:
-        """Queues SUBSCRIBE or one of its kin for one channel or pattern."""
+        """Queues SUBSCRIBE or a similar command for one channel or pattern."""
         self.outbox.append((command, channel))
         self.inflight.append(Listen(channel))
 
@@ -115,24 +117,6 @@ class ServerLink:
         """Queues a PUBLISH; its reply confirms a message of `lane`, or nothing."""
         self.outbox.append((b"PUBLISH", channel, blob))
         self.inflight.append(lane)
-
-    def tell_agent(self, message: control.Control) -> None:
-        """Queues a control message to the server's agent."""
-        self.publish(AGENT_CHANNEL, control.encode(message))
-
-    def say_bye(self, client: int, pattern: bool, name: bytes, nonce: int) -> None:
-        """Queues a Bye. Without a connection, or if this one is lost with it, it is said on the next one."""
-        self.byes[pattern, name] = False
-        if self.open:
-            self.tell_agent(control.Bye(client, name, pattern, nonce))
-
-    def repeat_byes(self, client: int, nonce: int) -> None:
-        """A new connection stands: says what may have been lost with the one before, unless it is wrong by now."""
-        for pattern, name in list(self.byes):
-            if (pattern, name) in self.listening:
-                del self.byes[pattern, name]
-            else:
-                self.say_bye(client, pattern, name, nonce)
 
     def send_ping(self, now: float) -> None:
         """Queues a PING, unless one is on its way."""
@@ -143,34 +127,35 @@ class ServerLink:
             self.inflight.append(self.ping)
 
     def ponged(self, ping: Ping) -> None:
-        """A PING came back: what arrives from now on was said after it was sent, and what was sent before is done."""
+        """A PONG came back: frames from now on were sent after the PING, and commands before the PING are done."""
         self.byes = {key: False for key, before in self.byes.items() if not before}
         self.anchor = ping.sent_at
         self.ping = None
 
     def greeted(self, nonce: int, now: float) -> None:
-        """A greeting is on its way to the agent."""
+        """A Greet is on its way to the agent."""
         self._greets[nonce] = now
         if len(self._greets) > GREETINGS_REMEMBERED:
             del self._greets[next(iter(self._greets))]
 
-    def welcomed(self, welcome: control.Welcome, lease_s: float) -> bool:
-        """Takes an agent's answer to a greeting; says whether it was one."""
-        since = self._greets.pop(welcome.nonce, None)
+    def welcomed(self, nonce: int, welcome: control.Welcome, lease_s: float) -> bool:
+        """Takes an agent's answer to the Greet with this nonce; False if there is no such Greet."""
+        since = self._greets.pop(nonce, None)
         if since is None or welcome.server != self.server:
             return False
+        self.incarnation = welcome.incarnation
         self.grant(lease_s, since)
         return True
 
-    def heartbeat_heard(self, heartbeat: control.Heartbeat, lease_s: float) -> None:
-        """Takes an agent's word to everyone."""
+    def heartbeat_heard(self, number: int, heartbeat: control.Heartbeat, lease_s: float) -> None:
+        """Takes a heartbeat of the server's agent."""
         self.incarnation = heartbeat.incarnation
-        since = self._anchors.get((heartbeat.agent, heartbeat.heard))
+        since = self._anchors.get((heartbeat.instance, heartbeat.heard))
         if since is not None:
             self.grant(lease_s, since)
         if self.anchor is not None:
-            self._anchors[heartbeat.agent, heartbeat.number] = self.anchor
-            if len(self._anchors) > WORDS_REMEMBERED:
+            self._anchors[heartbeat.instance, number] = self.anchor
+            if len(self._anchors) > HEARTBEATS_REMEMBERED:
                 del self._anchors[next(iter(self._anchors))]
 
     def grant(self, lease_s: float, since: float) -> None:
@@ -178,7 +163,7 @@ class ServerLink:
         self.usable_until = max(self.usable_until, since + lease_s)
 
     def reset(self) -> None:
-        """The connection is gone, and with it all that was on its way."""
+        """The connection is gone, and everything in flight with it."""
         self.outbox.clear()
         self.inflight.clear()
         self.listening.clear()

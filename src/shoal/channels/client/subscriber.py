@@ -1,7 +1,7 @@
-"""Where subscriptions stand: their sites, the handshake with each server's agent, and what happens when a server dies,
-comes back, or the ring changes.
+"""Subscribing: the servers of each subscription, the handshake with their agents, and the reaction to servers that die
+or come back and to changes of the ring.
 
-Owns SUBSCRIBE, Hello and Bye. Judging what arrives is the business of `receiver`.
+Owns SUBSCRIBE, Hello and Bye. `receiver` judges what arrives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.plan.ring import Members, Ring
 from shoal.wire import control
 
 UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
-"""The name of a server that may have been in a ring of which nothing is remembered."""
+"""Stands for a server of a ring whose members are not known any more."""
 
 
 class Subscribing:
@@ -65,7 +65,7 @@ class Subscribing:
             site.step("closed")
             self._leave(site)
 
-    # Where to stand
+    # Servers
 
     def servers(self, sub: Subscription) -> tuple[str, ...]:
         """The servers on which a subscription belongs: all of them for a pattern, else those of the placement."""
@@ -82,20 +82,20 @@ class Subscribing:
         return tuple(dict.fromkeys(server for placement in standing for server in placement.subscribe_servers(client)))
 
     def _earlier(self, sub: Subscription, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Where publishers with an older ring may still be, or have been: a subscription asks there what it owes, and
-        listens until they have followed."""
+        """Servers where publishers with an older ring may be, or have been: a subscription asks there, and listens
+        until they have followed."""
         if sub.pattern:
             return ()
         return tuple(server for server in self._context.book.earlier_servers(sub.name) if server not in wanted)
 
     def place_all(self, now: float) -> None:
-        """Brings every subscription in line with a new ring."""
+        """Applies a new ring to every subscription."""
         for sub in self:
             self.place(sub, now)
         self._placed_by = self._context.book.version
 
     def place(self, sub: Subscription, now: float) -> None:
-        """Brings the sites of a subscription in line with the plan."""
+        """Applies the plan to the sites of a subscription."""
         homes = self.servers(sub)
         earlier = self._earlier(sub, homes)
         for server in (*homes, *earlier):
@@ -116,12 +116,12 @@ class Subscribing:
         self._confirm(sub)
 
     def _may_know(self, site: Site) -> bool:
-        """Whether a server that could not be reached may know of something that the subscription missed there: it is
-        asked before it is left. One that has left the ring cannot be."""
+        """Whether an unreachable server may know of messages that the subscription missed there: it is asked before it
+        is left, unless it has left the ring."""
         return site.sub.in_force and site.incarnation != 0 and self._context.book.address(site.server) is not None
 
     def _left_by_plan(self, sub: Subscription, server: str) -> bool:
-        """Whether a server is one that a move leaves: then `_confirm` says when, and no time has to pass."""
+        """Whether a move leaves a server: then `_confirm` decides when, without a waiting time."""
         book = self._context.book
         entry = None if sub.pattern else book.entry(sub.name)
         return entry is not None and server in entry.servers and book.address(server) is not None
@@ -136,7 +136,7 @@ class Subscribing:
             self._ask(site, now)
 
     def _move_away(self, site: Site, now: float) -> bool:
-        """Leaves a server at once, or after a while if it still works; says whether its death tore the site off."""
+        """Leaves a server at once, or after a while if it still works; returns whether messages may be lost with it."""
         if site.state is states.Site.LINGERING:
             return False
         if site.state is states.Site.IN_FORCE and site.sub.in_force:
@@ -148,28 +148,28 @@ class Subscribing:
         return site.sub.in_force and (site.incarnation != 0 or self._was_passed_by(site))
 
     def _was_passed_by(self, site: Site) -> bool:
-        """Whether publishers may have been at a server that left the ring before it ever answered. A move brings them
-        only where all subscriptions stand, so that is true only of what follows the ring."""
+        """Whether publishers may have been at a server that left the ring before it answered. A move brings them only
+        where all subscriptions are, so that is possible only for channels that follow the ring."""
         book = self._context.book
         return book.address(site.server) is None and (site.sub.pattern or book.entry(site.sub.name) is None)
 
     def confirm(self, name: bytes) -> None:
-        """An agent seems not to know that this client follows the channel's entry: say so again."""
+        """An agent seems not to know that this client follows the channel's entry: sends Subscribed again."""
         for sub in self.by_channel.get(name, ()):
             for site in sub.sites.values():
                 site.was_subscribed = 0
             self._confirm(sub)
 
     def confirm_all(self, link: ServerLink) -> None:
-        """The agent of a server has lost its memory: it does not know which entries this client follows."""
+        """The agent of a server begins a new incarnation: it does not know which entries this client follows."""
         for site in list(link.sites):
             site.was_subscribed = 0
         for sub in {site.sub: None for site in link.sites}:
             self._confirm(sub)
 
     def _confirm(self, sub: Subscription) -> None:
-        """Tells the agents that this client stands by the channel's entry, once it does; then leaves the servers that
-        a move leaves. One that has not answered yet is left when it has: it may know of something that was missed."""
+        """Sends Subscribed to the agents once this client follows the channel's entry; then leaves the servers that a
+        move leaves. A server that has not answered yet is left later: it may know of messages that were missed."""
         entry = None if sub.pattern else self._context.book.entry(sub.name)
         subs = self.by_channel.get(sub.name, ())
         if entry is None or not all(self._is_subscribed(other) for other in subs):
@@ -181,8 +181,8 @@ class Subscribing:
                     continue
                 if entry.phase is not Phase.END and site.was_subscribed < entry.newness:
                     site.was_subscribed = entry.newness
-                    site.link.tell_agent(control.Subscribed(self._context.client, sub.name, entry.newness))
-                    self._context.touch(site.link)
+                    subscribed = control.Subscribed(sub.name, entry.newness, site.link.incarnation)
+                    self._context.tell_agent(site.link, subscribed)
                 if server not in homes and self._left_by_plan(other, server):
                     site.step("closed")
                     self._leave(site)
@@ -193,7 +193,7 @@ class Subscribing:
         return sub.in_force and all(site is not None and site.state is states.Site.IN_FORCE for site in sites)
 
     def linger_due(self, site: Site, now: float) -> None:
-        """The publishers have had time to follow; the old server is left."""
+        """Publishers have had time to follow: leaves the old server."""
         if site.state is not states.Site.LINGERING or site.sub.closed:
             return
         if self._is_subscribed(site.sub):
@@ -203,7 +203,7 @@ class Subscribing:
             self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
 
     def _leave(self, site: Site) -> None:
-        """Clears up after a site that has been left."""
+        """Removes a site, unsubscribes and sends Bye."""
         link, sub = site.link, site.sub
         sub.sites.pop(site.server, None)
         link.sites.pop(site, None)
@@ -214,12 +214,12 @@ class Subscribing:
             if count == 1:
                 del link.listening[key]
                 link.listen(b"PUNSUBSCRIBE" if sub.pattern else b"UNSUBSCRIBE", sub.name)
-                link.say_bye(self._context.client, sub.pattern, sub.name, self._context.next_nonce())
+                self._context.say_bye(link, sub.pattern, sub.name)
                 self._context.touch(link)
             else:
                 link.listening[key] = count - 1
         elif not link.open:
-            link.say_bye(self._context.client, sub.pattern, sub.name, self._context.next_nonce())
+            self._context.say_bye(link, sub.pattern, sub.name)
         if not link.wanted and self._context.book.address(link.server) is None:
             self._context.drop(link)
 
@@ -239,19 +239,19 @@ class Subscribing:
             self._receiving.start(sub, now)
 
     def _number(self, site: Site) -> None:
-        """Gives a question a number of its own, so that an answer to an earlier one is not mistaken for its answer."""
+        """Gives a question a new nonce, so that the Answer to an earlier one is not taken for its own."""
         self.asked.pop(site.nonce, None)
-        site.nonce = self._context.next_nonce()
+        site.nonce = self._context.next_number()
         site.attempts = 0
         self.asked[site.nonce] = site
 
     def _hello(self, site: Site, now: float) -> None:
-        """Asks the agent. A repetition keeps its number: the answer to any of them will do."""
+        """Sends Hello. A repetition keeps its nonce: the Answer to any of them counts."""
         sub, book = site.sub, self._context.book
         version = book.version if sub.pattern else book.revision(sub.name)
-        site.link.tell_agent(
+        self._context.tell_agent(
+            site.link,
             control.Hello(
-                self._context.client,
                 site.nonce,
                 sub.name,
                 sub.pattern,
@@ -259,20 +259,19 @@ class Subscribing:
                 version,
                 book.version,
                 incarnation=site.incarnation,
-            )
+            ),
         )
-        self._context.touch(site.link)
         wait_s = patience(self._context.limits.hello_retry_s, site.attempts)
         site.attempts += 1
         self._context.timers.set(("hello", site), now + wait_s)
 
     def hello_due(self, site: Site, now: float) -> None:
-        """No answer yet: an agent may be away."""
+        """No Answer yet: sends Hello again."""
         if site.state is states.Site.ASKING and site.link.open:
             self._hello(site, now)
 
     def restart(self, sub: Subscription, now: float) -> None:
-        """What came before the subscription was in force did not fit: it must begin anew, a little later."""
+        """Too many messages came before the subscription was in force: starts the handshake again."""
         if sub.in_force or sub.closed:
             return
         sub.early.clear()
@@ -284,7 +283,7 @@ class Subscribing:
                 self._hello(site, now)
 
     def answered(self, site: Site, answer: control.Answer, now: float) -> None:
-        """The agent has registered the subscription and says where each stream stands."""
+        """The agent has registered the subscription and says how far each stream has come."""
         sub = site.sub
         self._context.counters.handshakes += 1
         site.step("answered")
@@ -309,16 +308,16 @@ class Subscribing:
             self._move_away(site, now)
 
     def _is_unheard(self, site: Site, since: int) -> bool:
-        """Whether publishers may have come to a server, by a ring that this client had not heard of, and died before
-        the agent's process began: `since` is the ring that there was then."""
+        """Whether publishers may have come to a server, by a ring that this client did not know, and died before the
+        agent's process began; `since` is the ring at that time."""
         ring = self._context.book.ring
         assert ring is not None
         between = ring.memberships(site.known + 1, since)
         return site.server in self._belonged(site.sub, between, site.server)
 
     def _reborn(self, site: Site, answer: control.Answer, heard: set[tuple[bytes, int]], now: float) -> None:
-        """While this subscription was away, the agent was not there either, or the server restarted. Streams that have
-        not been heard since are in doubt."""
+        """While this subscription was away, the agent was away too, or the server restarted. Streams that have not been
+        heard since are in doubt."""
         sub = site.sub
         self._context.counters.restarts_seen += 1
         for chan, stream_in in sub.all_streams():
@@ -328,13 +327,13 @@ class Subscribing:
             self._receiving.report_unknown(sub, site.server)
 
     def _report_server_loss(self, sub: Subscription, server: str, now: float) -> None:
-        """A server has left the ring with this subscription on it: all that it carried is in doubt."""
+        """A server has left the ring while this subscription was on it: its streams are in doubt."""
         self._doubt_streams(sub, server, now)
         self._receiving.report_unknown(sub, server)
 
     def report_missed(self, known: Ring) -> None:
-        """A new ring has come. A server that joined and left again since the ring that was known before may have taken
-        messages that nobody else has: its publishers may be gone too, and this client never stood there."""
+        """A new ring has come. A server that joined and left again since the previously known ring may have carried
+        messages that are lost: its publishers may be gone too, and this client never subscribed there."""
         ring = self._context.book.ring
         assert ring is not None
         between = ring.since(known)
@@ -345,12 +344,12 @@ class Subscribing:
                 self._receiving.report_unknown(sub, server)
 
     def _passed(self, sub: Subscription, between: tuple[Members, ...] | None, stayed: set[str]) -> list[str]:
-        """The servers that came and went at which a subscription should have stood meanwhile."""
+        """The servers that came and went on which a subscription should have been meanwhile."""
         return sorted(self._belonged(sub, between, UNKNOWN_SERVER) - stayed)
 
     def _belonged(self, sub: Subscription, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
-        """The servers at which a subscription belongs by some rings; `unknown` if nobody remembers them. What has an
-        entry follows no ring."""
+        """The servers on which a subscription belongs by some rings; `unknown` if these are not known any more.
+        Channels with an entry follow no ring."""
         if not sub.pattern and self._context.book.entry(sub.name) is not None:
             return set()
         if rings is None:
@@ -360,7 +359,7 @@ class Subscribing:
         return {members.home(sub.name) for members in rings}
 
     def _doubt_streams(self, sub: Subscription, server: str, now: float) -> None:
-        """Streams that were last heard on a server that is gone have to show that they went elsewhere."""
+        """Doubts the streams that were last heard on a server that is gone."""
         for chan, stream in sub.all_streams():
             if stream.server == server:
                 self._receiving.doubt(sub, chan, stream, now)
@@ -373,15 +372,15 @@ class Subscribing:
     # Links
 
     def link_opened(self, link: ServerLink, now: float) -> None:
-        """A connection stands: subscribe and ask, all in one go."""
+        """A connection is open: subscribes and sends Hello for all sites in one write."""
         for site in sorted(link.sites, key=lambda site: site.sub.id):
             if site.state is states.Site.WAITING:
                 self._ask(site, now)
-        link.repeat_byes(self._context.client, self._context.next_nonce())
+        self._context.repeat_byes(link)
 
     def link_lost(self, link: ServerLink, now: float) -> None:
-        """A connection is gone: nothing is owed any less, so every site asks again when it is back. What the agent was
-        told may be lost with it, or with the server, so it is told again too."""
+        """A connection is gone: every site asks again when it is back. Messages to the agent may be lost with it, or
+        with the server, so they are sent again too."""
         for site in list(link.sites):
             self.asked.pop(site.nonce, None)
             site.was_subscribed = 0
@@ -394,7 +393,7 @@ class Subscribing:
             if site.state is states.Site.LEFT:
                 site.sub.sites.pop(site.server, None)
                 link.sites.pop(site, None)
-                link.say_bye(self._context.client, site.sub.pattern, site.sub.name, self._context.next_nonce())
+                self._context.say_bye(link, site.sub.pattern, site.sub.name)
                 self._doubt_streams(site.sub, site.server, now)
 
     def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:

@@ -1,6 +1,6 @@
-"""One application subscription, to a channel or to a pattern, and its sites: the servers on which it stands.
+"""One application subscription, to a channel or to a pattern, and its sites: its presence on each server.
 
-Owns the bookkeeping of one subscription. What arrives is judged in `receiver`, where to stand in `subscriber`.
+Owns the bookkeeping of one subscription. `receiver` judges what arrives, `subscriber` chooses the servers.
 """
 
 from __future__ import annotations
@@ -8,22 +8,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+import msgspec
+
 from shoal.channels import states
 from shoal.channels.client.inbox import Inbox
 from shoal.channels.client.incoming import ChannelIn, StreamIn
 from shoal.channels.client.server_link import ServerLink
 from shoal.message import Attributes
+from shoal.wire import control
 
 Wanted: TypeAlias = Callable[[Attributes], bool]
-"""Says of a message's attributes whether the application wants it."""
+"""Whether the application wants a message with these attributes."""
 
 
 class Site:
-    """A subscription on one server. `life` is the agent's life that was last heard of here, 0 before the first; `stood`
-    is the revision of the channel's entry that the agent was last told to be followed; `known` is the version of the
-    ring by which the subscription stood elsewhere before it came here."""
+    """A subscription on one server.
 
-    __slots__ = ("attempts", "incarnation", "known", "link", "nonce", "server", "state", "sub", "was_subscribed")
+    `incarnation` is the agent's incarnation that was last heard of here, 0 before the first. `was_subscribed` is the
+    revision of the channel's entry in the last Subscribed that the agent was sent. `known` is the version of the
+    ring by which the subscription was elsewhere before. `parts` are the parts of an Answer that have come so far.
+    """
+
+    __slots__ = (
+        "attempts",
+        "incarnation",
+        "known",
+        "link",
+        "nonce",
+        "parts",
+        "server",
+        "state",
+        "sub",
+        "was_subscribed",
+    )
 
     def __init__(self, sub: Subscription, link: ServerLink, known: int) -> None:
         self.sub = sub
@@ -35,6 +52,22 @@ class Site:
         self.incarnation = 0
         self.was_subscribed = 0
         self.known = known
+        self.parts: list[control.Answer] = []
+
+    def take_part(self, answer: control.Answer) -> control.Answer | None:
+        """Takes a part of an Answer; returns the whole Answer when its last part has come."""
+        if answer.part == 0:
+            self.parts.clear()
+        if answer.parts <= 1:
+            return answer
+        if answer.part == len(self.parts):
+            self.parts.append(answer)
+        if len(self.parts) < answer.parts:
+            return None
+        parts, self.parts = self.parts, []
+        streams = [stream for part in parts for stream in part.streams]
+        absent = [stream for part in parts for stream in part.absent]
+        return msgspec.structs.replace(answer, streams=streams, absent=absent)
 
     def step(self, event: str) -> None:
         """Takes the transition that `states.SITE` gives for the event."""
@@ -44,10 +77,10 @@ class Site:
 class Subscription:
     """A subscription of the application.
 
-    `in_force` becomes true once, when the agents of all its servers have answered. Until then what arrives waits in
-    `early`. `whole` says that no connection has been lost since: then whatever a stream sends first on a server is
-    the first that it sent since the subscription came into force. What is not `wanted` counts as received, and is not
-    handed on.
+    `in_force` becomes true once, when the agents of all its servers have answered. Messages that arrive before wait in
+    `early`. `whole` says that no connection has been lost since: then the first message of a stream on a server is the
+    first that it sent since the subscription came into force. Messages that are not `wanted` count as received, but are
+    not delivered.
     """
 
     __slots__ = (
@@ -92,21 +125,21 @@ class Subscription:
         self.streams: dict[int, StreamIn] = {} if pattern else self.channel(name).streams
 
     def channel(self, name: bytes) -> ChannelIn:
-        """The streams of one channel, made when it is first heard of."""
+        """The streams of one channel, created at the first use."""
         channel = self.channels.get(name)
         if channel is None:
             channel = self.channels[name] = ChannelIn(name)
         return channel
 
     def all_streams(self) -> Iterator[tuple[ChannelIn, StreamIn]]:
-        """Every stream with its channel; safe against changes while it runs."""
+        """Every stream with its channel. Streams may be added and removed during the iteration."""
         for channel in list(self.channels.values()):
             for stream in list(channel.streams.values()):
                 yield channel, stream
 
     @property
     def undivided(self) -> bool:
-        """Whether everything owed has come, and will come, by one connection that was never lost."""
+        """Whether all messages have come by one connection that was never lost."""
         return self.whole and len(self.sites) == 1
 
     @property

@@ -29,8 +29,8 @@ from shoal.wire.envelope import (
     FOREIGN,
     FORWARDED,
     HEADER,
+    UNKNOWN_FLAGS,
     client_of,
-    inbox_channel,
     is_envelope,
 )
 from shoal.wire.record_entry import (
@@ -211,7 +211,7 @@ class Record:
             self._hold(partial(self._take, blob))
             if is_envelope(blob):
                 _, flags, _, stream, sequence, _ = HEADER.unpack_from(blob)
-                if stream in self._before and not flags & BEACON:
+                if stream in self._before and not flags & (BEACON | UNKNOWN_FLAGS):
                     self._before[stream] = min(self._before[stream] & ~ENDED, sequence - 1)
         else:
             self._take(blob, now)
@@ -234,6 +234,8 @@ class Record:
             self._write(message_fields, foreign_blob(blob))
             return
         _, flags, _, number, sequence, _ = HEADER.unpack_from(blob)
+        if flags & UNKNOWN_FLAGS:  # not counted as received, as by subscribers
+            return
         if flags & FOREIGN:
             if not flags & FORWARDED:  # the server where it was published has recorded it
                 self._write(message_fields, blob)
@@ -339,8 +341,7 @@ class Record:
             stream.owed_since = now
             return
         last = min(stream.owed_last, stream.owed + min(self._host.limits.heal_page_messages, PAGE_MESSAGES) - 1)
-        request = control.Heal(self._host.client, self.channel, number, stream.owed, last)
-        self._host.say(inbox_channel(client_of(number)), request)
+        self._host.tell_peer(client_of(number), control.Heal(self.channel, number, stream.owed, last))
 
     def resent(self, blob: bytes, now: float) -> None:
         """A publisher has sent a message again; only what was asked for is taken."""
@@ -348,7 +349,7 @@ class Record:
             return
         _, flags, _, number, sequence, _ = HEADER.unpack_from(blob)
         stream = self._streams.get(number)
-        if stream is None or flags & BEACON or not stream.owed <= sequence <= stream.owed_last:
+        if stream is None or flags & (BEACON | UNKNOWN_FLAGS) or not stream.owed <= sequence <= stream.owed_last:
             return
         stream.owed_since = now
         self._host.counters.record_healed += 1

@@ -20,7 +20,7 @@ from shoal.channels.recording.writer import Host
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.errors import ProtocolError
 from shoal.wire import control
-from shoal.wire.envelope import inbox_channel
+from shoal.wire.envelope import peer_channel
 from shoal.wire.glob import glob_match
 from shoal.wire.record_entry import INDEX_KEY, MARKS_KEY, encode_marks
 
@@ -116,7 +116,7 @@ class Recorder:
     def _begin(self, first: bool) -> None:
         """Looks for records that the server has already, after hearing what publishers send again."""
         if first:
-            self._host.listen(inbox_channel(self._host.client))
+            self._host.listen(peer_channel(self._host.client))
         self._host.ask((b"SMEMBERS", INDEX_KEY), self._index)
 
     def _index(self, reply: Any, now: float) -> None:
@@ -159,9 +159,9 @@ class Recorder:
             (self._records.get(channel) or self._open(channel)).evidence(stream, last, present, now)
 
     def told(self, data: bytes, now: float) -> None:
-        """What came to the agent's own inbox: answers of publishers."""
+        """A message on the agent's own peer channel: an answer of a publisher."""
         try:
-            message = control.decode(data)
+            _, _, message = control.decode(data)
         except ProtocolError:
             self._host.counters.garbage += 1
             return

@@ -63,8 +63,8 @@ class Host(Protocol):
     def listen(self, channel: bytes) -> None:
         """Subscribes to a channel of the agent's own server."""
 
-    def say(self, channel: bytes, message: control.Control) -> None:
-        """Publishes a control message on the agent's own server."""
+    def tell_peer(self, client: int, message: control.ToPeer) -> None:
+        """Asks a publisher on the agent's own server for messages."""
 
     def streams(self, channel: bytes) -> Mapping[int, int]:
         """The streams of a channel, each with its last sequence number (see `ENDED`)."""

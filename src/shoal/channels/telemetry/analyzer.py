@@ -1,13 +1,11 @@
 """The analyzer: closes each second with all that the paper's local load analyzer records (Dynamoth, III.A).
 
-Owns what the figures of a second mean and how they are derived: from the scanner's counts, the agent's
-register of subscribers, and samples of the server's own counters. Never touches a socket or a clock; the
-columns and their types stand in `telemetry`.
+Owns how the figures of a second are derived: from the scanner's counts, the agent's register of subscribers, and
+samples of the server's own counters. Never touches a socket or a clock. `channel_kind` declares the columns.
 
-Two figures are worth an explanation. `bytes_out` of a channel is exact, not an estimate from payloads: the
-observer hears each message in a frame whose length differs from a subscriber's only by the words in front
-of the channel. The server's `bytes_out_per_s` leaves out the agent's own copy of every message, because it
-does not leave the machine; the server counts it like any other.
+`bytes_out` of a channel is exact, not an estimate from payloads: the agent receives each message in a frame whose
+length differs from a subscriber's only by the words before the channel. The server's `bytes_out_per_s` leaves out the
+agent's own copy of every message, which does not leave the machine, but which the server counts like any other.
 """
 
 from __future__ import annotations
@@ -19,16 +17,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from shoal.channels.telemetry import scanner
+from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.channels.telemetry.pattern_kernel import match_names
 from shoal.channels.telemetry.scanner import Scanner, UnitCounts
-from shoal.channels.telemetry.telemetry_record import CHANNELS_SCHEMA, SERVER_SCHEMA
 from shoal.errors import ProtocolError
+from shoal.load.record import HostRow
+from shoal.load.table import Numbers, Ragged, UnitTable
 from shoal.wire.raw_bytes import compilation_announced, padded
-
-Column = npt.NDArray[Any]
 
 _OBSERVER_PREFIX: Final = len(b">4\r\n$8\r\npmessage\r\n$1\r\n*\r\n")
 _SUBSCRIBER_PREFIX: Final = len(b">3\r\n$7\r\nmessage\r\n")
@@ -41,14 +38,14 @@ class ServerSample:
     at_s: float
     """When it was taken, on the caller's clock."""
     run_id: str
-    """Another one means that the server was restarted and its totals began again."""
+    """Changes when the server restarts and its totals begin again."""
     bytes_in_total: int
     bytes_out_total: int
     cpu_seconds_total: float
     connections: int
     memory_bytes: int
     max_out_bytes_per_s: float
-    """What the server may send at most, from the configuration; 0 when nobody said."""
+    """The most that the server may send, from the configuration; 0 if it is not configured."""
 
     @classmethod
     def from_info(cls, info: bytes, at_s: float, max_out_bytes_per_s: float) -> ServerSample:
@@ -71,24 +68,24 @@ class ServerSample:
 
 
 class Second(NamedTuple):
-    """A closed second: one row for each channel active or subscribed, and one for the server."""
+    """A closed second: a row for each channel that is active or subscribed, and the row of the server."""
 
     second: int
-    channels: pa.RecordBatch
-    server: pa.RecordBatch
+    channels: UnitTable
+    server: HostRow
 
 
 class _Rows(NamedTuple):
-    """Where everything goes: first the channels that the register or NUMSUB names, then other active ones."""
+    """The order of rows: first the channels that the register or NUMSUB names, then other active ones."""
 
-    names: pa.Array
+    names: Ragged
     place: npt.NDArray[np.int64]
     """The row of each active channel, in the order of the scanner's counts."""
     registered: npt.NDArray[np.int64]
     direct: npt.NDArray[np.int64]
     total: int
 
-    def spread(self, values: Column) -> Column:
+    def spread(self, values: Numbers) -> Numbers:
         """A column of the active channels as one of all rows, zero elsewhere."""
         column = np.zeros(self.total, values.dtype)
         column[self.place] = values
@@ -122,13 +119,13 @@ class Analyzer:
         """
         counts = self._scanner.close_unit()
         rows = self._arrange(counts, subscribers, numsub)
-        batch = self._channels(counts, rows, subscribers, pattern_subscribers or {})
+        table = self._channels(counts, rows, subscribers, pattern_subscribers or {})
         kept = rows.direct + rows.registered > 0
         kept[rows.place] = True
         if not kept.all():
-            batch = batch.filter(pa.array(kept))
+            table = table.take(np.flatnonzero(kept))
         previous, self._sample = self._sample, server
-        return Second(second, batch, _server(previous, server, counts))
+        return Second(second, table, _server(previous, server, counts))
 
     def _arrange(
         self, counts: UnitCounts, subscribers: Mapping[bytes, Collection[int]], numsub: Mapping[bytes, int]
@@ -147,8 +144,8 @@ class Analyzer:
         others = np.flatnonzero(place < 0)
         total = len(named) + len(others)
         place[others] = np.arange(len(named), total)
-        names = pa.concat_arrays(
-            [_binary(offsets, blob), _binary(counts.name_offsets, counts.names).take(pa.array(others))]
+        names = Ragged(offsets, np.frombuffer(blob, np.uint8)).joined(
+            Ragged(counts.name_offsets, counts.names).take(others)
         )
         registered, direct = np.zeros(total, np.int64), np.zeros(total, np.int64)
         registered[: len(subscribers)] = np.fromiter(map(len, subscribers.values()), np.int64, len(subscribers))
@@ -162,7 +159,7 @@ class Analyzer:
         rows: _Rows,
         subscribers: Mapping[bytes, Collection[int]],
         pattern_subscribers: Mapping[bytes, int],
-    ) -> pa.RecordBatch:
+    ) -> UnitTable:
         columns: dict[str, Any] = {name: rows.spread(values) for name, values in counts.counters.items()}
         frames = columns["publications"] + columns["forwarded"] + columns["beacons"]
         frame_bytes = columns.pop("frame_bytes")
@@ -178,7 +175,6 @@ class Analyzer:
         complete[rows.place] = counts.complete
         publishers, publisher_ids = self._publishers(counts, rows)
         columns |= {
-            "channel": rows.names,
             "publishers": publishers,
             "publisher_ids": publisher_ids,
             "subscribers": rows.direct,
@@ -187,29 +183,23 @@ class Analyzer:
             "pattern_subscribers": by_pattern,
             "messages_sent": (columns["publications"] + columns["forwarded"]) * (rows.direct + by_pattern),
             "bytes_out": bytes_out,
-            "complete": complete,
         }
-        return pa.RecordBatch.from_arrays(
-            [
-                columns[name] if isinstance(columns[name], pa.Array) else pa.array(columns[name])
-                for name in CHANNELS_SCHEMA.names
-            ],
-            schema=CHANNELS_SCHEMA,
-        )
+        return UnitTable(CHANNEL, rows.names, columns, complete)
 
-    def _publishers(self, counts: UnitCounts, rows: _Rows) -> tuple[Column, pa.Array]:
+    def _publishers(self, counts: UnitCounts, rows: _Rows) -> tuple[Numbers, Ragged]:
         """How many clients published on each channel, and up to `listed_max` of them."""
         amounts = np.bincount(rows.place[counts.publisher_rows], minlength=rows.total)
         order = np.argsort(rows.place[counts.publisher_rows], kind="stable")
         firsts = np.cumsum(amounts) - amounts
         listed = np.arange(len(order)) - np.repeat(firsts, amounts) < self._listed_max
-        return amounts, _lists(np.minimum(amounts, self._listed_max), counts.publishers[order][listed])
+        return amounts, Ragged.of_lengths(np.minimum(amounts, self._listed_max), counts.publishers[order][listed])
 
-    def _subscribers(self, rows: _Rows, subscribers: Mapping[bytes, Collection[int]]) -> pa.Array:
+    def _subscribers(self, rows: _Rows, subscribers: Mapping[bytes, Collection[int]]) -> Ragged:
         """Up to `listed_max` registered clients of each channel."""
         amounts = np.minimum(rows.registered, self._listed_max)
         some = map(islice, subscribers.values(), repeat(self._listed_max))
-        return _lists(amounts, np.fromiter(chain.from_iterable(some), np.uint64, int(amounts.sum())))
+        ids = np.fromiter(chain.from_iterable(some), np.uint64, int(amounts.sum()))
+        return Ragged.of_lengths(amounts, ids)
 
 
 def warm_up() -> None:
@@ -219,31 +209,15 @@ def warm_up() -> None:
         match_names(padded(b"a"), np.array([0, 1], np.int32), padded(b"*"))
 
 
-def _binary(offsets: npt.NDArray[np.int32], data: Any) -> pa.Array:
-    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-def _lists(amounts: Column, values: Column) -> pa.Array:
-    offsets = np.zeros(len(amounts) + 1, np.int32)
-    np.cumsum(amounts, out=offsets[1:])
-    kind = CHANNELS_SCHEMA.field("publisher_ids").type
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()), type=kind)
-
-
-def _matches(names: pa.Array, pattern: bytes) -> npt.NDArray[np.bool_]:
-    _, offsets, data = names.buffers()
-    matches = match_names(
-        np.array(np.frombuffer(data, np.uint8)),
-        np.array(np.frombuffer(offsets, np.int32)[: len(names) + 1]),
-        np.array(np.frombuffer(pattern, np.uint8)),
-    )
+def _matches(names: Ragged, pattern: bytes) -> npt.NDArray[np.bool_]:
+    matches = match_names(names.values, names.offsets, np.array(np.frombuffer(pattern, np.uint8)))
     return matches
 
 
-def _server(previous: ServerSample | None, sample: ServerSample, counts: UnitCounts) -> pa.RecordBatch:
-    """The row of the server; rates compare with the previous sample of the same life of the server."""
+def _server(previous: ServerSample | None, sample: ServerSample, counts: UnitCounts) -> HostRow:
+    """The row of the server; rates compare with the previous sample of the same incarnation of the server."""
     maximum = sample.max_out_bytes_per_s
-    row: dict[str, float | int | None] = dict.fromkeys(SERVER_SCHEMA.names)
+    row: dict[str, float | int | None] = dict.fromkeys(column.name for column in SERVER.row)
     row |= {
         "max_out_bytes_per_s": maximum,
         "connections": sample.connections,
@@ -266,4 +240,4 @@ def _server(previous: ServerSample | None, sample: ServerSample, counts: UnitCou
             "load_ratio": bytes_out_per_s / maximum if maximum > 0 else None,
             "cpu_share": (sample.cpu_seconds_total - previous.cpu_seconds_total) / interval_s,
         }
-    return pa.RecordBatch.from_pylist([row], schema=SERVER_SCHEMA)
+    return row

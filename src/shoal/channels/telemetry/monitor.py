@@ -22,8 +22,9 @@ import msgspec
 from shoal.channels import states
 from shoal.channels.agent.core import AgentCore
 from shoal.channels.telemetry.analyzer import Analyzer, Second, ServerSample
-from shoal.channels.telemetry.telemetry_record import Record, RecordId, xadd
+from shoal.channels.telemetry.channel_kind import SERVER
 from shoal.errors import ProtocolError
+from shoal.load.record import Record, RecordId, xadd
 from shoal.logs import get_log
 
 NUMSUB_PAGE_CHANNELS: Final = 500
@@ -75,6 +76,7 @@ class Monitor:
         analyzer: Analyzer,
         max_out_bytes_per_s: float,
         own_patterns: frozenset[bytes],
+        site: str = "",
     ) -> None:
         self.counters = MonitorCounters()
         self.foreign_patterns = 0
@@ -85,6 +87,7 @@ class Monitor:
         self._analyzer = analyzer
         self._max_out_bytes_per_s = max_out_bytes_per_s
         self._own_patterns = own_patterns
+        self._site = site
         self._open_second: int | None = None
         self._numsub: dict[bytes, int] = {}
         self._sequence = 0
@@ -189,7 +192,8 @@ class Monitor:
     def _report(self, closed: Second) -> None:
         self._sequence += 1
         record_id = RecordId(self._core.server, f"{self._core.instance:016x}", closed.second, self._sequence)
-        command = xadd(Record(record_id, closed.channels, closed.server), self._records_max)
+        record = Record(record_id, SERVER, closed.server, {closed.channels.kind.name: closed.channels}, self._site)
+        command = xadd(record, self._records_max)
         fit = TELEMETRY_BYTES_MAX // len(command[-1])
         self._records_max = min(max(fit, TELEMETRY_RECORDS_MIN), TELEMETRY_RECORDS_MAX)
         self._ask(command, bytes, lambda _: None)

@@ -1,16 +1,15 @@
-"""The compiled walk over the bytes of the observing connection.
+"""The compiled scan of the bytes of the observing connection.
 
-Owns how frames are told apart, skipped and counted, one after the other, without a Python object. The
-tables and their bounds belong to `tables`, the buffer and everything that Python sees to `scanner`. Never
-touches a socket.
+Owns how frames are told apart, skipped and counted without making Python objects. The tables and their bounds belong
+to `tables`, the buffer and the results for Python to `scanner`. Never touches a socket.
 
-A frame is one of four:
+There are four kinds of frames:
 
     observed   a `pmessage` of the pattern `*` on an application's channel: counted here
-    watched    one of those on a channel that is watched: counted, and the walk stops there as well
-    internal   the same on a client's inbox: its bytes are counted, nothing else
-    other      anything else: the walk finds its end and stops there, so that Python sees it at exactly
-               this point of the server's order
+    watched    the same on a watched channel: counted, and the scan stops there
+    internal   the same on a client's inbox or peer channel: only its bytes are counted
+    other      anything else: the scan finds its end and stops there, so that Python sees the frame at this point of the
+               server's order
 """
 
 from __future__ import annotations
@@ -27,10 +26,13 @@ from shoal.wire.envelope import (
     FOREIGN,
     FORWARDED,
     HEADER,
+    HEADER_1,
     INBOX_PREFIX,
-    KNOWN_FLAGS,
     MAGIC,
+    MAGIC_1,
+    PEER_PREFIX,
     RESERVED_PREFIX,
+    UNKNOWN_FLAGS,
 )
 from shoal.wire.raw_bytes import (
     MALFORMED,
@@ -60,13 +62,13 @@ CURSOR: Final = np.dtype(
         (name, np.int64)
         for name in (
             "at",  # where the next frame begins
-            "end",  # where the bytes that have come end
-            "frame_end",  # of a frame at which the walk stopped
+            "end",  # where the received bytes end
+            "frame_end",  # of the frame at which the scan stopped
             "name_at",  # of a watched frame
             "name_end",
             "payload_at",
-            "walk_at",  # how far into an unfinished frame of the last kind the walk is
-            "walk_left",  # how many values of it are still to come; 0 when no such frame is open
+            "walk_at",  # how far an unfinished frame of the last kind has been scanned
+            "walk_left",  # number of its values that have not come; 0 if no such frame is open
             "frame_bytes_max",
         )
     ]
@@ -86,18 +88,22 @@ _RESERVED_BYTES: Final = len(RESERVED_PREFIX)
 _RESERVED: Final = np.frombuffer(RESERVED_PREFIX, np.uint64, 1)[0]
 _INBOX_BYTES: Final = len(INBOX_PREFIX)
 _INBOX_TAIL: Final = np.frombuffer(INBOX_PREFIX, np.uint64, 1, _INBOX_BYTES - 8)[0]
+_PEER_BYTES: Final = len(PEER_PREFIX)
+_PEER_TAIL: Final = np.frombuffer(PEER_PREFIX, np.uint64, 1, _PEER_BYTES - 8)[0]
 
 _MAGIC: Final = np.uint64(MAGIC)
+_MAGIC_1: Final = np.uint64(MAGIC_1)
 _LOW_16: Final = np.uint64(0xFFFF)
 _HEADER_BYTES: Final = HEADER.size
-_BEACON_BYTES: Final = HEADER.size + 8
+_HEADER_1_BYTES: Final = HEADER_1.size
+_SETTLED_BYTES: Final = 8
 _ENDED: Final = np.uint64(ENDED)
 _FLAGS_AT: Final = 2
-_STREAM_AT: Final = 7
-_SEQUENCE_AT: Final = 15
-_VERSION_SHIFT: Final = np.uint64(24)
-_LOW_32: Final = np.uint64(0xFFFFFFFF)
-_UNKNOWN_FLAGS: Final = 0xFF & ~KNOWN_FLAGS
+_EXTENSION_AT: Final = 3
+_STREAM_AT: Final = 8
+_SEQUENCE_AT: Final = 16
+_VERSION_SHIFT: Final = np.uint64(32)
+_UNKNOWN_FLAGS: Final = UNKNOWN_FLAGS
 
 _LINE: Final = 1
 _BULK: Final = 2
@@ -115,7 +121,7 @@ _LF: Final = 10
 
 @kernel
 def scan_frames(data: Bytes, cursors: Records, tables: Tables) -> int:
-    """Walks on until something stops it; says what: `USED_UP`, `OTHER`, `WATCHED`, `GROW` or a fault."""
+    """Scans until something stops it; returns the reason: `USED_UP`, `OTHER`, `WATCHED`, `GROW` or a fault."""
     data = borrow(data)
     tables = borrow_tables(tables)
     cursor = borrow(cursors)[0]
@@ -133,7 +139,7 @@ def scan_frames(data: Bytes, cursors: Records, tables: Tables) -> int:
 
 @part
 def may_be_observed(data: Bytes, at: int, end: int) -> bool:
-    """Whether the bytes begin an observed frame, as far as they have come."""
+    """Whether the bytes received so far begin an observed frame."""
     if end - at >= OBSERVED_BYTES:
         return bool(
             load_u64(data, at) == _WORD_0
@@ -149,7 +155,7 @@ def may_be_observed(data: Bytes, at: int, end: int) -> bool:
 
 @part
 def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
-    """One observed or internal frame. Changes nothing unless it could take all of it."""
+    """Takes one observed or internal frame. Changes nothing unless the frame is complete."""
     start = cursor.at
     end = cursor.end
     if end - start < OBSERVED_BYTES:
@@ -175,7 +181,9 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
     if not is_line_end(data, frame_end - 2):
         return BAD_END
     if name_bytes >= _RESERVED_BYTES and load_u64(data, name_at) == _RESERVED:
-        if name_bytes < _INBOX_BYTES or load_u64(data, name_at + _INBOX_BYTES - 8) != _INBOX_TAIL:
+        inbox = name_bytes >= _INBOX_BYTES and load_u64(data, name_at + _INBOX_BYTES - 8) == _INBOX_TAIL
+        peer = name_bytes >= _PEER_BYTES and load_u64(data, name_at + _PEER_BYTES - 8) == _PEER_TAIL
+        if not (inbox or peer):
             cursor.frame_end = frame_end
             return OTHER
         tables.head[0].internal += 1
@@ -202,8 +210,8 @@ def count(
     payload_bytes: int,
     frame_bytes: int,
 ) -> int:
-    """Counts one observed frame: `PASSED` or, if Python has to see it, `WATCHED`. `GROW`, and nothing counted, when a
-    table has to grow first."""
+    """Counts one observed frame. Returns `PASSED`, or `WATCHED` if Python has to see it, or `GROW` if a table has to
+    grow first; then nothing has been counted."""
     head = tables.head[0]
     index = enter_channel(tables, data, name_at, name_bytes)
     if index == NO_ROOM:
@@ -212,14 +220,16 @@ def count(
         head.uncounted += 1
         head.uncounted_bytes += frame_bytes
         return WATCHED if head.watch_new else PASSED
-    ours = (
-        payload_bytes >= _HEADER_BYTES
-        and (load_u64(data, payload_at) & _LOW_16) == _MAGIC
-        and (data[payload_at + _FLAGS_AT] & _UNKNOWN_FLAGS) == 0
-    )
+    first = load_u64(data, payload_at)
+    body = payload_bytes - _HEADER_BYTES - 8 * np.int64(data[payload_at + _EXTENSION_AT])
+    ours = payload_bytes >= _HEADER_BYTES and (first & _LOW_16) == _MAGIC and body >= 0
     flags = np.int64(data[payload_at + _FLAGS_AT]) if ours else 0
     beacon = (flags & BEACON) != 0
-    if ours and (flags & FOREIGN) == 0 and (not beacon or payload_bytes == _BEACON_BYTES):
+    if not ours:
+        head.envelopes_1 += payload_bytes >= _HEADER_1_BYTES and (first & _LOW_16) == _MAGIC_1
+    elif flags & _UNKNOWN_FLAGS:
+        head.unknown_flags += 1
+    elif (flags & FOREIGN) == 0 and (not beacon or body == _SETTLED_BYTES):
         stream = load_u64(data, payload_at + _STREAM_AT)
         sequence = load_u64(data, payload_at + _SEQUENCE_AT)
         if beacon and flags & FINAL:
@@ -243,13 +253,13 @@ def count(
         channel.foreign += not ours
     if not channel.watched:
         return PASSED
-    version = np.int64((load_u64(data, payload_at) >> _VERSION_SHIFT) & _LOW_32)
+    version = np.int64(first >> _VERSION_SHIFT)
     return PASSED if ours and version == channel.but_version else WATCHED
 
 
 @part
 def walk_other(data: Bytes, cursor: Records) -> int:
-    """Finds the end of a frame of any shape, going on from where the bytes ended the last time."""
+    """Finds the end of a frame of any type, continuing where the bytes ended the last time."""
     at = cursor.walk_at
     left = cursor.walk_left
     while left > 0 and at < cursor.end:
@@ -291,7 +301,7 @@ def walk_other(data: Bytes, cursor: Records) -> int:
 
 @part
 def line_end(data: Bytes, start: int, end: int) -> int:
-    """Where the byte behind CR LF stands, or `NEED_MORE`, or `MALFORMED` (too long, or CR or LF alone)."""
+    """The position behind CR LF, or `NEED_MORE`, or `MALFORMED` (too long, or CR or LF alone)."""
     for at in range(start, min(end, start + LINE_BYTES_MAX)):
         if data[at] == _LF:
             return MALFORMED

@@ -92,6 +92,8 @@ HEAD: Final = np.dtype(
             "watch_new",
             # counted beside the channels since the last time unit was closed
             *("uncounted", "uncounted_bytes", "internal", "internal_bytes", "observed_bytes"),
+            # messages of other versions since they were last asked for
+            *("envelopes_1", "unknown_flags"),
         )
     ]
     + [("seed", np.uint64)]

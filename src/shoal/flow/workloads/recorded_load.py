@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.balance.columns import Floats, Ints
-from shoal.balance.window import LoadWindow
 from shoal.errors import ConfigError
 from shoal.flow.traffic import Traffic
+from shoal.load.kinds import CHANNEL
+from shoal.load.window import LoadWindow
 
 MESSAGE_BYTES: Final = 200.0
 """Size of a message on a channel without deliveries."""
@@ -53,7 +54,7 @@ def traffic_of(windows: Iterable[LoadWindow]) -> pa.Table:
 
 
 def _traffic(window: LoadWindow) -> pa.Table:
-    units = window.units
+    units = window.units_of(CHANNEL)
     if not units.num_rows:
         nothing = {"start_s": window.start_s, "end_s": window.end_s, "channel": IDLE, "message_bytes": MESSAGE_BYTES}
         zeros = dict.fromkeys(("publications", "publishers", "subscribers"), 0)

@@ -10,9 +10,6 @@ import asyncio
 import time
 from typing import Any, Final
 
-import pyarrow.compute as pc
-
-from shoal.channels.telemetry.telemetry_record import DATA_FIELD, decode
 from shoal.cluster.acl import READER
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.parts import agent_name
@@ -20,6 +17,9 @@ from shoal.lab.bench.contender_worker import Flood, Measured
 from shoal.lab.bench.flood import PREFIX
 from shoal.lab.harness import LoadProcess
 from shoal.lab.machine import process_cpu_s
+from shoal.load.kinds import CHANNEL
+from shoal.load.record import DATA_FIELD, decode
+from shoal.load_kinds import KINDS
 from shoal.wire.blocking import ask
 from shoal.wire.envelope import TELEMETRY_KEY
 
@@ -80,7 +80,7 @@ async def _observed(cluster: LocalCluster) -> int:
     reply = await asyncio.to_thread(ask, server.host, server.port, READER, password, "XRANGE", TELEMETRY_KEY, "-", "+")
     observed = 0
     for _, fields in reply:
-        channels = decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD]).channels
-        ours = channels.filter(pc.starts_with(channels.column("channel"), PREFIX.decode()))
-        observed += pc.sum(ours.column("publications")).as_py() or 0
+        record = decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD], KINDS)
+        rows = record.tables[CHANNEL].rows().items()
+        observed += sum(row["publications"] for name, row in rows if name.startswith(PREFIX))
     return observed

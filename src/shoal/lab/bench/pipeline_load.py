@@ -18,21 +18,14 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from shoal.balance.settings import BalanceSettings
-from shoal.channels.telemetry.telemetry_record import (
-    CHANNELS_SCHEMA,
-    DATA_FIELD,
-    ID_FIELD,
-    SERVER_SCHEMA,
-    Record,
-    RecordId,
-    encode,
-    xadd,
-)
+from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.cluster.acl import AGENT, READER
 from shoal.cluster.local import LocalCluster
+from shoal.load.kinds import UNCOUNTED, Type
+from shoal.load.record import DATA_FIELD, ID_FIELD, Record, RecordId, encode, xadd
+from shoal.load.table import Ragged, UnitTable
 from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once, start
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
@@ -183,16 +176,12 @@ class Agents:
 def _record(server: str, channels: int, seed: int) -> Record:
     """The record of one second of a server with so many channels."""
     random = np.random.default_rng(seed)
-    columns: dict[str, Any] = {
-        field.name: random.integers(0, 1000, channels) for field in CHANNELS_SCHEMA if field.type == pa.int64()
+    clients = Ragged.of_lists([[1, 2, 3]] * channels)
+    columns = {
+        column.name: clients if column.type is Type.IDS else random.integers(0, 1000, channels)
+        for column in CHANNEL.columns
     }
-    columns["channel"] = pa.array([b"channel.%d" % number for number in range(channels)], pa.binary())
-    columns["complete"] = np.ones(channels, np.bool_)
-    clients = pa.array([[1, 2, 3]] * channels, CHANNELS_SCHEMA.field("publisher_ids").type)
-    columns |= {"publisher_ids": clients, "subscriber_ids": clients}
-    host = {field.name: 1.0 if field.type == pa.float64() else 1 for field in SERVER_SCHEMA}
-    return Record(
-        RecordId(server, "bench", 0, 0),
-        pa.RecordBatch.from_pydict(columns, schema=CHANNELS_SCHEMA),
-        pa.RecordBatch.from_pylist([{**host, "uncounted": 0}], schema=SERVER_SCHEMA),
-    )
+    names = Ragged.of_names(b"channel.%d" % number for number in range(channels))
+    table = UnitTable(CHANNEL, names, columns, np.ones(channels, np.bool_))
+    host: dict[str, float | int | None] = {column.name: 1 for column in SERVER.row}
+    return Record(RecordId(server, "bench", 0, 0), SERVER, {**host, UNCOUNTED.name: 0}, {CHANNEL.name: table})

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import NEVER, Bools, Channels, Floats, Hosts, Placements, host_loads
-from shoal.balance.policies.naming import ring_hashes
+from shoal.balance.policies.name_hashes import ring_hashes
 from shoal.balance.policies.ring_homes import ring_of
 from shoal.balance.situation import Pool, Situation
 

@@ -29,10 +29,11 @@ from shoal.lab.sim.world.world import World
 
 BEGIN_S: Final = 3.0
 CALM_S: Final = 8.0
+QUIET_S_MIN: Final = 4.0
 QUIET_S: Final = 10.0
-"""The quiet phase lasts at least this long."""
 LOOK_S: Final = 2.0
-"""How often the run checks whether everything has settled."""
+"""The quiet phase is checked every `LOOK_S`. From `QUIET_S_MIN` on it ends when no check finds anything missing; from
+`QUIET_S` on, as soon as no process waits for anything."""
 LIVENESS_S_MAX: Final = 400.0
 """By then a healthy world must have settled, however slow its links are."""
 
@@ -124,11 +125,11 @@ class Scenario:
         """The run is over: collects what the checkers need."""
 
     def judge(self) -> Verdict:
-        """Judges the history."""
+        """The verdict on what has happened so far. Called more than once in a run."""
         raise NotImplementedError
 
     def check(self, verdict: Verdict) -> None:
-        """Adds what only this scenario promises."""
+        """Adds what can be checked only once, at the end."""
 
     # Participants
 
@@ -172,8 +173,11 @@ class Scenario:
         world.run(world.now + CALM_S)
         self.go_on()
         self.active = False
-        world.run(world.now + QUIET_S)
-        while not self.quiet() and world.now < LIVENESS_S_MAX:
+        quiet_at = world.now
+        world.run(quiet_at + QUIET_S_MIN)
+        while world.now < LIVENESS_S_MAX and not (
+            self.quiet() and (world.now >= quiet_at + QUIET_S or not self.judge().violations)
+        ):
             world.run(world.now + LOOK_S)
         return self._judged()
 

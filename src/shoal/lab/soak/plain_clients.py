@@ -131,7 +131,8 @@ class PlainClients:
             self._log.write(CornerMet("plain beacon", 1))
             return
         with_attributes = blob[2] & envelope.ATTRIBUTES
-        payload = envelope.split_attributes(blob)[1] if with_attributes else blob[envelope.HEADER_BYTES :]
+        at = envelope.body_at(blob)
+        payload = envelope.split_attributes(blob, at)[1] if with_attributes else blob[at:]
         forwarded = bool(blob[2] & envelope.FORWARDED)
         found = number_of(Message(channel.decode(), payload, 0, 0))
         self._log.write(PlainReceived(number, found, forwarded, monotonic()))
@@ -142,27 +143,27 @@ class PlainClients:
     def _subscribed(self) -> None:
         self._awaited -= 1
 
-    def _watch(self, channel: bytes, data: bytes) -> None:
+    def _watch(self, _channel: bytes, data: bytes) -> None:
         try:
-            seen = self._seen(channel, control.decode(data))
+            seen = self._seen(control.decode(data))
         except (ProtocolError, PlanError):
             self._log.write(CornerMet("control message that cannot be read", 1))
             return
         if seen is not None:
             self._log.write(seen)
 
-    def _seen(self, channel: bytes, message: control.Control) -> ControlSeen | None:
+    def _seen(self, received: control.Received) -> ControlSeen | None:
         """The log line for a control message; None if it is not about a move."""
         now = monotonic()
+        client, _, message = received
         match message:
-            case control.Notice(name, entry):
-                client = int(channel.removeprefix(envelope.INBOX_PREFIX), 16)
+            case control.Notice(_, name, entry):
                 return ControlSeen("notice", _text(name), client, self._verifier.entry(entry).newness, now)
-            case control.Subscribed(client, name, revision):
+            case control.Subscribed(name, revision):
                 return ControlSeen("stand", _text(name), client, revision, now)
-            case control.Left(client, name, _, revision):
+            case control.Left(name, _, revision):
                 return ControlSeen("gone", _text(name), client, revision, now)
-            case control.Hello(client, _, name, False, False, revision):
+            case control.Hello(_, name, False, False, revision):
                 seen = "hello to publish" if message.publisher else "hello"
                 return ControlSeen(seen, _text(name), client, revision, now)
         return None

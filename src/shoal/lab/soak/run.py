@@ -21,9 +21,7 @@ from typing import Any, Final
 
 import hiredis
 import msgspec
-import pyarrow.compute as pc
 
-from shoal.channels.telemetry.telemetry_record import DATA_FIELD, decode
 from shoal.cluster.acl import READER
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
@@ -37,6 +35,9 @@ from shoal.lab.soak.move_requests import MoveRequester, start_moves
 from shoal.lab.soak.outcome import BaseOutcome, SoakOptions, SoakOutcome
 from shoal.lab.soak.round_log import CornerMet, Problem
 from shoal.lab.soak.rounds import SETTLE_S_MAX, BaseRound, Tell
+from shoal.load.kinds import CHANNEL
+from shoal.load.record import DATA_FIELD, decode
+from shoal.load_kinds import KINDS
 from shoal.wire.blocking import ask
 from shoal.wire.envelope import TELEMETRY_KEY
 
@@ -157,6 +158,6 @@ def _count_forwarded(state: ClusterState) -> int:
         except (ShoalError, hiredis.ReplyError):
             continue
         for _, fields in entries:
-            record = decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD])
-            total += pc.sum(record.channels.column("forwarded")).as_py() or 0
+            record = decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD], KINDS)
+            total += int(record.tables[CHANNEL]["forwarded"].sum())
     return total

@@ -17,12 +17,12 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from shoal.balance.reports import BATCH_SCHEMA
-from shoal.channels.telemetry.telemetry_record import DATA_FIELD, ID_FIELD, RecordId
 from shoal.errors import ConfigError, ProtocolError
 from shoal.filters.language import parse
 from shoal.history.entry_decoder import decode_entries
 from shoal.history.table import SCHEMA, channel_text, matching
+from shoal.load.record import DATA_FIELD, ID_FIELD, RecordId
+from shoal.load.reports import BATCH_SCHEMA
 from shoal.pipeline.source.offsets import EntryId
 from shoal.plan.keys import unit_of
 from shoal.plan.keys import unit_text as stream_name
@@ -59,7 +59,7 @@ ORIGIN: Final = (pa.field("server", pa.string()), pa.field("entry", pa.string())
 
 
 class TelemetryKind:
-    """Telemetry of agents: one row for each record, with the columns of `shoal.balance.reports`. The id columns of a
+    """Telemetry of agents: one row for each record, with the columns of `shoal.load.reports`. The id columns of a
     corrupt record are null, and the fold counts it as garbage."""
 
     schema = pa.schema([*BATCH_SCHEMA, *ORIGIN])
@@ -81,7 +81,7 @@ class TelemetryKind:
         """One row for each record."""
         ids = [_record_id(fields) for _, fields in entries]
         columns = [
-            pa.array([id and id.server for id in ids], pa.string()),
+            pa.array([id and id.host for id in ids], pa.string()),
             pa.array([id and id.instance for id in ids], pa.string()),
             pa.array([id and id.second for id in ids], pa.int64()),
             pa.array([id and id.sequence for id in ids], pa.int64()),

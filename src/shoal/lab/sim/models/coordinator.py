@@ -293,7 +293,7 @@ class Store:
             self.refused += 1
             raise LeaseLostError(
                 f"{fence.holder} lost the lease {fence.name} (token {fence.token}), so {key} was not written",
-                do="stop what the lease allowed, and acquire it again",
+                do="stop the work that needs the lease, then acquire it again",
             )
 
     def _compare(self, key: str, expect: int | None) -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from shoal.balance.fold_state import FoldCounters
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of
 from shoal.balance.recording import DecisionRecord, Outcome
 from shoal.balance.records import STATE_KEY, BalancerState, decode
-from shoal.balance.window import LoadWindow
 from shoal.errors import PlanError
 from shoal.lab.sim.world.process import FIRST_SECOND
 from shoal.leader.balancer_shell import Balancing
+from shoal.load.fold_state import FoldCounters
+from shoal.load.window import LoadWindow
+from shoal.load_kinds import KINDS
 from shoal.plan.entry import Phase
 from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, Mark, moves_prefix, pool_server, read_mark
 from shoal.plan.moving import MoveRequest, decode_request
@@ -330,7 +331,7 @@ class BalancerWatch:
             self._proposals[digest_of(record.proposal)[:DIGEST_CHARACTERS]] = who, decode_proposal(record.proposal)
         except PlanError as error:
             self.violate("failed", f"{record.policy}: {error}")
-        window = LoadWindow.from_bytes(record.window)
+        window = LoadWindow.from_bytes(record.window, KINDS)
         self._check_fresh(holder, record, window)
         self.seen["window with missing telemetry"] += not all(window.hosts["complete"].to_pylist())
         self._count_telemetry(holder, self._balancing[holder].fold_counters)

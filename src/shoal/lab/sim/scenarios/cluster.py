@@ -311,12 +311,10 @@ class ChannelScenario(Scenario):
             self._count_agent(lives[-1])
 
     def judge(self) -> Verdict:
-        """The promise of channels."""
-        return judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
-
-    def check(self, verdict: Verdict) -> None:
-        """Everything has settled."""
+        """The promise of channels; everything has settled."""
+        verdict = judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
         check_settled(self.apps, verdict)
+        return verdict
 
     @property
     def calm(self) -> bool:

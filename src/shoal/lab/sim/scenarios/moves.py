@@ -191,7 +191,7 @@ class MovesRun(ChannelScenario):
     def _noticed(self, data: bytes) -> None:
         """An agent says something to a client."""
         with contextlib.suppress(ProtocolError):
-            said = control.decode(data)
+            said = control.decode(data).message
             if isinstance(said, control.Notice):
                 self.watch.seen["notice"] += 1
                 if said.name.decode() in self.idle_channels:
@@ -264,10 +264,14 @@ class MovesRun(ChannelScenario):
         """Who judges what was moved."""
         return MovesCheck(self)
 
-    def check(self, verdict: Verdict) -> None:
+    def judge(self) -> Verdict:
         """Moves end, plain clients lose nothing, idle channels cost nothing."""
-        super().check(verdict)
+        verdict = super().judge()
         self.checker().judge(verdict)
+        return verdict
+
+    def check(self, verdict: Verdict) -> None:
+        """Counts what was seen of moves."""
         self.exercised.update(self.watch.seen)
 
 

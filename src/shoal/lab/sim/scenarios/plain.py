@@ -59,7 +59,9 @@ class PlainSubscriber:
         if envelope.is_envelope(blob):
             if blob[2] & envelope.BEACON:
                 return
-            blob = blob[envelope.HEADER_BYTES :]
+            if blob[2] & envelope.UNKNOWN_FLAGS:
+                return
+            blob = blob[envelope.body_at(blob) :]
         if blob.startswith(FOREIGN):
             self.heard_foreign.add(int(blob.removeprefix(FOREIGN)))
         else:

@@ -1,7 +1,7 @@
-"""A stranger on the cluster's servers: a plain Redis client that knows nothing of Shoal, or means it ill.
+"""A stranger on the cluster's servers: a client without Shoal, with another version of it, or with bad intentions.
 
-Owns the bad input of a simulated run: foreign messages on application channels, garbage and forgeries on every internal
-channel. None of it may harm anybody.
+Owns the bad input of a simulated run: foreign messages on application channels, garbage, forgeries and messages of
+other versions on every internal channel. None of it may do harm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer
 from shoal.wire import control
 from shoal.wire.commands import encode_commands
-from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, beacon, inbox_channel
+from shoal.wire.envelope import (
+    AGENT_CHANNEL,
+    HEARTBEAT_CHANNEL,
+    UNKNOWN_FLAGS,
+    beacon,
+    inbox_channel,
+    peer_channel,
+    prefix,
+    stream_id,
+)
 
 PAUSE_S: Final = 0.7
 
@@ -74,27 +83,41 @@ class Stranger:
     def _speech(self, server: str) -> tuple[bytes, bytes]:
         random = self.random
         clients = self.clients()
-        inbox = inbox_channel(random.choice(clients)) if clients else AGENT_CHANNEL
+        client = random.choice(clients) if clients else 0
+        inbox, peer = inbox_channel(client), peer_channel(client)
         channel = random.choice(self.channels).encode()
-        match random.randrange(6):
+        match random.randrange(8):
             case 0:
                 return channel, FOREIGN + b"%d" % self.on_foreign(server, channel, self.network.world.now)
             case 1:
-                return random.choice((inbox, AGENT_CHANNEL, HEARTBEAT_CHANNEL)), random.randbytes(random.randrange(60))
+                where = random.choice((inbox, peer, AGENT_CHANNEL, HEARTBEAT_CHANNEL))
+                return where, random.randbytes(random.randrange(60))
             case 2:
-                return inbox, self._forgery(channel)
+                return inbox, self._forgery(client, channel)
             case 3:
-                return AGENT_CHANNEL, control.encode(control.Resend(channel, b"?"))
+                return AGENT_CHANNEL, control.encode(control.Resend(channel, b"?"), client)
             case 4:
-                return inbox, control.encode(control.Resend(channel, random.randbytes(40)))
+                return peer, control.encode(control.Resend(channel, random.randbytes(40)), client)
+            case 5:
+                return AGENT_CHANNEL, self._of_another_version(client)
+            case 6:
+                return channel, prefix(UNKNOWN_FLAGS, 1, stream_id(client, 1)) + random.randbytes(30)
             case _:
                 return channel, beacon(1, 0, 0, 9, 0)
 
-    def _forgery(self, channel: bytes) -> bytes:
+    def _of_another_version(self, client: int) -> bytes:
+        """A control message of format 1, or of a version that does not exist yet."""
+        greet = control.encode(control.Greet(1, 1), client, self.random.getrandbits(60))
+        if self.random.random() < 0.5:
+            return b"\xf5C" + greet[control.HEAD_BYTES :]
+        return greet[:2] + b"\x09" + greet[3:]
+
+    def _forgery(self, client: int, channel: bytes) -> bytes:
         """A ring or an entry that the cluster did not sign."""
         here = self.random.choice(self.servers)
         ring = self._forger.ring(Ring(999, (ServerAddress(here, here, 1),)))
         entry = self._forger.entry(channel, Placement(999, Mode.SINGLE, (here,)))
         if self.random.random() < 0.5:
-            return control.encode(control.Welcome(1, here, 1, 60_000, 999, ring))
-        return control.encode(control.Answer(1, channel, 1, 999, entry, b"", True, [], []))
+            return control.encode(control.Welcome(here, 1, 1, 1, 60_000, 999, ring), client, 1)
+        answer = control.Answer(here, channel, 1, 999, entry, b"", True, True, 1, 0, 1, [], [])
+        return control.encode(answer, client, 1)

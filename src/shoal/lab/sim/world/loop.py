@@ -228,7 +228,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._turning:
             raise RuntimeError("a turn of this loop is under way")
         outer = None if self._world.running else events._get_running_loop()
-        self._begin_turn()
+        self._turning = True
+        self._now_ms = int(self.node.clock() * 1000)
+        events._set_running_loop(self)
         try:
             callback(*args)
         except Exception as error:
@@ -268,11 +270,6 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
-    def _begin_turn(self) -> None:
-        self._turning = True
-        self._now_ms = int(self.node.clock() * 1000)
-        events._set_running_loop(self)
-
     def _end_turn(self) -> None:
         """Runs the next turns too, as long as nothing else in the world happens before them."""
         world = self._world
@@ -308,7 +305,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             if self._timers:
                 self._set_alarm()
             return
-        self._begin_turn()
+        self._turning = True
+        events._set_running_loop(self)
         self._turn()
         self._end_turn()
 
