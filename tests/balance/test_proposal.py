@@ -15,8 +15,16 @@ from tests.balance.tiny_policy import Wish
 from shoal.balance.decision import Decision, Reason
 from shoal.balance.effects import RecordDecision
 from shoal.balance.lost import with_lost
-from shoal.balance.proposal import Proposal, decode_proposal, expected_ratios, make_proposal, why_stale
+from shoal.balance.proposal import (
+    Proposal,
+    decode_proposal,
+    expected_ratios,
+    make_proposal,
+    upgrade_proposal,
+    why_stale,
+)
 from shoal.balance.recording import decode_record, encode_record, replay, restore_situation
+from shoal.balance.recording import proposal_of as recorded_proposal
 from shoal.balance.records import Ask
 from shoal.balance.situation import Situation
 from shoal.errors import PlanError
@@ -203,9 +211,11 @@ class TestRecord:
         (recorded,) = scene.took(RecordDecision)
         assert recorded.record.kind == "channel"
         fields = {name: getattr(recorded.record, name) for name in recorded.record.__struct_fields__ if name != "kind"}
+        proposal = decode_proposal(recorded.record.proposal)
+        fields["proposal"] = bytes_of_format_1(proposal)
         old = decode_record(msgspec.msgpack.encode({**fields, "version": 2}))
-        assert (old.version, old.kind, old.digest) == (2, "channel", recorded.record.digest)
-        assert [move.unit for move in decode_proposal(old.proposal).moves] == [b"hot"]
+        assert (old.version, old.kind) == (2, "channel")
+        assert recorded_proposal(old) == proposal
         with pytest.raises(PlanError, match="version 2 can be shown, not replayed"):
             replay(old)
 
@@ -216,3 +226,20 @@ def test_what_is_proposed_on_request_is_what_is_stored(wish: Wish) -> None:
     scene.window()
     answer = scene.answers["a"]
     assert scene.proposals[answer.digest] == answer.proposal
+
+
+def bytes_of_format_1(proposal: Proposal) -> bytes:
+    """The proposal as it was written before changes had kinds."""
+    fields = msgspec.to_builtins(proposal, builtin_types=(bytes,))
+    moves = [change for change in fields["changes"] if change.pop("change") == "channel"]
+    for move in moves:
+        move["channel"] = move.pop("unit")
+    fields["servers"] = [change for change in fields["changes"] if "channel" not in change]
+    del fields["format"], fields["changes"]
+    return msgspec.msgpack.encode({**fields, "moves": moves})
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc0", b"\x80", msgspec.msgpack.encode({"moves": [1], "servers": []})])
+def test_bytes_that_are_no_proposal_of_format_1_are_rejected(data: bytes) -> None:
+    with pytest.raises(PlanError, match="no proposal of format 1"):
+        upgrade_proposal(data)

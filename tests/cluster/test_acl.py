@@ -127,7 +127,7 @@ def test_a_client_cannot_publish_what_only_agents_send(as_role: Ask, channel: by
 
 
 async def answer_to(cluster: ClusterState, role: str, command: str) -> bytes:
-    """The first line that the data server answers to a command of a role."""
+    """Return the first line of the data server's reply to a command of a role."""
     server = cluster.servers[0]
     reader, writer = await asyncio.open_connection(server.host, server.port)
     writer.write(f"AUTH {role} {cluster.passwords[role]}\r\n{command}\r\n".encode())

@@ -22,6 +22,7 @@ from shoal.balance.decision import Decision, Reason, changed
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
 from shoal.errors import PlanError
+from shoal.plan.kinds import CHANNEL, SERVER
 
 FORMAT: Final = 2
 
@@ -100,6 +101,17 @@ def decode_proposal(data: bytes) -> Proposal:
     if proposal.encode() != data:
         raise PlanError("the bytes of the proposal are not in their canonical form", do="propose again")
     return proposal
+
+
+def upgrade_proposal(data: bytes) -> Proposal:
+    """A proposal of format 1, which had no kinds, so that old decisions can be shown. PlanError if `data` is none."""
+    try:
+        old = msgspec.msgpack.decode(data, type=dict[str, Any])
+        moves = [{"change": CHANNEL, "unit": move.pop("channel"), **move} for move in old.pop("moves")]
+        servers = [{"change": SERVER, **change} for change in old.pop("servers")]
+        return msgspec.convert({**old, "changes": tuple(map(read_change, (*moves, *servers)))}, Proposal)
+    except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PlanError(f"that is no proposal of format 1: {error}") from error
 
 
 def basis_of(ring_version: int, revisions: Iterable[tuple[str, bytes, int]]) -> str:

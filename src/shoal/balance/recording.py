@@ -20,7 +20,7 @@ from shoal.balance.columns import Channels, Hosts, Placements
 from shoal.balance.forecast import Forecast
 from shoal.balance.lost import with_lost
 from shoal.balance.policies import policy
-from shoal.balance.proposal import Proposal, decode_proposal, digest_of, make_proposal
+from shoal.balance.proposal import Proposal, decode_proposal, digest_of, make_proposal, upgrade_proposal
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
 from shoal.errors import PlanError
@@ -160,7 +160,8 @@ def replay(record: DecisionRecord) -> Proposal:
 
 def proposal_of(record: DecisionRecord) -> Proposal:
     """The proposal of a record."""
-    return decode_proposal(record.proposal)
+    read = decode_proposal if record.version == RECORD_VERSION else upgrade_proposal
+    return read(record.proposal)
 
 
 # -- situations ----------------------------------------------------------------------------------------------

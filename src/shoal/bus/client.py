@@ -40,7 +40,7 @@ NAMES_MAX: Final = 8192
 """Size of the cache of validated channel names; it is cleared when full."""
 
 NONCE_BITS: Final = 60
-"""Number of random bits in the first nonce of a bus."""
+"""Number of random bits in the first request number of a bus, so that other clients cannot guess it."""
 
 _NOT_OPEN: Final = "enter it first: async with shoal.connect() as bus"
 
@@ -272,11 +272,11 @@ class Bus:
         """Wait until servers have confirmed all published messages, including those published during the wait.
 
         Raises NotConfirmedError after `timeout` seconds (None: `drain_timeout_s`) with the unconfirmed channels,
-        PublishError for messages that servers have refused, and VersionError if an agent speaks another version.
+        PublishError for messages that servers have refused, and VersionError if an agent uses another version.
         """
         adapter = self.adapter
         timeout_s = self.limits.drain_timeout_s if timeout is None else timeout
-        adapter.forget_refusal()
+        adapter.clear_refusal()
         done = await adapter.until(
             lambda: adapter.router.settled or adapter.closed or adapter.refused is not None, timeout_s
         )

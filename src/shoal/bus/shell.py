@@ -63,7 +63,7 @@ class Adapter:
         self.errors: dict[str, str] = {}
         self.refusals = Refusals()
         self.refused: VersionError | None = None
-        """Why the agent of some server does not let this client publish there."""
+        """The error if the agent of a server refuses this client."""
         self._source = source
         self._wall = runtime.wall
         self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
@@ -153,12 +153,12 @@ class Adapter:
                 do="install the version of Shoal that its publisher runs, or a newer one",
             )
 
-    def forget_refusal(self) -> None:
-        """Clear `refused`; agents repeat their refusals."""
+    def clear_refusal(self) -> None:
+        """Clear `refused`, so that it reports only new refusals; agents repeat theirs."""
         self.refused = None
 
     def _refused_by_agent(self, refused: AgentRefused) -> None:
-        """Fail the calls that wait for a server whose agent refuses this client. The router keeps asking."""
+        """Fail the calls that wait for a server whose agent refuses this client. The router keeps retrying."""
         if self.errors.get(refused.server) != refused.text:
             _log.error("client refused by an agent", server=refused.server, code=refused.code, reason=refused.text)
         self.errors[refused.server] = refused.text

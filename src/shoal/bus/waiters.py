@@ -77,7 +77,7 @@ def refusal(refused: list[Refused], count: int = 1) -> PublishError:
 
 
 def version_error(refused: AgentRefused) -> VersionError:
-    """The error for calls that need a server whose agent speaks other versions."""
+    """Return the error for calls that need a server whose agent uses other versions."""
     newer = refused.version_min > control.VERSION
     return VersionError(
         f"the agent of server {refused.server} speaks control messages of versions {refused.version_min} to "

@@ -4,13 +4,13 @@ Owns the roles on data servers; permissions on the coordinator are in `shoal.coo
 it needs: no role may run scripts, restore, replicate, change the configuration or access keys other than the telemetry
 stream and the records of channels, which clients may read.
 
-From Redis 7.0 on, rules distinguish commands: a client may publish on the channels of applications, to agents and to
-other clients, but not what only agents send, and it may not subscribe to what clients send to agents. Patterns are
-unrestricted, so a client can still hear everything (see docs/identity.md).
+From 7.0 on, the rules of clients differ by command. A client may publish on application channels, to agents and to
+other clients, but not the messages that only agents send, and it may not subscribe to the messages from clients to
+agents. It may use any pattern, so it can still receive everything; docs/identity.md explains the consequences.
 
-Redis has only positive channel patterns, so "every name that does not start with `__shoal:`" is written as patterns for
+Redis has only positive channel patterns, so "every name that does not begin with `__shoal:`" is written as patterns for
 all names that differ from the prefix in some position. Redis tries them in order on each command; the first one already
-matches every name that does not start with an underscore.
+matches every name that does not begin with an underscore.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ would show it.
 
 
 def names_without_prefix(prefix: str) -> list[str]:
-    """Return glob patterns that match every channel name (but the empty one) that does not start with `prefix`,
-    most common first.
+    """Return glob patterns that together match every channel name (but the empty one) without `prefix`, most common
+    first.
     """
     if set(prefix) & set("[]^\\*?-"):
-        raise ValueError(f"{prefix!r} contains characters that have a meaning in patterns")
+        raise ValueError(f"{prefix!r} contains pattern characters")
     differ = [f"{prefix[:index]}[^{prefix[index]}]*" for index in range(len(prefix))]
     shorter = [prefix[:index] for index in range(1, len(prefix))]
     return [*differ, *shorter]
 
 
 def client_publish_guarded(version: tuple[int, ...]) -> bool:
-    """Return whether a server of this version can prevent clients from publishing as agents."""
+    """Return whether a server of this version can prevent clients from publishing messages that only agents send."""
     return version[:2] >= SELECTORS_SINCE
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Self
@@ -20,7 +20,9 @@ from shoal.balance.options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
 from shoal.channels.rules import ALL_RULES, Rules
 from shoal.cluster.timing import DEFAULT_TIMING
-from shoal.lab.sim.models.coordinator import CoordinatorOptions
+from shoal.coordination.interface import Coordinator, KeyWrite, Lease
+from shoal.errors import CoordinatorError
+from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelClient
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.scenario import BEGIN_S, Outcome
 from shoal.lab.sim.scenarios.balancer_asks import Asker
@@ -38,7 +40,9 @@ from shoal.leader.balancer_shell import Balancing
 from shoal.leader.balancer_store import BalancingStore
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.plan.entry import Entry
+from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY
 from shoal.plan.ring import ServerAddress
+from shoal.runtime import Runtime
 
 SERVERS_MAX: Final = 6
 SETTLE_WINDOWS: Final = {"shoal": 10, "dynamoth": 17}
@@ -60,6 +64,14 @@ STRUCK_S: Final = (2.5, 6.0)
 DEPOSED: Final = 0.3
 """How often such a leader cannot renew its lease, and nothing else happens to it: it leads again as soon as the next
 leader is struck, and has kept whatever it does not forget."""
+STOPPED_RING: Final = 1.0
+STOPPED_ENTRIES: Final = 0.03
+"""How often a leader that may be struck is stopped between a decision and the write of it: a ring that a server leaves
+(the next leader takes its time for that, and writes other rings at once), or entries."""
+STOPPED_S: Final = (3.2, 5.5)
+"""For how long: until another one may lead."""
+TURN_S: Final = 0.001
+"""A timer of this length ends the turn of a process; what comes after it waits for the end of a pause."""
 SKEWS_S: Final = (0.0, 0.0, 1.0, 3.0, -6.0)
 """How far clocks on the wall are off."""
 LEADER_SKEWS_S: Final = (0.0, 0.1, -0.3)
@@ -226,7 +238,12 @@ class BalancerRun(MovesRun):
     async def lead(self, process: Process) -> None:
         """One life of a leader, as `shoal.leader.process` puts it together."""
         node, limits = process.node, self.shape.limits
-        runtime = dataclasses.replace(process.runtime, wall=self._wall(node, LEADER_SKEWS_S))
+
+        async def connect(url: str, timeout_s: float, runtime: Runtime) -> Coordinator:
+            return LeaderClient(self, process, timeout_s)
+
+        wall = self._wall(node, LEADER_SKEWS_S)
+        runtime = dataclasses.replace(process.runtime, wall=wall, connect_coordinator=connect)
         changed = asyncio.Event()
         holder = f"{node.name}/{node.incarnation}"
         async with await runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
@@ -355,6 +372,15 @@ class BalancerRun(MovesRun):
                         lambda: self.faults.partition([leader], others, STRUCK_S),
                     )
 
+    async def stop_before_write(self, node: Node, probability: float) -> None:
+        """A leader is about to write what it decided: perhaps its process stops here, and goes on as if nothing had
+        happened."""
+        rng = self.world.rng("stop")
+        if self.faults.active and not self.peaceful and rng.random() < probability * self.temper.struck:
+            self.balance.seen["leader stopped before a write"] += 1
+            self.faults.pause(node, STOPPED_S)
+            await asyncio.sleep(TURN_S)
+
     def _depose(self, leader: str) -> None:
         until = self.world.now + self.world.rng("depose").uniform(*STRUCK_S)
         self.world.note("deposed", leader, until)
@@ -397,6 +423,28 @@ class BalancerRun(MovesRun):
         self.exercised[f"policy {self.options.policy}"] += 1
         self.exercised.update(self.balance.seen)
         return super()._judged()
+
+
+class LeaderClient(ModelClient):
+    """The coordinator as a leader uses it."""
+
+    def __init__(self, run: BalancerRun, process: Process, timeout_s: float) -> None:
+        super().__init__(run.coordinator, process.loop, timeout_s)
+        self._run = run
+
+    async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
+        """See `Coordinator.put`."""
+        if key == RING_KEY and {*self._run.book_ids()} - {*self._run.verifier.ring(value).ids}:
+            await self._run.stop_before_write(self.node, STOPPED_RING)
+        return await super().put(key, value, expect, fence=fence)
+
+    async def write_all(
+        self, writes: Sequence[KeyWrite], *, fence: Lease | None = None
+    ) -> list[int | CoordinatorError]:
+        """See `Coordinator.write_all`."""
+        if any(write.key.startswith(ENTRIES_PREFIX) for write in writes):
+            await self._run.stop_before_write(self.node, STOPPED_ENTRIES)
+        return await super().write_all(writes, fence=fence)
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:

@@ -31,6 +31,7 @@ _SAME: Final = (
     "leader paused with a plan under way",
     "leader cut off with a plan under way",
     "leader deposed with a plan under way",
+    "leader stopped before a write",
     "deposed leader refused",
     "standby finished a plan",
     "move given up",

@@ -274,7 +274,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Runs the next turns too, as long as nothing else in the world happens before them."""
         world = self._world
         busy_until = world.now + TURN_S
-        while self._ready and not self.dead and world.advance(busy_until):
+        while self._ready and not self.dead and not self.node.paused and world.advance(busy_until):
             self._turn()
             busy_until = world.now + TURN_S
         self._turning = False
