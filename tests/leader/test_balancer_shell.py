@@ -62,15 +62,16 @@ class FakeProvider:
     def state(self) -> ProviderState:
         return ProviderState(servers_min=1, servers_max=9, servers=self.servers)
 
-    async def add(self, count: int) -> tuple[str, ...]:
+    async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
+        assert kind == "server"
         self.asked.append(count)
         if self.refuses:
             raise ClusterError("no")
         return tuple(f"n{number}" for number in range(count))
 
-    async def remove(self, server: str) -> None:
-        self.removed.append(server)
-        self.servers = tuple(other for other in self.servers if other != server)
+    async def remove(self, host: str) -> None:
+        self.removed.append(host)
+        self.servers = tuple(other for other in self.servers if other != host)
 
 
 class BalancingScene:

@@ -12,6 +12,7 @@ from shoal.cluster.state import StateDir
 from shoal.errors import ClusterError
 from shoal.leader.providers import FixedPool, Nobody
 from shoal.plan.keys import Mark
+from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
 
 POOL = BalancerOptions(pool="a@10.0.0.1:7001, b@[::1]:7002,c@host:7003", servers_min=2, servers_max=3)
@@ -30,20 +31,24 @@ async def test_a_fixed_pool_gives_from_its_reserve() -> None:
     pool = FixedPool(POOL, lambda: marks)
     state = pool.state()
     assert (state.spare, state.servers, state.servers_min, state.servers_max) == (2, (), 2, 3)
-    assert await pool.add(1) == ("a",)
-    assert await pool.add(9) == ("a", "c")
+    assert await pool.add(SERVER, 1) == ("a",)
+    assert await pool.add(SERVER, 9) == ("a", "c")
+    with pytest.raises(ClusterError, match="no shelf"):
+        await pool.add("shelf", 1)
+    with pytest.raises(ClusterError, match="in reserve"):
+        await pool.add(SERVER, 1, "oslo")
     await pool.remove("b")  # it is in reserve by its mark
     marks.clear()
     assert pool.state().spare == 0
     with pytest.raises(ClusterError, match="in reserve"):
-        await pool.add(1)
+        await pool.add(SERVER, 1)
 
 
 async def test_nobody_adds_and_nobody_removes() -> None:
     provider = Nobody(BalancerOptions())
     assert provider.state().is_fixed
     with pytest.raises(ClusterError, match="nobody can add"):
-        await provider.add(1)
+        await provider.add(SERVER, 1)
     with pytest.raises(ClusterError, match="nobody can remove s1"):
         await provider.remove("s1")
 
@@ -52,4 +57,4 @@ async def test_a_supervisor_that_is_not_there(tmp_path: Path) -> None:
     provider = LocalProcesses(StateDir(tmp_path), BalancerOptions(servers_max=4))
     assert (provider.state().servers, provider.state().servers_max) == ((), 4)
     with pytest.raises(ClusterError, match="does not answer"):
-        await provider.add(1)
+        await provider.add(SERVER, 1)

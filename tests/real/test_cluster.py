@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -19,19 +20,24 @@ from pathlib import Path
 import pytest
 from tests.support.redis_server import RedisServer
 
+from shoal.balance.options import BalancerOptions
 from shoal.cli import main
-from shoal.cluster import background, parts
+from shoal.cluster import background, parts, process
 from shoal.cluster.acl import ADMIN, CLIENT
+from shoal.cluster.child import Child
 from shoal.cluster.control_socket import request
+from shoal.cluster.host_kinds import HostKind
 from shoal.cluster.local import LocalCluster
+from shoal.cluster.local_provider import LocalProcesses
 from shoal.cluster.process import ProcessId, is_running, wait_until
 from shoal.cluster.servers import free_port
 from shoal.cluster.state import ClusterState, StateDir, find_cluster
-from shoal.cluster.timing import Timing
+from shoal.cluster.timing import DEFAULT_TIMING, Timing
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, NotRunningError
 from shoal.limits import Limits
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+from shoal.plan.kinds import SERVER
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Verifier
 from shoal.wire.blocking import ask
@@ -189,6 +195,42 @@ async def test_a_server_whose_agent_is_gone_leaves_the_ring_and_comes_back() -> 
         await until(lambda: cluster.status().ready, "s1 is back")
         ring = await stored_ring(cluster)
         assert (ring.version, ring.servers) == (3, (cluster.servers[1], cluster.servers[0]))
+
+
+async def test_hosts_of_other_kinds_and_sites_come_and_go(tmp_path: Path) -> None:
+    async with a_cluster() as cluster:
+        provider = LocalProcesses(cluster.directory, BalancerOptions())
+        with pytest.raises(ClusterError, match=r"no hosts of kind 'shelf'.*server"):
+            await provider.add("shelf", 1)
+        sites = {}
+
+        async def start(ids: Sequence[str], site: str) -> None:
+            for id in ids:
+                sites[id] = site
+                await cluster.fleet.start_child(shelf_process(id, tmp_path / id))
+
+        cluster.fleet.offer(HostKind("shelf", "h", start, cluster.fleet.end_child))
+        assert await provider.add("shelf", 2, "oslo") == ("h1", "h2")
+        assert sites == {"h1": "oslo", "h2": "oslo"}
+        assert len(cluster.fleet.processes_of("shelf")) == 2
+        await provider.remove("h1")
+        assert len(cluster.fleet.processes_of("shelf")) == 1
+        (server,) = await provider.add(SERVER, 1, "bergen")
+        assert server == "s3"
+        address = next(member for member in cluster.servers if member.id == server)
+        assert address.site == "bergen"
+        assert parts.shoal_agent(address)[-2:] == ["--site", "bergen"]
+        await provider.remove(server)
+        assert server not in [member.id for member in cluster.servers]
+
+
+def shelf_process(id: str, log: Path) -> Child:
+    async def ready() -> bool:
+        return True
+
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
+    launch = functools.partial(process.start, words, log)
+    return Child(id, "shelf", log, DEFAULT_TIMING, launch=launch, ready=ready, changed=lambda: None)
 
 
 async def test_a_held_server_stays_down_until_it_is_restarted() -> None:

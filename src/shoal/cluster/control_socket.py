@@ -5,8 +5,8 @@ of the state directory can reach it. The cluster carries out the requests.
 
     {"do": "status"} or {"do": "down"}
     {"do": "kill", "name": "s1"}, and likewise restart, hold, release, pause, resume
-    {"do": "add", "count": 2}, answered with the servers' ids when their processes run
-    {"do": "remove", "name": "s1"}, a server and its agent
+    {"do": "add", "count": 2}, and "kind" and "site" of the hosts; answered with their ids when their processes run
+    {"do": "remove", "name": "s1"}, a host and its agent
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import msgspec
 from shoal.cluster.state import StateDir
 from shoal.cluster.status import ClusterStatus
 from shoal.errors import ClusterError, NotRunningError, ShoalError
+from shoal.plan.kinds import SERVER
 
 if TYPE_CHECKING:
     from shoal.cluster.local import LocalCluster
@@ -33,17 +34,20 @@ ANSWER_TIMEOUT_S: Final = 40.0
 """How long an answer may take: a restart waits until the process is ready."""
 
 ADD_MAX: Final = 100
-"""Most servers that one request can add."""
+"""Most hosts that one request can add."""
 
 Action = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove"]
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request to the supervisor; `name` is the process or server, `count` the number of servers to add."""
+    """A request to the supervisor; `name` is the process or host, `count` the number of hosts of `kind` to add at
+    `site`."""
 
     do: Action
     name: str = ""
     count: int = 1
+    kind: str = SERVER
+    site: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,10 +109,11 @@ async def _answer(cluster: LocalCluster, line: bytes) -> Answer:
                 cluster.resume(request.name)
             case "add":
                 if not 1 <= request.count <= ADD_MAX:
-                    raise ClusterError(f"cannot add {request.count} servers", do=f"ask for 1 to {ADD_MAX}")
-                return Answer(True, servers=await cluster.add_servers(request.count))
+                    raise ClusterError(f"cannot add {request.count} {request.kind}s", do=f"ask for 1 to {ADD_MAX}")
+                added = await cluster.add_hosts(request.kind, request.count, request.site)
+                return Answer(True, servers=added)
             case "remove":
-                await cluster.remove_server(request.name)
+                await cluster.remove_host(request.name)
             case "down":
                 pass
     except msgspec.DecodeError as error:
@@ -119,7 +124,14 @@ async def _answer(cluster: LocalCluster, line: bytes) -> Answer:
 
 
 def request(
-    directory: StateDir, do: Action, name: str = "", *, count: int = 1, timeout_s: float = ANSWER_TIMEOUT_S
+    directory: StateDir,
+    do: Action,
+    name: str = "",
+    *,
+    count: int = 1,
+    kind: str = SERVER,
+    site: str = "",
+    timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> Answer:
     """Send a request to the supervisor of a state directory; blocks. Raises NotRunningError without an answer,
     ClusterError if it is rejected.
@@ -128,7 +140,7 @@ def request(
         with socket.socket(socket.AF_UNIX) as connection, _short_path(directory.socket_file) as path:
             connection.settimeout(timeout_s)
             connection.connect(path)
-            connection.sendall(msgspec.json.encode(Request(do, name, count)) + b"\n")
+            connection.sendall(msgspec.json.encode(Request(do, name, count, kind, site)) + b"\n")
             data = b"".join(iter(lambda: connection.recv(REQUEST_BYTES_MAX), b""))
         answer = _answers.decode(data)
     except (OSError, msgspec.DecodeError) as error:

@@ -1,18 +1,20 @@
-"""The processes of a local cluster: coordinator, servers, their agents, and balancers.
+"""The processes of a local cluster: coordinator, hosts by kind (servers with their agents), and balancers.
 
-Owns which of them there are, under which names, and how single ones come and go. In which order a whole cluster starts
-and stops is the business of `shoal.cluster.local`. The id of a server is never given to another one.
+Owns which of them there are, under which names, and how single ones come and go. The order in which a whole cluster
+starts and stops is in `shoal.cluster.local`. The id of a host is never given to another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from shoal.cluster.acl import ADMIN, coordinator_acl_file, data_acl_file
 from shoal.cluster.child import Child, ChildStatus
+from shoal.cluster.host_kinds import HostKind
 from shoal.cluster.parts import (
     WINDOWS_JOB,
     AgentCommand,
@@ -30,6 +32,7 @@ from shoal.cluster.servers import ServerProgram
 from shoal.cluster.state import AgentState, Endpoint, StateDir
 from shoal.cluster.timing import Timing
 from shoal.errors import ClusterError
+from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
 
 COORDINATOR: Final = "coordinator"
@@ -59,7 +62,9 @@ class Fleet:
         self._children: dict[str, Child] = {}
         self._servers: dict[str, ServerPart] = {}
         self._coordinator: ServerPart | None = None
-        self._numbered = 0
+        self._kinds: dict[str, HostKind] = {}
+        self._numbered: Counter[str] = Counter()
+        self._kind_of: dict[str, str] = {}
 
     # -- who is there ----------------------------------------------------------------------------------------
 
@@ -119,16 +124,51 @@ class Fleet:
         """Starts the coordinator."""
         self._coordinator = await self._start_server(COORDINATOR)
 
-    def new_ids(self, count: int) -> list[str]:
-        """Ids that no server has had."""
-        first = self._numbered + 1
-        self._numbered += count
-        return [f"s{number}" for number in range(first, first + count)]
+    def offer(self, kind: HostKind) -> None:
+        """Hosts of this kind can be added from now on."""
+        self._kinds[kind.kind] = kind
 
-    async def start_servers(self, ids: Sequence[str]) -> None:
+    async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
+        """Starts hosts of a kind under new ids; ClusterError if there is no such kind."""
+        offered = self._kinds.get(kind)
+        if offered is None:
+            names = ", ".join(sorted(self._kinds)) or "none"
+            raise ClusterError(f"this cluster has no hosts of kind {kind!r}", do=f"name one of: {names}")
+        ids = self.new_ids(count, offered.prefix)
+        await offered.start(ids, site)
+        self._kind_of.update(dict.fromkeys(ids, kind))
+        return tuple(ids)
+
+    async def remove(self, host: str) -> None:
+        """Ends a host for good; ClusterError if there is no such host."""
+        kind = self._kinds.get(self._kind_of.get(host, SERVER))
+        if kind is None:
+            raise ClusterError(f"nothing here can end {host!r}", do="end it by hand")
+        await kind.remove(host)
+        self._kind_of.pop(host, None)
+
+    async def start_child(self, child: Child) -> None:
+        """Starts a process of a host's, and watches it with the others."""
+        self._children[child.name] = child
+        await child.start()
+
+    async def end_child(self, name: str) -> None:
+        """Ends a process of a host's."""
+        if child := self._children.pop(name, None):
+            await child.stop()
+            self._changed()
+
+    def new_ids(self, count: int, prefix: str = "s") -> list[str]:
+        """Ids that no host has had."""
+        first = self._numbered[prefix] + 1
+        self._numbered[prefix] += count
+        return [f"{prefix}{number}" for number in range(first, first + count)]
+
+    async def start_servers(self, ids: Sequence[str], site: str = "") -> None:
         """Starts servers, all at once; when one fails the others are waited for, so that the clean-up knows them
         all."""
-        results = await asyncio.gather(*map(self._start_server, ids), return_exceptions=True)
+        starts = (self._start_server(server, site) for server in ids)
+        results = await asyncio.gather(*starts, return_exceptions=True)
         failures = []
         for server, result in zip(ids, results, strict=True):
             if isinstance(result, BaseException):
@@ -162,7 +202,7 @@ class Fleet:
         self._children[WINDOWS_JOB] = child
         await child.start()
 
-    async def _start_server(self, name: str) -> ServerPart:
+    async def _start_server(self, name: str, site: str = "") -> ServerPart:
         coordinator = name == COORDINATOR
         root = self._directory.root
         acl = coordinator_acl_file if coordinator else data_acl_file
@@ -175,6 +215,7 @@ class Fleet:
             durable=coordinator,
             admin_password=self._passwords[ADMIN],
             site=self._sites(name),
+            announced_site=site,
         )
         part = await start_server(plan, self._program, self._timing, self._changed, self._taken_ports)
         self._children[name] = part.child
@@ -182,7 +223,7 @@ class Fleet:
 
     # -- going -----------------------------------------------------------------------------------------------
 
-    async def remove(self, server: str) -> None:
+    async def remove_server(self, server: str) -> None:
         """Ends a server and its agent for good; ClusterError if there is no such server."""
         if server not in self._servers:
             raise ClusterError(f"there is no server {server!r}", do=f"name one of {', '.join(self._servers)}")
@@ -194,8 +235,10 @@ class Fleet:
         self._changed()
 
     async def stop(self) -> None:
-        """Ends all processes in the order that upsets nobody."""
-        for kind in ("pipeline", "balancer", "agent", "server", "coordinator"):
+        """Ends all processes, each before those that it needs."""
+        needed = ("agent", "server", "coordinator")
+        others = sorted({child.kind for child in self._children.values()} - {"pipeline", "balancer", *needed})
+        for kind in ("pipeline", "balancer", *others, *needed):
             await asyncio.gather(*(child.stop() for child in self._children.values() if child.kind == kind))
 
     def stop_now(self) -> None:

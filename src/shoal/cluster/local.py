@@ -19,7 +19,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -30,6 +30,7 @@ from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES
 from shoal.cluster.control_socket import serve_requests
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
 from shoal.cluster.fleet import Fleet
+from shoal.cluster.host_kinds import HostKind
 from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent
 from shoal.cluster.process import ProcessId, log_tail, start_ticks
 from shoal.cluster.ring_watch import RingWatch
@@ -45,6 +46,7 @@ from shoal.leader.keeper_shell import KeeperView
 from shoal.leader.leadership import Leader
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.keys import Mark, pool_key
+from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signing import Signer
 
@@ -215,27 +217,37 @@ class LocalCluster:
 
     async def add_servers(self, count: int) -> tuple[str, ...]:
         """Starts more servers with their agents, under ids that were never used; they will join the ring as guests."""
+        return await self.add_hosts(SERVER, count)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The processes; other kinds of hosts than servers are offered to it."""
+        return self._running
+
+    async def add_hosts(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
+        """Starts more hosts of a kind, under ids that were never used."""
+        return await self._running.add(kind, count, site)
+
+    async def remove_host(self, name: str) -> None:
+        """Ends a host and its agent for good, whatever it holds: drain it before."""
+        await self._running.remove(name)
+
+    async def _add_servers(self, ids: Sequence[str], site: str) -> None:
         if not self._with_agents or self._coordinator is None:
             raise ClusterError("a cluster without agents has no ring to join", do="start it with agents")
         fleet = self._running
-        ids = fleet.new_ids(count)
         try:
             for server in ids:  # before an agent can take the lease
                 await self._coordinator.put(pool_key(server), Mark.GUEST.value.encode(), 0)
-            await fleet.start_servers(ids)
+            await fleet.start_servers(ids, site)
             self._write_state()
             await fleet.start_agents(ids, self.url_for(AGENT))
         except BaseException:
             for server in {*ids} & {*fleet.ids}:
-                await fleet.remove(server)
+                await fleet.remove_server(server)
             for server in ids:
                 await self._coordinator.delete(pool_key(server))
             raise
-        return tuple(ids)
-
-    async def remove_server(self, name: str) -> None:
-        """Ends a server and its agent for good, whatever it holds: drain it before."""
-        await self._running.remove(name)
 
     async def wait_until_ready(self) -> None:
         """Until the ring holds all servers; an error with the log of whoever is in the way."""
@@ -277,6 +289,7 @@ class LocalCluster:
         self._fleet = fleet = Fleet(
             directory, program, self._passwords, self._timing, self._agent_command, self._sites, self._write_state
         )
+        fleet.offer(HostKind(SERVER, "s", self._add_servers, fleet.remove_server))
         await fleet.start_coordinator()
         await fleet.start_servers(fleet.new_ids(self._first_servers))
         self._started = True

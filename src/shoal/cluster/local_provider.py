@@ -29,14 +29,14 @@ class LocalProcesses:
             self._known = self._fresh(ids, written.max_out_bytes_per_s)
         return self._known
 
-    async def add(self, count: int) -> tuple[str, ...]:
+    async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
         """Asks the supervisor for new processes."""
-        answer = await asyncio.to_thread(request, self._directory, "add", count=count)
+        answer = await asyncio.to_thread(request, self._directory, "add", count=count, kind=kind, site=site)
         return answer.servers
 
-    async def remove(self, server: str) -> None:
-        """Asks the supervisor to end a server's processes."""
-        await asyncio.to_thread(request, self._directory, "remove", server)
+    async def remove(self, host: str) -> None:
+        """Asks the supervisor to end a host's processes."""
+        await asyncio.to_thread(request, self._directory, "remove", host)
 
     def _fresh(self, servers: tuple[str, ...], capacity: float | None = None) -> ProviderState:
         options = self._options

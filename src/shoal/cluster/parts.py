@@ -45,7 +45,7 @@ Sites: TypeAlias = Callable[[str], Site]
 
 
 def loopback(_: str) -> Site:
-    """The site of every server, unless somebody says otherwise."""
+    """The site of every server by default."""
     return Site()
 
 
@@ -60,6 +60,8 @@ class ServerPlan(msgspec.Struct, frozen=True):
     durable: bool
     admin_password: str
     site: Site = Site()
+    announced_site: str = ""
+    """The site that the server's agent announces (`ServerAddress.site`)."""
 
 
 class ServerPart(msgspec.Struct, frozen=True):
@@ -72,7 +74,8 @@ class ServerPart(msgspec.Struct, frozen=True):
 def shoal_agent(server: ServerAddress) -> Sequence[str]:
     """The command of the agent that Shoal ships."""
     address = f"{server.host}:{server.port}"
-    return [sys.executable, "-m", "shoal.cli", "agent", "--server", server.id, "--address", address]
+    command = [sys.executable, "-m", "shoal.cli", "agent", "--server", server.id, "--address", address]
+    return [*command, "--site", server.site] if server.site else command
 
 
 def limited(command: AgentCommand, max_out_bytes_per_s: float | None) -> AgentCommand:
@@ -109,7 +112,7 @@ async def start_server(
         except BaseException:
             child.stop_now()
             raise
-        return ServerPart(child, ServerAddress(plan.id, plan.site.host, port))
+        return ServerPart(child, ServerAddress(plan.id, plan.site.host, port, plan.announced_site))
     raise PortInUseError(
         f"{plan.id} found {timing.port_tries_max} ports taken one after the other",
         do="try again when less goes on",

@@ -54,6 +54,7 @@ from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.logs import get_log
 from shoal.plan.keys import Mark
+from shoal.plan.kinds import SERVER
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import PRODUCTION
 
@@ -353,7 +354,7 @@ class Balancing:
 
     async def _add(self, count: int, fence: Lease | None) -> None:
         try:
-            servers = await self._provider.add(count)
+            servers = await self._provider.add(SERVER, count)
             for server in servers:
                 if GUEST in self._rules and self._store.marks.get(server) is not Mark.GUEST:
                     await self._store.put_mark(PutMark(server, Mark.GUEST, "it is added"), fence)

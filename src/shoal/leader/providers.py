@@ -1,7 +1,7 @@
-"""Providers add and remove servers.
+"""Providers add and remove hosts.
 
-Owns the interface and two implementations: a fixed pool of addresses, and none at all. The one for local processes is
-`shoal.cluster.local_provider`. The balancer decides when servers are added, drained and removed.
+Owns the interface and two implementations: a fixed pool of servers, and none at all. The one for local processes is
+`shoal.cluster.local_provider`. The balancer decides when hosts are added, drained and removed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from shoal.balance.effects import ProviderState
 from shoal.balance.options import BalancerOptions
 from shoal.errors import ClusterError
 from shoal.plan.keys import Mark
+from shoal.plan.kinds import SERVER
 
 
 class Provider(Protocol):
-    """Who adds and removes servers. Whatever fails raises `ClusterError`."""
+    """Adds and removes hosts. Failures raise `ClusterError`."""
 
     def state(self) -> ProviderState:
-        """What it has, and what it could do. Does not wait for anybody."""
+        """The servers that it has, and what it could do. Does not wait."""
 
-    async def add(self, count: int) -> tuple[str, ...]:
-        """Begins to add servers and returns their ids, which nobody had before them. They join as guests."""
+    async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
+        """Begins to add hosts of a kind (`shoal.plan.kinds`) at a site, and returns their ids, which are new. Servers
+        join as guests."""
 
-    async def remove(self, server: str) -> None:
-        """Ends a server that is not in the ring any more."""
+    async def remove(self, host: str) -> None:
+        """Ends a host that holds nothing any more; a server has left the ring before."""
 
 
 class FixedPool:
@@ -34,7 +36,7 @@ class FixedPool:
 
     def __init__(self, options: BalancerOptions, marks: Callable[[], Mapping[str, Mark]]) -> None:
         self._options = options
-        self._ids = tuple(server.id for server in options.pool_addresses())
+        self._sites = {server.id: server.site for server in options.pool_addresses()}
         self._marks = marks
 
     def state(self) -> ProviderState:
@@ -47,19 +49,21 @@ class FixedPool:
             new_capacity=options.new_max_out_bytes_per_s,
         )
 
-    async def add(self, count: int) -> tuple[str, ...]:
+    async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
         """Chooses from the reserve, in the order of the list."""
-        chosen = self._reserve()[:count]
+        if kind != SERVER:
+            raise ClusterError(f"the pool has servers only, no {kind}", do="start it by hand")
+        chosen = tuple(server for server in self._reserve() if site in ("", self._sites[server]))[:count]
         if not chosen:
             raise ClusterError("no server of the pool is in reserve", do="add addresses to balancer.pool")
         return chosen
 
-    async def remove(self, server: str) -> None:
+    async def remove(self, host: str) -> None:
         """It stays in reserve."""
 
     def _reserve(self) -> tuple[str, ...]:
         marks = self._marks()
-        return tuple(server for server in self._ids if marks.get(server) is Mark.OUT)
+        return tuple(server for server in self._sites if marks.get(server) is Mark.OUT)
 
 
 class Nobody:
@@ -74,10 +78,10 @@ class Nobody:
             servers_min=self._options.servers_min, servers_max=self._options.servers_max, spare=0, is_fixed=True
         )
 
-    async def add(self, count: int) -> tuple[str, ...]:
+    async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
         """Cannot be done."""
         raise ClusterError("nobody can add servers here", do="set balancer.pool, or run the balancer beside `shoal up`")
 
-    async def remove(self, server: str) -> None:
+    async def remove(self, host: str) -> None:
         """Cannot be done."""
-        raise ClusterError(f"nobody can remove {server} here", do="stop it by hand")
+        raise ClusterError(f"nobody can remove {host} here", do="stop it by hand")

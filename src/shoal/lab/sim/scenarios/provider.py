@@ -15,6 +15,7 @@ from shoal.balance.options import BalancerOptions
 from shoal.errors import ClusterError
 from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.process import Process
+from shoal.plan.kinds import SERVER
 
 ANSWER_TIMEOUT_S: Final = 3.0
 START_S: Final = (0.3, 3.0)
@@ -64,8 +65,10 @@ class SimProvider:
             new_capacity=options.new_max_out_bytes_per_s,
         )
 
-    def add(self, count: int) -> tuple[str, ...]:
+    def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
         """New servers: they come later, if at all."""
+        if kind != SERVER:
+            raise ClusterError(f"only servers can be added here, no {kind}")
         if self._random.random() < self._refuses:
             raise ClusterError("no server is to be had")
         added = []
@@ -102,13 +105,13 @@ class RemoteProvider:
         """What the provider has written down; read without asking it."""
         return self._provider.state()
 
-    async def add(self, count: int) -> tuple[str, ...]:
+    async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
         """Asks for new servers."""
-        return await self._ask(self._provider.add, count)
+        return await self._ask(self._provider.add, kind, count, site)
 
-    async def remove(self, server: str) -> None:
+    async def remove(self, host: str) -> None:
         """Asks that a server is ended."""
-        await self._ask(self._provider.remove, server)
+        await self._ask(self._provider.remove, host)
 
     async def _ask(self, do: Callable[..., tuple[str, ...]], *args: Any) -> tuple[str, ...]:
         network, there, process = self._provider.network, self._provider.node, self._process
