@@ -133,7 +133,7 @@ class Moving:
                 self._entries.take(_key(write), Versioned(write.data, version))
                 _log_entry(write)
             case DropRequest():
-                self._requests.take(_key(write), None)
+                self._requests.deleted(_key(write), write.expect)
                 if write.reason:
                     _log.warning("a request to move a channel was dropped", channel=write.channel, why=write.reason)
 
