@@ -1,7 +1,9 @@
 """A copy of one area of the coordinator, kept by a watch, so that a look at it costs nothing.
 
-Owns the copy and the watch that keeps it. What a copy may be behind by is no matter to its readers: they write only
-where nothing has changed since (`expect`), and ask for a key anew when something has.
+Owns the copy and the watch that keeps it. The copy may be behind: its readers write only where nothing has changed
+since (`expect`), and ask for a key again when something has.
+
+The answer to a request can arrive after the watch has brought something newer. Such an answer never replaces it.
 """
 
 from __future__ import annotations
@@ -52,11 +54,19 @@ class Mirror(Generic[K, V]):
             await asyncio.sleep(_RETRY_S)
 
     async def refresh(self, key: str) -> None:
-        """Asks for one key anew, after a write that came too late."""
-        self.take(key, await self._coordinator.get(key))
+        """Asks for one key again, after a write that came too late."""
+        before = self._names.get(key)
+        now = await self._coordinator.get(key)
+        if now is not None or self._names.get(key) == before:
+            self.take(key, now)
+
+    def deleted(self, key: str, version: int) -> None:
+        """A key was deleted while it had this version; a newer value in the copy stays."""
+        if self._names.get(key, (None, 0))[1] <= version:
+            self.take(key, None)
 
     def take(self, key: str, now: Versioned | None) -> None:
-        """What a key holds now; what is older than the copy is passed over."""
+        """What a key holds now. A value older than the copy is ignored."""
         name, version = self._names.get(key, (None, 0))
         if now is not None and now.version <= version:
             return
