@@ -59,11 +59,11 @@ def test_servers_that_come_and_go_are_told() -> None:
 async def test_without_the_right_to_know_the_view_says_so() -> None:
     class Refusing:
         async def list(self, prefix: str) -> dict[str, object]:
-            raise CoordinatorError(f"cannot list {prefix}: 'client' has no right to it")
+            raise CoordinatorError(f"cannot list {prefix}: 'client' has no permission")
 
     view = await BalanceReader(Refusing()).look(RING)  # type: ignore[arg-type]
     assert view.trouble is not None
-    assert "no right" in view.trouble
+    assert "no permission" in view.trouble
     assert "ring version 4" in text_of(view)
 
 

@@ -397,7 +397,7 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
 @pytest.mark.parametrize(
     ("flags", "environment", "heartbeat"),
     [
-        (["--server", "s 1"], {}, "cannot be the id of a server"),
+        (["--server", "s 1"], {}, "is not a valid server id"),
         (["--address", "nowhere"], {}, "host:port"),
         (["--max-out-bytes-per-s", "-1"], {}, "above 0"),
         ([], {}, "SHOAL_URL"),
