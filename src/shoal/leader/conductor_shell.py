@@ -134,7 +134,7 @@ class ConductorShell(Generic[E, H, P, Q]):
             self._entries.take(self._key(write), Versioned(write.data, version))
             self._log_entry(write)
             return
-        self._requests.take(self._key(write), None)
+        self._requests.deleted(self._key(write), write.expect)
         if write.reason:
             _log.warning("a request to move was dropped", kind=self._steps.kind, unit=write.unit, why=write.reason)
 

@@ -55,6 +55,11 @@ class Mirror(Generic[K, V]):
         """Asks for one key anew, after a write that came too late."""
         self.take(key, await self._coordinator.get(key))
 
+    def deleted(self, key: str, version: int) -> None:
+        """This process has deleted a key of this version. The watch may have brought a newer value already."""
+        if self._names.get(key, (None, 0))[1] <= version:
+            self.take(key, None)
+
     def take(self, key: str, now: Versioned | None) -> None:
         """What a key holds now; what is older than the copy is passed over."""
         name, version = self._names.get(key, (None, 0))
