@@ -1,8 +1,8 @@
-"""Where compiled loops are kept on disk.
+"""The directory in which compiled loops are cached.
 
-Owns the choice of the place: numba's own (`NUMBA_CACHE_DIR`, beside the source, the user's cache), else one of ours
-that belongs to the user alone, for what is kept there is run; else none, and every process compiles for itself. Knows
-nothing of what is compiled.
+Owns the choice: numba's own (`NUMBA_CACHE_DIR`, beside the source, the user's cache), else a private directory of the
+user, because cached code is executed; else none, and every process compiles for itself. Knows nothing of what is
+compiled.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from shoal.logs import get_log
 
 _log: Final = get_log(__name__)
 _numba: Final[Any] = _config
-"""Its settings, which are made when it is imported, so that no checker knows them."""
+"""Numba's settings; they are created at import, so type checkers do not know them."""
 
 
 def keep(compiled: Any) -> Any:
-    """Has a compiled loop kept on disk, and loaded from there by the next process."""
+    """Caches a compiled loop on disk for the next process."""
     try:
         compiled.enable_caching()
     except RuntimeError:  # numba finds no place that it can write to
@@ -39,7 +39,7 @@ def keep(compiled: Any) -> Any:
 
 @cache
 def own_place() -> Path | None:
-    """Where loops are kept if numba knows no place; None, with a warning, if there is none that is the user's alone."""
+    """The directory for loops if numba finds none; None, with a warning, if there is no private one."""
     without_home: dict[str, str] = {}
     for environ in (os.environ, without_home):
         try:
@@ -60,7 +60,7 @@ def own_place() -> Path | None:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder is this user's, can be written to, and nobody else can have put something into it."""
+    """Whether a folder belongs to this user, is writable, and is not writable for others."""
     found = folder.lstat()
     return (
         stat.S_ISDIR(found.st_mode)
@@ -72,7 +72,7 @@ def is_private(folder: Path) -> bool:
 
 @contextmanager
 def _numba_in(place: Path) -> Iterator[None]:
-    """Has numba keep what is handed to it meanwhile in a place; other packages keep theirs where they did."""
+    """Makes numba cache in a directory during the block; other packages keep theirs."""
     before, _numba.CACHE_DIR = _numba.CACHE_DIR, str(place)
     try:
         yield

@@ -1,8 +1,8 @@
 """One TCP connection to one Redis or Valkey server: all traffic with servers goes through it.
 
-Owns the connection's life, its bounded write buffer, the pace of reading and the order of what it delivers. It never
+Owns opening and closing, its bounded write buffer, the pace of reading and the order of what it delivers. It never
 decides when to connect again or what a frame means. Opening is in `shoal.wire.dial`, encoding in
-`shoal.wire.commands`, decoding in `shoal.wire.frames`, the first words in `shoal.wire.handshake`.
+`shoal.wire.commands`, decoding in `shoal.wire.frames`, the handshake in `shoal.wire.handshake`.
 
 What arrives after the handshake is delivered in one of three ways, chosen by the receiver:
 
@@ -189,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         self._opened = self._usable = True
 
     async def _shake_hands(self, greeted: asyncio.Future[list[Any]]) -> list[Any]:
-        """Connect and exchange the first words within `connect_timeout_s`."""
+        """Connect and do the handshake within `connect_timeout_s`."""
         try:
             async with asyncio.timeout(self._connect_timeout_s) as limit:
                 transport = await self._dial(lambda: self, self.host, self.port)

@@ -1,4 +1,4 @@
-"""The first words on a connection: who we are, what the server is, and what its refusals mean.
+"""The handshake on a connection: login, identification of the server, and the meaning of its refusals.
 
 Owns the commands that open a connection and the judgement of their answers. Never touches a socket:
 `shoal.wire.connection` carries them.
@@ -84,7 +84,7 @@ def judge_handshake(replies: list[Any], *, where: str, username: str | None) -> 
 
 
 def _check_version(name: str, version: str, where: str) -> None:
-    """Refuse a Redis before 6.2; a server under another name (Valkey) is newer than that by birth."""
+    """Refuse a Redis before 6.2; every Valkey is newer than that."""
     if name != "redis":
         return
     try:

@@ -59,7 +59,7 @@ def kernel(function: Function) -> Function:
 
 
 def part(function: Function) -> Function:
-    """Marks a part of compiled loops: merged into them, for handing over arrays costs more than the work."""
+    """Marks a part of compiled loops: inlined, because passing arrays costs more than the work."""
     return cast(Function, stamped(numba.njit(boundscheck=False, forceinline=True)(function), function))
 
 
@@ -69,8 +69,8 @@ def background_kernel(function: Function) -> Function:
 
 
 def stamped(compiled: Any, function: Callable[..., Any]) -> Any:
-    """Has a loop kept on disk, and what is kept depend on all files that can be merged into it: numba itself asks only
-    whether the file of the loop has changed, and would go on with old parts of other files."""
+    """Caches a loop on disk, with a key that depends on all files that can be inlined into it: numba itself checks only
+    the file of the loop, and would keep using outdated parts of other files."""
     stored = getattr(keep(compiled)._cache, "_cache_file", None)
     if stored is not None:
         own = Path(function.__code__.co_filename).parent
@@ -87,36 +87,36 @@ def _stamp_of(folder: Path) -> int:
 
 @contextmanager
 def compilation_announced() -> Iterator[None]:
-    """Says so in the log when a loop is not in the cache, because the start then takes seconds."""
+    """Logs when a loop is not in the cache, because the start then takes seconds."""
     with event.install_listener("numba:compile", _CompileNotice(logging.INFO, "the loops of agents")):
         yield
 
 
 @cache
 def announce_compilations() -> None:
-    """The same from now on, for a library that does not know who calls it first."""
+    """The same for the rest of the process, for a library whose first caller is not known."""
     event.register("numba:compile", _CompileNotice(logging.WARNING, "the matching kernels"))  # type: ignore[no-untyped-call]
 
 
 class _CompileNotice(event.Listener):
-    """Hears of compilations; numba tells nothing when a loop comes from the cache."""
+    """Notices compilations; numba reports nothing when a loop comes from the cache."""
 
     said: ClassVar[set[str]] = set()
-    """The parts of which this process has spoken: listeners come and go, and some hear the same compilation."""
+    """The parts that this process has logged: several listeners may notice the same compilation."""
 
     def __init__(self, level: int, part: str) -> None:
         self._level = level
         self._part = part
 
     def on_start(self, _event: Any) -> None:
-        """A compilation begins; the first one of a part is worth a line."""
+        """A compilation begins; logs the first one of a part."""
         if self._part not in self.said:
             self.said.add(self._part)
             what = f"compiling {self._part}, once on this machine and version"
             _logger.log(self._level, "%s: this takes up to a minute", what)
 
     def on_end(self, _event: Any) -> None:
-        """Nothing to say: the result is in the cache."""
+        """Nothing to log: the result is in the cache."""
 
 
 def padded(data: bytes) -> Bytes:

@@ -1,7 +1,7 @@
-"""How fast a recorder asks: pages of a record's end, and turns of publishers.
+"""The pace of a recorder's questions: pages of a record's end, and turns of publishers.
 
-Owns the bounds on what may be under way. The agent hears everything on its server by one connection, and a server cuts
-off who does not read as fast as it answers; so answers are kept small, and few at a time.
+Owns the bounds on what may be in flight. The agent hears everything on its server by one connection, and a server cuts
+connections that do not read as fast as it writes; so replies are kept small and few.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from shoal.channels.client.server_link import Command
 from shoal.wire.record_entry import STREAMS_FIELD
 
 TAIL_ENTRIES_MAX: Final = 1000
-"""Entries at the end of a record that are read before it is continued, if none of them says how far streams came."""
+"""Entries at the end of a record that are read before it is continued, if none of them has stream positions."""
 
 TAIL_PAGE_BYTES: Final = 16_384
-"""What an answer with entries should hold; a single entry may be larger."""
+"""The target size of a reply with entries; a single entry may be larger."""
 
 PAGE_GROWTH: Final = 4
-"""By how much a page may be longer than the one before."""
+"""The largest ratio of a page's length to that of the page before."""
 
 TURNS_MAX: Final = 4
-"""Publishers that are asked at the same time for what the recorder missed, on one server."""
+"""Publishers that are asked at the same time for missed messages, on one server."""
 
 
 class RecordTail:
@@ -38,8 +38,7 @@ class RecordTail:
         return b"XREVRANGE", key, before, b"-", b"COUNT", b"%d" % self._count
 
     def takes_more(self, page: list[Any]) -> bool:
-        """Takes a page; whether there is another one to be asked for. An entry that says how far each stream had come
-        is enough."""
+        """Takes a page; returns whether another page is needed. An entry with the position of each stream is enough."""
         self.entries += page
         self._bytes += sum(len(word) for entry in page for word in entry[1])
         ended = len(page) < self._count or len(self.entries) >= TAIL_ENTRIES_MAX
@@ -51,13 +50,13 @@ class RecordTail:
 
 
 class Turns:
-    """Who is asked now. Whoever has no turn tries again later."""
+    """The publishers that are being asked. Streams without a turn try again later."""
 
     def __init__(self) -> None:
         self._taken: set[tuple[bytes, int]] = set()
 
     def take(self, key: tuple[bytes, int]) -> bool:
-        """Takes a turn, or keeps the one that is had; False if there is none."""
+        """Takes a turn, or keeps the one it has; False if none is free."""
         if key not in self._taken and len(self._taken) >= TURNS_MAX:
             return False
         self._taken.add(key)
@@ -68,5 +67,5 @@ class Turns:
         self._taken.discard(key)
 
     def clear(self) -> None:
-        """Nobody is asked any more."""
+        """Gives all turns back."""
         self._taken.clear()

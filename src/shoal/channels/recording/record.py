@@ -1,12 +1,12 @@
 """The record of one channel on one server, as its agent writes it.
 
-Owns what is written, in which order, and what is asked of publishers. A core without I/O: commands go to the host,
-which hands back the replies. Which channels are recorded is decided in `recorder`.
+Owns what is written, in which order, and which messages publishers are asked for. A core without I/O: commands go to
+the host, which returns the replies. `recorder` decides which channels are recorded.
 
     reading --the end of the record is known--> writing
 
-Whoever recorded before, this process or the one before it, may have been away: the record itself tells what it holds.
-Then publishers are asked for what they said meanwhile. What nobody has any more is written down as a gap.
+The previous recorder, this process or an earlier one, may have been away for a while: the record itself tells what it
+holds. Publishers are asked for the messages that they sent meanwhile. What they no longer have is recorded as a gap.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ RECORD_ABSENCE: Final = rule(
 
 
 STREAMS_EVERY: Final = 250
-"""Entries after which the record says again how far each stream has come."""
+"""Entries between two entries with the position of each stream."""
 
 PAGE_MESSAGES: Final = 64
-"""Messages that a publisher is asked for at once."""
+"""Messages that a publisher is asked for in one request."""
 
 HELD_MAX: Final = 20_000
 """Messages that wait for the end of the record to be read. More are not recorded, and a gap says so."""
 
 RETRY_S: Final = 1.0
-"""After how long something that a server refused is tried again."""
+"""Delay before a command that a server refused is repeated."""
 
 _AWAY: Final = "nobody recorded for a while; a publisher that began and ended meanwhile is unknown"
 _LOST: Final = "the server has lost its record up to here"
@@ -72,7 +72,7 @@ _FORGOTTEN: Final = "nobody recorded for a while, and its publisher no longer ha
 
 
 class Record:
-    """One record in one life of the agent. `lost` says that an earlier life of this process wrote one."""
+    """One record in one incarnation of the agent. `lost` says that an earlier incarnation of this process wrote one."""
 
     def __init__(
         self, host: Host, channel: bytes, opened: Callable[[], None], lost: bool, turns: Turns, rules: Rules
@@ -90,7 +90,7 @@ class Record:
         self._held: list[Callable[[float], None]] = []
         self._flooded = False
         self._before = dict(host.streams(channel))
-        """What the streams of this life had said before the record was begun here."""
+        """The positions of the streams of this incarnation before the record was begun here."""
         self._tail = RecordTail()
         self._since_streams = 0
         self._doubt_until: float | None = None
@@ -98,7 +98,8 @@ class Record:
         self._asked = False
         self._listed = False
         self._begun = False
-        """Whether somebody has listed it before. Who did, and was lost before writing, had heard something."""
+        """Whether the channel was listed before. A recorder that listed it and died before writing had heard a
+        message."""
         self._tail_due = False
 
     # The end of the record
@@ -109,14 +110,15 @@ class Record:
         return self._asked and self.state is states.Record.READING
 
     def open(self) -> None:
-        """Asks what the record holds: page by page, for whoever hears everything must not be flooded by answers."""
+        """Reads the end of the record page by page, so that replies do not flood the connection that hears
+        everything."""
         self._asked = True
         self._list()
         self._tail = RecordTail()
         self._ask_tail()
 
     def _list(self) -> None:
-        """Lists the channel among those that have a record: who reads looks there."""
+        """Adds the channel to the index of records, where readers look."""
         self._host.ask((b"SADD", INDEX_KEY, self.channel), self._take_listed)
 
     def _take_listed(self, reply: Any, now: float) -> None:
@@ -142,7 +144,7 @@ class Record:
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:
-        """The end of the record is known: what was held is taken."""
+        """The end of the record is known: takes the held messages."""
         newest_ms = self._learn(self._tail.entries)
         self.step("end read")
         if not self._tail.entries and (self._lost or not self._begun):
@@ -167,7 +169,7 @@ class Record:
         self._opened()
 
     def _learn(self, entries: list[Any]) -> int:
-        """Takes what the last entries say; when the newest was written."""
+        """Takes the content of the last entries; returns when the newest was written."""
         newest_ms = 0
         for entry in reversed(entries):
             try:
@@ -196,7 +198,7 @@ class Record:
                 stream.hear(said.sequence)
 
     def _begin(self) -> None:
-        """There is no record yet: what streams said before is not in it, and not missing from it."""
+        """There is no record yet: earlier messages are not in it, and not missing from it."""
         if self._lost:
             self._write_gap(RecordedGap(0, 0, 0, _LOST))
         for stream, last in self._before.items():
@@ -209,10 +211,10 @@ class Record:
         waits = self._doubt_until is not None or any(stream.owes for stream in self._streams.values())
         return self.state is states.Record.WRITING and not waits and not self._writer.has_unwritten
 
-    # What comes
+    # Messages
 
     def hear(self, blob: bytes, now: float) -> None:
-        """Something was published on the channel."""
+        """A message was published on the channel."""
         if self.state is states.Record.READING:
             self._hold(partial(self._take, blob))
             if is_envelope(blob):
@@ -223,7 +225,7 @@ class Record:
             self._take(blob, now)
 
     def evidence(self, stream: int, last: int, present: bool, now: float) -> None:
-        """A publisher says how far it has come on this server (`present`, in a resync), or elsewhere."""
+        """A publisher says how far its stream has come on this server (`present`, in a resync), or elsewhere."""
         if self.state is states.Record.READING:
             self._hold(partial(self._judge, stream, last, present))
         else:
@@ -288,9 +290,9 @@ class Record:
         self._wait(now)
 
     def _claim(self, number: int, last: int) -> None:
-        """A stream that is new here after an absence has said something before. That is written down at once: whoever
-        goes on from here, if this recorder is gone too, would not know. For readers, what is healed later or stands in
-        another record is not missing."""
+        """A stream that is new here after an absence has earlier messages. A gap for them is written at once, because a
+        later recorder would not know of them. Readers do not count messages as missing that are healed later or are in
+        another record."""
         if self._doubt_until is not None and last > 0:
             self._write_gap(RecordedGap(number, 1, last, _EARLIER))
 
@@ -302,7 +304,7 @@ class Record:
     # Asking publishers
 
     def _wait(self, now: float) -> None:
-        """Looks again soon, if there is anything to look for."""
+        """Sets the timer if anything is owed or in doubt."""
         if any(stream.owes for stream in self._streams.values()):
             if not self._asks:
                 self._asks = True
@@ -311,7 +313,7 @@ class Record:
             self._host.timers.set_if_absent(self.look, now + RETRY_S)
 
     def look(self, now: float) -> None:
-        """Asks publishers for what is owed, and writes down what nobody has."""
+        """Asks publishers for owed messages, and records gaps for those that are not available."""
         if self.state is states.Record.CLOSED:
             return
         if not self._listed:
@@ -341,7 +343,7 @@ class Record:
             self._host.timers.set_if_absent(self.look, now + self._host.limits.heal_retry_s)
 
     def _ask(self, number: int, stream: RecordedStream, now: float) -> None:
-        """Asks a publisher, if it is its turn: answers come by the connection that hears everything."""
+        """Asks a publisher, if a turn is free: answers come by the connection that hears everything."""
         key = self.channel, number
         if not self._turns.take(key):
             stream.owed_since = now
@@ -350,7 +352,7 @@ class Record:
         self._host.tell_peer(client_of(number), control.Heal(self.channel, number, stream.owed, last))
 
     def resent(self, blob: bytes, now: float) -> None:
-        """A publisher has sent a message again; only what was asked for is taken."""
+        """A publisher has sent a message again; only those that were asked for are taken."""
         if self.state is not states.Record.WRITING or not is_envelope(blob):
             return
         _, flags, _, number, sequence, _ = HEADER.unpack_from(blob)
@@ -364,7 +366,7 @@ class Record:
         self._end_turn(number, stream)
 
     def healed(self, message: control.Healed, now: float) -> None:
-        """The end of what a publisher sent again; nothing below its floor can be had."""
+        """The end of a page of resends; messages below the floor are not available."""
         stream = self._streams.get(message.stream)
         if self.state is not states.Record.WRITING or stream is None or not stream.owes:
             return
@@ -409,7 +411,7 @@ class Record:
         self._host.timers.set_if_absent(self.look, now + RETRY_S)
 
     def close(self) -> None:
-        """Nothing more is recorded here."""
+        """Ends the record in this incarnation."""
         self.step("closed")
         self._host.timers.cancel(self.look)
         for number in self._streams:

@@ -1,9 +1,9 @@
-"""One publisher's stream, as the recorder of one server hears it: what was heard, and what is owed to the record.
+"""One publisher's stream, as the recorder of one server hears it: the numbers heard, and those owed to the record.
 
-Owns the window over sequence numbers by which copies are found. Never touches the record itself.
+Owns the window over sequence numbers that finds copies. Never touches the record itself.
 
-A recorder is no subscriber: numbers that it never hears may be on other servers, and it does not wait for them. Only
-when it was away does it ask: what its publisher said meanwhile is owed, and the publisher is asked for it.
+A recorder is not a subscriber: numbers that it does not hear may be on other servers, and it does not wait for them.
+Only after an absence the messages sent meanwhile are owed, and their publisher is asked for them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 from typing import Final
 
 WINDOW: Final = 8192
-"""Numbers behind the last one within which a copy is known to be one. An older one is recorded again; readers know."""
+"""Numbers behind the last one within which copies are found. Older copies are recorded again; readers drop them."""
 
 
 class RecordedStream:
-    """What is known of one stream.
+    """The state of one stream.
 
-    `last` is the highest number heard or owed. `doubted` says that the recorder was away and that nobody has said since
-    how far the stream came. `fresh` says that it was first heard after that, with the number `met`. While something is
-    owed, it is the numbers from `owed` to `owed_last`, since `owed_since`.
+    `last` is the highest number heard or owed. `doubted` says that the recorder was away and has not learnt since how
+    far the stream came. `fresh` says that it was first heard after that, with the number `met`. Owed numbers are those
+    from `owed` to `owed_last`, since `owed_since`.
     """
 
     __slots__ = ("_missing", "doubted", "ended", "first", "fresh", "last", "met", "owed", "owed_last", "owed_since")
@@ -42,7 +42,7 @@ class RecordedStream:
 
     @property
     def owes(self) -> bool:
-        """Whether its publisher is asked for something."""
+        """Whether messages are owed."""
         return self.owed != 0
 
     def hear(self, sequence: int) -> bool:
@@ -62,14 +62,14 @@ class RecordedStream:
         return False
 
     def _skip(self, first: int, end: int) -> None:
-        """Numbers that have not been heard, within the window."""
+        """Notes numbers that have not been heard, within the window."""
         if end > first:
             self._missing.update(range(max(first, end - WINDOW), end))
         if len(self._missing) > WINDOW:
             self._missing = {number for number in self._missing if number > end - WINDOW}
 
     def owe(self, first: int, last: int, now: float) -> None:
-        """Numbers that were published while the recorder was away."""
+        """Notes numbers that were published while the recorder was away."""
         self.doubted = False
         if last < first:
             return
@@ -84,13 +84,13 @@ class RecordedStream:
         self.owed_since = now
 
     def pay(self, sequence: int) -> None:
-        """A number has come. They come in order; what does not is asked for again."""
+        """An owed number has come. They come in order; others are asked for again."""
         if sequence == self.owed:
             self.owed = sequence + 1 if sequence < self.owed_last else 0
             self.owed_last = self.owed_last if self.owed else 0
 
     def give_up(self, last: int) -> tuple[int, int] | None:
-        """What is owed up to a number and will not come."""
+        """Gives up the owed numbers up to `last`; returns their range, None if there are none."""
         if not self.owed or last < self.owed:
             return None
         first, last = self.owed, min(last, self.owed_last)

@@ -1,11 +1,11 @@
 """The recorder: which channels are recorded on an agent's server, and the records of those.
 
-Owns the marks and the life of each record. A core without I/O beside `AgentCore`, whose connection it shares. What a
-record says is decided in `record`.
+Owns the marks and opens and closes each record. A core without I/O beside `AgentCore`, whose connection it shares.
+`record` decides what a record contains.
 
-A mark is a pattern as in Redis, so `orders.*` marks many channels. Without marks nothing here costs anything: the
-scanner shows a message only if its channel is watched. A record is opened when the first message of its channel is
-heard, and when the agent comes to a server that has one already, or that had one when the agent was there before.
+A mark is a pattern as in Redis, so `orders.*` marks many channels. Without marks this costs nothing: the scanner
+returns a message only if its channel is watched. A record is opened with the first message of its channel, and when the
+agent connects to a server that has one already, or had one at the last connection.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ RECORD_LOSS: Final = rule("record_loss", "A recorder writes a gap at once when i
 
 
 OPENING_MAX: Final = 4
-"""Records whose ends are read at the same time. What comes on the channels of the others waits."""
+"""Records whose ends are read at the same time. Messages on the channels of the others wait."""
 
 NAMES_MAX: Final = 100_000
-"""Channels of which it is remembered whether they are recorded; when there are more, all are found out again."""
+"""Channels for which it is cached whether they are recorded; when there are more, the cache starts over."""
 
 
 class Recorder:
-    """Records for one agent."""
+    """The recorder of one agent."""
 
     def __init__(self, host: Host, rules: Rules = ALL_RULES) -> None:
         self._host = host
@@ -56,7 +56,7 @@ class Recorder:
 
     @property
     def records_open(self) -> int:
-        """How many records are written."""
+        """The number of records that are being written."""
         return sum(record.state is states.Record.WRITING for record in self._records.values())
 
     @property
@@ -76,7 +76,7 @@ class Recorder:
         return known
 
     def mark(self, pattern: bytes, on: bool) -> bool:
-        """Marks channels as recorded, or no longer; whether that is news."""
+        """Marks channels as recorded, or no longer; returns whether that is a change."""
         if (pattern in self._marks) == on:
             return False
         (self._marks.add if on else self._marks.discard)(pattern)
@@ -93,13 +93,13 @@ class Recorder:
         return True
 
     def _tell(self) -> None:
-        """Says on the server what is recorded from here on, for those who want to know when a mark holds."""
+        """Writes the marks to the server, so that clients can see when a mark is in force."""
         self._host.ask((b"SET", MARKS_KEY, encode_marks(self._marks)))
 
-    # Life
+    # Connections
 
     def opened(self) -> None:
-        """There is a new connection to the server: what was written on the one before may not have been read."""
+        """There is a new connection to the server: commands on the one before may be lost."""
         self._connected = True
         self._written.update(self._records)
         for record in self._records.values():
@@ -117,14 +117,14 @@ class Recorder:
         self._connected = False
 
     def _begin(self, first: bool) -> None:
-        """Looks for records that the server has already, after hearing what publishers send again."""
+        """Subscribes to resends, then looks for records that the server already has."""
         if first:
             self._host.listen(peer_channel(self._host.client))
         self._host.ask((b"SMEMBERS", INDEX_KEY), self._index)
 
     def _index(self, reply: Any, now: float) -> None:
-        """Opens the records that the server has, and those that it has no more though they were written here: that it
-        lost them must be written down, whether or not more is heard."""
+        """Opens the records that the server has, and those that it has lost although they were written here: their loss
+        must be recorded even without another message."""
         channels = reply if isinstance(reply, list | set) else ()
         for channel in sorted({*channels, *self._written} if RECORD_LOSS in self._rules else channels):
             if channel not in self._records and self.marked(channel):
@@ -149,7 +149,7 @@ class Recorder:
         self._opening -= 1
         self._open_next()
 
-    # What comes
+    # Messages
 
     def heard(self, channel: bytes, blob: bytes, now: float) -> None:
         """A message on a channel that is watched, or new."""
@@ -157,7 +157,7 @@ class Recorder:
             (self._records.get(channel) or self._open(channel)).hear(blob, now)
 
     def evidence(self, channel: bytes, stream: int, last: int, present: bool, now: float) -> None:
-        """A publisher says how far it has come."""
+        """A publisher says how far its stream has come."""
         if self.marked(channel):
             (self._records.get(channel) or self._open(channel)).evidence(stream, last, present, now)
 

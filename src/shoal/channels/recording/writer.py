@@ -1,7 +1,7 @@
 """Appends entries to the record of one channel.
 
-Owns the numbers of the entries, the bound on the record, and what its server refused. What is written is decided in
-`record`.
+Owns the numbers of the entries, the bound on the record, and the entries that its server refused. `record` decides what
+is written.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shoal.wire import control
 from shoal.wire.record_entry import Fields, RecordedGap, record_key
 
 ENTRIES_MIN: Final = 600
-"""Entries that a record keeps however large they are: enough for another agent to go on from."""
+"""Entries that a record keeps whatever their size: enough for another agent to continue from."""
 
 ENTRY_OVERHEAD_BYTES: Final = 32
-"""What an entry takes beside its message, about."""
+"""Approximate size of an entry beside its message."""
 
 UNWRITTEN_MAX: Final = 1000
-"""Refused ranges that are remembered one by one. Of more, the record says only that some are missing."""
+"""Refused ranges that are remembered one by one. Beyond it the record only says that some messages are missing."""
 
 _REFUSED: Final = "the server refused to write it down"
 _SOMETHING: Final = RecordedGap(0, 0, 0, _REFUSED)
@@ -32,7 +32,7 @@ _log: Final = get_log(__name__)
 
 
 class Counters(Protocol):
-    """What recording counts."""
+    """The counters of recording."""
 
     recorded: int
     record_duplicates: int
@@ -43,7 +43,7 @@ class Counters(Protocol):
 
 
 class Host(Protocol):
-    """The agent that a record is written by."""
+    """The agent that writes a record."""
 
     server: str
     limits: Limits
@@ -71,7 +71,7 @@ class Host(Protocol):
 
 
 class RecordWriter:
-    """Writes one record. `refused` is called when the server has refused something, with the time."""
+    """Writes one record. `refused` is called with the time when the server has refused an entry."""
 
     def __init__(self, host: Host, channel: bytes, refused: Callable[[float], None]) -> None:
         self.key = record_key(channel)
@@ -87,16 +87,16 @@ class RecordWriter:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether the record lacks something that a server refused."""
+        """Whether the record lacks refused entries."""
         return bool(self._unwritten)
 
     def take_unwritten(self) -> list[RecordedGap]:
-        """What the record lacks, to be written down."""
+        """The gaps for refused entries, to be written."""
         unwritten, self._unwritten = self._unwritten, []
         return unwritten
 
     def write(self, fields: Callable[[int, Any], Fields], value: Any, missing: RecordedGap | None = _SOMETHING) -> None:
-        """Appends an entry; `missing` is what the record lacks if the server refuses it."""
+        """Appends an entry; `missing` is the gap if the server refuses it."""
         self.number += 1
         entry = fields(self.number, value)
         size = len(entry[-1]) + ENTRY_OVERHEAD_BYTES
@@ -119,21 +119,21 @@ class RecordWriter:
         self._on_refused(now)
 
     def complain(self, reply: Any) -> None:
-        """The server has refused something; it is said once."""
+        """Counts a refusal by the server, and logs the first one."""
         self._host.counters.record_refused += 1
         if not self._complained:
             self._complained = True
             channel = self._channel.decode("utf-8", "backslashreplace")
-            _log.error("the record cannot be written", server=self._host.server, channel=channel, why=str(reply))
+            _log.error("record not written", server=self._host.server, channel=channel, why=str(reply))
 
 
 def refused_message(stream: int, sequence: int) -> RecordedGap:
-    """What the record lacks if a message is refused."""
+    """The gap for a refused message."""
     return RecordedGap(stream, sequence, sequence, _REFUSED)
 
 
 def _append(gaps: list[RecordedGap], gap: RecordedGap) -> None:
-    """Adds a gap to others, to the last of them if that goes on."""
+    """Adds a gap to a list, merged with the last one if it continues it."""
     last = gaps[-1] if gaps else None
     if last is not None and gap.stream and last.stream == gap.stream and last.last and last.last + 1 == gap.first:
         gaps[-1] = RecordedGap(gap.stream, last.first, gap.last, gap.reason)
