@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import OTHER, STREAM, RouterDriver, blob
 
-from shoal.channels.client.history_join import go_on, live_from
+from shoal.channels.client.history_join import live_from
 from shoal.channels.client.subscription import Subscription
 from shoal.message import Message
 from shoal.wire import control
@@ -24,7 +24,7 @@ def joined(live_begin: int, live: list[int], reached: dict[int, int]) -> tuple[R
         driver.message("s1", TILE, STREAM, number, b"%d" % number)
     begins = live_from(sub)
     assert begins == {STREAM: live_begin}
-    go_on(driver.router.receiving, sub, begins, reached, driver.now)
+    driver.router.join_history(sub, begins, reached, driver.now)
     driver.play()
     return driver, sub
 

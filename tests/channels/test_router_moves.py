@@ -210,7 +210,7 @@ def test_entries_of_channels_that_are_in_no_use_are_forgotten_the_others_not() -
     left = driver.subscribe(b"left")
     driver.publish(b"published", b"1")
     driver.router.unsubscribe(left, driver.now)
-    entries = driver.router.context.book.entries
+    entries = driver.router.book.entries
     assert set(entries) == {TILE, b"left", b"published"}
     driver.advance(driver.limits.publisher_idle_s)
     assert set(entries) == {TILE}
@@ -342,7 +342,7 @@ def test_a_server_that_left_the_ring_and_came_back_hears_the_byes_that_it_missed
     driver.lose("s1")
     driver.router.unsubscribe(left, driver.now)
     driver.play()
-    assert "s1" not in driver.router.context.links
+    assert "s1" not in driver.router.links
     driver.servers["s1"].mute = False
     driver.change_ring(("s1", "s2", "s3"), 3)
     assert byes(driver) == [TILE]

@@ -140,14 +140,14 @@ def test_a_message_is_pending_until_the_server_has_replied() -> None:
     driver.publish(TILE, b"1")
     driver.servers["s1"].mute = True
     out = driver.publish(TILE, b"22", b"333")
-    publishing = driver.router.publishing
-    assert publishing.pending_messages == 2
-    assert publishing.pending_bytes == 2 * HEADER_BYTES + 5
+    router = driver.router
+    assert router.pending_messages == 2
+    assert router.pending_bytes == 2 * HEADER_BYTES + 5
     driver.feed("s1", 1)
-    assert (out.confirmed, publishing.pending_messages) == (2, 1)
+    assert (out.confirmed, router.pending_messages) == (2, 1)
     driver.feed("s1", 0)
     assert driver.router.settled, "a server that passes it on to nobody has it all the same"
-    assert publishing.pending_bytes == 0
+    assert router.pending_bytes == 0
 
 
 def test_waiters_are_woken_in_order_when_their_message_is_confirmed() -> None:
@@ -155,16 +155,16 @@ def test_waiters_are_woken_in_order_when_their_message_is_confirmed() -> None:
     driver.publish(TILE, b"0")
     driver.servers["s1"].mute = True
     out = driver.publish(TILE, b"1", b"2", b"3")
-    publishing = driver.router.publishing
-    assert publishing.await_confirm(out, 2, "one")
-    assert publishing.await_confirm(out, 4, "three")
+    router = driver.router
+    assert router.await_confirm(out, 2, "one")
+    assert router.await_confirm(out, 4, "three")
     driver.feed("s1", 1)
     driver.play()
     assert driver.happened(Confirmed) == [Confirmed("one")]
     driver.feed("s1", 1, 1)
     driver.play()
     assert driver.happened(Confirmed) == [Confirmed("three")]
-    assert not publishing.await_confirm(out, 3, "late"), "it is confirmed already"
+    assert not router.await_confirm(out, 3, "late"), "it is confirmed already"
 
 
 def test_a_refused_message_is_reported_and_the_next_ones_go_on() -> None:
@@ -209,7 +209,7 @@ def test_what_is_published_while_there_is_no_connection_goes_out_later_in_order(
     driver.published("s1")
     driver.lose("s1")
     out = driver.publish(TILE, b"2", b"3")
-    assert driver.router.publishing.pending_messages == 2
+    assert driver.router.pending_messages == 2
     driver.servers["s1"].reachable = True
     driver.advance(1.0)
     assert sequences(driver.published("s1")) == [2, 3]
@@ -253,7 +253,7 @@ def test_whatever_happens_to_the_connection_every_message_arrives_in_order(scrip
     seen += sequences(driver.published("s1"))
     assert list(dict.fromkeys(seen)) == list(range(1, out.seq + 1))
     assert driver.router.settled
-    assert driver.router.publishing.pending_bytes == 0
+    assert driver.router.pending_bytes == 0
 
 
 # Beacons
@@ -324,7 +324,7 @@ def test_a_silent_stream_ends_and_the_next_message_begins_another() -> None:
     driver.published("s1")
     driver.advance(2.0 + 2 * BEACON_S)
     assert beacons(driver.published("s1")) == [(1, 1, True)]
-    assert driver.router.publishing.resend_bytes == 0
+    assert driver.router.resend_bytes == 0
     second = driver.publish(TILE, b"again")
     assert second.stream != first.stream
     assert sequences(driver.published("s1")) == [1]
@@ -393,7 +393,7 @@ def test_all_windows_together_are_limited() -> None:
     driver = RouterDriver(limits=limited(resend_total_bytes_max=2000))
     for number in range(20):
         driver.publish(b"c.%d" % number, *(b"x" * 50 for _ in range(5)))
-    assert driver.router.publishing.resend_bytes <= 2000 + 5 * (HEADER_BYTES + 50)
+    assert driver.router.resend_bytes <= 2000 + 5 * (HEADER_BYTES + 50)
 
 
 def test_what_is_not_confirmed_stays_in_the_window_whatever_its_limit() -> None:

@@ -177,7 +177,7 @@ class RouterDriver:
     # The adapter's part
 
     def link(self, server: str) -> ServerLink:
-        return self.router.context.links[server]
+        return self.router.links[server]
 
     def _collect(self) -> None:
         """Takes what the router hands back, as an adapter does."""
@@ -270,7 +270,7 @@ class RouterDriver:
 
     def tell(self, server: str, message: control.Control, number: int = 0, client: int = OTHER) -> None:
         """A control message to the router: of another client, or of the server's agent."""
-        own = self.router.context.client
+        own = self.router.client
         if isinstance(message, control.ToPeer):
             self.push(server, peer_channel(own), control.encode(message, client, number))
         else:
@@ -311,7 +311,7 @@ class RouterDriver:
             if self.now >= self._next_word:
                 self._next_word += self.limits.heartbeat_interval_s
                 for here in self.servers.values():
-                    link = self.router.context.links.get(here.server)
+                    link = self.router.links.get(here.server)
                     if heartbeats and link is not None and link.open and not (here.silent or here.mute):
                         self.heartbeat(here.server)
             self.router.timer(self.now)
@@ -328,8 +328,11 @@ class RouterDriver:
         return sub
 
     def publish(self, channel: bytes, *payloads: bytes, attributes: Attributes | None = None) -> Outgoing:
+        encoded = envelope.encode_attributes(attributes, DEFAULT_LIMITS) if attributes else b""
         for payload in payloads:
-            out, _ = self.router.publish(channel, payload, attributes, 5, self.now)
+            accepted = self.router.publish(channel, payload, encoded, 5, self.now)
+            assert accepted is not None, "the publish buffer is full"
+            out, _ = accepted
         self.play()
         return out
 

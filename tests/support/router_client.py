@@ -85,7 +85,7 @@ class RouterClient:
     async def publish(self, channel: bytes, *payloads: bytes) -> None:
         """Publishes and returns when all is confirmed."""
         for payload in payloads:
-            self.router.publish(channel, payload, None, time.time_ns() // 1000, self.now())
+            self.router.publish(channel, payload, b"", time.time_ns() // 1000, self.now())
         self.pump()
         await until(lambda: self.router.settled)
 

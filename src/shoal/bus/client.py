@@ -106,8 +106,6 @@ class Bus:
         self._closed = False
         self._names: dict[str | bytes, bytes] = {}
         self._payload_max = self.limits.payload_bytes_max
-        self._messages_max = self.limits.publish_buffer_messages_max
-        self._bytes_max = self.limits.publish_buffer_bytes_max
 
     def sibling(self) -> Bus:
         """Create another bus to the same cluster with its own connections. It opens without asking the coordinator."""
@@ -115,7 +113,7 @@ class Bus:
         bus = Bus(self._url, limits=self.limits, archive=self.archive, runtime=self._runtime, rules=self._rules)
         bus._source = self._source
         if self._plan is not None:
-            bus._plan = (self._plan[0], adapter.router.context.book.signed_ring)
+            bus._plan = (self._plan[0], adapter.router.book.signed_ring)
         return bus
 
     # Opening and closing
@@ -242,22 +240,21 @@ class Bus:
             payload = _to_bytes(payload)
         if len(payload) > self._payload_max:
             check_payload(payload, self.limits)
-        if attributes is not None:
-            encode_attributes(attributes, self.limits)
+        encoded = b"" if attributes is None else encode_attributes(attributes, self.limits)
         adapter = self._adapter
         if adapter is None or self._closed:
             adapter = self.adapter
         if adapter.refusals.count:
             adapter.refusals.raise_all()
-        publishing = adapter.router.publishing
-        if publishing.pending_messages >= self._messages_max or publishing.pending_bytes >= self._bytes_max:
+        router = adapter.router
+        batched = adapter.scheduled
+        if not batched:
+            adapter.schedule()
+        posted = router.publish(raw, payload, encoded, adapter.time_us, adapter.now)
+        if posted is None:
             return None
         self.published += 1
-        if adapter.scheduled:
-            return publishing.publish(raw, payload, attributes, adapter.time_us, adapter.now)
-        adapter.schedule()
-        posted = publishing.publish(raw, payload, attributes, adapter.time_us, adapter.now)
-        if publishing.pending_messages == 1:
+        if not batched and router.pending_messages == 1:
             adapter.flush()  # nothing is in flight that later messages could be batched behind
         return posted
 
@@ -287,14 +284,13 @@ class Bus:
         adapter.refusals.raise_all()
 
     def _not_confirmed(self, adapter: Adapter, timeout_s: float) -> NotConfirmedError:
-        outs = {lane.out for link in adapter.router.context.links.values() for lane in link.lanes}
-        open_counts = {out.name.decode("utf-8", "backslashreplace"): out.seq - out.confirmed for out in outs}
-        waiting = sorted((name, count) for name, count in open_counts.items() if count)
+        unconfirmed = adapter.router.unconfirmed().items()
+        waiting = sorted((name.decode("utf-8", "backslashreplace"), count) for name, count in unconfirmed)
         named = ", ".join(f"{name} ({count})" for name, count in waiting[:5])
         more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
         reasons = "; ".join(f"{server}: {error}" for server, error in sorted(adapter.errors.items()))
         return NotConfirmedError(
-            f"{adapter.router.publishing.pending_messages} messages are not confirmed after {timeout_s:g} s, "
+            f"{adapter.router.pending_messages} messages are not confirmed after {timeout_s:g} s, "
             f"on {named}{more}" + (f" ({reasons})" if reasons else ""),
             do="check `shoal status`; unconfirmed messages may have arrived",
         )
@@ -380,7 +376,7 @@ class Bus:
     @property
     def ring(self) -> Ring:
         """The newest ring known to the bus."""
-        ring = self.adapter.router.context.book.ring
+        ring = self.adapter.router.book.ring
         assert ring is not None, "an open bus has a ring"
         return ring
 
@@ -390,11 +386,11 @@ class Bus:
         return BusStatistics(
             client_id=self.client_id,
             published=self.published,
-            pending_messages=router.publishing.pending_messages,
-            pending_bytes=router.publishing.pending_bytes,
-            subscriptions=len(router.subscribing),
-            ring_version=router.context.book.version,
-            links={server: link.state.value for server, link in router.context.links.items()},
+            pending_messages=router.pending_messages,
+            pending_bytes=router.pending_bytes,
+            subscriptions=len(router.subscriptions),
+            ring_version=router.book.version,
+            links={server: link.state.value for server, link in router.links.items()},
             counters=msgspec.structs.asdict(router.counters),
         )
 

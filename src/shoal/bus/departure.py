@@ -54,7 +54,7 @@ class Departure:
         """Wait as long as necessary."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._limits.linger_s
-        while self._router.publishing.resend_bytes:
+        while self._router.resend_bytes:
             now = loop.time()
             self.update(now)
             if now >= give_up or (now >= self._linger_until and self._all_lanes_live()):
@@ -63,5 +63,5 @@ class Departure:
 
     def _all_lanes_live(self) -> bool:
         """Return whether every server that carries one of our streams will receive its end."""
-        links = self._router.context.links.values()
+        links = self._router.links.values()
         return all(lane.state is states.Lane.LIVE for link in links for lane in link.lanes)

@@ -68,9 +68,8 @@ class Adapter:
         self._wall = runtime.wall
         self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
         self._dialer = Dialer(
-            source.address, f"shoal:{router.context.client:012x}", limits, runtime.random, runtime.address_book
+            source.address, f"shoal:{router.client:012x}", limits, runtime.random, runtime.address_book
         )
-        self._publishing = router.publishing
         self._connections: dict[str, BusConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: dict[CoreSubscription, Listener] = {}
@@ -80,7 +79,7 @@ class Adapter:
         self._room_bytes = limits.publish_buffer_bytes_max * 3 // 4
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._timers = router.context.timers
+        self._timers = router.timers
         self._armed_count = -1
         self._departure = Departure(router, limits)
 
@@ -165,7 +164,7 @@ class Adapter:
         if refused.code != REFUSED_VERSION:
             return
         error = version_error(refused)
-        link = self.router.context.links[refused.server]
+        link = self.router.links[refused.server]
         for lane in link.lanes:
             for _, token in lane.out.waiters:
                 assert isinstance(token, asyncio.Future)
@@ -247,8 +246,8 @@ class Adapter:
         return True
 
     def _has_room(self) -> bool:
-        publishing = self._publishing
-        return publishing.pending_messages <= self._room_messages and publishing.pending_bytes <= self._room_bytes
+        router = self.router
+        return router.pending_messages <= self._room_messages and router.pending_bytes <= self._room_bytes
 
     async def room(self) -> None:
         """Wait until a quarter of the publish buffer is free."""
@@ -261,7 +260,7 @@ class Adapter:
     def confirmation(self, out: Outgoing, seq: int) -> asyncio.Future[int]:
         """Return a future for the confirmation of a message: the server's reply count if `counting` is on."""
         token: asyncio.Future[int] = self.loop.create_future()
-        if self._publishing.await_confirm(out, seq, token):
+        if self.router.await_confirm(out, seq, token):
             self.tokens.add(token)
         else:
             token.set_result(0)
@@ -413,7 +412,7 @@ class Adapter:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _all_answered(self) -> bool:
-        links = self.router.context.links.values()
+        links = self.router.links.values()
         return not any(link.inflight for link in links if link.state is not states.Link.DOWN)
 
     def abandon(self) -> None:

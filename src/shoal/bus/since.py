@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from shoal.channels.client.history_join import go_on, live_from
+from shoal.channels.client.history_join import live_from
 from shoal.channels.client.subscription import Subscription as CoreSubscription
 from shoal.errors import ShoalError, SubscribeError
 from shoal.filters.filter import Filter
@@ -59,7 +59,7 @@ async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: F
     live = [item.payload for item in core.inbox.items if isinstance(item, Message) and item.foreign]
     reached = history.reached(begins)
     adapter = bus.adapter
-    go_on(adapter.router.receiving, core, begins, _behind(begins, reached, ends, history.ended()), adapter.now)
+    adapter.router.join_history(core, begins, _behind(begins, reached, ends, history.ended()), adapter.now)
     if where is not None:
         _apply_filter(core, where)
     adapter.flush()

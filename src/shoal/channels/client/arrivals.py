@@ -15,11 +15,11 @@ from hiredis import PushNotification
 
 from shoal.channels.client.context import Context, Refused
 from shoal.channels.client.outgoing import Lane
-from shoal.channels.client.publisher import Publishing
-from shoal.channels.client.receiver import Receiving
+from shoal.channels.client.publisher import Publisher
+from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.runs import RUN_MESSAGES_MIN, as_run
 from shoal.channels.client.server_link import Listen, Ping, ServerLink
-from shoal.channels.client.subscriber import Subscribing
+from shoal.channels.client.subscriber import Subscriber
 from shoal.channels.client.subscription import Subscription
 from shoal.message import Item, Message
 from shoal.wire.envelope import HEADER_BYTES, PLAIN, PLAIN_HEADER, RESERVED_PREFIX
@@ -36,19 +36,19 @@ class Arrivals:
     def __init__(
         self,
         context: Context,
-        publishing: Publishing,
-        subscribing: Subscribing,
-        receiving: Receiving,
+        publisher: Publisher,
+        subscriber: Subscriber,
+        receiver: Receiver,
         internal: Internal,
     ) -> None:
         self._links = context.links
         self._ready = context.ready
         self._counters = context.counters
         self._effects = context.effects
-        self._publishing = publishing
-        self._by_channel = subscribing.by_channel
-        self._by_pattern = subscribing.by_pattern
-        self._receiving = receiving
+        self._publisher = publisher
+        self._by_channel = subscriber.by_channel
+        self._by_pattern = subscriber.by_pattern
+        self._receiver = receiver
         self._internal = internal
 
     def received(self, server: str, frames: list[Any], now: float) -> None:
@@ -145,7 +145,7 @@ class Arrivals:
     def _confirm(self, lane: Lane | None, count: int, now: float) -> int:
         """Takes a run of confirmations of one lane; returns 0, the length of the next run."""
         if count and lane is not None:
-            self._publishing.confirmed(lane, count, now)
+            self._publisher.confirmed(lane, count, now)
         return 0
 
     def _reply(self, link: ServerLink, expected: Lane | Ping | Listen | None, reply: Any, now: float) -> None:
@@ -157,9 +157,9 @@ class Arrivals:
             self._effects.append(Refused(expected.channel, str(reply)))
         elif isinstance(expected, Lane):
             if isinstance(reply, Exception):
-                self._publishing.refused(expected, str(reply), now)
+                self._publisher.refused(expected, str(reply), now)
             else:
-                self._publishing.confirmed(expected, 1, now)
+                self._publisher.confirmed(expected, 1, now)
 
     def _other_push(self, link: ServerLink, frame: list[bytes], now: float) -> None:
         """A message of a pattern, or the confirmation of a SUBSCRIBE or similar command."""
@@ -167,11 +167,11 @@ class Arrivals:
             _, pattern, channel, blob = frame
             if not channel.startswith(RESERVED_PREFIX):
                 for sub in self._by_pattern.get(pattern, ()):
-                    self._receiving.accept(sub, channel, blob, link.server, now)
+                    self._receiver.accept(sub, channel, blob, link.server, now)
         elif link.inflight and isinstance(link.inflight[0], Listen):
             link.inflight.popleft()
 
     def _message(self, subs: list[Subscription], channel: bytes, blob: bytes, server: str, now: float) -> None:
         for sub in subs:
-            if not self._receiving.accept_next(sub, blob):
-                self._receiving.accept(sub, channel, blob, server, now)
+            if not self._receiver.accept_next(sub, blob):
+                self._receiver.accept(sub, channel, blob, server, now)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from shoal.channels.client.incoming import StreamIn
-from shoal.channels.client.receiver import Receiving
+from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.subscription import Subscription
 from shoal.message import Gap, Item, Message
 
@@ -42,7 +42,7 @@ def _last(item: Item) -> int | None:
 
 
 def go_on(
-    receiving: Receiving, sub: Subscription, begins: Mapping[int, int], reached: Mapping[int, int], now: float
+    receiver: Receiver, sub: Subscription, begins: Mapping[int, int], reached: Mapping[int, int], now: float
 ) -> None:
     """Continues each stream after the last number of the history. A stream that only the history knows is expected to
     continue there too."""
@@ -52,11 +52,11 @@ def go_on(
         if stream is None:
             chan.streams[number] = StreamIn(number, last + 1, "", now)
         elif last + 1 < begins.get(number, 0):
-            _rewind(receiving, sub, stream, begins[number], last, now)
-    chan.bound(receiving.streams_max)
+            _rewind(receiver, sub, stream, begins[number], last, now)
+    chan.bound(receiver.streams_max)
 
 
-def _rewind(receiving: Receiving, sub: Subscription, stream: StreamIn, begin: int, last: int, now: float) -> None:
+def _rewind(receiver: Receiver, sub: Subscription, stream: StreamIn, begin: int, last: int, now: float) -> None:
     """Messages between the history and the first live one are missing: live messages are held behind the hole."""
     received = stream.next - 1
     kept: list[Item] = []
@@ -69,4 +69,4 @@ def _rewind(receiving: Receiving, sub: Subscription, stream: StreamIn, begin: in
     sub.inbox.items.clear()
     sub.inbox.items.extend(kept)
     stream.next = last + 1
-    receiving.evidence(sub, sub.name, stream.stream, max(received, begin - 1), stream.server, now)
+    receiver.evidence(sub, sub.name, stream.stream, max(received, begin - 1), stream.server, now)

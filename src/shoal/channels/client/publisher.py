@@ -14,7 +14,6 @@ from shoal.channels.client.outgoing import Lane, Outgoing
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.states import ANNOUNCE
 from shoal.channels.timers import patience
-from shoal.message import GivenAttributes
 from shoal.rules import rule
 from shoal.wire import control, envelope
 from shoal.wire.envelope import SUFFIX
@@ -33,11 +32,13 @@ PACES_QUIET: Final = 2.0
 """A stream with a steady pace counts as quiet after this many paces without a message."""
 
 
-class Publishing:
+class Publisher:
     """All outgoing channels of one router. `pending_*` counts unconfirmed messages."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._messages_max = context.limits.publish_buffer_messages_max
+        self._bytes_max = context.limits.publish_buffer_bytes_max
         self._outs: dict[bytes, Outgoing] = {}
         self._epoch = 0
         self.asked: dict[int, Lane] = {}
@@ -48,17 +49,18 @@ class Publishing:
     # The application publishes
 
     def publish(
-        self, channel: bytes, payload: bytes, attributes: GivenAttributes | None, time_us: int, now: float
-    ) -> tuple[Outgoing, int]:
-        """Accepts a message; it is sent as soon as its servers may be used. The caller has checked name and size."""
+        self, channel: bytes, payload: bytes, attributes: bytes, time_us: int, now: float
+    ) -> tuple[Outgoing, int] | None:
+        """See `Router.publish`."""
+        if self.pending_messages >= self._messages_max or self.pending_bytes >= self._bytes_max:
+            return None
         out = self._outs.get(channel)
         if out is None:
             out = self._open(channel, now)
-        body = envelope.encode_attributes(attributes, self._context.limits) if attributes else b""
         out.seq = seq = out.seq + 1
-        if body:
+        if attributes:
             prefix = envelope.prefix(envelope.ATTRIBUTES, out.placement.version, out.stream)
-            blob = prefix + _pack(seq, time_us) + body + payload
+            blob = prefix + _pack(seq, time_us) + attributes + payload
         else:
             blob = out.prefix + _pack(seq, time_us) + payload
         size = len(blob)
@@ -87,7 +89,7 @@ class Publishing:
         return out, seq
 
     def await_confirm(self, out: Outgoing, seq: int, token: object) -> bool:
-        """Asks for a `Confirmed(token)`; returns False if the message is confirmed already."""
+        """See `Router.await_confirm`."""
         if out.confirmed >= seq:
             return False
         out.waiters.append((seq, token))

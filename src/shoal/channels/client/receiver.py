@@ -45,7 +45,7 @@ FOREIGN_PUBLISHER: Final = 0
 """The publisher in gaps for messages of plain Redis clients."""
 
 
-class Receiving:
+class Receiver:
     """The subscriber's half of the data path."""
 
     def __init__(self, context: Context) -> None:

@@ -1,30 +1,32 @@
 """The router: a client's side of the channel protocol, a state machine without I/O.
 
 Owns the links and the dispatch of what arrives. Its inputs are the time and the frames of servers; its outputs are the
-commands to send (`outbox` of each link in `dirty`), `effects` and the subscriptions with news (`ready`). Publishing,
-subscribing and receiving are its three parts.
+commands to send (`outbox` of each link in `dirty`), `effects` and the subscriptions with news (`ready`). Publisher,
+subscriber and receiver are its three parts.
 
     adapter                               router
     opened / lost / received  ------>     links, heartbeats, replies
     ring                      ------>     plan book -> place()
-    publish / subscribe       ------>     publishing / subscribing
+    publish / subscribe       ------>     publisher / subscriber
     timer                     ------>     retries, beacons, healing, leases
                               <------     effects, dirty, ready
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from shoal.channels import states
+from shoal.channels.client import history_join
 from shoal.channels.client.arrivals import Arrivals
 from shoal.channels.client.context import AgentRefused, Context, FetchRing
 from shoal.channels.client.inbox import Inbox
-from shoal.channels.client.publisher import Publishing
-from shoal.channels.client.receiver import Receiving
+from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.publisher import Publisher
+from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.server_link import ServerLink
-from shoal.channels.client.subscriber import Subscribing
+from shoal.channels.client.subscriber import Subscriber
 from shoal.channels.client.subscription import Subscription, Wanted
 from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
@@ -48,78 +50,128 @@ class Router:
     def __init__(
         self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES, first_number: int = 1
     ) -> None:
-        self.context = Context(client, book, limits, rules, first_number)
-        self.publishing = Publishing(self.context)
-        self.receiving = Receiving(self.context)
-        self.subscribing = Subscribing(self.context, self.receiving)
-        self.effects = self.context.effects
-        self.dirty = self.context.dirty
-        self.ready = self.context.ready
-        self.counters = self.context.counters
+        self._context = Context(client, book, limits, rules, first_number)
+        self._publisher = Publisher(self._context)
+        self._receiver = Receiver(self._context)
+        self._subscriber = Subscriber(self._context, self._receiver)
+        self.effects = self._context.effects
+        self.dirty = self._context.dirty
+        self.ready = self._context.ready
+        self.counters = self._context.counters
+        self.timers = self._context.timers
+        self.links: Mapping[str, ServerLink] = self._context.links
+        self.book = book
+        self.client = client
         self.limits = limits
         self._inbox = inbox_channel(client)
         self._peer_channel = peer_channel(client)
-        self.publish = self.publishing.publish
-        self.received = Arrivals(
-            self.context, self.publishing, self.subscribing, self.receiving, self._internal
-        ).received
+        self._arrivals = Arrivals(self._context, self._publisher, self._subscriber, self._receiver, self._internal)
         self._unused: set[bytes] = set()
         self._byes_owed: dict[str, dict[tuple[bool, bytes], bool]] = {}
-        self.context.lease_over = self._lease_due
+        self._context.lease_over = self._lease_due
         self._duties: dict[str, Callable[..., None]] = {
             "lease": self._lease_due,
             "watch": self._watch_due,
             "sweep": self._sweep_due,
-            "hello": self.subscribing.hello_due,
-            "restart": self.subscribing.restart,
-            "linger": self.subscribing.linger_due,
-            "resolve": self.publishing.resolve_due,
-            "beacon": self.publishing.beacon_due,
-            "idle": self.publishing.idle_due,
-            "heal": self.receiving.heal_due,
-            "doubt": self.receiving.doubt_due,
+            "hello": self._subscriber.hello_due,
+            "restart": self._subscriber.restart,
+            "linger": self._subscriber.linger_due,
+            "resolve": self._publisher.resolve_due,
+            "beacon": self._publisher.beacon_due,
+            "idle": self._publisher.idle_due,
+            "heal": self._receiver.heal_due,
+            "doubt": self._receiver.doubt_due,
         }
 
     # The application
 
+    def publish(
+        self, channel: bytes, payload: bytes, attributes: bytes, time_us: int, now: float
+    ) -> tuple[Outgoing, int] | None:
+        """Accepts a message with its encoded attributes; it is sent as soon as its servers may be used. None while the
+        publish buffer is full. The caller has checked name and size."""
+        return self._publisher.publish(channel, payload, attributes, time_us, now)
+
+    def await_confirm(self, out: Outgoing, sequence: int, token: object) -> bool:
+        """Asks for a `Confirmed(token)` effect; returns False if the message is confirmed already."""
+        return self._publisher.await_confirm(out, sequence, token)
+
     def subscribe(self, name: bytes, pattern: bool, now: float, wanted: Wanted | None = None) -> Subscription:
         """A new subscription; see its `in_force` and its `inbox`, which gets only `wanted` messages."""
         limits = self.limits
-        if len(self.subscribing) >= limits.subscriptions_max:
+        if len(self._subscriber) >= limits.subscriptions_max:
             raise TooManySubscriptionsError(
                 f"this bus has {limits.subscriptions_max} subscriptions, which is subscriptions_max; "
                 "close some, or open another bus"
             )
         inbox = Inbox(limits.inbox_messages_max, limits.inbox_bytes_max)
-        return self.subscribing.open(name, pattern, inbox, wanted, now)
+        return self._subscriber.open(name, pattern, inbox, wanted, now)
 
     def unsubscribe(self, sub: Subscription, now: float) -> None:
         """Ends a subscription at once; its inbox keeps its items."""
-        self.subscribing.close(sub)
+        self._subscriber.close(sub)
 
     def consumed(self, sub: Subscription, now: float) -> None:
         """The application has taken items from a subscription that had overflowed."""
-        self.receiving.made_room(sub, now)
+        self._receiver.made_room(sub, now)
 
     def close(self, now: float) -> None:
         """Ends every stream and subscription. The adapter sends the remaining commands, then closes."""
-        self.context.closing = True
-        self.publishing.close(now)
-        for sub in self.subscribing:
-            self.subscribing.close(sub)
+        self._context.closing = True
+        self._publisher.close(now)
+        for sub in self._subscriber:
+            self._subscriber.close(sub)
+
+    def join_history(
+        self, sub: Subscription, begins: Mapping[int, int], reached: Mapping[int, int], now: float
+    ) -> None:
+        """Continues a new subscription after a history (see `history_join`)."""
+        history_join.go_on(self._receiver, sub, begins, reached, now)
+
+    # What the application may look at
 
     @property
     def settled(self) -> bool:
         """Whether everything published is confirmed."""
-        return self.publishing.pending_messages == 0
+        return self._publisher.pending_messages == 0
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages that are not confirmed yet."""
+        return self._publisher.pending_messages
+
+    @property
+    def pending_bytes(self) -> int:
+        """Their size, with envelopes."""
+        return self._publisher.pending_bytes
+
+    @property
+    def resend_bytes(self) -> int:
+        """The size of all resend windows."""
+        return self._publisher.resend_bytes
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        """All subscriptions."""
+        return list(self._subscriber)
+
+    @property
+    def questions(self) -> int:
+        """Questions to agents that are not answered yet."""
+        return len(self._subscriber.asked) + len(self._publisher.asked)
+
+    def unconfirmed(self) -> dict[bytes, int]:
+        """The number of unconfirmed messages by channel."""
+        outs = {lane.out for link in self.links.values() for lane in link.lanes}
+        return {out.name: out.seq - out.confirmed for out in outs if out.seq > out.confirmed}
 
     # The plan
 
     def ring(self, data: bytes, now: float) -> None:
         """A ring from any source: accepted if it is signed and newer."""
-        known = self.context.book.ring
+        known = self._context.book.ring
         try:
-            news = self.context.book.accept_ring(data)
+            news = self._context.book.accept_ring(data)
         except PlanError as error:
             self._refuse(error)
             return
@@ -127,20 +179,20 @@ class Router:
             self.counters.ring_changes += 1
             self._replace(now)
             if known is not None:
-                self.subscribing.report_missed(known)
+                self._subscriber.report_missed(known)
 
     def entry(self, data: bytes, now: float) -> None:
         """A plan entry from any source: accepted if it is signed and newer."""
         try:
-            channel, news = self.context.book.accept_entry(data)
+            channel, news = self._context.book.accept_entry(data)
         except PlanError as error:
             self._refuse(error)
             return
         if news:
             self.counters.entries += 1
-            self.publishing.place_channel(channel, now)
-            for sub in list(self.subscribing.by_channel.get(channel, ())):
-                self.subscribing.place(sub, now)
+            self._publisher.place_channel(channel, now)
+            for sub in list(self._subscriber.by_channel.get(channel, ())):
+                self._subscriber.place(sub, now)
 
     def _refuse(self, error: PlanError) -> None:
         if type(error).__name__ == "ForgedEntryError":
@@ -150,19 +202,19 @@ class Router:
 
     def _replace(self, now: float) -> None:
         """Applies a new ring to links, streams and subscriptions."""
-        ring = self.context.book.ring
+        ring = self._context.book.ring
         assert ring is not None
         for address in ring.servers:
-            link = self.context.links.get(address.id)
+            link = self._context.links.get(address.id)
             if link is None:
-                link = self.context.links[address.id] = ServerLink(address)
+                link = self._context.links[address.id] = ServerLink(address)
                 link.byes.update(self._byes_owed.pop(address.id, {}))
             elif link.address != address:
                 link.address = address
-                self.context.drop(link)
-        self.publishing.place_all(now)
-        self.subscribing.place_all(now)
-        for link in list(self.context.links.values()):
+                self._context.drop(link)
+        self._publisher.place_all(now)
+        self._subscriber.place_all(now)
+        for link in list(self._context.links.values()):
             self._review(link)
 
     # Links
@@ -170,11 +222,11 @@ class Router:
     def _review(self, link: ServerLink) -> None:
         """Opens a link that is in use; drops an unused one whose server has left the ring."""
         if link.wanted:
-            self.context.want(link)
-        elif self.context.book.address(link.server) is None:
-            self.context.drop(link)
+            self._context.want(link)
+        elif self._context.book.address(link.server) is None:
+            self._context.drop(link)
             if link.state is states.Link.DOWN:
-                del self.context.links[link.server]
+                del self._context.links[link.server]
                 self._owe(link)
 
     def _owe(self, link: ServerLink) -> None:
@@ -186,35 +238,39 @@ class Router:
 
     def opened(self, server: str, now: float) -> None:
         """The adapter has opened a connection: authenticated, RESP3."""
-        link = self.context.links[server]
+        link = self._context.links[server]
         link.reset()
         link.step("opened")
-        link.opened_at_number = self.context.number
+        link.opened_at_number = self._context.number
         link.listen(b"SUBSCRIBE", self._inbox)
         link.listen(b"SUBSCRIBE", self._peer_channel)
         link.listen(b"SUBSCRIBE", HEARTBEAT_CHANNEL)
         self._greet(link, now)
-        self.context.timers.set(("watch", link), now + self.limits.hello_retry_s)
-        self.subscribing.link_opened(link, now)
-        self.context.touch(link)
+        self._context.timers.set(("watch", link), now + self.limits.hello_retry_s)
+        self._subscriber.link_opened(link, now)
+        self._context.touch(link)
 
     def _greet(self, link: ServerLink, now: float) -> None:
-        nonce = self.context.next_number()
+        nonce = self._context.next_number()
         link.greeted(nonce, now)
-        self.context.tell_agent(link, control.Greet(nonce, self.context.book.version, link.incarnation))
+        self._context.tell_agent(link, control.Greet(nonce, self._context.book.version, link.incarnation))
+
+    def received(self, server: str, frames: list[Any], now: float) -> None:
+        """Frames from a server, in the order in which they came."""
+        self._arrivals.received(server, frames, now)
 
     def lost(self, server: str, now: float) -> None:
         """The connection is gone, or could not be opened; the adapter waits before it tries again."""
-        link = self.context.links.get(server)
+        link = self._context.links.get(server)
         if link is None or link.state is states.Link.DOWN:
             return
         link.reset()
         link.step("lost")
         self.counters.reconnects += 1
-        self.publishing.link_lost(link)
-        self.subscribing.link_lost(link, now)
-        if not self.context.closing:
-            self.context.effects.append(FetchRing())
+        self._publisher.link_lost(link)
+        self._subscriber.link_lost(link, now)
+        if not self._context.closing:
+            self._context.effects.append(FetchRing())
             self._review(link)
 
     def _lease_s(self, lease_ms: int) -> float:
@@ -222,26 +278,26 @@ class Router:
 
     def _take_heartbeat(self, link: ServerLink, ring_version: int, now: float) -> None:
         """After a Heartbeat or a Welcome: is the server usable, and is there a newer ring?"""
-        if LEASE not in self.context.rules:
+        if LEASE not in self._context.rules:
             link.usable_until = float("inf")
         if now < link.usable_until:
             was_usable = link.state is states.Link.USABLE
             link.step("heartbeat")
             if not was_usable:
-                self.publishing.link_usable(link, now)
-            if LEASE in self.context.rules:
-                self.context.timers.set(("lease", link), link.usable_until)
-        if ring_version > self.context.book.version:
+                self._publisher.link_usable(link, now)
+            if LEASE in self._context.rules:
+                self._context.timers.set(("lease", link), link.usable_until)
+        if ring_version > self._context.book.version:
             self._greet(link, now)
         link.send_ping(now)
-        self.context.touch(link)
+        self._context.touch(link)
 
     def _lease_due(self, link: ServerLink, now: float) -> None:
         if link.state is states.Link.USABLE and now >= link.usable_until:
             self.counters.stale_links += 1
             link.step("lease over")
-            self.publishing.link_stale(link)
-            self.context.timers.set(("watch", link), now)
+            self._publisher.link_stale(link)
+            self._context.timers.set(("watch", link), now)
 
     def _watch_due(self, link: ServerLink, now: float) -> None:
         """Checks an open link: drops it if no PONG comes back, and sends Greet if it is not usable."""
@@ -249,15 +305,15 @@ class Router:
         if not link.open:
             return
         if link.ping is not None and now - link.ping.sent_at > limits.server_lease_s:
-            self.context.drop(link)
+            self._context.drop(link)
             return
         link.send_ping(now)
-        self.context.touch(link)
+        self._context.touch(link)
         usable = link.state is states.Link.USABLE
         if not usable:
             self._greet(link, now)
-            self.context.effects.append(FetchRing())
-        self.context.timers.set(("watch", link), now + (limits.server_lease_s / 2 if usable else limits.hello_retry_s))
+            self._context.effects.append(FetchRing())
+        self._context.timers.set(("watch", link), now + (limits.server_lease_s / 2 if usable else limits.hello_retry_s))
 
     # What arrives
 
@@ -274,7 +330,7 @@ class Router:
             self._broadcast(link, number, message, now)
         elif channel == self._peer_channel:
             self._from_peer(link, client, number, message, now)
-        elif client == self.context.client:
+        elif client == self._context.client:
             self._from_agent(link, number, message, now)
         else:
             self.counters.garbage += 1
@@ -286,18 +342,18 @@ class Router:
         elif isinstance(message, control.Resync) and message.server == link.server:
             self.counters.resyncs += 1
             link.incarnation = message.incarnation
-            channels, patterns = self.subscribing.present(link)
-            streams = self.publishing.present(link)
+            channels, patterns = self._subscriber.present(link)
+            streams = self._publisher.present(link)
             for part in control.presents(message.incarnation, number, channels, patterns, streams):
-                self.context.tell_agent(link, part)
-            self.subscribing.confirm_all(link)
+                self._context.tell_agent(link, part)
+            self._subscriber.confirm_all(link)
         else:
             self.counters.garbage += 1
 
     def _from_agent(self, link: ServerLink, number: int, message: control.Control, now: float) -> None:
         match message:
             case control.Welcome():
-                if message.ring and message.ring_version > self.context.book.version:
+                if message.ring and message.ring_version > self._context.book.version:
                     self.ring(message.ring, now)
                 if link.welcomed(number, message, self._lease_s(message.lease_ms)):
                     self._take_heartbeat(link, message.ring_version, now)
@@ -312,21 +368,21 @@ class Router:
 
     def _refused(self, link: ServerLink, number: int, refused: control.Refused) -> None:
         """An agent does not take this client's messages. A link that is usable has shown that its agent does."""
-        if link.state is states.Link.USABLE or not link.opened_at_number < number <= self.context.number:
+        if link.state is states.Link.USABLE or not link.opened_at_number < number <= self._context.number:
             self.counters.garbage += 1
             return
-        self.context.effects.append(
+        self._context.effects.append(
             AgentRefused(link.server, refused.code, refused.version_min, refused.version_max, refused.text)
         )
 
     def _from_peer(self, link: ServerLink, client: int, number: int, message: control.Control, now: float) -> None:
         match message:
             case control.Heal():
-                self.publishing.heal(link, client, number, message)
+                self._publisher.heal(link, client, number, message)
             case control.Resend() | control.Healed():
-                for sub in list(self.subscribing.by_channel.get(message.channel, ())):
+                for sub in list(self._subscriber.by_channel.get(message.channel, ())):
                     self._heal(sub, message, link.server, now)
-                for subs in list(self.subscribing.by_pattern.values()):
+                for subs in list(self._subscriber.by_pattern.values()):
                     for sub in subs:
                         if message.channel in sub.channels:
                             self._heal(sub, message, link.server, now)
@@ -338,60 +394,60 @@ class Router:
         again. If this client does not subscribe there, the agent has missed the Bye."""
         self.counters.notices += 1
         if (False, notice.name) not in link.listening:
-            self.context.tell_agent(link, control.Bye(notice.name, False, link.incarnation))
-        known = notice.entry == self.context.book.signed_entry(notice.name)
+            self._context.tell_agent(link, control.Bye(notice.name, False, link.incarnation))
+        known = notice.entry == self._context.book.signed_entry(notice.name)
         self.entry(notice.entry, now)
         if known:
-            self.publishing.confirm(link, notice.name)
-            self.subscribing.confirm(notice.name)
+            self._publisher.confirm(link, notice.name)
+            self._subscriber.confirm(notice.name)
 
     def _heal(self, sub: Subscription, message: control.Resend | control.Healed, server: str, now: float) -> None:
         if isinstance(message, control.Resend):
-            self.receiving.resent(sub, message, server, now)
+            self._receiver.resent(sub, message, server, now)
         else:
-            self.receiving.healed(sub, message, now)
+            self._receiver.healed(sub, message, now)
 
     def _answered(self, nonce: int, answer: control.Answer, now: float) -> None:
         if answer.ring:
             self.ring(answer.ring, now)
         if answer.entry:
             self.entry(answer.entry, now)
-        site = self.subscribing.asked.get(nonce)
+        site = self._subscriber.asked.get(nonce)
         if site is not None and site.sub.name == answer.name and (whole := site.take_part(answer)) is not None:
-            del self.subscribing.asked[nonce]
-            self.context.timers.cancel(("hello", site))
-            self.subscribing.answered(site, whole, now)
-        lane = self.publishing.asked.get(nonce)
+            del self._subscriber.asked[nonce]
+            self._context.timers.cancel(("hello", site))
+            self._subscriber.answered(site, whole, now)
+        lane = self._publisher.asked.get(nonce)
         if lane is not None and lane.out.name == answer.name:
-            del self.publishing.asked[nonce]
-            self.publishing.answered(lane, now)
+            del self._publisher.asked[nonce]
+            self._publisher.answered(lane, now)
 
     # Time
 
     def next_timer(self) -> float | None:
         """When `timer` wants to be called next."""
-        return self.context.timers.next_at()
+        return self._context.timers.next_at()
 
     def timer(self, now: float) -> None:
         """Runs the timers that are due."""
-        for key in self.context.timers.due(now):
+        for key in self._context.timers.due(now):
             assert isinstance(key, tuple)
             self._duties[key[0]](*key[1:], now)
-        self.context.timers.set_if_absent(("sweep",), now + self.limits.publisher_idle_s / 4)
+        self._context.timers.set_if_absent(("sweep",), now + self.limits.publisher_idle_s / 4)
 
     def _sweep_due(self, now: float) -> None:
-        for sub in self.subscribing:
-            self.receiving.forget_idle(sub, now)
+        for sub in self._subscriber:
+            self._receiver.forget_idle(sub, now)
         self._forget_entries()
 
     def _forget_entries(self) -> None:
         """Drops the entries of channels that were unused at the last sweep and are unused now. The agent at the ring
         home sends an entry again when it is needed."""
-        book = self.context.book
+        book = self._context.book
         unused = {
             channel
             for channel in book.entries
-            if channel not in self.subscribing.by_channel and not self.publishing.uses(channel)
+            if channel not in self._subscriber.by_channel and not self._publisher.uses(channel)
         }
         for channel in unused & self._unused:
             book.forget_entry(channel)

@@ -12,7 +12,7 @@ from typing import Final
 from shoal.channels import states
 from shoal.channels.client.context import Context
 from shoal.channels.client.inbox import Inbox
-from shoal.channels.client.receiver import Receiving
+from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscription import Site, Subscription, Wanted
 from shoal.channels.timers import patience
@@ -34,12 +34,12 @@ UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
 """Stands for a server of a ring whose members are not known any more."""
 
 
-class Subscribing:
+class Subscriber:
     """All subscriptions of one router."""
 
-    def __init__(self, context: Context, receiving: Receiving) -> None:
+    def __init__(self, context: Context, receiver: Receiver) -> None:
         self._context = context
-        self._receiving = receiving
+        self._receiver = receiver
         self._count = 0
         self._placed_by = 0
         self.by_channel: dict[bytes, list[Subscription]] = {}
@@ -246,7 +246,7 @@ class Subscribing:
         self._number(site)
         self._hello(site, now)
         if HANDSHAKE not in self._context.rules and not sub.in_force:
-            self._receiving.start(sub, now)
+            self._receiver.start(sub, now)
 
     def _number(self, site: Site) -> None:
         """Gives a question a new nonce, so that the Answer to an earlier one is not taken for its own."""
@@ -305,12 +305,12 @@ class Subscribing:
             self._check_in_force(sub, now)
             return
         if not site.incarnation and self._is_unheard(site, answer.since):
-            self._receiving.report_unknown(sub, site.server)
+            self._receiver.report_unknown(sub, site.server)
         another, reborn = site.incarnation != answer.incarnation, site.incarnation not in (0, answer.incarnation)
         site.incarnation = answer.incarnation
         heard = {(channel, stream) for channel, stream, _ in answer.streams}
         for channel, stream, last in (*answer.streams, *(answer.absent if another else ())):
-            self._receiving.evidence(sub, channel, stream, last, site.server, now)
+            self._receiver.evidence(sub, channel, stream, last, site.server, now)
         if reborn:
             self._reborn(site, answer, heard, now)
         self._confirm(sub)
@@ -332,14 +332,14 @@ class Subscribing:
         self._context.counters.restarts_seen += 1
         for chan, stream_in in sub.all_streams():
             if stream_in.server == site.server and (chan.name, stream_in.stream) not in heard:
-                self._receiving.doubt(sub, chan, stream_in, now)
+                self._receiver.doubt(sub, chan, stream_in, now)
         if not answer.remembers:
-            self._receiving.report_unknown(sub, site.server)
+            self._receiver.report_unknown(sub, site.server)
 
     def _report_server_loss(self, sub: Subscription, server: str, now: float) -> None:
         """A server has left the ring while this subscription was on it: its streams are in doubt."""
         self._doubt_streams(sub, server, now)
-        self._receiving.report_unknown(sub, server)
+        self._receiver.report_unknown(sub, server)
 
     def report_missed(self, known: Ring) -> None:
         """A new ring has come. A server that joined and left again since the previously known ring may have carried
@@ -351,7 +351,7 @@ class Subscribing:
             if not sub.in_force:
                 continue
             for server in self._passed(sub, between, {*known.ids, *ring.ids}):
-                self._receiving.report_unknown(sub, server)
+                self._receiver.report_unknown(sub, server)
 
     def _passed(self, sub: Subscription, between: tuple[Members, ...] | None, stayed: set[str]) -> list[str]:
         """The servers that came and went on which a subscription should have been meanwhile."""
@@ -372,11 +372,11 @@ class Subscribing:
         """Doubts the streams that were last heard on a server that is gone."""
         for chan, stream in sub.all_streams():
             if stream.server == server:
-                self._receiving.doubt(sub, chan, stream, now)
+                self._receiver.doubt(sub, chan, stream, now)
 
     def _check_in_force(self, sub: Subscription, now: float) -> None:
         if not sub.in_force and sub.sites and all(s.state is states.Site.IN_FORCE for s in sub.sites.values()):
-            self._receiving.start(sub, now)
+            self._receiver.start(sub, now)
             self.place(sub, now)
 
     # Links

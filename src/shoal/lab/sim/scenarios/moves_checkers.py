@@ -89,7 +89,7 @@ class MovesCheck:
         """Whether an application subscribes to the channel and does not know the entry."""
         if app.router is None:
             return False
-        known = app.router.context.book.revision(entry.unit)
+        known = app.router.book.revision(entry.unit)
         name = entry.unit.decode()
         return known < entry.newness and any(sub.text == name and not sub.record.pattern for sub in app.subs)
 

@@ -18,7 +18,7 @@ def check_settled(apps: list[App], verdict: Verdict) -> None:
             verdict.violate("unsettled", f"{who} never found the cluster")
             continue
         if not router.settled:
-            verdict.violate("unsettled", f"{who} has {router.publishing.pending_messages} messages unconfirmed")
+            verdict.violate("unsettled", f"{who} has {router.pending_messages} messages unconfirmed")
         cores = [sub.core for sub in app.subs]
         verdict.violations += [f"unsettled: {who}: a subscription never came into force"] * cores.count(None)
         for sub in filter(None, cores):
@@ -28,10 +28,9 @@ def check_settled(apps: list[App], verdict: Verdict) -> None:
             held = sum(len(stream.held) for _, stream in sub.all_streams())
             if held or sub.early:
                 verdict.violate("growth", f"{who}: {sub.text} still holds {held} messages, {len(sub.early)} early")
-        if router.subscribing.asked or router.publishing.asked:
-            asked = len(router.subscribing.asked), len(router.publishing.asked)
-            verdict.violate("growth", f"{who} still waits for answers: {asked}")
+        if router.questions:
+            verdict.violate("growth", f"{who} still waits for {router.questions} answers")
         # a doubt that is over leaves its timer behind for `gap_timeout_s`, so there may be one for each stream
         streams = sum(1 for sub in filter(None, cores) for _ in sub.all_streams())
-        if len(router.context.timers) > 60 + 4 * len(app.subs) + streams:
-            verdict.violate("growth", f"{who} has {len(router.context.timers)} timers in a quiet world")
+        if len(router.timers) > 60 + 4 * len(app.subs) + streams:
+            verdict.violate("growth", f"{who} has {len(router.timers)} timers in a quiet world")
