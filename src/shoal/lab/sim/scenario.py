@@ -28,6 +28,10 @@ from shoal.lab.sim.world.process import Process, Processes, failures_logged
 from shoal.lab.sim.world.world import World
 
 BEGIN_S: Final = 3.0
+BEGIN_S_MAX: Final = 10.0
+FORM_LOOK_S: Final = 0.25
+"""The first phase lasts `BEGIN_S`, and longer in a slow world: until participants are ready, which is checked every
+`FORM_LOOK_S`, or until `BEGIN_S_MAX`."""
 CALM_S: Final = 8.0
 QUIET_S_MIN: Final = 4.0
 QUIET_S: Final = 10.0
@@ -78,6 +82,8 @@ class Scenario:
         """How many processes have died, by faults or by the scenario."""
         self.active = True
         """Whether applications work: until the quiet phase."""
+        self.began_at = BEGIN_S
+        """When the safety phase began."""
         self.peace_s = 0.0
         """How long the safety phase lasts before the first fault."""
         self.coordinator = ModelCoordinator(self.network, options=self.coordinator_options())
@@ -107,6 +113,10 @@ class Scenario:
     def build(self, rng: Random) -> FaultTargets:
         """Makes all participants."""
         raise NotImplementedError
+
+    def formed(self) -> bool:
+        """Whether participants are ready for the safety phase."""
+        return True
 
     def begin_safety(self) -> None:
         """Participants are up; faults begin after `peace_s`."""
@@ -164,6 +174,9 @@ class Scenario:
         """The phases of a run, one after the other."""
         world = self.world
         world.run(BEGIN_S)
+        while not self.formed() and world.now < BEGIN_S_MAX:
+            world.run(world.now + FORM_LOOK_S)
+        self.began_at = world.now
         self.begin_safety()
         world.run(BEGIN_S + self.peace_s)
         self.faults.start()

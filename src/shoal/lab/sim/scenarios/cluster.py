@@ -298,6 +298,11 @@ class ChannelScenario(Scenario):
 
     # The run
 
+    def formed(self) -> bool:
+        """Every agent has a ring."""
+        cores = [processes[-1].agent.core for processes in self.agent_processes]
+        return all(core is not None and core.book.ring is not None for core in cores)
+
     def faults_began(self) -> None:
         """In some runs agents fail to renew their leases."""
         if self.shape.lapses:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.lab.sim.checkers import FOREIGN, FOREIGN_PUBLISHER, Verdict
 from shoal.lab.sim.history import Foreign, Published, SubscriberRecord
-from shoal.lab.sim.scenario import BEGIN_S
 from shoal.lab.sim.scenarios.moves_watch import kind_of
 from shoal.message import Gap
 from shoal.plan.entry import Entry, Phase
@@ -147,7 +146,7 @@ class MovesCheck:
                 for handed in sub.handed
                 if not isinstance(handed.item, Gap) and handed.item.payload.startswith(FOREIGN)
             }
-            since = max(sub.in_force_at, BEGIN_S)
+            since = max(sub.in_force_at, self.run.began_at)
             ended_at = float("inf") if sub.ended_at is None else sub.ended_at - BEFORE_TROUBLE_S
             for foreign in filter(self._is_promised, self.run.history.foreign):
                 if not sub.reads(foreign.channel) or not since < foreign.sent_at < min(until, ended_at):
