@@ -108,6 +108,7 @@ class Scanner:
         self._buffer = np.zeros(FIRST_BUFFER_BYTES + PADDING_BYTES, np.uint8)
         self._view = self._buffer.data
         self._first_second: int | None = None
+        self._observed_bytes = 0
         self._end = 0
         self._used_up = True
         """Whether everything that was fed has been scanned: then there is no need to call the kernel."""
@@ -117,9 +118,9 @@ class Scanner:
         """Takes bytes that arrived in `second`."""
         if self._first_second is None:
             self._first_second = second
-        head, cursor = self._tables.head, self._cursor
-        head["second"] = second - self._first_second
-        head["observed_bytes"] += len(data)
+        cursor = self._cursor
+        self._tables.head["second"] = second - self._first_second
+        self._observed_bytes += len(data)
         at = int(cursor[_AT])
         rest = int(cursor[_END]) - at
         self._make_room(at, rest, len(data))
@@ -202,6 +203,7 @@ class Scanner:
     def clear(self) -> None:
         """Forgets every channel and stream: the server has begun a new life."""
         self._tables = make_tables(self._limits, bool(self._tables.head[0]["watch_new"]))
+        self._observed_bytes = 0
 
     def watch_new(self) -> None:
         """From now on every channel is watched from its first frame until `watch` says otherwise, and one for which
@@ -290,11 +292,12 @@ class Scanner:
             uncounted_bytes=int(head["uncounted_bytes"]),
             internal=int(head["internal"]),
             internal_bytes=int(head["internal_bytes"]),
-            observed_bytes=int(head["observed_bytes"]),
+            observed_bytes=self._observed_bytes,
         )
+        self._observed_bytes = 0
         for name in COUNTERS:
             tables.channels[name][active] = 0
-        for name in ("uncounted", "uncounted_bytes", "internal", "internal_bytes", "observed_bytes"):
+        for name in ("uncounted", "uncounted_bytes", "internal", "internal_bytes"):
             head[name] = 0
         head["active_channels"] = head["active_streams"] = 0
         head["unit"] += 1

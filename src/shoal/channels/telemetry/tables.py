@@ -91,7 +91,7 @@ HEAD: Final = np.dtype(
             # whether channels are watched from their first frame on, and those for which there is no room always
             "watch_new",
             # counted beside the channels since the last time unit was closed
-            *("uncounted", "uncounted_bytes", "internal", "internal_bytes", "observed_bytes"),
+            *("uncounted", "uncounted_bytes", "internal", "internal_bytes"),
             # messages of other versions since they were last asked for
             *("envelopes_1", "unknown_flags"),
         )
