@@ -40,7 +40,7 @@ def test_each_protocol_lists_its_own_breaks(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_break_of_another_protocol_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sim", "channels", "--break", "narrow-last"]) == 2
-    assert "there is no break 'narrow_last'" in capsys.readouterr().err
+    assert "unknown break 'narrow_last'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("spelling", ["mark-forwarded", "mark_forwarded"])
