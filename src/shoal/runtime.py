@@ -37,17 +37,17 @@ async def _connect_redis(url: str, timeout_s: float, runtime: Runtime) -> Coordi
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The surroundings of a shell; the defaults are a real process's."""
+    """The surroundings of a shell."""
 
-    dial: Dial = tcp
+    dial: Dial
     """Opens connections."""
-    wall: Callable[[], float] = time.time
+    wall: Callable[[], float]
     """The time of day, in seconds since 1970."""
-    monotonic: Callable[[], float] = time.monotonic
+    monotonic: Callable[[], float]
     """A clock that goes on within a turn of the event loop; the loop's own may stand still."""
-    random: Random = field(default_factory=SystemRandom)
+    random: Random
     """Identities and nonces are drawn from it, so in production it is the operating system's."""
-    connect_coordinator: ConnectCoordinator = _connect_redis
+    connect_coordinator: ConnectCoordinator
     routes: Mapping[str, Endpoint] = field(default_factory=dict)
     """By the id of a server: how to reach it, where that is not at the address that it announces."""
 
@@ -61,4 +61,7 @@ class Runtime:
         return await self.connect_coordinator(url, timeout_s, self)
 
 
-PRODUCTION = Runtime()
+PRODUCTION: Final = Runtime(
+    dial=tcp, wall=time.time, monotonic=time.monotonic, random=SystemRandom(), connect_coordinator=_connect_redis
+)
+"""The surroundings of a real process. Only process entries use it: `shoal.connect`, commands, jobs, agent, balancer."""

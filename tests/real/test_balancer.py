@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.support.connections import connect_coordinator
 
 import shoal
 from shoal import cli
@@ -80,7 +81,7 @@ class Watch:
 
 @contextlib.asynccontextmanager
 async def watching(cluster: LocalCluster) -> AsyncIterator[Watch]:
-    async with await RedisCoordinator.connect(cluster.url_for(ADMIN)) as coordinator:
+    async with await connect_coordinator(cluster.url_for(ADMIN)) as coordinator:
         yield Watch(cluster, coordinator)
 
 

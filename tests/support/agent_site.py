@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis_py
+from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.interface import LeaseInfo
@@ -108,7 +109,7 @@ class Site:
 async def agent_site() -> AsyncIterator[Site]:
     """A server and a coordinator that holds a plan; nothing of it is left afterwards."""
     with RedisServer(aof=True) as redis, RedisServer() as server:
-        async with await RedisCoordinator.connect(f"{redis.host}:{redis.port}") as coordinator:
+        async with await connect_coordinator(f"{redis.host}:{redis.port}") as coordinator:
             site = Site(coordinator, redis, server)
             await site.write_plan()
             try:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from tests.support.agent_site import until
+from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.interface import Lease
@@ -128,7 +129,7 @@ class MoverScene:
 async def mover_scene() -> AsyncIterator[MoverScene]:
     """A coordinator that holds a plan; nothing of it is left afterwards."""
     with RedisServer(aof=True) as redis:
-        async with await RedisCoordinator.connect(f"{redis.host}:{redis.port}") as coordinator:
+        async with await connect_coordinator(f"{redis.host}:{redis.port}") as coordinator:
             scene = MoverScene(coordinator, f"shoal://{redis.host}:{redis.port}")
             await scene.write_plan()
             try:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import hiredis
 import pytest
+from tests.support.connections import ask
 from tests.support.redis_server import RedisServer, free_port
 
 from shoal.errors import AuthenticationError, ConnectError
-from shoal.wire.blocking import ask
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,10 @@ from typing import Any
 
 import hiredis
 import pytest
-from tests.support.connections import Collector, connection_to, on_both_loops, opened, peer
+from tests.support.connections import Collector, ask, connection_to, on_both_loops, opened, peer
 from tests.support.redis_server import RedisServer, free_port
 
 from shoal.errors import AuthenticationError, ConnectError, ProtocolError, ServerTooOldError
-from shoal.wire.blocking import ask
 from shoal.wire.commands import encode_commands
 
 PASSWORD = "open sesame"

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from random import Random
 from typing import Any
 
 import hiredis
@@ -257,7 +258,7 @@ async def test_connections_go_where_the_dialer_leads_them(plain: RedisServer) ->
         async with Connection("nowhere.invalid", 1, **login) as connection:
             assert await connection.ask(("PING",)) == [b"PONG"]
         assert (asked, len(seen)) == ([("nowhere.invalid", 1)], 1)
-        async with await RedisCoordinator.connect("nowhere.invalid:2", dial=around) as coordinator:
+        async with await RedisCoordinator.connect("nowhere.invalid:2", dial=around, random=Random(1)) as coordinator:
             await coordinator.put("plan/a", b"1")
             changes = coordinator.watch("plan/")
             assert (await anext(changes)).key == "plan/a"

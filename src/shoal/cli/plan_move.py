@@ -111,9 +111,9 @@ def make_request(channel: bytes, servers: tuple[str, ...], mode: str, eager: boo
 
 
 async def _move(url: str, key: bytes | None, request: MoveRequest, wait_s: float | None) -> MoveResult:
-    from shoal.coordination.redis import RedisCoordinator
+    from shoal.runtime import PRODUCTION
 
-    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         return await MoveCommand(coordinator, request).run(key, wait_s)
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from shoal.wire.connection import Connection
-from shoal.wire.dial import Dial, tcp
+from shoal.wire.dial import Dial
 
 _CLIENT_NAME: Final = "shoal-ask"
 
@@ -36,9 +36,9 @@ class BlockingConnection:
         username: str | None,
         password: str | None,
         *,
+        dial: Dial,
         timeout_s: float = 5.0,
         frame_bytes_max: int = 1 << 26,
-        dial: Dial = tcp,
     ) -> None:
         self.where = f"{host}:{port}"
         self._runner: asyncio.Runner | None = None
@@ -101,9 +101,9 @@ def ask(
     username: str | None,
     password: str | None,
     *args: bytes | str | int,
+    dial: Dial,
     timeout_s: float = 5.0,
     frame_bytes_max: int = 1 << 26,
-    dial: Dial = tcp,
 ) -> Any:
     """Connect, log in, run one command, return its reply; raises what `BlockingConnection` does."""
     with BlockingConnection(

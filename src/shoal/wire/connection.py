@@ -32,7 +32,7 @@ import hiredis
 from shoal.errors import ConnectError, ProtocolError
 from shoal.wire.answers import Answers
 from shoal.wire.commands import Command, Request, encode_commands, encode_requests
-from shoal.wire.dial import Dial, tcp
+from shoal.wire.dial import Dial
 from shoal.wire.frames import FrameReader
 from shoal.wire.handshake import NO_REDIS, ServerIdentity, handshake_commands, judge_handshake
 
@@ -107,11 +107,11 @@ class Connection(asyncio.BufferedProtocol):
         username: str | None,
         password: str | None,
         name: str,
+        dial: Dial,
         receiver: Receiver | None = None,
         raw: RawReceiver | None = None,
         pushed: Callable[[list[Any]], None] | None = None,
         identify: bool = False,
-        dial: Dial = tcp,
         connect_timeout_s: float = 5.0,
         answer_timeout_s: float = 5.0,
         write_buffer_bytes_high: int = 1 << 20,
