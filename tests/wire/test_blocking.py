@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import hiredis
@@ -51,3 +54,25 @@ def test_a_silent_peer_times_out(server: RedisServer) -> None:
         pytest.raises(ConnectError, match="no answer to HELLO within"),
     ):
         ask(server.host, silent.getsockname()[1], None, None, "PING", timeout_s=0.1)
+
+
+WAITING = """
+import sys
+from shoal.wire.blocking import BlockingConnection
+from shoal.wire.dial import tcp
+with BlockingConnection(sys.argv[1], int(sys.argv[2]), None, "secret", dial=tcp, timeout_s=60.0) as connection:
+    print("open", flush=True)
+    connection.ask("BLPOP", "empty", 0)
+"""
+
+
+def test_ctrl_c_ends_a_request_that_waits(server: RedisServer) -> None:
+    command = [sys.executable, "-c", WAITING, server.host, str(server.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert "Task" not in errors

@@ -57,7 +57,7 @@ class BlockingConnection:
     def __enter__(self) -> Self:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         try:
-            _undisturbed(self._runner.run, self._connection.open())
+            _undisturbed(self._runner.get_loop().run_until_complete, self._connection.open())
         except BaseException:
             self._end()
             raise
@@ -81,7 +81,8 @@ class BlockingConnection:
     def ask(self, *args: bytes | str | int) -> Any:
         """The reply to one command; `hiredis.ReplyError` when the server refuses it."""
         assert self._runner is not None, "enter it first"
-        (reply,) = _undisturbed(self._runner.run, self._connection.ask(args))
+        # Runner.run would install and remove a signal handler, which costs as much as the rest of a small request
+        (reply,) = _undisturbed(self._runner.get_loop().run_until_complete, self._connection.ask(args))
         return reply
 
 
