@@ -51,11 +51,11 @@ def test_an_entry_at_rest_stands_by_its_placement() -> None:
         ({"earlier": ()}, "no earlier placement"),
         ({"earlier": (NEW,)}, "order of their versions"),
         ({"phase": Phase.END}, "has ended"),
-        ({"publish": 7}, "does not have"),
+        ({"publish": 7}, "has no placement with the version"),
         ({"publish": 10}, "cannot use version 10"),
         ({"phase": Phase.SWITCH}, "cannot use version 5"),
         ({"revision": 9}, "older than its newest"),
-        ({"placement": at_home(10, "s2")}, "follows from the ring"),
+        ({"placement": at_home(10, "s2")}, "derived from the ring"),
     ],
 )
 def test_entries_that_cannot_be_are_refused_by_who_signs_and_by_who_reads(change: dict[str, object], why: str) -> None:

@@ -139,8 +139,8 @@ async def test_pause_holds_deliveries_back_until_resume(server: RedisServer) -> 
     [
         ({"password": "wrong"}, "refused user 'full'"),
         ({"username": "nobody"}, "refused user 'nobody'"),
-        ({"username": None, "password": None}, "wants a password"),
-        ({"username": "blind"}, r"may not run INFO .* \+info"),
+        ({"username": None, "password": None}, "requires a password"),
+        ({"username": "blind"}, r"has no permission for INFO .* \+info"),
     ],
 )
 @on_both_loops

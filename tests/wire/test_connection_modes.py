@@ -162,7 +162,7 @@ async def test_an_answer_that_was_not_asked_for_is_a_protocol_error(server: Redi
 
 async def test_a_connection_with_a_receiver_does_not_ask(server: RedisServer) -> None:
     async with opened(server) as (connection, _):
-        with pytest.raises(RuntimeError, match="does not ask"):
+        with pytest.raises(RuntimeError, match="cannot ask"):
             await connection.ask(("PING",))
 
 

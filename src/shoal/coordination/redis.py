@@ -167,8 +167,8 @@ class RedisCoordinator(Coordinator):
         names.check_name("member", member)
         names.check_size("member's data", data, names.MEMBER_DATA_BYTES_MAX)
         names.check_ttl(ttl_s)
-        life = f"{self._random.getrandbits(64):016x}"  # each join is a separate holder, even under the same name
-        token = await self._grants.take(f"{MEMBER}{group}/{member}", life, data, ttl_s, takeover=True)
+        holder = f"{self._random.getrandbits(64):016x}"  # each join is a separate holder, even under the same name
+        token = await self._grants.take(f"{MEMBER}{group}/{member}", holder, data, ttl_s, takeover=True)
         assert token is not None, "a takeover is never refused"
         return RedisMembership(self._grants, group, member, token, ttl_s)
 

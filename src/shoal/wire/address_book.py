@@ -21,7 +21,7 @@ from shoal.wire.dial import Dial
 
 
 class HostAddress(Protocol):
-    """What a host announces (`shoal.plan.ring.ServerAddress`)."""
+    """The address that a host announces (`shoal.plan.ring.ServerAddress`)."""
 
     @property
     def id(self) -> str:
@@ -29,11 +29,11 @@ class HostAddress(Protocol):
 
     @property
     def host(self) -> str:
-        """The name or IP address at which it listens."""
+        """The name or IP address on which it listens."""
 
     @property
     def port(self) -> int:
-        """The port at which it listens."""
+        """The port on which it listens."""
 
     @property
     def tls(self) -> bool:
@@ -60,7 +60,7 @@ class AddressBook:
         self._overrides = overrides
 
     def reach(self, address: HostAddress) -> Endpoint:
-        """How to reach a host from here. Opening a connection to a host that expects TLS raises ConnectError."""
+        """Return how to reach a host. Opening a connection to a host that expects TLS raises ConnectError."""
         override = self._overrides.get(address.id)
         return override or Endpoint(address.host, address.port, _refuse_tls if address.tls else self._dial)
 

@@ -86,7 +86,7 @@ class AgentConnection:
     def received(self, data: bytes) -> None:
         """Passes bytes to the consumer."""
         if self._receive is None:
-            raise ProtocolError(f"{self._where} sent more than it was asked for")
+            raise ProtocolError(f"{self._where} sent an unexpected reply")
         try:
             self._receive(data)
         except ShoalError:
