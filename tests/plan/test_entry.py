@@ -16,7 +16,7 @@ MOVING = Entry(b"tile", NEW, Phase.WIDEN, (OLD,), 5, 11, since=11)
 
 
 @pytest.mark.parametrize(
-    ("phase", "publish", "standing", "publishing", "follows_from"),
+    ("phase", "publish", "subscribed", "publishing", "follows_from"),
     [
         (Phase.PREPARE, 5, (OLD,), OLD, 0),
         (Phase.WIDEN, 5, (OLD, NEW), OLD, 11),
@@ -25,13 +25,13 @@ MOVING = Entry(b"tile", NEW, Phase.WIDEN, (OLD,), 5, 11, since=11)
     ],
 )
 def test_what_a_phase_means(
-    phase: Phase, publish: int, standing: tuple[Placement, ...], publishing: Placement, follows_from: int
+    phase: Phase, publish: int, subscribed: tuple[Placement, ...], publishing: Placement, follows_from: int
 ) -> None:
     entry = Entry(b"tile", NEW, phase, (OLD,), publish, 13, since=13)
     check_entry(entry)
-    assert entry.standing == standing
+    assert entry.subscribed == subscribed
     assert entry.publishing is publishing
-    assert entry.publishing in entry.standing
+    assert entry.publishing in entry.subscribed
     assert entry.follows_from == follows_from
     assert entry.servers == ("s1", "s2")
 
@@ -39,7 +39,7 @@ def test_what_a_phase_means(
 def test_an_entry_at_rest_stands_by_its_placement() -> None:
     entry = Entry(b"tile", NEW)
     check_entry(entry)
-    assert entry.standing == (NEW,)
+    assert entry.subscribed == (NEW,)
     assert entry.publishing is NEW
     assert entry.newness == 10
     assert entry.follows_from == 0

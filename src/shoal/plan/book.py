@@ -108,19 +108,19 @@ class PlanBook:
         entry = self._entries.get(channel)
         if entry is None:
             return self._at_home(channel)
-        for placement in (entry.publishing, *reversed(entry.standing)):
+        for placement in (entry.publishing, *reversed(entry.subscribed)):
             reduced = self._reduced(placement)
             if reduced is not None:
                 return reduced
         return self._at_home(channel)
 
-    def standing(self, channel: bytes) -> tuple[Placement, ...]:
+    def subscribed(self, channel: bytes) -> tuple[Placement, ...]:
         """The placements at which every subscriber of the channel is subscribed: more than one while it moves."""
         entry = self._entries.get(channel)
         if entry is None:
             return (self._at_home(channel),)
-        standing = [reduced for placement in entry.standing if (reduced := self._reduced(placement)) is not None]
-        return tuple(standing) or (self._at_home(channel),)
+        subscribed = [reduced for placement in entry.subscribed if (reduced := self._reduced(placement)) is not None]
+        return tuple(subscribed) or (self._at_home(channel),)
 
     def _at_home(self, channel: bytes) -> Placement:
         ring = self._require_ring()

@@ -61,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag=CHANNEL):
         return self.revision or self.placement.version
 
     @property
-    def standing(self) -> tuple[Placement, ...]:
+    def subscribed(self) -> tuple[Placement, ...]:
         """The placements at which every subscriber is subscribed."""
         if self.phase is Phase.PREPARE:
             return self.earlier

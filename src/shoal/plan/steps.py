@@ -91,16 +91,16 @@ def is_alive(placement: Placement, ring: Ring) -> bool:
 
 def unended(channel: bytes, entry: Entry | None, ring: Ring) -> tuple[tuple[Placement, ...], Placement]:
     """The placements with subscribers, oldest first, and the one that publishers use."""
-    standing = tuple(placement for placement in entry.standing if is_alive(placement, ring)) if entry else ()
-    if entry is None or not standing:
+    subscribed = tuple(placement for placement in entry.subscribed if is_alive(placement, ring)) if entry else ()
+    if entry is None or not subscribed:
         home = at_home(ring.version, ring.home(channel))
         return (home,), home
-    return standing, entry.publishing if entry.publishing in standing else standing[-1]
+    return subscribed, entry.publishing if entry.publishing in subscribed else subscribed[-1]
 
 
 def _left_out(entry: Entry, ring: Ring) -> set[str]:
     """The servers of placements with subscribers, and without a server in the ring."""
-    return {s for placement in entry.standing if not is_alive(placement, ring) for s in placement.servers}
+    return {s for placement in entry.subscribed if not is_alive(placement, ring) for s in placement.servers}
 
 
 def begin(entry: Entry | None, ring: Ring, request: MoveRequest, helped: Iterable[str] = ()) -> Entry:
@@ -325,7 +325,7 @@ class ChannelSteps:
         if strangers := [server for server in request.servers if server not in ring.ids]:
             return Step(dropped=f"the ring has no server {', '.join(strangers)}")
         placements, _ = unended(request.unit, entry, ring)
-        dead = entry is not None and not any(is_alive(placement, ring) for placement in entry.standing)
+        dead = entry is not None and not any(is_alive(placement, ring) for placement in entry.subscribed)
         if len(placements) == 1 and _is_target(placements[0], request) and not dead:
             gone_back = entry is not None and entry.phase is Phase.PREPARE
             return Step(give_up(entry, ring) if entry and gone_back else None, "the channel lives there already")
