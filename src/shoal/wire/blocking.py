@@ -7,7 +7,7 @@ an event loop uses that directly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -57,7 +57,7 @@ class BlockingConnection:
     def __enter__(self) -> Self:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         try:
-            _off_loop(self._runner.get_loop().run_until_complete, self._connection.open())
+            _off_loop(self._run, self._connection.open())
         except BaseException:
             self._close()
             raise
@@ -80,10 +80,18 @@ class BlockingConnection:
 
     def ask(self, *args: bytes | str | int) -> Any:
         """Run one command and return the reply; raises `hiredis.ReplyError` if the server refuses it."""
-        assert self._runner is not None, "used before `with`"
-        # Runner.run would install and remove a signal handler, which costs as much as the rest of a small request
-        (reply,) = _off_loop(self._runner.get_loop().run_until_complete, self._connection.ask(args))
+        (reply,) = _off_loop(self._run, self._connection.ask(args))
         return reply
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine. `Runner.run` would install a signal handler, which costs as much as a small request."""
+        assert self._runner is not None, "used before `with`"
+        loop = self._runner.get_loop()
+        task = loop.create_task(work)
+        try:
+            return loop.run_until_complete(task)
+        finally:
+            task.cancel()  # no effect unless Ctrl-C interrupted the loop
 
 
 def _off_loop(function: Callable[[A], T], argument: A) -> T:
