@@ -15,7 +15,7 @@ from shoal.channels.agent.forward_targets import ForwardTargets
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase, check_entry
 from shoal.plan.placement import Mode, Placement
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules, without
 
 ALL = ("s1", "s2", "s3", "s4", "s5")

@@ -34,10 +34,10 @@ from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
 from shoal.load.record import DATA_FIELD, ID_FIELD, Record, encode, xadd
 from shoal.plan.keys import KEEPER_LEASE, Mark, move_key, pool_key
-from shoal.plan.moving import MoveRequest, decode_request, encode_request
+from shoal.plan.move_request import MoveRequest, decode_request, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.runtime import PRODUCTION
 from shoal.wire.envelope import TELEMETRY_KEY
 

@@ -8,7 +8,7 @@ import pytest
 from shoal.errors import ForgedEntryError
 from shoal.plan.entry import Entry, Phase, check_entry
 from shoal.plan.placement import Mode, Placement, at_home
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 
 OLD = Placement(5, Mode.SINGLE, ("s1",))
 NEW = Placement(10, Mode.ALL_SUBSCRIBERS, ("s2", "s1"))

@@ -20,9 +20,9 @@ from shoal.coordination.interface import Versioned
 from shoal.plan import steps
 from shoal.plan.conductor import View
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.moving import MoveRequest, encode_request
+from shoal.plan.move_request import MoveRequest, encode_request
 from shoal.plan.placement import BY_THE_RING, Mode, at_home
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.rules import without
 
 

@@ -27,7 +27,7 @@ from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, RING_KEY, entry_key
 from shoal.plan.ring import Ring
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 CHANNELS = [f"tile.{number}" for number in range(8)]
 PAYLOAD = b"x" * 400

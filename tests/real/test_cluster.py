@@ -39,7 +39,7 @@ from shoal.limits import Limits
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 STANDIN = Path(__file__).parent.parent / "support" / "standin_agent.py"
 LEASE_S = 1.0

@@ -23,7 +23,7 @@ from shoal.load_kinds import KINDS
 from shoal.plan.format import VALUE
 from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.wire.envelope import TELEMETRY_KEY
 
 TIMEOUT_S = 60.0

@@ -15,11 +15,11 @@ import uvloop
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.redis import RedisCoordinator
-from shoal.wire import blocking
+from shoal.wire import blocking_connection
 from shoal.wire.connection import Connection, Receiver
 from shoal.wire.dial import tcp
 
-ask = functools.partial(blocking.ask, dial=tcp)
+ask = functools.partial(blocking_connection.ask, dial=tcp)
 
 
 async def connect_coordinator(address: str, **settings: Any) -> RedisCoordinator:

@@ -29,10 +29,10 @@ from shoal.plan.keys import (
     moves_prefix,
     report_key,
 )
-from shoal.plan.moving import ChannelReport, MoveRequest, Report, encode_report, encode_request
+from shoal.plan.move_request import ChannelReport, MoveRequest, Report, encode_report, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.plan.steps import ChannelSteps
 
 SERVERS = ("s1", "s2", "s3")

@@ -18,7 +18,7 @@ from tests.support.redis_server import RedisServer
 
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ConnectError, ProtocolError
-from shoal.wire.blocking import BlockingConnection
+from shoal.wire.blocking_connection import BlockingConnection
 from shoal.wire.connection import READ_BATCH_BYTES, READ_PAUSE_S, Connection
 from shoal.wire.dial import tcp
 

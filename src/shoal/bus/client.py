@@ -29,7 +29,7 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import GivenAttributes
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.commands import Request

@@ -173,7 +173,7 @@ class _Cluster:
 
     def servers(self) -> tuple[ServerAddress, ...]:
         """Return the servers of the ring; the last known ones while the coordinator is unavailable."""
-        from shoal.plan.signing import Verifier
+        from shoal.plan.signature import Verifier
 
         try:
             key, ring = asyncio.run(self._source.key_and_ring())

@@ -122,7 +122,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
     from shoal.plan import keys
     from shoal.plan.book import PlanBook
     from shoal.plan.format import require_format
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
     from shoal.runtime import PRODUCTION
 
     async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:

@@ -97,7 +97,7 @@ async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[E
     from shoal.plan import keys
     from shoal.plan.book import PlanBook
     from shoal.plan.format import require_format
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
     from shoal.runtime import PRODUCTION
 
     async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:

@@ -87,7 +87,7 @@ async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
     from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
     from shoal.plan.recording_marks import set_recorded
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
     from shoal.runtime import PRODUCTION
 
     async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
@@ -113,7 +113,7 @@ def _is_applied(server: ServerAddress, login: Address, pattern: bytes) -> bool |
     import hiredis
 
     from shoal.runtime import PRODUCTION
-    from shoal.wire.blocking import ask
+    from shoal.wire.blocking_connection import ask
     from shoal.wire.record_entry import MARKS_KEY, read_marks
 
     try:

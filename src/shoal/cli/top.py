@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.coordination.interface import Coordinator
     from shoal.load.record import Record
     from shoal.plan.ring import Ring, ServerAddress
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
 
 REFRESH_S: Final = 1.0
 CHANNELS: Final = 20
@@ -177,7 +177,7 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
     from shoal.cluster.acl import READER
     from shoal.cluster.state import find_cluster
     from shoal.plan.ring import ServerAddress
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
     from shoal.runtime import PRODUCTION
 
     async with contextlib.AsyncExitStack() as stack:
@@ -199,7 +199,7 @@ async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
     from shoal.coordination.link import parse_address
     from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
     from shoal.runtime import PRODUCTION
 
     address = parse_address(url, None, None)
@@ -250,7 +250,7 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
     from shoal.load.record import DATA_FIELD, decode
     from shoal.load_kinds import KINDS
     from shoal.runtime import PRODUCTION
-    from shoal.wire.blocking import ask
+    from shoal.wire.blocking_connection import ask
     from shoal.wire.envelope import TELEMETRY_KEY
 
     try:

@@ -47,7 +47,7 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.keys import Mark, pool_key
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.runtime import PRODUCTION
 
 _READY_POLL_S: Final = 0.02

@@ -15,7 +15,7 @@ from shoal.cluster.acl import ADMIN
 from shoal.cluster.state import ClusterState, Endpoint
 from shoal.errors import ShoalError
 from shoal.runtime import PRODUCTION
-from shoal.wire.blocking import ask
+from shoal.wire.blocking_connection import ask
 
 Sample: TypeAlias = tuple[float, dict[str, str]]
 """The time and the fields of an INFO reply."""

@@ -28,7 +28,7 @@ from shoal.leader.timing import LeaderTiming
 from shoal.leader.window_reader import WindowReader
 from shoal.limits import Limits
 from shoal.metrics import MetricsPage
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.runtime import PRODUCTION
 
 

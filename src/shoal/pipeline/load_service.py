@@ -29,7 +29,7 @@ from shoal.pipeline.kept_windows import WindowKeeper
 from shoal.pipeline.load_job import LoadFacts, LoadJob, Take, start
 from shoal.pipeline.session import SessionOptions, running
 from shoal.runtime import PRODUCTION
-from shoal.wire.blocking import ask
+from shoal.wire.blocking_connection import ask
 from shoal.wire.commands import Command
 
 if TYPE_CHECKING:

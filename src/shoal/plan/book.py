@@ -14,7 +14,7 @@ from shoal.errors import StaleEntryError
 from shoal.plan.entry import Entry
 from shoal.plan.placement import Placement, at_home
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 _REDUCED: Final = 1 << 31
 """Set in the version of a reduced placement."""

@@ -21,7 +21,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from shoal.coordination.interface import Versioned
 from shoal.errors import ForgedEntryError, PlanError
 from shoal.logs import get_log
-from shoal.plan.signing import Signer, UnitEntry, Verifier
+from shoal.plan.signature import Signer, UnitEntry, Verifier
 
 _log: Final = get_log(__name__)
 

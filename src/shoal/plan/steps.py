@@ -27,7 +27,7 @@ from shoal.limits import Limits
 from shoal.plan.conductor import Case, Step
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.kinds import CHANNEL
-from shoal.plan.moving import ChannelReport, MoveRequest, Report, decode_report, decode_request
+from shoal.plan.move_request import ChannelReport, MoveRequest, Report, decode_report, decode_request
 from shoal.plan.placement import Mode, Placement, at_home
 from shoal.plan.ring import Ring
 from shoal.rules import ALL_RULES, Rules, rule

@@ -26,10 +26,10 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import VALUE
-from shoal.plan.moving import MoveRequest, encode_request
+from shoal.plan.move_request import MoveRequest, encode_request
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 
 BATCH: Final = 256
 """Entries between two renewals of the lease: verifying and signing them takes about 40 ms."""

@@ -25,7 +25,7 @@ ignore additional fields at the end of a body, so that fields can be added witho
 
 Any client that may publish on the server can send any of these messages, so decoding is strict: bytes that do not
 decode raise `ProtocolError`, and the receiver counts and drops them. Rings and placements travel inside as signed bytes
-(see `shoal.plan.signing`).
+(see `shoal.plan.signature`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from shoal.pipeline.source.kinds import Kind
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import ServerOffset
 from shoal.pipeline.source.options import SourceOptions, read_options
-from shoal.wire.blocking import BlockingConnection
+from shoal.wire.blocking_connection import BlockingConnection
 from shoal.wire.dial import tcp
 from shoal.wire.envelope import TELEMETRY_KEY
 

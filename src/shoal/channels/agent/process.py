@@ -41,9 +41,9 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.book import PlanBook
 from shoal.plan.format import FORMAT, stored_format
-from shoal.plan.moving import Report
+from shoal.plan.move_request import Report
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.backoff import Backoff

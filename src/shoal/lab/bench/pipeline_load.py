@@ -30,7 +30,7 @@ from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once, start
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
-from shoal.wire.blocking import BlockingConnection
+from shoal.wire.blocking_connection import BlockingConnection
 from shoal.wire.envelope import TELEMETRY_KEY
 
 BACKLOG: Final = "load windows, backlog"

@@ -23,7 +23,7 @@ from shoal.lab.soak.load_shape import LoadShape
 from shoal.lab.soak.plan_follower import PlanFollower, followed
 from shoal.lab.soak.round_log import DecisionMade, LoadEnded, LoadRaised, RingMembers, RoundLog, ServerLoad
 from shoal.leader.audit_log import AuditLog
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.runtime import PRODUCTION
 
 COORDINATOR_S_MAX: Final = 10.0

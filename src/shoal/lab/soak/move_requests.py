@@ -28,8 +28,8 @@ from shoal.lab.soak.outcome import SoakOptions
 from shoal.lab.soak.plan_follower import PlanFollower, followed
 from shoal.lab.soak.round_log import MoveRequested, Note, RequestRemoved, RoundLog
 from shoal.plan import keys
-from shoal.plan.moving import MoveRequest, encode_request
-from shoal.plan.signing import Verifier
+from shoal.plan.move_request import MoveRequest, encode_request
+from shoal.plan.signature import Verifier
 from shoal.runtime import PRODUCTION
 
 COORDINATOR_S_MAX: Final = 10.0

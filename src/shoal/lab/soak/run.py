@@ -39,7 +39,7 @@ from shoal.load.kinds import CHANNEL
 from shoal.load.record import DATA_FIELD, decode
 from shoal.load_kinds import KINDS
 from shoal.runtime import PRODUCTION
-from shoal.wire.blocking import ask
+from shoal.wire.blocking_connection import ask
 from shoal.wire.envelope import TELEMETRY_KEY
 
 ROUND_S_MAX: Final = 60.0

@@ -19,9 +19,9 @@ from shoal.history.server_reader import Login
 from shoal.plan.format import check_format
 from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.runtime import PRODUCTION
-from shoal.wire.blocking import BlockingConnection
+from shoal.wire.blocking_connection import BlockingConnection
 
 ROLE: Final = "reader"
 """The source's user at a local cluster. It may only read."""

@@ -17,7 +17,7 @@ from shoal.cluster.local import LocalCluster
 from shoal.lab.experiments.real.network import ExperimentNetwork, may_limit
 from shoal.plan.keys import entry_key
 from shoal.plan.placement import Placement
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.runtime import PRODUCTION
 
 FAIL_RATIO: Final = 1.15

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from shoal.errors import ForgedEntryError
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier, key_id
+from shoal.plan.signature import Signer, Verifier, key_id
 
 PRIVATE = bytes(range(32))
 SIGNER = Signer(PRIVATE)

@@ -59,7 +59,7 @@ def test_a_silent_peer_times_out(server: RedisServer) -> None:
 
 WAITING = """
 import sys
-from shoal.wire.blocking import BlockingConnection
+from shoal.wire.blocking_connection import BlockingConnection
 from shoal.wire.dial import tcp
 with BlockingConnection(sys.argv[1], int(sys.argv[2]), None, "secret", dial=tcp, timeout_s=60.0) as connection:
     connection.ask("BLPOP", "empty", 0)
