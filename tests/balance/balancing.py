@@ -33,7 +33,7 @@ from shoal.load.window import LoadWindow, window_schema
 from shoal.load_kinds import KINDS
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import Mark
-from shoal.plan.moving import MoveRequest
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 

@@ -20,7 +20,7 @@ from shoal.balance.effects import (
 from shoal.balance.proposal import decode_proposal
 from shoal.balance.records import Ask
 from shoal.plan.keys import Mark
-from shoal.plan.moving import MoveRequest
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.placement import Mode
 
 __all__ = ["wish"]

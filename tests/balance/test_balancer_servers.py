@@ -17,7 +17,7 @@ from shoal.balance.effects import (
     WriteMove,
 )
 from shoal.plan.keys import Mark
-from shoal.plan.moving import MoveRequest
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.placement import Mode
 
 __all__ = ["wish"]

@@ -28,7 +28,7 @@ from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 T = 1_000_000
 FACTS = PoolFacts(Pool(1, 9, 0, new_capacity=5000.0, new_cpu_capacity=1.0, new_cost=2.0))

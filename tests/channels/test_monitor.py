@@ -17,7 +17,7 @@ from shoal.load.record import Record, decode
 from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, HEADER, HEARTBEAT_CHANNEL, MAGIC, stream_id
 

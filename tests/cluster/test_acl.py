@@ -10,12 +10,12 @@ import hiredis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.connections import ask
 
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, PIPELINE, READER, ROLES, names_without_prefix, rights
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
 from shoal.errors import AuthenticationError
-from shoal.wire.blocking import ask
 from shoal.wire.envelope import (
     AGENT_CHANNEL,
     HEARTBEAT_CHANNEL,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.connections import ask
 from tests.support.records import DAY_US, NOON_US, Recording, sequences
 from tests.support.redis_server import RedisServer
 
@@ -17,7 +18,6 @@ from shoal.history.table import to_items
 from shoal.message import Gap, Item
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.plan.ring import ServerAddress
-from shoal.wire.blocking import ask
 
 NOBODY = Login(None, None)
 

@@ -37,8 +37,8 @@ from shoal.leader.timing import LeaderTiming
 from shoal.limits import Limits
 from shoal.load_kinds import KINDS
 from shoal.plan import keys
-from shoal.plan.moving import encode_body
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.move_request import encode_body
+from shoal.plan.signature import Signer, Verifier
 
 __all__ = ["wish"]
 

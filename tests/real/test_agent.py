@@ -23,7 +23,7 @@ from shoal.plan.format import VALUE
 from shoal.plan.keys import FORMAT_KEY, RING_KEY, entry_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.wire import control
 from shoal.wire.envelope import (
     AGENT_CHANNEL,

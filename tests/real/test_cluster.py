@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.connections import ask, connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.balance.options import BalancerOptions
@@ -33,14 +34,12 @@ from shoal.cluster.process import ProcessId, is_running, wait_until
 from shoal.cluster.servers import free_port
 from shoal.cluster.state import ClusterState, StateDir, find_cluster
 from shoal.cluster.timing import DEFAULT_TIMING, Timing
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, NotRunningError
 from shoal.limits import Limits
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
-from shoal.wire.blocking import ask
+from shoal.plan.signature import Verifier
 
 STANDIN = Path(__file__).parent.parent / "support" / "standin_agent.py"
 LEASE_S = 1.0
@@ -89,7 +88,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 async def stored_ring(cluster: LocalCluster) -> Ring:
-    async with await RedisCoordinator.connect(cluster.url_for(CLIENT)) as coordinator:
+    async with await connect_coordinator(cluster.url_for(CLIENT)) as coordinator:
         ring, key = await coordinator.get(RING_KEY), await coordinator.get(PUBLIC_KEY)
     assert ring is not None
     assert key is not None
@@ -175,7 +174,7 @@ async def test_what_crashes_is_mended_where_it_was() -> None:
 
 async def test_the_coordinator_comes_back_with_all_it_knew() -> None:
     async with a_cluster() as cluster:
-        async with await RedisCoordinator.connect(cluster.url_for(ADMIN)) as coordinator:
+        async with await connect_coordinator(cluster.url_for(ADMIN)) as coordinator:
             version = await coordinator.put("plan/test", b"kept")
             await cluster.restart("coordinator")
             kept = await coordinator.get("plan/test")

@@ -15,7 +15,7 @@ from tests.support.router_client import RouterClient
 
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import RING_KEY, entry_key, report_key
-from shoal.plan.moving import ChannelReport, decode_report
+from shoal.plan.move_request import ChannelReport, decode_report
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring
 from shoal.wire import control

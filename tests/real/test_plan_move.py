@@ -12,9 +12,9 @@ from tests.support.mover_scene import CHANNEL, RING, MoverScene, mover_scene
 
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import RING_KEY, entry_key, move_key, report_key
-from shoal.plan.moving import ChannelReport, MoveRequest, Report, decode_request, encode_report, encode_request
+from shoal.plan.move_request import ChannelReport, MoveRequest, Report, decode_request, encode_report, encode_request
 from shoal.plan.placement import Mode, Placement
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 
 NAME = CHANNEL.decode()
 TARGET = MoverScene.target(CHANNEL)

@@ -15,6 +15,7 @@ import pytest
 from tests.support.agent_site import until
 from tests.support.cluster_thread import ClusterThread
 from tests.support.command import run_json_command
+from tests.support.connections import ask
 
 import shoal
 from shoal.cluster.acl import ADMIN
@@ -23,7 +24,6 @@ from shoal.errors import ArchiveError, SubscribeError
 from shoal.history.server_reader import Login
 from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
-from shoal.wire.blocking import ask
 from shoal.wire.record_entry import RecordedMessage, read_entry, record_key
 
 WAIT_S = 60.0

@@ -17,7 +17,7 @@ from shoal.balance.records import STATE_KEY, BalancerState, Why, encode, why_key
 from shoal.plan.keys import RING_KEY, entry_key, pool_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 
 
 @pytest.fixture

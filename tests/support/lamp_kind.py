@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from shoal.balance.change import UnitMove, Units, registered
 from shoal.errors import PlanError, ProtocolError
 from shoal.plan.conductor import Case, Step
-from shoal.plan.moving import decode_body
+from shoal.plan.move_request import decode_body
 
 LAMP: Final = "lamp"
 SHELF: Final = "shelf"

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from tests.support.agent_site import until
+from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.interface import Lease
@@ -28,10 +29,10 @@ from shoal.plan.keys import (
     moves_prefix,
     report_key,
 )
-from shoal.plan.moving import ChannelReport, MoveRequest, Report, encode_report, encode_request
+from shoal.plan.move_request import ChannelReport, MoveRequest, Report, encode_report, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.plan.steps import ChannelSteps
 
 SERVERS = ("s1", "s2", "s3")
@@ -128,7 +129,7 @@ class MoverScene:
 async def mover_scene() -> AsyncIterator[MoverScene]:
     """A coordinator that holds a plan; nothing of it is left afterwards."""
     with RedisServer(aof=True) as redis:
-        async with await RedisCoordinator.connect(f"{redis.host}:{redis.port}") as coordinator:
+        async with await connect_coordinator(f"{redis.host}:{redis.port}") as coordinator:
             scene = MoverScene(coordinator, f"shoal://{redis.host}:{redis.port}")
             await scene.write_plan()
             try:

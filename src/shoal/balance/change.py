@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.plan.kinds import CHANNEL, SERVER
 from shoal.plan.placement import Mode, check_servers
-from shoal.plan.signing import UnitEntry
+from shoal.plan.signature import UnitEntry
 
 
 class Change(msgspec.Struct, frozen=True, tag_field="change"):

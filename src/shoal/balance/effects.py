@@ -16,7 +16,7 @@ from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import CHANNEL
-from shoal.plan.moving import MoveRequest
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.ring import Ring
 
 

@@ -94,13 +94,13 @@ def run_explain(args: argparse.Namespace) -> int:
 
 async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[Explanation]:
     from shoal.balance import records
-    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan import keys
     from shoal.plan.book import PlanBook
     from shoal.plan.format import require_format
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
+    from shoal.runtime import PRODUCTION
 
-    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         await require_format(coordinator)
         stored = {name: kept.value for name, kept in (await coordinator.list(keys.PLAN_PREFIX)).items()}
         kept = await coordinator.list(records.WHY_PREFIX)

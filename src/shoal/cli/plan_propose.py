@@ -115,10 +115,10 @@ def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> An
 async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> Answer:
     """Send a request to the balancer and wait for its answer; raises PlanError if it is rejected or not answered."""
     from shoal.balance import records
-    from shoal.coordination.redis import RedisCoordinator
+    from shoal.runtime import PRODUCTION
 
     id = secrets.token_hex(8)
-    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         if resolve:
             ask = msgspec.structs.replace(ask, digest=await _whole_digest(coordinator, ask.digest))
         await coordinator.put(records.ask_key(id), records.encode(ask))

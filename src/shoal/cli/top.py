@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.coordination.interface import Coordinator
     from shoal.load.record import Record
     from shoal.plan.ring import Ring, ServerAddress
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
 
 REFRESH_S: Final = 1.0
 CHANNELS: Final = 20
@@ -176,9 +176,9 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
     """Open the cluster of the settings, or the local one: its servers and its coordinator."""
     from shoal.cluster.acl import READER
     from shoal.cluster.state import find_cluster
-    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.ring import ServerAddress
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
+    from shoal.runtime import PRODUCTION
 
     async with contextlib.AsyncExitStack() as stack:
         if args.settings.coordinator:
@@ -189,7 +189,7 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
         coordinator: Coordinator | None = None
         with contextlib.suppress(CoordinatorError):  # telemetry can be read without it
             url = state.url_for(READER)
-            opened = await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S)
+            opened = await PRODUCTION.coordinator(url, _COORDINATOR_TIMEOUT_S)
             coordinator = await stack.enter_async_context(opened)
         login = READER, state.passwords[READER]
         yield Source(servers, login, coordinator, Verifier(bytes.fromhex(state.public_key)))
@@ -197,13 +197,13 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
 
 async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
     from shoal.coordination.link import parse_address
-    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
+    from shoal.runtime import PRODUCTION
 
     address = parse_address(url, None, None)
-    coordinator = await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S)
+    coordinator = await PRODUCTION.coordinator(url, _COORDINATOR_TIMEOUT_S)
     await stack.enter_async_context(coordinator)
     await require_format(coordinator)
     key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
@@ -250,7 +250,7 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
     from shoal.load.record import DATA_FIELD, decode
     from shoal.load_kinds import KINDS
     from shoal.runtime import PRODUCTION
-    from shoal.wire.blocking import ask
+    from shoal.wire.blocking_connection import ask
     from shoal.wire.envelope import TELEMETRY_KEY
 
     try:

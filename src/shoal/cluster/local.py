@@ -40,7 +40,6 @@ from shoal.cluster.status import ClusterStatus as ClusterStatus
 from shoal.cluster.status import ServerStatus
 from shoal.cluster.timing import DEFAULT_TIMING, Timing
 from shoal.coordination.interface import Coordinator
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError, NotRunningError
 from shoal.leader.keeper_shell import KeeperView
 from shoal.leader.leadership import Leader
@@ -48,7 +47,8 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.keys import Mark, pool_key
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
+from shoal.runtime import PRODUCTION
 
 _READY_POLL_S: Final = 0.02
 _NO_VIEW: Final = KeeperView(False, False, (), None, "the keeper does not run")
@@ -308,7 +308,7 @@ class LocalCluster:
         return Signer(private)
 
     async def _start_leader(self, fleet: Fleet) -> None:
-        coordinator = await RedisCoordinator.connect(self.url_for(ADMIN), timeout_s=self._limits.server_lease_s / 2)
+        coordinator = await PRODUCTION.coordinator(self.url_for(ADMIN), self._limits.server_lease_s / 2)
         self._coordinator = coordinator
         self._stack.push_async_callback(coordinator.close)
         leader: Leader | RingWatch

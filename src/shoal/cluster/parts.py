@@ -6,12 +6,12 @@ is the business of `shoal.cluster.local` and `shoal.cluster.child`.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import hiredis
 import msgspec
 
 from shoal.cluster import process
@@ -21,9 +21,10 @@ from shoal.cluster.process import Process
 from shoal.cluster.servers import HOST, ServerProgram, ServerSetup, free_port, port_was_taken, write_setup
 from shoal.cluster.state import StateDir
 from shoal.cluster.timing import Timing
-from shoal.errors import ClusterError, PortInUseError
+from shoal.errors import ClusterError, PortInUseError, ShoalError
 from shoal.plan.ring import ServerAddress
-from shoal.wire.commands import encode_commands
+from shoal.runtime import PRODUCTION
+from shoal.wire.connection import Connection
 
 AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
 
@@ -187,16 +188,22 @@ def agent_name(server: str) -> str:
 
 async def answers(host: str, port: int, user: str, password: str) -> bool:
     """Whether a server of ours answers on the port: one that knows the user, and that has read its data."""
+    connection = Connection(
+        host,
+        port,
+        username=user,
+        password=password,
+        name="shoal-supervisor",
+        dial=PRODUCTION.dial,
+        connect_timeout_s=_ANSWER_TIMEOUT_S,
+        answer_timeout_s=_ANSWER_TIMEOUT_S,
+    )
     try:
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(encode_commands([(b"AUTH", user.encode(), password.encode()), (b"PING",)]))
-                return [await reader.readline(), await reader.readline()] == [b"+OK\r\n", b"+PONG\r\n"]
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
+        async with connection:
+            await connection.ask((b"PING",))
+    except (ShoalError, hiredis.ReplyError):  # a server that still reads its data refuses PING
         return False
+    return True
 
 
 def _launcher(command: Sequence[str], log: Path) -> Callable[[], Process]:

@@ -56,7 +56,6 @@ from shoal.logs import get_log
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER
 from shoal.rules import ALL_RULES, Rules, rule
-from shoal.runtime import PRODUCTION
 
 FRESH_LOAD: Final = rule(
     "fresh_load", "A balancer that begins to lead drops the load that it measured when it led before."
@@ -108,7 +107,8 @@ class Balancing:
         spark: WindowReader | None = None,
         records: RecordWatch | None = None,
         rules: Rules = ALL_RULES,
-        wall: Callable[[], float] = PRODUCTION.wall,
+        *,
+        wall: Callable[[], float],
         planners: Sequence[Planner] = (),
     ) -> None:
         self._planners = planners

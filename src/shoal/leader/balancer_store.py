@@ -23,8 +23,8 @@ from shoal.plan import keys
 from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import CHANNEL
-from shoal.plan.moving import MoveRequest, decode_request, encode_body
-from shoal.plan.signing import Verifier
+from shoal.plan.move_request import MoveRequest, decode_request, encode_body
+from shoal.plan.signature import Verifier
 
 ANSWERS_MAX: Final = 64
 """Answers that nobody has read. The oldest are dropped by the next leader."""

@@ -19,7 +19,7 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.conductor import Conductor, DropRequest, E, H, P, PutEntry, Q, Steps, View
 from shoal.plan.ring import Ring
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 
 _GATHER_S: Final = 0.01
 """How long news may gather before a look."""

@@ -16,7 +16,7 @@ from shoal.leader.keeper import Keeper
 from shoal.leader.keeper_shell import KeeperView, Keeping
 from shoal.leader.timing import LeaderTiming
 from shoal.limits import Limits
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.plan.steps import ChannelSteps
 from shoal.rules import ALL_RULES, Rules
 

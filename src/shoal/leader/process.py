@@ -28,7 +28,7 @@ from shoal.leader.timing import LeaderTiming
 from shoal.leader.window_reader import WindowReader
 from shoal.limits import Limits
 from shoal.metrics import MetricsPage
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.runtime import PRODUCTION
 
 
@@ -63,10 +63,10 @@ async def balance(setup: BalancerSetup) -> None:
         store = BalancingStore(coordinator, signer.public, changed)
         spark = None
         if setup.windows is Way.SPARK:
-            spark = WindowReader(parse_address(setup.url, None, None), limits, changed)
+            spark = WindowReader(parse_address(setup.url, None, None), limits, changed, PRODUCTION)
         balancing = Balancing(
             store,
-            TelemetryReader(*setup.reader, limits, changed),
+            TelemetryReader(*setup.reader, limits, changed, PRODUCTION),
             _provider(setup, store),
             AuditLog(setup.audit),
             lambda: leader.leading,
@@ -75,7 +75,8 @@ async def balance(setup: BalancerSetup) -> None:
             changed,
             setup.timing.keeper_poll_s,
             spark,
-            RecordWatch(*setup.reader, limits) if options.keep_records else None,
+            RecordWatch(*setup.reader, limits, PRODUCTION.address_book) if options.keep_records else None,
+            wall=PRODUCTION.wall,
         )
         await leader.run(balancing.run())
 

@@ -19,7 +19,7 @@ from shoal.load.window import LoadWindow
 from shoal.load.window_feed import ALIVE_KEY, FEED_KEY, read_command, read_window
 from shoal.load_kinds import KINDS
 from shoal.logs import get_log
-from shoal.runtime import PRODUCTION, Runtime
+from shoal.runtime import Runtime
 from shoal.wire.address_book import Endpoint
 from shoal.wire.connection import Connection
 
@@ -40,7 +40,7 @@ class WindowReader:
         address: Address,
         limits: Limits,
         news: asyncio.Event,
-        runtime: Runtime = PRODUCTION,
+        runtime: Runtime,
     ) -> None:
         self._address = address
         self._limits = limits

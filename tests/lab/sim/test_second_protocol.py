@@ -27,8 +27,8 @@ from shoal.leader.timing import LeaderTiming
 from shoal.limits import Limits
 from shoal.plan import keys
 from shoal.plan.conductor import Step
-from shoal.plan.moving import encode_body
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.move_request import encode_body
+from shoal.plan.signature import Signer, Verifier
 
 LAMPS = tuple(b"lamp %d" % number for number in range(3))
 SHELVES = ("shelf-0", "shelf-1", "shelf-2")

@@ -36,7 +36,7 @@ from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.keys import KEEPER_LEASE
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import AGENT_CHANNEL, TELEMETRY_KEY
 

@@ -29,7 +29,7 @@ from shoal.pipeline.source.options import read_options
 from shoal.pipeline.source.parts import read_part
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
-from shoal.wire.blocking import BlockingConnection
+from shoal.wire.blocking_connection import BlockingConnection
 
 __all__ = ["empty", "one", "quick", "two"]
 

@@ -20,7 +20,7 @@ from shoal.errors import ConnectError, ProtocolError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.wire.address_book import AS_ANNOUNCED, AddressBook
+from shoal.wire.address_book import AddressBook
 from shoal.wire.backoff import Backoff
 from shoal.wire.connection import Connection
 
@@ -87,7 +87,7 @@ class ForwardLinks:
         core: ForwardingCore,
         random: Random,
         *,
-        book: AddressBook = AS_ANNOUNCED,
+        book: AddressBook,
     ) -> None:
         self._own = own
         self._username = username

@@ -20,7 +20,7 @@ from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.wire import control
-from shoal.wire.address_book import AS_ANNOUNCED, AddressBook
+from shoal.wire.address_book import AddressBook
 from shoal.wire.backoff import Backoff
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
@@ -73,7 +73,7 @@ class Peers:
         heard: Callable[[control.Heartbeat], None],
         random: Random,
         *,
-        book: AddressBook = AS_ANNOUNCED,
+        book: AddressBook,
     ) -> None:
         self._own = own
         self._username = username

@@ -29,7 +29,8 @@ from shoal.load.table import Ragged, UnitTable
 from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once, start
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
-from shoal.wire.blocking import BlockingConnection
+from shoal.runtime import PRODUCTION
+from shoal.wire.blocking_connection import BlockingConnection
 from shoal.wire.envelope import TELEMETRY_KEY
 
 BACKLOG: Final = "load windows, backlog"
@@ -166,7 +167,8 @@ class Agents:
                     link.ask(*xadd(self._record_of(server, int(time.time()) - 1), RECORDS_MAX))
 
     def _asking(self, server: ServerAddress) -> BlockingConnection:
-        return BlockingConnection(server.host, server.port, AGENT, self._password)
+        to = PRODUCTION.address_book.reach(server)
+        return BlockingConnection(to.host, to.port, AGENT, self._password, dial=to.dial)
 
     def _record_of(self, server: ServerAddress, second: int) -> Record:
         record = self._records[server.id]

@@ -19,7 +19,6 @@ from typing import Final
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.coordination.interface import Coordinator, KeyWrite
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import CoordinatorError
 from shoal.lab.soak.load_orders import PlainPlaces
 from shoal.lab.soak.load_shape import ChannelKind, LoadShape
@@ -29,8 +28,9 @@ from shoal.lab.soak.outcome import SoakOptions
 from shoal.lab.soak.plan_follower import PlanFollower, followed
 from shoal.lab.soak.round_log import MoveRequested, Note, RequestRemoved, RoundLog
 from shoal.plan import keys
-from shoal.plan.moving import MoveRequest, encode_request
-from shoal.plan.signing import Verifier
+from shoal.plan.move_request import MoveRequest, encode_request
+from shoal.plan.signature import Verifier
+from shoal.runtime import PRODUCTION
 
 COORDINATOR_S_MAX: Final = 10.0
 PLAIN_SUBSCRIBERS: Final = 3
@@ -127,7 +127,7 @@ async def start_moves(
     verifier = Verifier(key)
     rng = shape.rng("moves")
     moves = _draw(shape, options, rng)
-    async with await RedisCoordinator.connect(cluster.url_for(ADMIN), timeout_s=COORDINATOR_S_MAX) as coordinator:
+    async with await PRODUCTION.coordinator(cluster.url_for(ADMIN), COORDINATOR_S_MAX) as coordinator:
         ring = await coordinator.get(keys.RING_KEY)
         assert ring is not None, "a cluster that has started has a ring"
         home = verifier.ring(ring.value).home

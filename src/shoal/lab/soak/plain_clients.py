@@ -29,7 +29,7 @@ from shoal.lab.soak.round_log import (
 )
 from shoal.message import Message
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.wire import control, envelope
 
 RETRY_S: Final = 0.2

@@ -30,9 +30,9 @@ from shoal.lab.soak.round_log import (
 )
 from shoal.plan import keys
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.moving import decode_report, decode_request
+from shoal.plan.move_request import decode_report, decode_request
 from shoal.plan.placement import BY_THE_RING, Mode
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 SAMPLE_S: Final = 0.05
 """How often the use of processors is sampled: about the latency of the slowest messages, and five ticks of the kernel's

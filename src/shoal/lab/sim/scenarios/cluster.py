@@ -35,7 +35,7 @@ from shoal.plan.entry import Entry
 from shoal.plan.keys import RING_KEY, entries_prefix, entry_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
 
 QUIET_DEATH: Final = 0.4
