@@ -16,6 +16,8 @@ import numpy as np
 from shoal.balance.columns import Floats
 from shoal.errors import ConfigError
 
+SAMPLES_PER_RESPONSE: Final = 2
+"""Latency samples in a response time: from a client to a server, and from there to a client."""
 NORTH_AMERICA: Final = (24.0, 60.0, -130.0, -55.0)
 """Latitude and longitude, from and to: the paper uses measurements from North America only."""
 CITIES_FILE: Final = "wondernetwork_cities.csv"

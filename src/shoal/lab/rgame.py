@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 UPDATES_PER_S: Final = 3.0
 """How often each player publishes its position, as in the paper."""
-SAMPLES_PER_RESPONSE: Final = 2
-"""Latency samples in a response time: from a client to a server, and from there to a client."""
 
 _Floats: TypeAlias = NDArray[np.float64]
 _Bools: TypeAlias = NDArray[np.bool_]

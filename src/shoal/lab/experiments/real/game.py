@@ -21,13 +21,14 @@ from shoal.cluster.local import LocalCluster
 from shoal.cluster.server_meter import ServerMeter, ServerSecond
 from shoal.config import environment_of
 from shoal.flow import Latencies
+from shoal.flow.latency import SAMPLES_PER_RESPONSE
 from shoal.flow.workloads.curves import Curve
 from shoal.lab.demo.crowds import Crowds, start_crowds
 from shoal.lab.demo.delivery_audit import Tally
 from shoal.lab.experiments.real.limited_cluster import ServerLink, limited_cluster
 from shoal.lab.experiments.real.network import ExperimentNetwork
 from shoal.lab.machine import MachineMeter
-from shoal.lab.rgame import SAMPLES_PER_RESPONSE, UPDATES_PER_S
+from shoal.lab.rgame import UPDATES_PER_S
 from shoal.leader.audit_log import AuditLog
 from shoal.limits import DEFAULT_LIMITS
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, SINGLE, Placements
 from shoal.flow import FlowSimulator, Latencies, Models, PoolModel, ServerModel
-from shoal.flow.workloads import OneChannel, many_publishers, many_subscribers
 from shoal.lab.experiments import ExperimentOptions
 from shoal.lab.experiments.paper import PAPER, RESPONSE_LIMIT_MS, figure_4, latencies_of, response_text
 from shoal.lab.experiments.result import Drawing, ExperimentResult, Line, Table
+from shoal.lab.experiments.sim.one_channel import OneChannel, many_publishers, many_subscribers
 from shoal.lab.experiments.sim.verdict import median
 
 SECONDS: Final = 60

@@ -11,9 +11,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from shoal.flow.latency import Latencies
+from shoal.flow.latency import SAMPLES_PER_RESPONSE, Latencies
 from shoal.flow.traffic import Traffic
-from shoal.lab.rgame import SAMPLES_PER_RESPONSE
 
 PUBLICATIONS_PER_S: Final = 10.0
 """Of each publisher."""
