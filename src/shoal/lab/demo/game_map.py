@@ -63,11 +63,6 @@ class GameMap:
         x, y = self._walkers.tile(player, self._tiles)
         return f"tile.{x}.{y}"
 
-    @property
-    def town_channel(self) -> str:
-        """The channel of the tile with the town."""
-        return f"tile.0.{self._tiles // 2}"
-
 
 def tiles_for(players: int) -> int:
     """The side of a map for so many players."""
