@@ -25,14 +25,14 @@ from shoal.cli import main
 from shoal.cluster import background, parts, process
 from shoal.cluster.acl import ADMIN, CLIENT
 from shoal.cluster.child import Child
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import request
-from shoal.cluster.host_kinds import HostKind
+from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.local_provider import LocalProcesses
 from shoal.cluster.process import ProcessId, is_running, wait_until
 from shoal.cluster.servers import free_port
 from shoal.cluster.state import ClusterState, StateDir, find_cluster
-from shoal.cluster.timing import DEFAULT_TIMING, Timing
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, NotRunningError
 from shoal.limits import Limits
@@ -209,7 +209,7 @@ async def test_hosts_of_other_kinds_and_sites_come_and_go(tmp_path: Path) -> Non
                 sites[id] = site
                 await cluster.fleet.start_child(shelf_process(id, tmp_path / id))
 
-        cluster.fleet.offer(HostKind("shelf", "h", start, cluster.fleet.end_child))
+        cluster.fleet.offer(HostLauncher("shelf", "h", start, cluster.fleet.end_child))
         assert await provider.add("shelf", 2, "oslo") == ("h1", "h2")
         assert sites == {"h1": "oslo", "h2": "oslo"}
         assert len(cluster.fleet.processes_of("shelf")) == 2

@@ -14,7 +14,8 @@ from typing import Final
 
 from shoal.cluster.acl import ADMIN, coordinator_acl_file, data_acl_file
 from shoal.cluster.child import Child, ChildStatus
-from shoal.cluster.host_kinds import HostKind
+from shoal.cluster.cluster_timeouts import Timing
+from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.parts import (
     WINDOWS_JOB,
     AgentCommand,
@@ -29,8 +30,7 @@ from shoal.cluster.parts import (
 )
 from shoal.cluster.process import ProcessId
 from shoal.cluster.servers import ServerProgram
-from shoal.cluster.state import AgentState, Endpoint, StateDir
-from shoal.cluster.timing import Timing
+from shoal.cluster.state import AgentState, ServerProcess, StateDir
 from shoal.errors import ClusterError
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
@@ -62,7 +62,7 @@ class Fleet:
         self._children: dict[str, Child] = {}
         self._servers: dict[str, ServerPart] = {}
         self._coordinator: ServerPart | None = None
-        self._kinds: dict[str, HostKind] = {}
+        self._kinds: dict[str, HostLauncher] = {}
         self._numbered: Counter[str] = Counter()
         self._kind_of: dict[str, str] = {}
 
@@ -86,11 +86,11 @@ class Fleet:
                 yield server, child
 
     @property
-    def coordinator(self) -> Endpoint | None:
+    def coordinator(self) -> ServerProcess | None:
         """Where the coordinator is, once it runs."""
         return _endpoint(self._coordinator) if self._coordinator else None
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> tuple[ServerProcess, ...]:
         """The servers and their processes."""
         return tuple(_endpoint(part) for part in self._servers.values())
 
@@ -124,7 +124,7 @@ class Fleet:
         """Starts the coordinator."""
         self._coordinator = await self._start_server(COORDINATOR)
 
-    def offer(self, kind: HostKind) -> None:
+    def offer(self, kind: HostLauncher) -> None:
         """Hosts of this kind can be added from now on."""
         self._kinds[kind.kind] = kind
 
@@ -247,8 +247,8 @@ class Fleet:
             child.stop_now()
 
 
-def _endpoint(part: ServerPart) -> Endpoint:
-    return Endpoint(part.address.id, part.address.host, part.address.port, process_id(part.child))
+def _endpoint(part: ServerPart) -> ServerProcess:
+    return ServerProcess(part.address.id, part.address.host, part.address.port, process_id(part.child))
 
 
 def process_id(child: Child) -> ProcessId | None:

@@ -27,10 +27,11 @@ from typing import Final, Self
 from shoal.balance.options import DEFAULT_OPTIONS
 from shoal.balance.window_source import Way
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import serve_requests
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
 from shoal.cluster.fleet import Fleet
-from shoal.cluster.host_kinds import HostKind
+from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent
 from shoal.cluster.process import ProcessId, log_tail, start_ticks
 from shoal.cluster.ring_watch import RingWatch
@@ -38,7 +39,6 @@ from shoal.cluster.servers import choose_program
 from shoal.cluster.state import ClusterState, Lock, StateDir, write_private
 from shoal.cluster.status import ClusterStatus as ClusterStatus
 from shoal.cluster.status import ServerStatus
-from shoal.cluster.timing import DEFAULT_TIMING, Timing
 from shoal.coordination.interface import Coordinator
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError, NotRunningError
@@ -289,7 +289,7 @@ class LocalCluster:
         self._fleet = fleet = Fleet(
             directory, program, self._passwords, self._timing, self._agent_command, self._sites, self._write_state
         )
-        fleet.offer(HostKind(SERVER, "s", self._add_servers, fleet.remove_server))
+        fleet.offer(HostLauncher(SERVER, "s", self._add_servers, fleet.remove_server))
         await fleet.start_coordinator()
         await fleet.start_servers(fleet.new_ids(self._first_servers))
         self._started = True

@@ -17,10 +17,10 @@ import msgspec
 from shoal.cluster import process
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.child import Child
-from shoal.cluster.process import Process
+from shoal.cluster.cluster_timeouts import Timing
+from shoal.cluster.process import ChildProcess
 from shoal.cluster.servers import HOST, ServerProgram, ServerSetup, free_port, port_was_taken, write_setup
 from shoal.cluster.state import StateDir
-from shoal.cluster.timing import Timing
 from shoal.errors import ClusterError, PortInUseError
 from shoal.plan.ring import ServerAddress
 from shoal.wire.commands import encode_commands
@@ -32,7 +32,7 @@ WINDOWS_JOB: Final = "load-windows"
 _ANSWER_TIMEOUT_S: Final = 1.0
 
 
-class Site(msgspec.Struct, frozen=True):
+class LaunchSite(msgspec.Struct, frozen=True):
     """Where a server runs: the address that it listens on, and the words in front of its command that take it there
     (into a network namespace, for example)."""
 
@@ -40,13 +40,13 @@ class Site(msgspec.Struct, frozen=True):
     prefix: tuple[str, ...] = ()
 
 
-Sites: TypeAlias = Callable[[str], Site]
+Sites: TypeAlias = Callable[[str], LaunchSite]
 """From the name of a server, or of the coordinator, to its site."""
 
 
-def loopback(_: str) -> Site:
+def loopback(_: str) -> LaunchSite:
     """The site of every server by default."""
-    return Site()
+    return LaunchSite()
 
 
 class ServerPlan(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
     acl: str
     durable: bool
     admin_password: str
-    site: Site = Site()
+    site: LaunchSite = LaunchSite()
     announced_site: str = ""
     """The site that the server's agent announces (`ServerAddress.site`)."""
 
@@ -199,7 +199,7 @@ async def answers(host: str, port: int, user: str, password: str) -> bool:
         return False
 
 
-def _launcher(command: Sequence[str], log: Path) -> Callable[[], Process]:
+def _launcher(command: Sequence[str], log: Path) -> Callable[[], ChildProcess]:
     return lambda: process.start(command, log)
 
 

@@ -41,7 +41,7 @@ _FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "fai
 _DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit", "pipeline")
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class ServerProcess(msgspec.Struct, frozen=True):
     """A server (or the coordinator) of the cluster: where it listens, and its process if it runs."""
 
     id: str
@@ -63,8 +63,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     cluster: str
     started_at: float
     supervisor: ProcessId
-    coordinator: Endpoint
-    servers: tuple[Endpoint, ...]
+    coordinator: ServerProcess
+    servers: tuple[ServerProcess, ...]
     agents: tuple[AgentState, ...]
     passwords: dict[str, str]
     public_key: str

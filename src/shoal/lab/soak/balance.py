@@ -69,7 +69,7 @@ class BalanceLogReader:
         self._ended_at = float("inf")
         self._decided: list[round_log.DecisionMade] = []
         self._entries: list[round_log.EntryChanged] = []
-        self._loaded: list[round_log.ServerLoad] = []
+        self._loaded: list[round_log.LoadLine] = []
         self._members: list[round_log.RingMembers] = []
         self._places: dict[str, Target] = {}
         """The placement of each channel when the load was raised."""
@@ -83,7 +83,7 @@ class BalanceLogReader:
                 self._ended_at = at
             case round_log.DecisionMade():
                 self._decided.append(record)
-            case round_log.ServerLoad():
+            case round_log.LoadLine():
                 self._loaded.append(record)
             case round_log.RingMembers():
                 self._members.append(record)

@@ -186,7 +186,7 @@ class DecisionMade(_Line, tag="decided"):
     at: float
 
 
-class ServerLoad(_Line, tag="loaded"):
+class LoadLine(_Line, tag="loaded"):
     """The load ratio of a server in the second before, and its share of a core."""
 
     server: str
@@ -304,7 +304,7 @@ Record: TypeAlias = (
     | LoadRaised
     | LoadEnded
     | DecisionMade
-    | ServerLoad
+    | LoadLine
     | RingMembers
     | ControlSeen
     | PlainSubscribed

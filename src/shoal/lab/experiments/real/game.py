@@ -25,7 +25,7 @@ from shoal.flow.latency import SAMPLES_PER_RESPONSE
 from shoal.flow.workloads.curves import Curve
 from shoal.lab.demo.crowds import Crowds, start_crowds
 from shoal.lab.demo.delivery_audit import Tally
-from shoal.lab.experiments.real.limited_cluster import ServerLink, limited_cluster
+from shoal.lab.experiments.real.limited_cluster import LinkLimit, limited_cluster
 from shoal.lab.experiments.real.network import ExperimentNetwork
 from shoal.lab.machine import MachineMeter
 from shoal.lab.rgame import UPDATES_PER_S
@@ -50,7 +50,7 @@ SETTINGS: Final = BalanceSettings(
 )
 """Settings of the balancer. A game takes two minutes instead of the paper's twenty, but a server takes as long to
 start, so waits are shorter than the defaults and load ratios leave more room."""
-LINK: Final = ServerLink(bytes_per_s=0.5e6, wire_share=1.2)
+LINK: Final = LinkLimit(bytes_per_s=0.5e6, wire_share=1.2)
 TILES: Final = 4
 UPDATE_BYTES: Final = 400
 """Larger than the paper's, so that other traffic is as small beside updates as it is on the paper's larger links."""
@@ -66,7 +66,7 @@ class GameSetup:
     tiles: int = TILES
     """The side of the map."""
     update_bytes: int = UPDATE_BYTES
-    link: ServerLink = LINK
+    link: LinkLimit = LINK
     settings: BalanceSettings = SETTINGS
     servers_first: int = 1
     seed: int = 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class HostKind:
+class HostLauncher:
     """How hosts of one kind come and go."""
 
     kind: str
