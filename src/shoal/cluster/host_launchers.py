@@ -1,7 +1,7 @@
-"""Kinds of hosts that a local cluster can start: what a kind brings.
+"""Launchers: how a local cluster starts and stops hosts of one kind.
 
-Owns the record. Servers with their agents are the kind that ships (`shoal.cluster.local`); another kind is offered to
-the fleet in the same way, and from then on the provider can add and remove its hosts.
+Owns the record. `shoal.cluster.local` registers the launcher of servers with their agents. Once the launcher of another
+kind is registered with the fleet, the provider can add and remove its hosts.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HostLauncher:
-    """How hosts of one kind come and go."""
+    """Starts and stops hosts of one kind."""
 
     kind: str
     """The kind, as in `shoal.plan.kinds`."""
     prefix: str
-    """The ids of its hosts are this and a number."""
+    """Prefix of the hosts' ids; a number follows."""
     start: Callable[[Sequence[str], str], Awaitable[None]]
-    """Starts hosts with these ids at a site, all or none."""
+    """Starts hosts with these ids at a site; either all or none."""
     remove: Callable[[str], Awaitable[None]]
-    """Ends a host for good."""
+    """Stops a host permanently."""
