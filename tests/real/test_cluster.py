@@ -152,21 +152,21 @@ async def test_without_agents_only_the_servers_run() -> None:
         assert cluster.status().ready
 
 
-async def test_what_crashes_is_mended_where_it_was() -> None:
+async def test_a_crashed_process_is_restarted_on_its_port() -> None:
     async with a_cluster() as cluster:
         servers = cluster.servers
         ring = await stored_ring(cluster)
         for name in ("s1", "agent-s2", "coordinator"):
             await cluster.kill(name)
 
-        def mended() -> bool:
+        def all_restarted() -> bool:
             children = {child.name: child for child in cluster.status().processes}
             return all(
                 children[name].restarts == 1 and children[name].state == "running"
                 for name in ("s1", "agent-s2", "coordinator")
             )
 
-        await until(mended, "all three run again")
+        await until(all_restarted, "all three run again")
         assert cluster.servers == servers
         assert ask(servers[0].host, servers[0].port, ADMIN, cluster.state.passwords[ADMIN], "PING")
         assert (await stored_ring(cluster)).version >= ring.version

@@ -326,12 +326,12 @@ def render(snapshot: ClusterSnapshot) -> Group:
     for heading in ("publ./s", "sent/s", "out", "load", "CPU", "connections", "channels"):
         servers.add_column(heading, justify="right")
     servers.add_column("note")
-    standing = snapshot.balance.standing if snapshot.balance else {}
+    pool_states = snapshot.balance.pool_states if snapshot.balance else {}
     for load in snapshot.servers:
         servers.add_row(
             load.id,
             load.address,
-            standing.get(load.id, "-"),
+            pool_states.get(load.id, "-"),
             *(_count(load.publications_per_s), _count(load.sent_per_s), _bytes(load.bytes_out_per_s)),
             *(_share(load.load_ratio), _share(load.cpu_share)),
             *(_count(load.connections), _count(load.channels)),

@@ -58,10 +58,10 @@ class LocalCluster:
 
     `state_dir` None means a temporary directory. Without `agents` there are no leases and no ring, and entering returns
     when the servers answer. With `balancers`, one of them leads with `policy`, carries out its decisions if `auto`, and
-    keeps the number of servers between `servers_min` (default: the initial number) and `servers_max`. Without balancers,
-    this process keeps the ring and moves channels. `balancer_environment` has settings of the balancers
-    (`shoal.config.environment_of`). `max_out_bytes_per_s` is the capacity of each server. If `windows` is Spark, a Spark
-    job folds load windows for the balancers.
+    keeps the number of servers between `servers_min` (default: the initial number) and `servers_max`. Without
+    balancers, this process keeps the ring and moves channels. `balancer_environment` has settings of the balancers
+    (`shoal.config.environment_of`). `max_out_bytes_per_s` is the capacity of each server. If `windows` is Spark, a
+    Spark job folds load windows for the balancers.
     """
 
     def __init__(

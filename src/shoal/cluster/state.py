@@ -182,7 +182,7 @@ class StateDir:
             if (found := msgspec.json.decode(data, type=_Marked).format) != FORMAT:
                 raise VersionError(
                     f"{self.cluster_file} has format {found}, this version of Shoal reads {FORMAT}",
-                do="stop the cluster with the version that started it; if none runs there, remove the file",
+                    do="stop the cluster with the version that started it; if none runs there, remove the file",
                 )
             return msgspec.json.decode(data, type=ClusterState)
         except FileNotFoundError:

@@ -66,7 +66,7 @@ class Latencies:
     source: str
 
     def mean_ms(self, rng: np.random.Generator, messages: int, samples_each: int) -> float:
-        """The mean latency of so many messages with so many samples each; 0 without messages."""
+        """The mean latency of a number of messages with `samples_each` samples each; 0 without messages."""
         if not messages:
             return 0.0
         return float(rng.choice(self.samples_ms, size=(messages, samples_each)).sum(axis=1).mean())

@@ -1,6 +1,6 @@
 """The job of bulk matching: reads an archive, matches it in process or on Spark, and returns the figures.
 
-Owns how the index reaches the workers, and the output files. The matching is in `matching`. Workers compile nothing:
+Owns how the index reaches the workers, and the output files. The matching is in `bulk_match`. Workers compile nothing:
 the driver matches a few events first, and they find the compiled loops on disk.
 """
 

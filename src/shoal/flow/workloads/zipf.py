@@ -16,7 +16,7 @@ from shoal.flow.traffic import Traffic
 from shoal.flow.workloads.curves import Curve
 
 LATENCY_MESSAGES = 2000
-"""Latencies are drawn for so many messages a second."""
+"""Latencies are drawn for this many messages a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class OtherMatcher(ABC):
     name: str
     batched = False
     words: ClassVar[str]
-    """What it does, in words."""
+    """A description of its method."""
 
     def __init__(self, filters: list[Filter]) -> None:
         self._decode = msgspec.msgpack.Decoder(dict[str, str | int | float | bool]).decode

@@ -1,4 +1,4 @@
-"""What players count: updates that were lost, delivered twice or out of order.
+"""The players' audit: updates that were lost, delivered twice or out of order.
 
 Owns the comparison of the update numbers that players write into their payloads. It shares no code with the router and
 does not ask it: only what players published and what their subscriptions delivered counts. Pure.
@@ -31,7 +31,7 @@ Publications: TypeAlias = dict[str, dict[int, list[float]]]
 
 
 class Update(NamedTuple):
-    """What a player publishes: who and where it is, and the numbers by which losses are seen.
+    """A player's update: its id, its position, and the numbers that reveal losses.
 
     `number` counts the player's updates on this channel from 1. `at` is when this one was published, `before_at` when
     the one before it was (0 for the first); both on the machine's monotonic clock.

@@ -83,7 +83,7 @@ class LoadStep(msgspec.Struct, frozen=True):
 
     @property
     def limited_by(self) -> str:
-        """What was the limit."""
+        """The resource that was the limit."""
         if self.link_share >= LINK_FULL:
             return "links"
         if not self.link_share:
@@ -109,7 +109,7 @@ class Carried(msgspec.Struct, frozen=True):
 
     @property
     def limited_by(self) -> str:
-        """What limited all servers together."""
+        """The resource that limited all servers together."""
         failed = [step.limited_by for step in self.several if not step.is_carried]
         return failed[-1] if failed else "nothing"
 

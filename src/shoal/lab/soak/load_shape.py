@@ -20,9 +20,9 @@ SUBSCRIBERS_PER_PUBLISHER: Final = 12
 SUBSCRIBERS_PER_PROCESS: Final = 100
 PROCESSES_MAX: Final = 4
 PATTERN_EVERY: Final = 10
-"""One subscriber in so many has a pattern."""
+"""One subscriber of this number has a pattern."""
 WIDE_EVERY: Final = 10
-"""One pattern in so many matches all channels."""
+"""One pattern of this number matches all channels."""
 EVERYTHING: Final = "soak.*"
 IDLE_CHANNELS: Final = 2
 """Channels without publishers in a round with moves."""

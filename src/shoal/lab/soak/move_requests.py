@@ -73,8 +73,8 @@ class MoveRequester(PlanFollower):
             await asyncio.sleep(LOOK_S)
 
     async def _request_all(self, moves: dict[str, PlannedMove]) -> None:
-        """Requests moves of different channels at once. They are logged first, since the mover may be faster than the
-        coordinator's answer."""
+        """Requests moves of different channels at once. They are logged first, since the conductor may be faster than
+        the coordinator's answer."""
         requests = [request for move in moves.values() if (request := self._request_of(move)) is not None]
         self.counts["moves at once"] += len(requests) > 1
         at = monotonic()

@@ -26,10 +26,10 @@ STEADY_S: Final = 0.04
 QUIET_S: Final = (1.5, 4.0)
 PULSE_S: Final = (0.5, 0.9)
 LEAVE_EVERY: Final = 4
-"""One publisher in so many is replaced now and then."""
+"""One publisher of this number is replaced now and then."""
 LIFE_S: Final = (4.0, 12.0)
 LAG_S_MAX: Final = 0.1
-"""A pause that takes so much longer than requested means that the machine is overloaded."""
+"""If a pause takes this much longer than requested, the machine is overloaded."""
 SLOWDOWN_MAX: Final = 8.0
 PAYLOAD_BYTES: Final = (16, 64, 64, 300, 2000)
 CONFIRM_SHARE: Final = 0.1

@@ -1,8 +1,8 @@
 """The logs of a round: the processes of a soak write them, and the checking process reads them.
 
-Owns their format, one JSON array a line. Knows neither the bus nor the checkers. A load process logs only what an
-application can know: publishers count their own sequence numbers, from 1 on each channel, and a message is recognised
-by the number in its payload.
+Owns their format, one JSON array a line. Depends neither on the bus nor on the checkers. A load process logs only what
+an application can observe: publishers count their own sequence numbers, from 1 on each channel, and a message is
+recognised by the number in its payload.
 """
 
 from __future__ import annotations
@@ -262,14 +262,14 @@ class ServerBack(_Line, tag="back"):
 
 
 class CornerMet(_Line, tag="count"):
-    """A corner case was met so many times."""
+    """How often a corner case was met."""
 
     corner: str
     times: int
 
 
 class Note(_Line, tag="note"):
-    """A comment for people; the checker ignores it."""
+    """A comment for readers; the checker ignores it."""
 
     text: str
     at: float

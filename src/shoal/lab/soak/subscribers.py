@@ -1,4 +1,4 @@
-"""The subscribers of a load process: some are there from the start, some join late, some come and go.
+"""The subscribers of a load process: some stay from the start, some join late, some unsubscribe and subscribe again.
 
 Owns when subscriptions begin and end, and logs everything that they receive. Whether a subscriber has settled is read
 from its router. That only decides when the round is over, never what was lost.
@@ -91,7 +91,7 @@ class Subscribers:
 
 
 def _unsettled(bus: Bus) -> list[str]:
-    """What the router of a bus still waits for."""
+    """Everything that the router of a bus still waits for."""
     found = []
     for sub in bus.adapter.router.subscriptions:
         if not sub.settled:

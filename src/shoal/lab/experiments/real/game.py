@@ -1,7 +1,7 @@
 """RGame on real servers: players who join and leave, a balancer that reacts to them, and an audit of every update.
 
-Owns one game from its start to its audit: the cluster behind limited links, the demo's crowds of players, and what is
-measured each second. The number of players over time, and the claims, belong to the experiments.
+Owns one game from its start to its audit: the cluster behind limited links, the demo's crowds of players, and the
+measurements of each second. The number of players over time, and the claims, belong to the experiments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TROUBLES_MAX: Final = 10
 REPORT_S: Final = 3.0
 """A server's last report counts as long as it is no older than this."""
 AVERAGE_S: Final = 5
-"""Response times and load ratios are averaged over so many seconds before they are judged: one second has only a few
+"""Response times and load ratios are averaged over this many seconds before they are judged: one second has only a few
 hundred updates."""
 
 

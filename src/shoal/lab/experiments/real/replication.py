@@ -53,7 +53,7 @@ class ReplicationSetup:
     sizes: dict[int, tuple[int, ...]]
     """By number of servers."""
     ratio_min: float
-    """Three servers must support so many times the clients of one."""
+    """Three servers must support at least this multiple of the clients of one."""
 
     def counts(self, size: int) -> tuple[int, int]:
         """Publishers and subscribers of a size."""
@@ -86,7 +86,7 @@ SETUP_B: Final = ReplicationSetup(
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was measured for one size."""
+    """The measurements for one size."""
 
     size: int
     response_ms: float

@@ -50,10 +50,10 @@ class MicroBenchmark:
     mode: int
     mode_name: str
     ratio_min: float
-    """Three servers must support so many times the clients of one."""
+    """Three servers must support at least this multiple of the clients of one."""
 
     def workload(self, count: int, latencies: Latencies, seed: int) -> OneChannel:
-        """The channel with so many of the clients that grow in number."""
+        """The channel with `count` of the clients whose number grows."""
         make = many_subscribers if self.mode == ALL_PUBLISHERS else many_publishers
         return make(count, SECONDS, latencies, seed)
 

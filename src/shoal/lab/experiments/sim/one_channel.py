@@ -18,7 +18,7 @@ PUBLICATIONS_PER_S: Final = 10.0
 """Of each publisher."""
 MESSAGE_BYTES: Final = 200.0
 LATENCY_MESSAGES_MAX: Final = 1000
-"""Latencies are drawn for at most so many messages a second."""
+"""Latencies are drawn for at most this many messages a second."""
 
 
 class OneChannel:
