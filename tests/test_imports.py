@@ -26,9 +26,9 @@ LAYERS: Final = (
     (
         "lab.experiments",
     ),  # the papers' experiments, simulated and on real clusters; soaks use their networks and meters
-    ("dashboard",),
     ("lab.demo",),
     ("lab.sim",),  # runs the shipped participants below
+    ("lab",),  # shared by simulator, benchmarks, soaks, experiments and the demo; of what ships, only cli imports it
     ("cluster",),  # supervises local processes, among them leaders
     ("leader",),  # the process that decides
     ("pyspark_shoal",),  # Spark finds the data source under this name
@@ -42,7 +42,6 @@ LAYERS: Final = (
     ("load_kinds",),  # the kinds of units and hosts of the packages below
     ("balance", "overlay", "engine", "queues", "channels", "places", "filters"),
     ("load",),  # telemetry records and load windows, of any kind of unit
-    ("lab",),  # shared by simulator, benchmarks, soaks, experiments and the demo; nothing that ships imports it
     ("plan",),
     ("runtime",),  # the surroundings of a shell: connections, clocks, randomness, coordinator
     ("coordination",),
@@ -70,7 +69,6 @@ RESTRICTED: Final = {
         "cli": "its commands run experiments",
         "lab.experiments": "they run at the papers' scale in it",
         "pipeline": "its what-if job replays recorded load in it",
-        "lab.bench": "its loads come from its workloads",
     },
 }
 """Packages that only the listed importers may use, and why."""
@@ -124,7 +122,8 @@ ALLOWED = """
     lab.soak: lab.sim cluster
     channels: plan load
     balance: load
-    pipeline: load load_kinds
+    pipeline: load load_kinds flow
+    lab.experiments: flow lab
     plan: errors
     limits: errors
     lab.sim: channels bus cluster leader
@@ -142,6 +141,9 @@ FORBIDDEN = """
     load: channels balance load_kinds
     lab.sim: cli lab.soak
     lab: lab.sim
+    flow: lab
+    pipeline: lab
+    cluster: lab
     bus: redis shoal lab.sim
     pyspark_shoal: cli
     attic: errors

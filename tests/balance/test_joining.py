@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.load.folding import SETTINGS
-from tests.load.reporting import record
+from tests.load.reporting import record, records_to_batch
 from tests.support.core_driver import SIGNER
 
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, NEVER, SINGLE, host_loads
@@ -21,7 +21,6 @@ from shoal.channels.telemetry.channel_kind import DELIVERY_WORK, PUBLICATION_WOR
 from shoal.errors import PlanError
 from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState
-from shoal.load.reports import records_to_batch
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook

@@ -32,8 +32,8 @@ from shoal.lab.sim.world.world import World
 from shoal.leader.audit_log import AuditLog
 from shoal.leader.balancer_store import BalancingStore
 from shoal.leader.conductor_shell import ConductorShell
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
-from shoal.leader.timing import LeaderTiming
 from shoal.limits import Limits
 from shoal.load_kinds import KINDS
 from shoal.plan import keys

@@ -15,7 +15,7 @@ from shoal.errors import CoordinatorUnavailableError, ForgedEntryError, VersionE
 from shoal.lab.sim.models.coordinator import Store
 from shoal.leader.keeper import Keeper
 from shoal.leader.keeper_shell import Keeping
-from shoal.leader.timing import LeaderTiming
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.limits import Limits
 from shoal.plan import keys
 from shoal.plan.entry import Entry, Phase

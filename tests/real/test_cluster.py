@@ -26,14 +26,14 @@ from shoal.cli import main
 from shoal.cluster import background, parts, process
 from shoal.cluster.acl import ADMIN, CLIENT
 from shoal.cluster.child import Child
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import request
-from shoal.cluster.host_kinds import HostKind
+from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.local_provider import LocalProcesses
 from shoal.cluster.process import ProcessId, is_running, wait_until
 from shoal.cluster.servers import free_port
 from shoal.cluster.state import ClusterState, StateDir, find_cluster
-from shoal.cluster.timing import DEFAULT_TIMING, Timing
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, NotRunningError
 from shoal.limits import Limits
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
@@ -151,21 +151,21 @@ async def test_without_agents_only_the_servers_run() -> None:
         assert cluster.status().ready
 
 
-async def test_what_crashes_is_mended_where_it_was() -> None:
+async def test_a_crashed_process_is_restarted_on_its_port() -> None:
     async with a_cluster() as cluster:
         servers = cluster.servers
         ring = await stored_ring(cluster)
         for name in ("s1", "agent-s2", "coordinator"):
             await cluster.kill(name)
 
-        def mended() -> bool:
+        def all_restarted() -> bool:
             children = {child.name: child for child in cluster.status().processes}
             return all(
                 children[name].restarts == 1 and children[name].state == "running"
                 for name in ("s1", "agent-s2", "coordinator")
             )
 
-        await until(mended, "all three run again")
+        await until(all_restarted, "all three run again")
         assert cluster.servers == servers
         assert ask(servers[0].host, servers[0].port, ADMIN, cluster.state.passwords[ADMIN], "PING")
         assert (await stored_ring(cluster)).version >= ring.version
@@ -208,7 +208,7 @@ async def test_hosts_of_other_kinds_and_sites_come_and_go(tmp_path: Path) -> Non
                 sites[id] = site
                 await cluster.fleet.start_child(shelf_process(id, tmp_path / id))
 
-        cluster.fleet.offer(HostKind("shelf", "h", start, cluster.fleet.end_child))
+        cluster.fleet.offer(HostLauncher("shelf", "h", start, cluster.fleet.end_child))
         assert await provider.add("shelf", 2, "oslo") == ("h1", "h2")
         assert sites == {"h1": "oslo", "h2": "oslo"}
         assert len(cluster.fleet.processes_of("shelf")) == 2

@@ -6,24 +6,15 @@ import asyncio
 
 import pytest
 from tests.support.agent_site import until
-from tests.support.cluster_thread import ClusterThread
 from tests.support.command import run_json_command
 
 import shoal
-from shoal.cluster.acl import ADMIN
-from shoal.cluster.local import LocalCluster
 from shoal.message import Item, Message
+
+pytestmark = pytest.mark.usefixtures("admin")
 
 WAIT_S = 60.0
 ENDS_WITH = b"last"
-
-
-@pytest.fixture(autouse=True)
-def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def url(cluster: LocalCluster) -> str:
-        return cluster.url_for(ADMIN)
-
-    monkeypatch.setenv("SHOAL_COORDINATOR", shared_cluster.call(url))
 
 
 async def where(capsys: pytest.CaptureFixture[str], channel: str) -> list[str]:

@@ -1,6 +1,6 @@
 """`shoal plan move`: requests a channel move, and shows its progress.
 
-Owns the request and the wait. The cluster's mover does the work, and continues even if this command ends.
+Owns the request and the wait. The cluster's conductor carries out the move, even if this command ends.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class MoveCommand:
         return await self._wait(self._began + wait_s)
 
     async def _checked_book(self, key: bytes | None) -> PlanBook:
-        """Return the plan after checking that it has the servers and that a mover is running."""
+        """Return the plan after checking that it has the servers and that a conductor is running."""
         from shoal.plan import keys
         from shoal.plan.book import PlanBook
         from shoal.plan.format import require_format
@@ -168,7 +168,7 @@ class MoveCommand:
         return book
 
     async def _wait(self, until: float) -> MoveResult:
-        """Wait until the mover has dropped the request or finished it."""
+        """Wait until the conductor has dropped the request or finished it."""
         from shoal.plan.entry import Phase
         from shoal.plan.keys import entry_key, move_key
         from shoal.plan.move_request import decode_request
@@ -190,7 +190,7 @@ class MoveCommand:
             await asyncio.sleep(_POLL_S)
 
     def _dropped(self) -> MoveResult:
-        """Return the result after the mover has dropped the request."""
+        """Return the result after the conductor has dropped the request."""
         from shoal.plan.entry import Phase
 
         entry = self._entry

@@ -72,7 +72,7 @@ async def read_moves(coordinator: Coordinator, book: PlanBook) -> tuple[MoveView
 
 
 def _requests(stored: list[bytes]) -> dict[bytes, MoveRequest]:
-    """Return the valid requests; the mover drops the others."""
+    """Return the valid requests; the conductor drops the others."""
     from shoal.plan.move_request import decode_request
 
     found = {}

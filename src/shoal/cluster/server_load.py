@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from shoal.cluster.acl import ADMIN
-from shoal.cluster.state import ClusterState, Endpoint
+from shoal.cluster.state import ClusterState, ServerProcess
 from shoal.errors import ShoalError
 from shoal.runtime import PRODUCTION
 from shoal.wire.blocking_connection import ask
@@ -50,7 +50,7 @@ def parse_info(text: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _sample(state: ClusterState, server: Endpoint, timeout_s: float) -> Sample | None:
+def _sample(state: ClusterState, server: ServerProcess, timeout_s: float) -> Sample | None:
     password = state.passwords[ADMIN]
     try:
         reply: Any = ask(

@@ -14,7 +14,7 @@ from shoal.coordination.interface import Coordinator
 from shoal.leader.conductor_shell import ConductorShell, Leading, ring_of
 from shoal.leader.keeper import Keeper
 from shoal.leader.keeper_shell import KeeperView, Keeping
-from shoal.leader.timing import LeaderTiming
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.limits import Limits
 from shoal.plan.signature import Signer
 from shoal.plan.steps import ChannelSteps

@@ -20,11 +20,11 @@ from shoal.coordination.link import parse_address
 from shoal.leader.audit_log import AuditLog
 from shoal.leader.balancer_shell import Balancing
 from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
 from shoal.leader.providers import FixedPool, Nobody, Provider
 from shoal.leader.record_watch import RecordWatch
 from shoal.leader.telemetry_reader import TelemetryReader
-from shoal.leader.timing import LeaderTiming
 from shoal.leader.window_reader import WindowReader
 from shoal.limits import Limits
 from shoal.metrics import MetricsPage

@@ -22,8 +22,8 @@ from shoal.lab.sim.scenario import FaultTargets, Outcome, Scenario
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
 from shoal.leader.conductor_shell import ConductorShell
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
-from shoal.leader.timing import LeaderTiming
 from shoal.limits import Limits
 from shoal.plan import keys
 from shoal.plan.conductor import Step

@@ -14,7 +14,7 @@ from shoal.balance.recording import DecisionRecord, Outcome
 from shoal.balance.settings import BalanceSettings
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.channels.agent.session import SILENT_LEASES_MAX
-from shoal.cluster.timing import DEFAULT_TIMING
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING
 from shoal.coordination.interface import Lease
 from shoal.lab.sim.models.coordinator import ModelCoordinator
 from shoal.lab.sim.models.redis_node import RedisNode

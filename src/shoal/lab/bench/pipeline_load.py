@@ -149,7 +149,7 @@ class Agents:
         self._records = {server.id: _record(server.id, channels, place) for place, server in enumerate(servers)}
 
     def write_backlog(self, seconds: int) -> None:
-        """Writes so many seconds from `FIRST_S` on, each as if it had been written just after its end."""
+        """Writes a number of seconds from `FIRST_S` on, each as if it had been written just after its end."""
         for place, server in enumerate(self._servers):
             with self._asking(server) as asking:
                 for second in range(FIRST_S, FIRST_S + seconds):
@@ -176,7 +176,7 @@ class Agents:
 
 
 def _record(server: str, channels: int, seed: int) -> Record:
-    """The record of one second of a server with so many channels."""
+    """The record of one second of a server with a number of channels."""
     random = np.random.default_rng(seed)
     clients = Ragged.of_lists([[1, 2, 3]] * channels)
     columns = {

@@ -21,7 +21,7 @@ from shoal.cluster.server_meter import ServerMeter
 from shoal.coordination.interface import Coordinator
 from shoal.lab.soak.load_shape import LoadShape
 from shoal.lab.soak.plan_follower import PlanFollower, followed
-from shoal.lab.soak.round_log import DecisionMade, LoadEnded, LoadRaised, RingMembers, RoundLog, ServerLoad
+from shoal.lab.soak.round_log import DecisionMade, LoadEnded, LoadLine, LoadRaised, RingMembers, RoundLog
 from shoal.leader.audit_log import AuditLog
 from shoal.plan.signature import Verifier
 from shoal.runtime import PRODUCTION
@@ -74,7 +74,7 @@ class BalancerFollower(PlanFollower):
             self._meter.follow()
             for second in self._meter.take():
                 at = second.second + 1 + self._clock_s
-                self.log.write(ServerLoad(second.server, second.load_ratio, second.cpu_share, at))
+                self.log.write(LoadLine(second.server, second.load_ratio, second.cpu_share, at))
             for decided in await asyncio.to_thread(self._decisions):
                 self.log.write(decided)
                 if self._is_over:

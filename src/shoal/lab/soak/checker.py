@@ -1,7 +1,7 @@
 """The checking process: reads the logs of a round and judges them with the simulator's checkers.
 
-Owns the way from logs to a history, and the report on it. It shares no code with the router: it knows only what
-applications logged. One log of subscribers is in memory at a time. Runs as `python -m shoal.lab.soak.checker`, a
+Owns the way from logs to a history, and the report on it. It shares no code with the router and uses only the
+applications' logs. One log of subscribers is in memory at a time. Runs as `python -m shoal.lab.soak.checker`, a
 process of `shoal.lab.harness`.
 """
 

@@ -21,7 +21,7 @@ from shoal.cluster.local import LocalCluster
 from shoal.coordination.interface import Coordinator, KeyWrite
 from shoal.errors import CoordinatorError
 from shoal.lab.soak.load_orders import PlainPlaces
-from shoal.lab.soak.load_shape import ChannelKind, LoadShape
+from shoal.lab.soak.load_shape import LoadShape, PublishPattern
 from shoal.lab.soak.move_ledger import Fate, target_of
 from shoal.lab.soak.move_schedule import PlannedMove, choose_servers, draw_burst, draw_idle, draw_moves
 from shoal.lab.soak.outcome import SoakOptions
@@ -73,8 +73,8 @@ class MoveRequester(PlanFollower):
             await asyncio.sleep(LOOK_S)
 
     async def _request_all(self, moves: dict[str, PlannedMove]) -> None:
-        """Requests moves of different channels at once. They are logged first, since the mover may be faster than the
-        coordinator's answer."""
+        """Requests moves of different channels at once. They are logged first, since the conductor may be faster than
+        the coordinator's answer."""
         requests = [request for move in moves.values() if (request := self._request_of(move)) is not None]
         self.counts["moves at once"] += len(requests) > 1
         at = monotonic()
@@ -141,10 +141,10 @@ async def start_moves(
 
 
 def _draw(shape: LoadShape, options: SoakOptions, rng: Random) -> list[PlannedMove]:
-    busy = [channel.name for channel in shape.channels if channel.kind is not ChannelKind.IDLE]
+    busy = [channel.name for channel in shape.channels if channel.kind is not PublishPattern.IDLE]
     if options.burst:
         return draw_burst(busy, shape.seconds, rng)
-    idle = [channel.name for channel in shape.channels if channel.kind is ChannelKind.IDLE][: options.moves // 2]
+    idle = [channel.name for channel in shape.channels if channel.kind is PublishPattern.IDLE][: options.moves // 2]
     moves = draw_moves(busy, options.moves - len(idle), shape.seconds, rng)
     return sorted(moves + draw_idle(idle, shape.seconds, rng), key=lambda move: move.at_s)
 

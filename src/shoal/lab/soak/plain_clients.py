@@ -1,7 +1,7 @@
 """Clients without Shoal: plain Redis publishers and subscribers, which stay on one server when their channel moves, and
 watchers, which record the control messages between clients and agents on each server.
 
-Owns nothing of the protocol: these are Redis clients (redis-py) that log what servers send.
+Takes no part in the protocol: these are Redis clients (redis-py) that log everything that servers send.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ class PlainClients:
             case control.Notice(_, name, entry):
                 return ControlSeen("notice", _text(name), client, self._verifier.entry(entry).newness, now)
             case control.Subscribed(name, revision):
-                return ControlSeen("stand", _text(name), client, revision, now)
+                return ControlSeen("subscribed", _text(name), client, revision, now)
             case control.Left(name, _, revision):
-                return ControlSeen("gone", _text(name), client, revision, now)
+                return ControlSeen("left", _text(name), client, revision, now)
             case control.Hello(_, name, False, False, revision):
                 seen = "hello to publish" if message.publisher else "hello"
                 return ControlSeen(seen, _text(name), client, revision, now)

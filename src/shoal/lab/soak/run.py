@@ -23,9 +23,9 @@ import hiredis
 import msgspec
 
 from shoal.cluster.acl import READER
+from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
-from shoal.cluster.timing import Timing
 from shoal.errors import ShoalError
 from shoal.lab.experiments.real.limited_cluster import place_channels
 from shoal.lab.harness import Stop

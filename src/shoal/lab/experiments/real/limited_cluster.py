@@ -30,7 +30,7 @@ SERVER_SHARE_MAX: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLink:
+class LinkLimit:
     """The link of each server. `bytes_per_s` counts everything that leaves; `wire_share` is the number of bytes on the
     link for one byte that Redis sends, since each small message is a packet with its own headers."""
 
@@ -74,7 +74,7 @@ NO_SEPARATION: Final = (
 
 @contextlib.asynccontextmanager
 async def limited_cluster(
-    network: ExperimentNetwork, link: ServerLink, servers: int, **more: Any
+    network: ExperimentNetwork, link: LinkLimit, servers: int, **more: Any
 ) -> AsyncIterator[LocalCluster]:
     """A cluster on a network, whose agents know the capacity of their servers. `more` goes to the cluster."""
     async with LocalCluster(

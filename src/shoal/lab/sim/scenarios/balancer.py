@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.balance.options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
-from shoal.cluster.timing import DEFAULT_TIMING
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease
 from shoal.errors import CoordinatorError
 from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelClient

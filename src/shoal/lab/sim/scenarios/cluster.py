@@ -28,8 +28,8 @@ from shoal.lab.sim.scenarios.stranger import Stranger
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process, WallClock
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
-from shoal.leader.timing import LeaderTiming
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry
 from shoal.plan.keys import RING_KEY, entries_prefix, entry_key
