@@ -127,7 +127,7 @@ def test_state_diagrams_are_up_to_date(name: str) -> None:
 
 def test_a_diagram_shows_every_state_and_every_transition() -> None:
     drawn = diagrams.render(states.SITE)
-    assert all(site.value in drawn for site in states.Site)
+    assert all(site.value in drawn for site in states.SiteState)
     for (before, event), after in states.SITE.items():
         assert re.search(rf"{before.value} --> {after.value}: .*{event}", drawn)
 

@@ -24,7 +24,7 @@ from tests.support.core_driver import (
 )
 
 from shoal.channels.agent.core import HEARTBEAT_SPREAD, REFUSALS_PER_S_MAX, AgentCore
-from shoal.channels.states import Agent
+from shoal.channels.states import AgentState
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.telemetry.tables import TableLimits
 from shoal.errors import ProtocolError
@@ -54,7 +54,7 @@ def session(clients: int = 0) -> AgentDriver:
     driver.core.ring(RING)
     driver.core.lease.granted(driver.now)
     driver.open(clients=clients)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     return driver
 
 
@@ -307,7 +307,7 @@ def test_it_observes_and_calls_the_roll_before_anything_else() -> None:
     assert kinds == [(b"PSUBSCRIBE", b"*"), (b"PUBLISH", HEARTBEAT_CHANNEL), (b"PUBSUB", b"NUMSUB")]
     resync = control.Resync("s1", AGENT, driver.core.incarnation)
     assert driver.take_with_heads(HEARTBEAT_CHANNEL, control.Resync) == [(0, 1, resync)]
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.CALLING
 
 
 def test_nobody_is_answered_before_all_are_present() -> None:
@@ -316,7 +316,7 @@ def test_nobody_is_answered_before_all_are_present() -> None:
     present(driver, CLIENT)
     assert driver.answers() == []
     present(driver, OTHER, streams=[(TILE, STREAM, 12)])
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert driver.answers()[0].streams == [(TILE, STREAM, 12)]
     assert driver.core.register.channels == {TILE: {CLIENT, OTHER}}
     assert driver.core.register.patterns == {b"ti*": {CLIENT, OTHER}}
@@ -328,7 +328,7 @@ def test_a_bye_takes_back_a_hello_that_still_waits() -> None:
     driver.tell(publisher_hello(last=3), client=OTHER)
     driver.tell(hello(), hello(nonce=6, name=b"ti*", pattern=True), control.Bye(TILE, False))
     driver.advance(DEFAULT_LIMITS.resync_s)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert set(driver.core.register.channels) == set()
     assert set(driver.core.register.patterns) == {b"ti*"}
     assert driver.answered() == [6]
@@ -348,7 +348,7 @@ def test_the_same_client_twice_is_one_and_another_roll_does_not_count() -> None:
     present(driver, CLIENT)
     present(driver, CLIENT)
     present(driver, OTHER, resync=99)
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.CALLING
 
 
 def test_whoever_stays_silent_is_not_waited_for_forever() -> None:
@@ -357,19 +357,19 @@ def test_whoever_stays_silent_is_not_waited_for_forever() -> None:
     driver.advance(DEFAULT_LIMITS.resync_s - 0.01)
     assert driver.answers() == []
     driver.advance(0.02)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert len(driver.answers()) == 1
 
 
 def test_a_server_that_does_not_count_its_clients_is_waited_for() -> None:
     driver = called(clients=None)
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.CALLING
     driver.advance(DEFAULT_LIMITS.resync_s)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
 
 
 def test_an_empty_server_is_served_at_once() -> None:
-    assert called(clients=0).state() is Agent.SERVING
+    assert called(clients=0).state() is AgentState.SERVING
 
 
 def test_who_comes_between_the_call_and_the_count_need_not_answer_the_call() -> None:
@@ -378,9 +378,9 @@ def test_who_comes_between_the_call_and_the_count_need_not_answer_the_call() -> 
     driver.core.opened("life one", driver.now)
     driver.receive(PushNotification([b"pmessage", b"*", AGENT_CHANNEL, control.encode(control.Greet(1, 3), OTHER, 1)]))
     driver.play(clients=2)
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.CALLING
     present(driver, CLIENT)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert driver.core.complete
 
 
@@ -388,9 +388,9 @@ def test_who_comes_after_the_count_does_not_stand_for_somebody_who_is_silent() -
     driver = called(clients=2)
     present(driver, CLIENT)
     driver.tell(control.Greet(1, 3), client=OTHER)
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.CALLING
     driver.advance(DEFAULT_LIMITS.resync_s)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert not driver.core.complete
 
 
@@ -407,7 +407,7 @@ def test_a_connection_that_is_lost_during_the_call_calls_again() -> None:
     driver = called(clients=2)
     driver.tell(hello())
     driver.core.lost(driver.now)
-    assert driver.state() is Agent.AWAY
+    assert driver.state() is AgentState.AWAY
     driver.open(clients=0)
     assert driver.take_with_heads(HEARTBEAT_CHANNEL, control.Resync)[-1].number == 2
     assert driver.answers() == [], "who asked on the old connection will ask again"
@@ -482,9 +482,9 @@ def test_a_client_is_present_with_the_last_part_of_its_answer() -> None:
     names = [b"tile.%d" % number for number in range(1500)]
     *first, last = control.presents(driver.core.incarnation, 1, names, [], [])
     driver.tell(*first)
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.CALLING
     driver.tell(last)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert list(driver.core.register.channels) == names
 
 
@@ -652,7 +652,7 @@ def test_a_stream_that_presents_itself_late_is_announced_to_those_who_were_answe
     driver.core.ring(SIGNER.ring(ring(1, ("s1",))))
     driver.open(clients=2)
     driver.advance(driver.core.limits.resync_s)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     late = control.Present(1, 1, 0, 1, [], [], [(b"tile", STREAM, 4), (b"__shoal:agent", STREAM, 4)])
     driver.tell(late, client=OTHER)
     (channel, data), *more = driver.announced

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.support.core_driver import OTHER, STREAM, RouterDriver, blob
 
 from shoal.channels.client.history_join import live_from
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.message import Message
 from shoal.wire import control
 from shoal.wire.envelope import stream_id
@@ -15,7 +15,7 @@ from shoal.wire.envelope import stream_id
 TILE = b"tile"
 
 
-def joined(live_begin: int, live: list[int], reached: dict[int, int]) -> tuple[RouterDriver, Subscription]:
+def joined(live_begin: int, live: list[int], reached: dict[int, int]) -> tuple[RouterDriver, SubscriptionCore]:
     """A subscription whose agent said that a stream had come to before `live_begin`, and which then heard `live`."""
     driver = RouterDriver()
     driver.servers["s1"].streams[TILE, STREAM] = live_begin - 1
@@ -29,7 +29,7 @@ def joined(live_begin: int, live: list[int], reached: dict[int, int]) -> tuple[R
     return driver, sub
 
 
-def heard(sub: Subscription) -> list[int]:
+def heard(sub: SubscriptionCore) -> list[int]:
     return [item.sequence for item in sub.inbox.items if isinstance(item, Message)]
 
 

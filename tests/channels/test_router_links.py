@@ -26,7 +26,7 @@ from tests.support.core_driver import (
 )
 
 from shoal.channels.client.context import AgentRefused, Connect, Disconnect, FetchRing
-from shoal.channels.states import Lane, Link
+from shoal.channels.states import LaneState, LinkState
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
@@ -55,8 +55,8 @@ def test_servers_are_connected_to_when_something_lives_on_them() -> None:
     driver = RouterDriver(("s1", "s2"))
     driver.router.subscribe(channel_at(driver.ring, "s2"), False, driver.now)
     assert driver.router.effects == [Connect(ServerAddress("s2", "127.0.0.1", 7001))]
-    assert driver.state("s2") is Link.CONNECTING
-    assert driver.state("s1") is Link.DOWN
+    assert driver.state("s2") is LinkState.CONNECTING
+    assert driver.state("s1") is LinkState.DOWN
 
 
 def test_inbox_and_word_come_first_then_the_greeting_then_subscriptions() -> None:
@@ -117,7 +117,7 @@ def test_a_welcome_grants_from_when_the_greeting_was_sent() -> None:
     greet = driver.heard("s1", control.Greet)[0]
     driver.now += 0.4
     driver.tell("s1", driver.servers["s1"].welcome(), greet.nonce)
-    assert driver.state("s1") is Link.USABLE
+    assert driver.state("s1") is LinkState.USABLE
     assert driver.link("s1").usable_until == pytest.approx(BEGIN + 3.0 * SURE)
 
 
@@ -129,7 +129,7 @@ def test_a_welcome_to_another_greeting_or_from_another_server_grants_nothing() -
     greet = driver.heard("s1", control.Greet)[0]
     driver.tell("s1", here.welcome(), greet.nonce + 1)
     driver.tell("s1", msgspec.structs.replace(here.welcome(), server="s2"), greet.nonce)
-    assert driver.state("s1") is Link.GREETING
+    assert driver.state("s1") is LinkState.GREETING
 
 
 def test_a_greeting_that_is_not_answered_is_repeated() -> None:
@@ -142,14 +142,14 @@ def test_a_greeting_that_is_not_answered_is_repeated() -> None:
     assert len(set(nonces)) == 3
     driver.servers["s1"].silent = False
     driver.advance(0.5)
-    assert driver.state("s1") is Link.USABLE
+    assert driver.state("s1") is LinkState.USABLE
 
 
 def test_words_keep_a_server_usable() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     driver.advance(60.0)
-    assert driver.state("s1") is Link.USABLE
+    assert driver.state("s1") is LinkState.USABLE
     assert driver.counters.stale_links == 0
 
 
@@ -209,9 +209,9 @@ def test_without_words_the_lease_runs_out_and_publishing_is_held() -> None:
     out = driver.publish(b"tile", b"1")
     driver.servers["s1"].silent = True
     driver.advance(3.5)
-    assert driver.state("s1") is Link.STALE
+    assert driver.state("s1") is LinkState.STALE
     assert driver.counters.stale_links == 1
-    assert driver.lane_state(out) is Lane.HELD
+    assert driver.lane_state(out) is LaneState.HELD
     driver.published("s1")
     driver.publish(b"tile", b"2", b"3")
     driver.advance(5.0)
@@ -227,7 +227,7 @@ def test_a_word_lets_publishing_go_on_where_it_was_held() -> None:
     driver.published("s1")
     driver.servers["s1"].silent = False
     driver.advance(1.0)
-    assert driver.state("s1") is Link.USABLE
+    assert driver.state("s1") is LinkState.USABLE
     assert sequences(driver.published("s1")) == [2, 3]
     assert driver.router.settled
 
@@ -266,7 +266,7 @@ def test_an_answer_after_the_lease_ran_out_and_before_its_timer_does_not_strand_
     driver.feed("s1", *spoken(driver, 5))
     here.silent = False
     driver.advance(5.0)
-    assert driver.lane_state(out) is Lane.LIVE
+    assert driver.lane_state(out) is LaneState.LIVE
     assert driver.settled(out)
 
 
@@ -278,7 +278,7 @@ def test_a_server_that_answers_no_ping_is_half_open_and_dropped() -> None:
     here.mute = True
     here.reachable = False
     driver.advance(6.5)
-    assert driver.state("s1") is Link.CONNECTING
+    assert driver.state("s1") is LinkState.CONNECTING
     assert driver.counters.reconnects == 1
 
 
@@ -419,7 +419,7 @@ def test_an_agent_that_refuses_the_version_is_reported() -> None:
     assert refuse(driver, number) == [AgentRefused("s1", "version", 3, 4, "too old")]
     driver.servers["s1"].silent = False
     driver.advance(2.0)
-    assert driver.state("s1") is Link.USABLE, "it asked again, and the agent has been replaced meanwhile"
+    assert driver.state("s1") is LinkState.USABLE, "it asked again, and the agent has been replaced meanwhile"
     assert refuse(driver, number) == [], "a usable link has shown that its agent takes its messages"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, StandIn, blob
 
 from shoal.channels.client.context import UnknownFlags
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Gap, Message
 from shoal.wire import control, envelope
@@ -27,7 +27,7 @@ DELAY_S, RETRY_S, TIMEOUT_S = (
 TILE = b"tile"
 
 
-def subscribed(*, pattern: bytes | None = None, **limits: Any) -> tuple[RouterDriver, Subscription]:
+def subscribed(*, pattern: bytes | None = None, **limits: Any) -> tuple[RouterDriver, SubscriptionCore]:
     """A subscription in force on s1 that has met the stream: its message 1 has been read."""
     driver = RouterDriver(limits=msgspec.structs.replace(DEFAULT_LIMITS, **limits))
     sub = driver.subscribe(pattern or TILE, pattern=pattern is not None)

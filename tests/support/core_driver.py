@@ -20,10 +20,10 @@ from hiredis import PushNotification, ReplyError
 from shoal.channels import states
 from shoal.channels.agent.core import AgentCore
 from shoal.channels.client.context import Connect, Disconnect, Effect
-from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.router import Router
 from shoal.channels.client.server_link import Command, ServerLink
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.lab.sim.models.resp import encode_frame
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -153,7 +153,7 @@ class StandIn:
 
 
 class RouterDriver:
-    """A router, its adapter's part, and a stand-in for every server of the ring."""
+    """A router, its shell's part, and a stand-in for every server of the ring."""
 
     def __init__(
         self,
@@ -169,18 +169,18 @@ class RouterDriver:
         self.counters = self.router.counters
         self.servers = {server: StandIn(server) for server in servers}
         self.effects: list[Effect] = []
-        self.ready: list[Subscription] = []
+        self.ready: list[SubscriptionCore] = []
         self._next_word = BEGIN + limits.heartbeat_interval_s
         self.ring = ring(1, servers)
         self.router.ring(SIGNER.ring(self.ring), self.now)
 
-    # The adapter's part
+    # The shell's part
 
     def link(self, server: str) -> ServerLink:
         return self.router.links[server]
 
     def _collect(self) -> None:
-        """Takes what the router hands back, as an adapter does."""
+        """Takes what the router hands back, as a shell does."""
         self.effects += self.router.effects
         self.router.effects.clear()
         for link in self.router.dirty:
@@ -322,7 +322,7 @@ class RouterDriver:
 
     # The application
 
-    def subscribe(self, name: bytes, *, pattern: bool = False) -> Subscription:
+    def subscribe(self, name: bytes, *, pattern: bool = False) -> SubscriptionCore:
         sub = self.router.subscribe(name, pattern, self.now)
         self.play()
         return sub
@@ -336,20 +336,20 @@ class RouterDriver:
         self.play()
         return out
 
-    def items(self, sub: Subscription) -> list[Item]:
+    def items(self, sub: SubscriptionCore) -> list[Item]:
         """Whatever the application finds, taken."""
         found = []
         while sub.inbox.items:
             found.append(sub.inbox.take())
         return found
 
-    def payloads(self, sub: Subscription) -> list[bytes]:
+    def payloads(self, sub: SubscriptionCore) -> list[bytes]:
         """The payloads of what the application finds; a gap among it is a failure."""
         items = self.items(sub)
         assert all(isinstance(item, Message) for item in items), items
         return [item.payload for item in items if isinstance(item, Message)]
 
-    def gaps(self, sub: Subscription) -> list[Gap]:
+    def gaps(self, sub: SubscriptionCore) -> list[Gap]:
         """The gaps among what the application finds."""
         return [item for item in self.items(sub) if isinstance(item, Gap)]
 
@@ -388,13 +388,13 @@ class RouterDriver:
 
     # How it is: asked anew each time, so that a test may ask before and after
 
-    def state(self, server: str) -> states.Link:
+    def state(self, server: str) -> states.LinkState:
         return self.link(server).state
 
-    def in_force(self, sub: Subscription) -> bool:
+    def in_force(self, sub: SubscriptionCore) -> bool:
         return sub.in_force
 
-    def lane_state(self, out: Outgoing) -> states.Lane:
+    def lane_state(self, out: Outgoing) -> states.LaneState:
         return out.lanes[0].state
 
     def settled(self, out: Outgoing) -> bool:
@@ -424,7 +424,7 @@ def answer_of(server: str, name: bytes, incarnation: int = 1, **more: Any) -> co
 
 
 class AgentDriver:
-    """An agent core, its adapter's part, and what its server says."""
+    """An agent core, its shell's part, and what its server says."""
 
     def __init__(self, server: str = "s1", *, limits: Limits = DEFAULT_LIMITS, instance: int = AGENT) -> None:
         self.now = BEGIN
@@ -486,7 +486,7 @@ class AgentDriver:
         self.said[channel] = [received for received in self.said[channel] if received not in found]
         return found
 
-    def state(self) -> states.Agent:
+    def state(self) -> states.AgentState:
         return self.core.state
 
     def answers(self, client: int = CLIENT) -> list[control.Answer]:

@@ -64,4 +64,4 @@ class Departure:
     def _all_lanes_live(self) -> bool:
         """Return whether every server that carries one of our streams will receive its end."""
         links = self._router.links.values()
-        return all(lane.state is states.Lane.LIVE for link in links for lane in link.lanes)
+        return all(lane.state is states.LaneState.LIVE for link in links for lane in link.lanes)

@@ -28,13 +28,12 @@ from shoal.channels.client.context import (
     Disconnect,
     Effect,
     FetchRing,
-    Refused,
+    PublishRefused,
     UnknownFlags,
 )
-from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.router import Router
-from shoal.channels.client.subscription import Subscription as CoreSubscription
-from shoal.channels.client.subscription import Wanted
+from shoal.channels.client.subscription import SubscriptionCore, Wanted
 from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError, VersionError
 from shoal.limits import Limits
 from shoal.logs import get_log
@@ -47,7 +46,7 @@ CLOSE_WAIT_S: Final = 1.0
 _log: Final = get_log(__name__)
 
 
-class Adapter:
+class BusShell:
     """One router on the running event loop."""
 
     def __init__(self, router: Router, source: PlanSource, limits: Limits, runtime: Runtime) -> None:
@@ -72,7 +71,7 @@ class Adapter:
         )
         self._connections: dict[str, BusConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listeners: dict[CoreSubscription, Listener] = {}
+        self._listeners: dict[SubscriptionCore, Listener] = {}
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._rooms: list[asyncio.Future[None]] = []
         self._room_messages = limits.publish_buffer_messages_max * 3 // 4
@@ -119,12 +118,12 @@ class Adapter:
         """Execute the router's effects; `reply` is the server's reply to the confirmed message."""
         effects = self.router.effects[:]
         self.router.effects.clear()
-        refused: Refused | None = None
+        refused: PublishRefused | None = None
         for effect in effects:
             if type(effect) is Confirmed:
                 self._confirm(effect.token, reply, refused)
                 refused = None
-            elif type(effect) is Refused:
+            elif type(effect) is PublishRefused:
                 if refused is not None:
                     self.refusals.remember(refused)
                 refused = effect
@@ -266,7 +265,7 @@ class Adapter:
             token.set_result(0)
         return token
 
-    def _confirm(self, token: Any, reply: int, refused: Refused | None) -> None:
+    def _confirm(self, token: Any, reply: int, refused: PublishRefused | None) -> None:
         self.tokens.discard(token)
         if refused is None:
             if not token.done():
@@ -280,7 +279,7 @@ class Adapter:
 
     async def subscribe(
         self, name: bytes, pattern: bool, wanted: Wanted | None, listener: Listener
-    ) -> CoreSubscription:
+    ) -> SubscriptionCore:
         """Subscribe and wait until the subscription is in force; from then on `listener` is notified."""
         core = self.router.subscribe(name, pattern, self.loop.time(), wanted)
         pending = PendingSubscription(core, self.loop.create_future())
@@ -301,7 +300,7 @@ class Adapter:
             listener.wake()
         return core
 
-    def _not_in_force(self, core: CoreSubscription) -> SubscribeTimeoutError:
+    def _not_in_force(self, core: SubscriptionCore) -> SubscribeTimeoutError:
         reasons = "; ".join(f"{server}: {error}" for server, error in sorted(self.errors.items()))
         return SubscribeTimeoutError(
             f"no agent confirmed the subscription to {core.text!r} "
@@ -309,14 +308,14 @@ class Adapter:
             do="check `shoal status`: every server needs a running agent",
         )
 
-    def unsubscribe(self, core: CoreSubscription) -> None:
+    def unsubscribe(self, core: SubscriptionCore) -> None:
         """End a subscription. Does nothing if it has already ended."""
         if self._listeners.pop(core, None) is not None and not self.closed:
             self.router.unsubscribe(core, self.loop.time())
             if not self.scheduled:
                 self.schedule()
 
-    def made_room(self, core: CoreSubscription) -> None:
+    def made_room(self, core: SubscriptionCore) -> None:
         """Continue a subscription that had overflowed, after the application took items."""
         if core.inbox.roomy and not self.closed:
             self.router.consumed(core, self.loop.time())
@@ -413,7 +412,7 @@ class Adapter:
 
     def _all_answered(self) -> bool:
         links = self.router.links.values()
-        return not any(link.inflight for link in links if link.state is not states.Link.DOWN)
+        return not any(link.inflight for link in links if link.state is not states.LinkState.DOWN)
 
     def abandon(self) -> None:
         """Release everything immediately; waiting callers get BusClosedError or NotConfirmedError."""

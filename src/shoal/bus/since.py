@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from shoal.channels.client.history_join import live_from
-from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import ShoalError, SubscribeError
 from shoal.filters.filter import Filter
 from shoal.logs import get_log
@@ -35,7 +35,7 @@ PAUSE_S: Final = 0.1
 _log: Final = get_log(__name__)
 
 
-async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: Filter | None) -> Iterator[Item]:
+async def join_history(bus: Bus, core: SubscriptionCore, since_us: int, where: Filter | None) -> Iterator[Item]:
     """Return the history of a subscription in force, up to its first live messages. The subscription then delivers what
     follows.
     """
@@ -58,11 +58,11 @@ async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: F
     begins = live_from(core)
     live = [item.payload for item in core.inbox.items if isinstance(item, Message) and item.foreign]
     reached = history.reached(begins)
-    adapter = bus.adapter
-    adapter.router.join_history(core, begins, _behind(begins, reached, ends, history.ended()), adapter.now)
+    shell = bus.shell
+    shell.router.join_history(core, begins, _behind(begins, reached, ends, history.ended()), shell.now)
     if where is not None:
         _apply_filter(core, where)
-    adapter.flush()
+    shell.flush()
     before = {stream: min(first, reached.get(stream, first) + 1) for stream, first in begins.items()}
     table = await asyncio.to_thread(history.joined, None, before, live)
     if not table.num_rows:
@@ -97,7 +97,7 @@ def _reaches(begins: Mapping[int, int], reached: Mapping[int, int], ends: Mappin
     return all((reached.get(stream) or ends.get(stream, 0)) + 1 >= first for stream, first in begins.items())
 
 
-def _apply_filter(core: CoreSubscription, where: Filter) -> None:
+def _apply_filter(core: SubscriptionCore, where: Filter) -> None:
     """Apply the filter from now on, including to waiting messages."""
     core.wanted = where.matches
     inbox = core.inbox
@@ -109,7 +109,7 @@ def _apply_filter(core: CoreSubscription, where: Filter) -> None:
             inbox.put(item)
 
 
-async def _check_recorded(bus: Bus, core: CoreSubscription) -> None:
+async def _check_recorded(bus: Bus, core: SubscriptionCore) -> None:
     """Raise SubscribeError if the history is empty because the channel is not recorded."""
     try:
         patterns = await bus.recorded_patterns()

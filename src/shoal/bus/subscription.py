@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final, Self
 
 from shoal.bus.waiters import resolve
 from shoal.channels.client.inbox import InboxStatistics
-from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import BusClosedError, SubscribeError
 from shoal.filters.filter import Filter
 from shoal.message import Gap, Item, Message
 
 if TYPE_CHECKING:
     from shoal.bus.client import Bus
-    from shoal.bus.shell import Adapter
+    from shoal.bus.shell import BusShell
 
 BURST_ITEMS: Final = 64
 """Number of items after which a reader that never waited checks the clock. The inbox does not grow while the reader
@@ -57,8 +57,8 @@ class Subscription:
         """Number of gaps the reader has received."""
         self._bus = bus
         self._raw = name
-        self._adapter: Adapter | None = None
-        self._core: CoreSubscription | None = None
+        self._shell: BusShell | None = None
+        self._core: SubscriptionCore | None = None
         self._history: Iterator[Item] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._burst_until = 0.0
@@ -74,18 +74,18 @@ class Subscription:
                 f"the subscription to {self.name!r} was already opened",
                 do="call subscribe() again for a new one",
             )
-        adapter = self._adapter = self._bus.adapter
+        shell = self._shell = self._bus.shell
         wanted = self.where.matches if self.where is not None else None
         if self.since_us is None:
-            self._core = await adapter.subscribe(self._raw, self.is_pattern, wanted, self)
+            self._core = await shell.subscribe(self._raw, self.is_pattern, wanted, self)
         else:
             from shoal.bus.since import join_history
 
-            core = await adapter.subscribe(self._raw, False, None, self)
+            core = await shell.subscribe(self._raw, False, None, self)
             try:
                 self._history = await join_history(self._bus, core, self.since_us, self.where)
             except BaseException:
-                adapter.unsubscribe(core)
+                shell.unsubscribe(core)
                 raise
             self._core = core
         return self
@@ -93,8 +93,8 @@ class Subscription:
     async def aclose(self) -> None:
         """End the subscription; items that have arrived can still be taken."""
         self._closed = True
-        if self._core is not None and self._adapter is not None:
-            self._adapter.unsubscribe(self._core)
+        if self._core is not None and self._shell is not None:
+            self._shell.unsubscribe(self._core)
         self._wake_reader()
 
     async def __aenter__(self) -> Self:
@@ -106,7 +106,7 @@ class Subscription:
         await self.aclose()
 
     @property
-    def core(self) -> CoreSubscription | None:
+    def core(self) -> SubscriptionCore | None:
         """The router's subscription, once it is in force. Not for applications."""
         return self._core
 
@@ -195,9 +195,9 @@ class Subscription:
         self.gaps += sum(type(item) is Gap for item in taken)
         return taken
 
-    def _made_room(self, core: CoreSubscription) -> None:
-        if self._adapter is not None:
-            self._adapter.made_room(core)
+    def _made_room(self, core: SubscriptionCore) -> None:
+        if self._shell is not None:
+            self._shell.made_room(core)
 
     async def _pause(self) -> None:
         """Let other tasks run from time to time: taking available items never suspends, so they could starve."""
@@ -227,7 +227,7 @@ class Subscription:
             do="enter it: async with bus.subscribe(...) as messages",
         )
 
-    # Called by the adapter
+    # Called by the shell
 
     def wake(self) -> None:
         """Wake the reader: an item has arrived."""

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from redis import exceptions
 
 from shoal.bus import Bus
-from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.message import Item
 from shoal.redis.conversion import Response, translated
 
@@ -27,14 +27,14 @@ class Feed:
         self.pattern = pattern
         self._bus = bus
         self._queue = queue
-        self._core: CoreSubscription | None = None
+        self._core: SubscriptionCore | None = None
         self._begun = False
         self._queued = False
 
     async def open(self) -> None:
         """Subscribes; returns when the subscription is in force."""
         with translated():
-            self._core = await self._bus.adapter.subscribe(self.name, self.pattern, None, self)
+            self._core = await self._bus.shell.subscribe(self.name, self.pattern, None, self)
 
     def begin(self) -> None:
         """Releases items. The confirmation is already in the queue before them."""
@@ -48,7 +48,7 @@ class Feed:
     def close(self) -> None:
         """Unsubscribes."""
         if self._core is not None:
-            self._bus.adapter.unsubscribe(self._core)
+            self._bus.shell.unsubscribe(self._core)
 
     @property
     def settled(self) -> bool:
@@ -63,7 +63,7 @@ class Feed:
         self._queued = False
         self.wake()
         if core.overflowed:
-            self._bus.adapter.made_room(core)
+            self._bus.shell.made_room(core)
         return item
 
     def rest(self) -> list[Item]:
@@ -177,8 +177,8 @@ class PubSubConnection:
         if self._up:
             return
         with translated():
-            adapter = self.bus.adapter
-            if not await adapter.until(self._settled, adapter.limits.subscribe_timeout_s):
+            shell = self.bus.shell
+            if not await shell.until(self._settled, shell.limits.subscribe_timeout_s):
                 raise exceptions.ConnectionError(
                     "the subscriptions are not in force again, because an agent does not answer: see `shoal status`"
                 )
@@ -190,4 +190,4 @@ class PubSubConnection:
         self._up = False
         self._disconnected()
         with translated():
-            await self.bus.adapter.disconnect_all()
+            await self.bus.shell.disconnect_all()

@@ -85,7 +85,7 @@ class AgentCore:
         self.lease = AgentLease(server, limits)
         self.counters = AgentCounters()
         self.outbox: list[Command] = []
-        self.state = states.Agent.AWAY
+        self.state = states.AgentState.AWAY
         self.incarnation = 0
         self.second = 0
         self.timers = Timers()
@@ -133,7 +133,7 @@ class AgentCore:
 
     def lost(self, now: float) -> None:
         """The connection to the server is gone."""
-        if self.state is not states.Agent.AWAY:
+        if self.state is not states.AgentState.AWAY:
             self._step("server lost")
             self._deferred.take()
             self.recorder.lost()
@@ -299,7 +299,7 @@ class AgentCore:
     @property
     def complete(self) -> bool:
         """Whether all clients of the server have sent their Present."""
-        return self.state is states.Agent.SERVING and self._resync.complete
+        return self.state is states.AgentState.SERVING and self._resync.complete
 
     def _call(self, now: float) -> None:
         self.counters.resyncs += 1
@@ -326,7 +326,7 @@ class AgentCore:
             self.dispatcher.presented(channel, stream)
             if self.recorder.active:
                 self.recorder.evidence(channel, stream, last, True, self._now)
-            if unheard and self.state is states.Agent.SERVING:
+            if unheard and self.state is states.AgentState.SERVING:
                 self.dispatcher.announce_here(channel, stream, last)
         if present.part + 1 >= present.parts:
             self._resync.present(client, present.resync)
@@ -336,13 +336,13 @@ class AgentCore:
         if self._resync.complete:
             self.timers.cancel("call")
             self.timers.cancel("recall")
-            if self.state is states.Agent.CALLING:
+            if self.state is states.AgentState.CALLING:
                 self._serve("all present")
             self.dispatcher.all_present()
 
     def _call_over(self, now: float) -> None:
         """Clients that have not answered by now are not waited for, but their subscriptions here are not known."""
-        if self.state is states.Agent.CALLING:
+        if self.state is states.AgentState.CALLING:
             self._serve("call over")
         if not self._resync.complete:
             self._calls += 1
@@ -367,7 +367,7 @@ class AgentCore:
     # Hellos
 
     def _hello(self, client: int, number: int, hello: control.Hello) -> None:
-        if self.state is not states.Agent.SERVING or self.book.ring is None:
+        if self.state is not states.AgentState.SERVING or self.book.ring is None:
             self.counters.hellos_deferred += 1
             self._deferred.add(client, number, hello)
             return

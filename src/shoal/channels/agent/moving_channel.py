@@ -77,7 +77,7 @@ class Host(Protocol):
     limits: Limits
     timers: Timers
     incarnation: int
-    state: states.Agent
+    state: states.AgentState
     recorder: Recorder
 
     @property

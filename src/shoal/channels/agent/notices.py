@@ -71,7 +71,7 @@ class Notices:
         entry, moving = targets.entry, self._moving.get(channel)
         if entry is None or moving is None or not (moving.spoken or entry.eager):
             return
-        if self._host.state is states.Agent.AWAY:
+        if self._host.state is states.AgentState.AWAY:
             return
         waits = self._subscribers(channel, moving, now)
         if entry.eager and entry.phase not in (Phase.PREPARE, Phase.WIDEN):

@@ -101,7 +101,7 @@ class Reporting:
 
     def poll(self, now: float) -> None:
         """Asks the server about the moving channels."""
-        if not self._due_at or self._host.state is not states.Agent.SERVING:
+        if not self._due_at or self._host.state is not states.AgentState.SERVING:
             return
         wait_s = POLL_S
         if self._round is None and (asked := self._make_round(now)).names:
@@ -171,7 +171,7 @@ class Reporting:
         """Whether the report can differ from the one taken last: channels move, or did at that time, or the agent began
         a new incarnation."""
         last = self._last
-        return self._host.state is states.Agent.SERVING and (
+        return self._host.state is states.AgentState.SERVING and (
             bool(self._due_at)
             or self._handovers.pending
             or last is None
@@ -181,7 +181,7 @@ class Reporting:
 
     def take(self) -> Report | None:
         """The report, if it has changed; None while the agent does not serve."""
-        if self._host.state is not states.Agent.SERVING:
+        if self._host.state is not states.AgentState.SERVING:
             return None
         lines = {channel: line for channel in sorted(self._due_at) if (line := self._line(channel)) is not None}
         report = Report(self._host.server, self._host.incarnation, lines)

@@ -12,7 +12,7 @@ from typing import Final
 
 from shoal.channels.agent.connection import AgentConnection
 from shoal.channels.agent.core import AgentCore
-from shoal.channels.states import Agent as AgentState
+from shoal.channels.states import AgentState
 from shoal.channels.telemetry.monitor import Monitor
 from shoal.limits import Limits
 from shoal.logs import get_log

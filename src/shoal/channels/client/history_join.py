@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from shoal.channels.client.incoming import StreamIn
+from shoal.channels.client.incoming_stream import StreamIn
 from shoal.channels.client.receiver import Receiver
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.message import Gap, Item, Message
 
 
-def live_from(sub: Subscription) -> dict[int, int]:
+def live_from(sub: SubscriptionCore) -> dict[int, int]:
     """For each known stream the first number that the subscription has received or expects. Earlier numbers come from
     the history. Gaps that were reported live count as received."""
     said: defaultdict[int, list[Item]] = defaultdict(list)
@@ -42,7 +42,7 @@ def _last(item: Item) -> int | None:
 
 
 def go_on(
-    receiver: Receiver, sub: Subscription, begins: Mapping[int, int], reached: Mapping[int, int], now: float
+    receiver: Receiver, sub: SubscriptionCore, begins: Mapping[int, int], reached: Mapping[int, int], now: float
 ) -> None:
     """Continues each stream after the last number of the history. A stream that only the history knows is expected to
     continue there too."""
@@ -56,7 +56,7 @@ def go_on(
     chan.bound(receiver.streams_max)
 
 
-def _rewind(receiver: Receiver, sub: Subscription, stream: StreamIn, begin: int, last: int, now: float) -> None:
+def _rewind(receiver: Receiver, sub: SubscriptionCore, stream: StreamIn, begin: int, last: int, now: float) -> None:
     """Messages between the history and the first live one are missing: live messages are held behind the hole."""
     received = stream.next - 1
     kept: list[Item] = []

@@ -4,7 +4,7 @@ Owns the links and the dispatch of what arrives. Its inputs are the time and the
 commands to send (`outbox` of each link in `dirty`), `effects` and the subscriptions with news (`ready`). Publisher,
 subscriber and receiver are its three parts.
 
-    adapter                               router
+    shell                                 router
     opened / lost / received  ------>     links, heartbeats, replies
     ring                      ------>     plan book -> place()
     publish / subscribe       ------>     publisher / subscriber
@@ -22,12 +22,12 @@ from shoal.channels.client import history_join
 from shoal.channels.client.arrivals import Arrivals
 from shoal.channels.client.context import AgentRefused, Context, FetchRing
 from shoal.channels.client.inbox import Inbox
-from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.publisher import Publisher
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscriber import Subscriber
-from shoal.channels.client.subscription import Subscription, Wanted
+from shoal.channels.client.subscription import SubscriptionCore, Wanted
 from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
@@ -96,7 +96,7 @@ class Router:
         """Asks for a `Confirmed(token)` effect; returns False if the message is confirmed already."""
         return self._publisher.await_confirm(out, sequence, token)
 
-    def subscribe(self, name: bytes, pattern: bool, now: float, wanted: Wanted | None = None) -> Subscription:
+    def subscribe(self, name: bytes, pattern: bool, now: float, wanted: Wanted | None = None) -> SubscriptionCore:
         """A new subscription; see its `in_force` and its `inbox`, which gets only `wanted` messages."""
         limits = self.limits
         if len(self._subscriber) >= limits.subscriptions_max:
@@ -107,23 +107,23 @@ class Router:
         inbox = Inbox(limits.inbox_messages_max, limits.inbox_bytes_max)
         return self._subscriber.open(name, pattern, inbox, wanted, now)
 
-    def unsubscribe(self, sub: Subscription, now: float) -> None:
+    def unsubscribe(self, sub: SubscriptionCore, now: float) -> None:
         """Ends a subscription at once; its inbox keeps its items."""
         self._subscriber.close(sub)
 
-    def consumed(self, sub: Subscription, now: float) -> None:
+    def consumed(self, sub: SubscriptionCore, now: float) -> None:
         """The application has taken items from a subscription that had overflowed."""
         self._receiver.made_room(sub, now)
 
     def close(self, now: float) -> None:
-        """Ends every stream and subscription. The adapter sends the remaining commands, then closes."""
+        """Ends every stream and subscription. The shell sends the remaining commands, then closes."""
         self._context.closing = True
         self._publisher.close(now)
         for sub in self._subscriber:
             self._subscriber.close(sub)
 
     def join_history(
-        self, sub: Subscription, begins: Mapping[int, int], reached: Mapping[int, int], now: float
+        self, sub: SubscriptionCore, begins: Mapping[int, int], reached: Mapping[int, int], now: float
     ) -> None:
         """Continues a new subscription after a history (see `history_join`)."""
         history_join.go_on(self._receiver, sub, begins, reached, now)
@@ -151,7 +151,7 @@ class Router:
         return self._publisher.resend_bytes
 
     @property
-    def subscriptions(self) -> list[Subscription]:
+    def subscriptions(self) -> list[SubscriptionCore]:
         """All subscriptions."""
         return list(self._subscriber)
 
@@ -225,7 +225,7 @@ class Router:
             self._context.want(link)
         elif self._context.book.address(link.server) is None:
             self._context.drop(link)
-            if link.state is states.Link.DOWN:
+            if link.state is states.LinkState.DOWN:
                 del self._context.links[link.server]
                 self._owe(link)
 
@@ -237,7 +237,7 @@ class Router:
                 del self._byes_owed[next(iter(self._byes_owed))]
 
     def opened(self, server: str, now: float) -> None:
-        """The adapter has opened a connection: authenticated, RESP3."""
+        """The shell has opened a connection: authenticated, RESP3."""
         link = self._context.links[server]
         link.reset()
         link.step("opened")
@@ -260,9 +260,9 @@ class Router:
         self._arrivals.received(server, frames, now)
 
     def lost(self, server: str, now: float) -> None:
-        """The connection is gone, or could not be opened; the adapter waits before it tries again."""
+        """The connection is gone, or could not be opened; the shell waits before it tries again."""
         link = self._context.links.get(server)
-        if link is None or link.state is states.Link.DOWN:
+        if link is None or link.state is states.LinkState.DOWN:
             return
         link.reset()
         link.step("lost")
@@ -281,7 +281,7 @@ class Router:
         if LEASE not in self._context.rules:
             link.usable_until = float("inf")
         if now < link.usable_until:
-            was_usable = link.state is states.Link.USABLE
+            was_usable = link.state is states.LinkState.USABLE
             link.step("heartbeat")
             if not was_usable:
                 self._publisher.link_usable(link, now)
@@ -293,7 +293,7 @@ class Router:
         self._context.touch(link)
 
     def _lease_due(self, link: ServerLink, now: float) -> None:
-        if link.state is states.Link.USABLE and now >= link.usable_until:
+        if link.state is states.LinkState.USABLE and now >= link.usable_until:
             self.counters.stale_links += 1
             link.step("lease over")
             self._publisher.link_stale(link)
@@ -309,7 +309,7 @@ class Router:
             return
         link.send_ping(now)
         self._context.touch(link)
-        usable = link.state is states.Link.USABLE
+        usable = link.state is states.LinkState.USABLE
         if not usable:
             self._greet(link, now)
             self._context.effects.append(FetchRing())
@@ -368,7 +368,7 @@ class Router:
 
     def _refused(self, link: ServerLink, number: int, refused: control.Refused) -> None:
         """An agent does not take this client's messages. A link that is usable has shown that its agent does."""
-        if link.state is states.Link.USABLE or not link.opened_at_number < number <= self._context.number:
+        if link.state is states.LinkState.USABLE or not link.opened_at_number < number <= self._context.number:
             self.counters.garbage += 1
             return
         self._context.effects.append(
@@ -401,7 +401,7 @@ class Router:
             self._publisher.confirm(link, notice.name)
             self._subscriber.confirm(notice.name)
 
-    def _heal(self, sub: Subscription, message: control.Resend | control.Healed, server: str, now: float) -> None:
+    def _heal(self, sub: SubscriptionCore, message: control.Resend | control.Healed, server: str, now: float) -> None:
         if isinstance(message, control.Resend):
             self._receiver.resent(sub, message, server, now)
         else:

@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.channels import states
 from shoal.channels.client.inbox import Inbox
-from shoal.channels.client.incoming import ChannelIn, StreamIn
+from shoal.channels.client.incoming_stream import ChannelIn, StreamIn
 from shoal.channels.client.server_link import ServerLink
 from shoal.message import Attributes
 from shoal.wire import control
@@ -21,7 +21,7 @@ Wanted: TypeAlias = Callable[[Attributes], bool]
 """Whether the application wants a message with these attributes."""
 
 
-class Site:
+class SubscribedServer:
     """A subscription on one server.
 
     `incarnation` is the agent's incarnation that was last heard of here, 0 before the first. `was_subscribed` is the
@@ -42,11 +42,11 @@ class Site:
         "was_subscribed",
     )
 
-    def __init__(self, sub: Subscription, link: ServerLink, known: int) -> None:
+    def __init__(self, sub: SubscriptionCore, link: ServerLink, known: int) -> None:
         self.sub = sub
         self.link = link
         self.server = link.server
-        self.state = states.Site.WAITING
+        self.state = states.SiteState.WAITING
         self.nonce = 0
         self.attempts = 0
         self.incarnation = 0
@@ -74,7 +74,7 @@ class Site:
         self.state = states.step(states.SITE, self.state, event)
 
 
-class Subscription:
+class SubscriptionCore:
     """A subscription of the application.
 
     `in_force` becomes true once, when the agents of all its servers have answered. Messages that arrive before wait in
@@ -112,7 +112,7 @@ class Subscription:
         self.pattern = pattern
         self.pattern_text = self.text if pattern else None
         self.inbox = inbox
-        self.sites: dict[str, Site] = {}
+        self.sites: dict[str, SubscribedServer] = {}
         self.channels: dict[bytes, ChannelIn] = {}
         self.early: list[tuple[bytes, bytes, str]] = []
         self.baseline: dict[tuple[bytes, int], tuple[int, str]] = {}
@@ -146,5 +146,5 @@ class Subscription:
     def settled(self) -> bool:
         """Whether the subscription is in force on every server where it belongs now."""
         return self.in_force and all(
-            site.state in (states.Site.IN_FORCE, states.Site.LINGERING) for site in self.sites.values()
+            site.state in (states.SiteState.IN_FORCE, states.SiteState.LINGERING) for site in self.sites.values()
         )

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from shoal.channels import states
 from shoal.channels.recording.pace import Turns
-from shoal.channels.recording.record import Record
+from shoal.channels.recording.record import ChannelRecord
 from shoal.channels.recording.writer import Host
 from shoal.errors import ProtocolError
 from shoal.rules import ALL_RULES, Rules, rule
@@ -42,9 +42,9 @@ class Recorder:
         self._rules = rules
         self._marks: set[bytes] = set()
         self._names: dict[bytes, bool] = {}
-        self._records: dict[bytes, Record] = {}
+        self._records: dict[bytes, ChannelRecord] = {}
         self._written: set[bytes] = set()
-        self._queue: deque[Record] = deque()
+        self._queue: deque[ChannelRecord] = deque()
         self._turns = Turns()
         self._opening = 0
         self._connected = False
@@ -57,7 +57,7 @@ class Recorder:
     @property
     def records_open(self) -> int:
         """The number of records that are being written."""
-        return sum(record.state is states.Record.WRITING for record in self._records.values())
+        return sum(record.state is states.RecordState.WRITING for record in self._records.values())
 
     @property
     def settled(self) -> bool:
@@ -133,13 +133,13 @@ class Recorder:
     def _open_next(self) -> None:
         while self._queue and self._opening < OPENING_MAX:
             record = self._queue.popleft()
-            if record.state is states.Record.READING:
+            if record.state is states.RecordState.READING:
                 self._opening += 1
                 record.open()
 
-    def _open(self, channel: bytes) -> Record:
+    def _open(self, channel: bytes) -> ChannelRecord:
         lost = channel in self._written
-        record = Record(self._host, channel, self._is_open, lost, self._turns, self._rules)
+        record = ChannelRecord(self._host, channel, self._is_open, lost, self._turns, self._rules)
         self._records[channel] = record
         self._queue.append(record)
         self._open_next()

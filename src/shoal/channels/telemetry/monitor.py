@@ -103,7 +103,7 @@ class Monitor:
     def second_over(self, second: int, now: float) -> None:
         """The second with this number (of the wall clock) has ended: asks the server what to close it
         with."""
-        if self._core.state is states.Agent.AWAY:
+        if self._core.state is states.AgentState.AWAY:
             return
         if self._open_second is not None:
             self.counters.late += 1

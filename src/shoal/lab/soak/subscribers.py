@@ -93,7 +93,7 @@ class Subscribers:
 def _unsettled(bus: Bus) -> list[str]:
     """What the router of a bus still waits for."""
     found = []
-    for sub in bus.adapter.router.subscriptions:
+    for sub in bus.shell.router.subscriptions:
         if not sub.settled:
             found.append(f"{sub.text} is not in force: { {name: str(site.state) for name, site in sub.sites.items()} }")
         for channel, stream in sub.all_streams():
