@@ -8,7 +8,7 @@ import sys
 PROCESS = ("shoal.cli.agent", "shoal.channels.agent.process")
 LOADED_LATER = (
     *("shoal.channels.agent.session", "shoal.channels.agent.core", "shoal.channels.agent.metrics"),
-    *("shoal.channels.telemetry.analyzer", "shoal.channels.telemetry.monitor", "shoal.coordination.redis"),
+    *("shoal.channels.telemetry.analyzer", "shoal.channels.agent.monitor", "shoal.coordination.redis"),
 )
 
 SCRIPT = """

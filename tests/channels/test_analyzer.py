@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.channels.observed import FORWARDED, FRAME_BYTES_MAX, beacon, envelope, observed, push
 from tests.support.redis_server import RedisServer
@@ -20,6 +21,7 @@ from shoal.channels.telemetry.pattern_kernel import match_names
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.errors import ProtocolError
 from shoal.load.table import UnitTable
+from shoal.wire.glob import glob_match
 
 SAMPLE = ServerSample(0.0, "life", 0, 0, 0.0, 1, 1, 1000.0)
 LISTED_MAX = 2
@@ -299,11 +301,11 @@ def client(server: RedisServer) -> Any:
         yield connected
 
 
-def matched(pattern: bytes) -> set[bytes]:
-    offsets = np.cumsum([0, *map(len, KEYS)], dtype=np.int32)
-    names = np.frombuffer(b"".join(KEYS), np.uint8).copy()
-    found = match_names(names, offsets, np.frombuffer(pattern, np.uint8).copy())
-    return {key for key, is_match in zip(KEYS, found, strict=True) if is_match}
+def matched(pattern: bytes, names: Sequence[bytes] = KEYS) -> set[bytes]:
+    offsets = np.cumsum([0, *map(len, names)], dtype=np.int32)
+    data = np.frombuffer(b"".join(names), np.uint8).copy()
+    found = match_names(data, offsets, np.frombuffer(pattern, np.uint8).copy())
+    return {name for name, is_match in zip(names, found, strict=True) if is_match}
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -315,6 +317,16 @@ def test_patterns_match_what_a_real_server_says(client: Any, pattern: bytes) -> 
 @settings(max_examples=150, deadline=None)
 def test_random_patterns_match_what_a_real_server_says(client: Any, pattern: bytes) -> None:
     assert matched(pattern) == set(client.keys(pattern))
+
+
+@given(
+    st.lists(st.sampled_from(list(b"ab*?[]^-\\\0\x7f\x80\xff")), max_size=9).map(bytes),
+    st.lists(st.lists(st.sampled_from(list(b"ab-]\\\0\x7f\x80\xff")), max_size=6).map(bytes), min_size=1, max_size=20),
+)
+@settings(max_examples=300, deadline=None)
+@example(b"[a-\xff]", [b"a", b"b", b"\0", b"\xff"])
+def test_the_compiled_matcher_agrees_with_the_other_one(pattern: bytes, names: list[bytes]) -> None:
+    assert matched(pattern, names) == {name for name in names if glob_match(pattern, name)}
 
 
 def test_the_empty_name_is_matched_by_the_empty_pattern_only() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.channels.agent.forward_queues import COMMAND_BYTES, WINDOW_BYTES, Forwards, Mark
-from shoal.channels.client.server_link import Command
+from shoal.wire.commands import Command
 
 ROOM = 1 << 30
 

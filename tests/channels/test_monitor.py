@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from shoal.channels.agent import monitor as module
 from shoal.channels.agent.core import AgentCore
-from shoal.channels.telemetry import monitor as module
+from shoal.channels.agent.monitor import Monitor
 from shoal.channels.telemetry.analyzer import Analyzer
-from shoal.channels.telemetry.monitor import Monitor
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.limits import Limits
 from shoal.load.record import Record, decode

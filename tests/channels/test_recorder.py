@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import OTHER, SIGNER, STREAM, AgentDriver, blob, ring
 
-from shoal.channels.client.server_link import Command
 from shoal.channels.recording.record import STREAMS_EVERY
 from shoal.channels.recording.recorder import OPENING_MAX
 from shoal.limits import DEFAULT_LIMITS
 from shoal.wire import control, envelope
+from shoal.wire.commands import Command
 from shoal.wire.envelope import HEADER, peer_channel, stream_id
 from shoal.wire.record_entry import INDEX_KEY, RecordedGap, RecordedMessage, read_entry, record_key
 

@@ -62,7 +62,7 @@ def test_a_connection_can_be_lost_in_every_state() -> None:
 
 
 def test_an_event_that_the_table_does_not_know_is_our_own_bug() -> None:
-    with pytest.raises(AssertionError, match="Lane dropped cannot take 'answered'"):
+    with pytest.raises(AssertionError, match="LaneState dropped cannot take 'answered'"):
         states.step(states.LANE, states.LaneState.DROPPED, "answered")
 
 

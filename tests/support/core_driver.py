@@ -22,7 +22,7 @@ from shoal.channels.agent.core import AgentCore
 from shoal.channels.client.context import Connect, Disconnect, Effect
 from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.router import Router
-from shoal.channels.client.server_link import Command, ServerLink
+from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.lab.sim.models.resp import encode_frame
@@ -34,6 +34,7 @@ from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signing import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control, envelope
+from shoal.wire.commands import Command
 from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, RESERVED_PREFIX, inbox_channel, peer_channel
 from shoal.wire.glob import glob_match
 

@@ -14,6 +14,9 @@ The reference is `stringmatchlen` of Redis. Corners that it has and most globs h
 A pattern is compiled to a regular expression in which everything between two stars is an atomic group: the
 leftmost place of such a part is as good as any later one, so there is never a reason to go back, and a
 hostile pattern costs at most (length of pattern) x (length of string).
+
+The agent matches patterns against whole columns of names with `shoal.channels.telemetry.pattern_kernel`, a second
+implementation for numba; a test checks that both agree.
 """
 
 import re

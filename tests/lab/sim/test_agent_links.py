@@ -9,13 +9,13 @@ import pytest
 
 from shoal.channels.agent.forward_links import ForwardLinks
 from shoal.channels.agent.peers import PEER_PATTERN, SILENT_HEARTBEATS_MAX, Peers
-from shoal.channels.client.server_link import Command
 from shoal.lab.sim import Endpoint, FaultOptions, ModelCoordinator, Network, RedisNode, World
 from shoal.lab.sim.models.resp import CommandReader, encode_frame
 from shoal.lab.sim.world.process import Process, Processes
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.wire import control
+from shoal.wire.commands import Command
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
 

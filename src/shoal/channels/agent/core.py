@@ -16,19 +16,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
 from shoal.channels import states
-from shoal.channels.agent.counters import AgentCounters
 from shoal.channels.agent.deferred_hellos import DeferredHellos
 from shoal.channels.agent.dispatcher import Dispatcher
 from shoal.channels.agent.lease import AgentLease
 from shoal.channels.agent.register import Register
 from shoal.channels.agent.resync import Resync
 from shoal.channels.agent.stream_memory import StreamMemory, Streams
-from shoal.channels.client.server_link import Command
+from shoal.channels.agent_host import AgentCounters, ReplyHandler
 from shoal.channels.recording.recorder import Recorder
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.timers import Timers, patience
@@ -38,6 +36,7 @@ from shoal.plan.book import PlanBook
 from shoal.plan.moving import Report
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
+from shoal.wire.commands import Command
 from shoal.wire.envelope import (
     AGENT_CHANNEL,
     CLIENT_ID_BITS,
@@ -47,8 +46,6 @@ from shoal.wire.envelope import (
     inbox_channel,
     peer_channel,
 )
-
-Handler = Callable[[Any, float], None]
 
 CONTROL_1: Final = "control messages of format 1"
 CONTROL_OTHER: Final = "control messages of other versions"
@@ -89,7 +86,7 @@ class AgentCore:
         self.incarnation = 0
         self.second = 0
         self.timers = Timers()
-        self._inflight: deque[Handler | None] = deque()
+        self._inflight: deque[ReplyHandler | None] = deque()
         self._memory = StreamMemory(scanner, limits.publisher_idle_s)
         self._resync = Resync()
         self._calls = 0
@@ -155,7 +152,7 @@ class AgentCore:
                 if handler is not None:
                     handler(frame.value, now)
 
-    def ask(self, command: Command, handler: Handler | None = None) -> None:
+    def ask(self, command: Command, handler: ReplyHandler | None = None) -> None:
         """Queues a command; `handler` gets its reply."""
         self.outbox.append(command)
         self._inflight.append(handler)

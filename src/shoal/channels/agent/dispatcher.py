@@ -16,7 +16,7 @@ from typing import Final
 from shoal.channels.agent.forward_queues import Forwards
 from shoal.channels.agent.forward_targets import ForwardTargets, Servers
 from shoal.channels.agent.handover import Announcements, Handovers
-from shoal.channels.agent.moving_channel import Host, MovingChannel
+from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.channels.agent.notices import Notices
 from shoal.channels.agent.report import Reporting
 from shoal.channels.states import ANNOUNCE
@@ -45,7 +45,7 @@ TARGETS_MAX: Final = 100_000
 class Dispatcher:
     """The dispatcher of one agent."""
 
-    def __init__(self, host: Host, rules: Rules) -> None:
+    def __init__(self, host: DispatchHost, rules: Rules) -> None:
         self._host = host
         self._rules = rules
         self._targets: dict[bytes, ForwardTargets] = {}

@@ -14,17 +14,14 @@ from typing import Any, Final, Protocol
 
 import hiredis
 
-from shoal.channels.agent.server_tasks import ServerTasks
-from shoal.channels.client.server_link import Command
-from shoal.errors import ConnectError, ProtocolError
+from shoal.channels.agent.peer_connections import PeerConnections
+from shoal.errors import ConnectError
 from shoal.limits import Limits
 from shoal.logs import get_log
-from shoal.plan.ring import Ring, ServerAddress
-from shoal.wire.address_book import AS_ANNOUNCED, AddressBook
-from shoal.wire.backoff import Backoff
+from shoal.plan.ring import Ring
+from shoal.wire.address_book import AddressBook
+from shoal.wire.commands import Command
 from shoal.wire.connection import Connection
-
-REPLY_BYTES_MAX: Final = 1 << 20
 
 _log: Final = get_log(__name__)
 
@@ -87,26 +84,23 @@ class ForwardLinks:
         core: ForwardingCore,
         random: Random,
         *,
-        book: AddressBook = AS_ANNOUNCED,
+        book: AddressBook,
     ) -> None:
-        self._own = own
-        self._username = username
-        self._password = password
         self._limits = limits
         self._core = core
-        self._random = random
-        self._book = book
         self._loop = asyncio.get_running_loop()
-        self._tasks = ServerTasks(self._keep, "forwards to")
+        self._links = PeerConnections(
+            own, "forward", username, password, limits, random, book, self._make_replies, self._use
+        )
         self._connections: dict[str, tuple[Connection, _Replies]] = {}
 
     def follow(self, ring: Ring) -> None:
         """Connects to the servers of this ring, and to no others."""
-        self._tasks.follow(address for address in ring.servers if address.id != self._own)
+        self._links.follow(ring)
 
     async def close(self) -> None:
         """Ends all connections."""
-        await self._tasks.close()
+        await self._links.close()
 
     def flush(self) -> None:
         """Sends the core's messages for other servers."""
@@ -116,36 +110,8 @@ class ForwardLinks:
                 connection.send(commands)
                 replies.awaited += len(commands)
 
-    async def _keep(self, address: ServerAddress) -> None:
-        limits = self._limits
-        backoff = Backoff(
-            reconnect_delay_s_min=limits.reconnect_delay_s_min,
-            reconnect_delay_s_max=limits.reconnect_delay_s_max,
-            random=self._random,
-        )
-        while True:
-            replies = _Replies(address.id, lambda count: self._confirmed(address.id, count))
-            endpoint = self._book.reach(address)
-            connection = Connection(
-                endpoint.host,
-                endpoint.port,
-                username=self._username,
-                password=self._password,
-                name=f"shoal-forward-{self._own}",
-                receiver=replies,
-                dial=endpoint.dial,
-                connect_timeout_s=limits.connect_timeout_s,
-                frame_bytes_max=REPLY_BYTES_MAX,
-            )
-            try:
-                await connection.open()
-                backoff.reset()
-                await self._use(address.id, connection, replies)
-            except (ConnectError, ProtocolError) as error:
-                _log.debug("forward server not reachable", server=address.id, why=str(error))
-            finally:
-                connection.abort()
-            await asyncio.sleep(backoff.next_delay_s())
+    def _make_replies(self, server: str) -> _Replies:
+        return _Replies(server, lambda count: self._confirmed(server, count))
 
     async def _use(self, server: str, connection: Connection, replies: _Replies) -> None:
         """Returns when the connection is gone, or when the server owes replies and is silent."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from shoal.channels.client.server_link import Command
+from shoal.wire.commands import Command
 
 WINDOW_BYTES: Final = 1 << 20
 """Unconfirmed bytes in flight to one server; at least one command is always allowed."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from shoal.channels.agent.forward_queues import Forwards, Mark
 from shoal.channels.agent.forward_targets import ForwardTargets
-from shoal.channels.agent.moving_channel import Host, MovingChannel
+from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.plan.entry import Entry, Phase
 from shoal.wire.envelope import ENDED, beacon
 
@@ -27,7 +27,7 @@ Say = Callable[[str, bytes, bytes], None]
 class Handovers:
     """Hands streams over, once for each newest placement."""
 
-    def __init__(self, host: Host, moving: Mapping[bytes, MovingChannel], forwards: Forwards, say: Say) -> None:
+    def __init__(self, host: DispatchHost, moving: Mapping[bytes, MovingChannel], forwards: Forwards, say: Say) -> None:
         self._host = host
         self._moving = moving
         self._forwards = forwards
@@ -109,7 +109,7 @@ class Announcements:
     The plan may come after the streams; servers that a later part of it adds are told then.
     """
 
-    def __init__(self, host: Host, say: Say) -> None:
+    def __init__(self, host: DispatchHost, say: Say) -> None:
         self._host = host
         self._say = say
         self._told: dict[bytes, dict[int, set[str]]] = {}

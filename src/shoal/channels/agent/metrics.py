@@ -18,8 +18,8 @@ from shoal.metrics import MetricsPage, TopK
 
 if TYPE_CHECKING:
     from shoal.channels.agent.core import AgentCore
+    from shoal.channels.agent.monitor import Monitor
     from shoal.channels.telemetry.analyzer import Second
-    from shoal.channels.telemetry.monitor import Monitor
 
 TOP_CHANNELS: Final = 10
 

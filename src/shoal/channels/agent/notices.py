@@ -15,7 +15,7 @@ from typing import Final
 
 from shoal.channels import states
 from shoal.channels.agent.forward_targets import ForwardTargets
-from shoal.channels.agent.moving_channel import Host, MovingChannel
+from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.plan.entry import Phase
 from shoal.wire import control
 from shoal.wire.envelope import ENDED, client_of
@@ -31,7 +31,7 @@ TOLD_PUBLISHERS_MAX: Final = 50_000
 class Notices:
     """Sends notices to the clients of one server."""
 
-    def __init__(self, host: Host, moving: Mapping[bytes, MovingChannel]) -> None:
+    def __init__(self, host: DispatchHost, moving: Mapping[bytes, MovingChannel]) -> None:
         self._host = host
         self._moving = moving
         self._publishers: dict[tuple[bytes, int, int], float] = {}

@@ -96,7 +96,6 @@ class Agent:
         self._session: ServerSession | None = None
         self._forward_links: ForwardLinks | None = None
         self._metrics: AgentMetrics | None = None
-        self._lease_keeper: LeaseKeeper | None = None
         self._peers = Peers(
             self._address.id,
             self._login.username,
@@ -134,7 +133,7 @@ class Agent:
             stack.push_async_callback(self._peers.close)
             stack.push_async_callback(self._close_forward_links)
             holder = f"{self._address.id}-{self._instance:016x}"
-            self._lease_keeper = lease_keeper = LeaseKeeper(
+            lease_keeper = LeaseKeeper(
                 coordinator, self._address, holder, self._limits, self, self._answers, self._speaks
             )
             stack.push_async_callback(lease_keeper.leave)
@@ -351,9 +350,9 @@ class Agent:
 
     def _make_session(self, key: bytes) -> ServerSession:
         from shoal.channels.agent.core import AgentCore
+        from shoal.channels.agent.monitor import Monitor
         from shoal.channels.agent.session import ServerSession
         from shoal.channels.telemetry.analyzer import Analyzer
-        from shoal.channels.telemetry.monitor import Monitor
         from shoal.channels.telemetry.scanner import Scanner
         from shoal.channels.telemetry.tables import TableLimits
 

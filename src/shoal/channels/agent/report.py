@@ -16,7 +16,7 @@ from typing import Any, Final
 from shoal.channels import states
 from shoal.channels.agent.forward_targets import ForwardTargets
 from shoal.channels.agent.handover import Handovers
-from shoal.channels.agent.moving_channel import Counted, Host, MovingChannel
+from shoal.channels.agent.moving_channel import Counted, DispatchHost, MovingChannel
 from shoal.channels.agent.notices import Notices
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.moving import ChannelReport, Report
@@ -53,7 +53,7 @@ class Reporting:
 
     def __init__(
         self,
-        host: Host,
+        host: DispatchHost,
         moving: Mapping[bytes, MovingChannel],
         notices: Notices,
         handovers: Handovers,

@@ -12,8 +12,8 @@ from typing import Final
 
 from shoal.channels.agent.connection import AgentConnection
 from shoal.channels.agent.core import AgentCore
+from shoal.channels.agent.monitor import Monitor
 from shoal.channels.states import AgentState
-from shoal.channels.telemetry.monitor import Monitor
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.runtime import TIMER_GRAIN_S

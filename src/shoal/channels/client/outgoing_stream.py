@@ -51,7 +51,6 @@ class Outgoing:
         "sizes",
         "solo",
         "stream",
-        "text",
         "waiters",
         "window",
     )

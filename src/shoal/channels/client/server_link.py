@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Final
 from shoal.channels import states
 from shoal.plan.ring import ServerAddress
 from shoal.wire import control
+from shoal.wire.commands import Command
 
 if TYPE_CHECKING:
     from shoal.channels.client.outgoing_stream import Lane
     from shoal.channels.client.subscription import SubscribedServer
-
-Command = tuple[bytes, ...]
 
 GREETINGS_REMEMBERED: Final = 16
 HEARTBEATS_REMEMBERED: Final = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from shoal.channels.client.server_link import Command
+from shoal.wire.commands import Command
 from shoal.wire.record_entry import STREAMS_FIELD
 
 TAIL_ENTRIES_MAX: Final = 1000

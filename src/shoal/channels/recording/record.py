@@ -18,7 +18,7 @@ from typing import Any, Final
 from shoal.channels import states
 from shoal.channels.recording.pace import RecordTail, Turns
 from shoal.channels.recording.recorded_stream import RecordedStream
-from shoal.channels.recording.writer import Host, RecordWriter, refused_message
+from shoal.channels.recording.writer import RecordingHost, RecordWriter, refused_message
 from shoal.errors import ProtocolError
 from shoal.rules import Rules, rule
 from shoal.wire import control
@@ -75,7 +75,7 @@ class ChannelRecord:
     """One record in one incarnation of the agent. `lost` says that an earlier incarnation of this process wrote one."""
 
     def __init__(
-        self, host: Host, channel: bytes, opened: Callable[[], None], lost: bool, turns: Turns, rules: Rules
+        self, host: RecordingHost, channel: bytes, opened: Callable[[], None], lost: bool, turns: Turns, rules: Rules
     ) -> None:
         self.channel = channel
         self.state = states.RecordState.READING

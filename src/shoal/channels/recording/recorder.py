@@ -16,7 +16,7 @@ from typing import Any, Final
 from shoal.channels import states
 from shoal.channels.recording.pace import Turns
 from shoal.channels.recording.record import ChannelRecord
-from shoal.channels.recording.writer import Host
+from shoal.channels.recording.writer import RecordingHost
 from shoal.errors import ProtocolError
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
@@ -37,7 +37,7 @@ NAMES_MAX: Final = 100_000
 class Recorder:
     """The recorder of one agent."""
 
-    def __init__(self, host: Host, rules: Rules = ALL_RULES) -> None:
+    def __init__(self, host: RecordingHost, rules: Rules = ALL_RULES) -> None:
         self._host = host
         self._rules = rules
         self._marks: set[bytes] = set()
