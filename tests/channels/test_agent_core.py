@@ -258,10 +258,10 @@ def test_who_stands_by_an_entry_is_remembered_until_it_leaves() -> None:
     driver.tell(hello(), control.Subscribed(TILE, 7))
     driver.tell(control.Subscribed(TILE, 7), client=OTHER)
     driver.tell(control.Left(TILE, STREAM, 7), client=OTHER)
-    assert driver.core.register.confirmed(CLIENT, TILE) == 7
-    assert driver.core.register.confirmed(OTHER, TILE) == 0
+    assert driver.core.register.acknowledged(CLIENT, TILE) == 7
+    assert driver.core.register.acknowledged(OTHER, TILE) == 0
     driver.tell(control.Bye(TILE, False), hello())
-    assert driver.core.register.confirmed(CLIENT, TILE) == 0
+    assert driver.core.register.acknowledged(CLIENT, TILE) == 0
     assert driver.core.counters.garbage == 0
 
 

@@ -221,7 +221,7 @@ def test_foreign_and_forwarded_messages_are_speech_too(first: bytes) -> None:
     assert len(driver.notices(CLIENT)) == 1
 
 
-def test_they_are_told_again_until_they_confirm() -> None:
+def test_they_are_told_again_until_they_acknowledge() -> None:
     driver = session()
     driver.subscribe(CLIENT, HERE)
     driver.enter(move(Phase.WIDEN, 8))
@@ -288,7 +288,7 @@ def test_many_are_told_page_by_page() -> None:
     assert all(len(driver.notices(client)) == 1 for client in clients)
 
 
-def test_who_subscribes_during_a_move_and_does_not_confirm_is_told() -> None:
+def test_a_subscriber_that_comes_during_a_move_and_does_not_acknowledge_it_is_told() -> None:
     driver = session()
     driver.enter(move(Phase.WIDEN, 8))
     driver.hear(HERE, message(1))
@@ -318,7 +318,7 @@ def test_streams_are_handed_over_at_the_switch() -> None:
     line = driver.line(HERE)
     assert line is not None
     assert line.handed == 0
-    driver.core.forward_confirmed("s2", 1, driver.now)
+    driver.core.forward_replied("s2", 1, driver.now)
     line = driver.line(HERE)
     assert line is not None
     assert line.handed == 9

@@ -49,7 +49,7 @@ def was_subscribed(driver: RouterDriver, server: str) -> list[int]:
 # Subscribers
 
 
-def test_a_subscriber_goes_through_all_phases_and_confirms_those_that_concern_it() -> None:
+def test_a_subscriber_goes_through_all_phases_and_acknowledges_those_that_concern_it() -> None:
     driver = on_old()
     sub = driver.subscribe(TILE)
     notice(driver, PREPARE)
@@ -307,7 +307,7 @@ def test_a_notice_from_a_server_where_nobody_subscribes_is_answered_by_a_bye_tho
     assert driver.heard("s2", control.Bye) == []
 
 
-def test_who_comes_back_after_a_lost_connection_confirms_again() -> None:
+def test_a_subscriber_that_comes_back_after_a_lost_connection_acknowledges_again() -> None:
     """The server may have restarted, and then its agent has forgotten who stood by what."""
     driver = on_old()
     sub = driver.subscribe(TILE)
@@ -342,7 +342,7 @@ def test_a_server_that_left_the_ring_and_came_back_hears_the_byes_that_it_missed
     driver.lose("s1")
     driver.router.unsubscribe(left, driver.now)
     driver.play()
-    assert "s1" not in driver.router.links
+    assert "s1" not in driver.router.statistics().links
     driver.servers["s1"].mute = False
     driver.change_ring(("s1", "s2", "s3"), 3)
     assert byes(driver) == [TILE]

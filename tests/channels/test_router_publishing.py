@@ -167,6 +167,24 @@ def test_waiters_are_woken_in_order_when_their_message_is_confirmed() -> None:
     assert not router.await_confirm(out, 3, "late"), "it is confirmed already"
 
 
+def test_it_tells_what_a_server_still_owes() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    here, there = channel_at(driver.ring, "s1"), channel_at(driver.ring, "s2")
+    driver.publish(here, b"0")
+    driver.publish(there, b"0")
+    router = driver.router
+    assert (router.awaits_replies, router.streams_live) == (False, True)
+    driver.servers["s1"].mute = True
+    out = driver.publish(here, b"1", b"2")
+    assert router.await_confirm(out, 3, "the second")
+    assert router.awaits_replies
+    assert router.unconfirmed() == router.unconfirmed("s1") == {here: 2}
+    assert (router.unconfirmed("s2"), router.unconfirmed("unknown")) == ({}, {})
+    assert (router.awaited_confirms("s1"), router.awaited_confirms("s2")) == (["the second"], [])
+    driver.lose("s1")
+    assert (router.awaits_replies, router.streams_live) == (False, False)
+
+
 def test_a_refused_message_is_reported_and_the_next_ones_go_on() -> None:
     driver = RouterDriver()
     driver.publish(TILE, b"1")

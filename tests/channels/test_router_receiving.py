@@ -89,7 +89,7 @@ def test_the_application_is_told_once_until_it_has_looked() -> None:
     driver, sub = subscribed()
     driver.ready.clear()
     driver.feed("s1", *(PushNotification([b"message", TILE, blob(STREAM, number)]) for number in (2, 3, 4)))
-    assert driver.router.ready == [sub]
+    assert driver.router.take_ready() == [sub]
 
 
 def test_each_subscription_of_a_channel_gets_everything() -> None:
@@ -126,6 +126,17 @@ def test_after_unsubscribing_nothing_is_delivered() -> None:
 
 
 # Duplicates and order
+
+
+def test_it_tells_what_is_missing() -> None:
+    driver, sub = subscribed()
+    assert sub.doubts() == []
+    arrive(driver, 2, 5, 6)
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 3 to 6"]
+    found = sub.statistics()
+    assert (found.servers, found.streams, found.held_messages, found.early_messages) == ({"s1": "in_force"}, 1, 2, 0)
+    arrive(driver, 3, 4)
+    assert sub.doubts() == []
 
 
 def test_duplicates_are_dropped() -> None:

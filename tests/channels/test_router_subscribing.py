@@ -474,7 +474,7 @@ def test_leaving_before_it_was_in_force_leaves_no_question_open() -> None:
     driver.play()
     driver.tell("s1", driver.servers["s1"].answer(hello), hello.nonce)
     assert not driver.in_force(sub)
-    assert not driver.router.questions
+    assert not driver.router.statistics().questions
     assert len(driver.router.subscriptions) == 0
 
 
@@ -553,7 +553,7 @@ def test_a_server_that_leaves_but_works_is_listened_to_for_a_while() -> None:
     assert driver.payloads(sub) == [b"1", b"a straggler", b"3"]
     driver.advance(LINGER_S + 0.1)
     assert states(sub) == {"s1": SiteState.IN_FORCE}
-    assert "s2" not in driver.router.links
+    assert "s2" not in driver.router.statistics().links
 
 
 def test_a_server_that_comes_back_in_time_was_never_left() -> None:

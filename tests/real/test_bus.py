@@ -363,9 +363,9 @@ async def test_a_cut_connection_loses_nothing(bus: shoal.Bus, other: shoal.Bus) 
         for number in range(500):
             await other.publish("cut", b"%d" % number, confirm=number % 100 == 0)
             if number % 200 == 50:
-                await bus.shell.disconnect_all()
+                await bus.disconnect()
             elif number % 200 == 150:
-                await other.shell.disconnect_all()
+                await other.disconnect()
         assert payloads(await collect(messages, 500)) == [b"%d" % number for number in range(500)]
     assert bus.statistics().counters["reconnects"] > 0
     assert other.statistics().counters["reconnects"] > 0
@@ -406,7 +406,7 @@ async def test_data_flows_while_the_coordinator_is_away(
     async with bus.subscribe("alone") as messages:
         shared_cluster.call(lambda cluster: asyncio.to_thread(cluster.pause, "coordinator"))
         try:
-            await bus.shell.disconnect_all()
+            await bus.disconnect()
             await other.publish("alone", b"x", confirm=True)
             assert payloads([await messages.get(WAIT_S)]) == [b"x"]
         finally:

@@ -171,31 +171,25 @@ class RouterDriver:
         self.servers = {server: StandIn(server) for server in servers}
         self.effects: list[Effect] = []
         self.ready: list[SubscriptionCore] = []
-        self._next_word = BEGIN + limits.heartbeat_interval_s
+        self._next_heartbeat = BEGIN + limits.heartbeat_interval_s
         self.ring = ring(1, servers)
         self.router.ring(SIGNER.ring(self.ring), self.now)
 
     # The shell's part
 
     def link(self, server: str) -> ServerLink:
-        return self.router.links[server]
+        return self.router._context.links[server]
 
     def _collect(self) -> None:
         """Takes what the router hands back, as a shell does."""
         self.effects += self.router.effects
         self.router.effects.clear()
-        for link in self.router.dirty:
-            link.dirty = False
-            self.servers[link.server].commands += link.outbox
-            link.outbox.clear()
-        self.router.dirty.clear()
-        for sub in self.router.ready:
-            sub.notified = False
-        self.ready += self.router.ready
-        self.router.ready.clear()
+        for server, commands in self.router.take_commands():
+            self.servers[server].commands += commands
+        self.ready += self.router.take_ready()
 
     def play(self) -> None:
-        """Lets servers and agents do their part until nobody has anything more to say."""
+        """Lets servers and agents do their part until all are silent."""
         while True:
             self._collect()
             wishes = [effect for effect in self.effects if self._can_do(effect)]
@@ -308,11 +302,11 @@ class RouterDriver:
         """Lets time pass: timers fire when they are due, agents give their word as they should."""
         end = self.now + seconds
         while True:
-            self.now = max(self.now, min(self.router.next_timer() or end, self._next_word, end))
-            if self.now >= self._next_word:
-                self._next_word += self.limits.heartbeat_interval_s
+            self.now = max(self.now, min(self.router.next_timer() or end, self._next_heartbeat, end))
+            if self.now >= self._next_heartbeat:
+                self._next_heartbeat += self.limits.heartbeat_interval_s
                 for here in self.servers.values():
-                    link = self.router.links.get(here.server)
+                    link = self.router._context.links.get(here.server)
                     if heartbeats and link is not None and link.open and not (here.silent or here.mute):
                         self.heartbeat(here.server)
             self.router.timer(self.now)

@@ -106,15 +106,10 @@ class RouterClient:
                 self._links[effect.server].abort()
             elif isinstance(effect, FetchRing):
                 self._spawn(self._fetch_ring())
-        dirty, self.router.dirty[:] = list(self.router.dirty), []
-        for link in dirty:
-            link.dirty = False
-            commands, link.outbox[:] = list(link.outbox), []
-            if commands and link.server in self._links:
-                self._links[link.server].send(commands)
-        for sub in self.router.ready:
-            sub.notified = False
-        self.router.ready.clear()
+        for server, commands in self.router.take_commands():
+            if server in self._links:
+                self._links[server].send(commands)
+        self.router.take_ready()
 
     def lost(self, server: str) -> None:
         self._links.pop(server, None)

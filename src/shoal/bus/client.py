@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -349,6 +350,14 @@ class Bus:
         """Ask the coordinator for the newest ring, in the background. Not for applications."""
         self.shell.fetch_ring()
 
+    async def disconnect(self) -> None:
+        """Cut every connection. The bus reopens them, and no message is lost. Not for applications."""
+        await self.shell.disconnect_all()
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until the condition holds after a change; return False after `timeout_s`. Not for applications."""
+        return await self.shell.until(condition, timeout_s)
+
     @property
     def router(self) -> Router:
         """The protocol core of an open bus. Not for applications."""
@@ -381,14 +390,15 @@ class Bus:
     def statistics(self) -> BusStatistics:
         """Return counters and state of the bus; the last ones if it is closed."""
         router = self.router
+        now = router.statistics()
         return BusStatistics(
             client_id=self.client_id,
             published=self.published,
-            pending_messages=router.pending_messages,
-            pending_bytes=router.pending_bytes,
-            subscriptions=len(router.subscriptions),
-            ring_version=router.book.version,
-            links={server: link.state.value for server, link in router.links.items()},
+            pending_messages=now.pending_messages,
+            pending_bytes=now.pending_bytes,
+            subscriptions=now.subscriptions,
+            ring_version=now.ring_version,
+            links=now.links,
             counters=msgspec.structs.asdict(router.counters),
         )
 

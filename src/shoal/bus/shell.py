@@ -4,7 +4,7 @@ Owns all I/O of one bus. After every call into the router, `flush` empties the r
 about channels; it only adds the delay between connection attempts and limits requests to the coordinator to one at a
 time.
 
-    application, network, timer  -->  router  -->  flush: effects, dirty links, ready subscriptions
+    application, network, timer  -->  router  -->  flush: effects, commands, subscriptions with news
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from shoal.bus.connections import BusConnection, Dialer, is_internal_error
 from shoal.bus.departure import Departure
 from shoal.bus.plan_source import PlanSource, RingFetcher
 from shoal.bus.waiters import Listener, PendingSubscription, Refusals, fail, refusal, resolve, version_error
-from shoal.channels import states
 from shoal.channels.client.context import (
     AgentRefused,
     Confirmed,
@@ -78,7 +77,6 @@ class BusShell:
         self._room_bytes = limits.publish_buffer_bytes_max * 3 // 4
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._timers = router.timers
         self._armed_count = -1
         self._departure = Departure(router, limits)
 
@@ -100,10 +98,14 @@ class BusShell:
         router = self.router
         while router.effects:
             self._execute(0)
-        if router.dirty:
-            self._send()
-        if router.ready:
-            self._wake()
+        for server, commands in router.take_commands():
+            connection = self._connections.get(server)
+            if connection is not None:
+                connection.send(commands)
+        for core in router.take_ready():
+            listener = self._listeners.get(core)
+            if listener is not None:
+                listener.wake()
         if self._rooms and self._has_room():
             rooms, self._rooms = self._rooms, []
             for waiter in rooms:
@@ -163,15 +165,13 @@ class BusShell:
         if refused.code != REFUSED_VERSION:
             return
         error = version_error(refused)
-        link = self.router.links[refused.server]
-        for lane in link.lanes:
-            for _, token in lane.out.waiters:
-                assert isinstance(token, asyncio.Future)
-                fail(token, error)
+        for token in self.router.awaited_confirms(refused.server):
+            assert isinstance(token, asyncio.Future)
+            fail(token, error)
         for core, listener in self._listeners.items():
-            if isinstance(listener, PendingSubscription) and refused.server in core.sites:
+            if isinstance(listener, PendingSubscription) and core.uses(refused.server):
                 fail(listener.done, error)
-        if any(not lane.out.settled for lane in link.lanes):
+        if self.router.unconfirmed(refused.server):
             self.refused = error
             rooms, self._rooms = self._rooms, []
             for waiter in rooms:
@@ -181,30 +181,11 @@ class BusShell:
         """Ask the coordinator for the newest ring, in the background."""
         self._fetcher.want()
 
-    def _send(self) -> None:
-        for link in self.router.dirty:
-            link.dirty = False
-            if link.outbox:
-                connection = self._connections.get(link.server)
-                if connection is not None:
-                    connection.send(link.outbox)
-                link.outbox.clear()
-        self.router.dirty.clear()
-
-    def _wake(self) -> None:
-        listeners = self._listeners
-        for core in self.router.ready:
-            core.notified = False
-            listener = listeners.get(core)
-            if listener is not None:
-                listener.wake()
-        self.router.ready.clear()
-
     def _arm(self) -> None:
         """Set the timer to the router's next deadline. An earlier timer is kept; when it fires, the deadline is checked
         again.
         """
-        count = self._timers.count
+        count = self.router.timer_changes
         if count == self._armed_count:
             return
         self._armed_count = count
@@ -303,7 +284,7 @@ class BusShell:
     def _not_in_force(self, core: SubscriptionCore) -> SubscribeTimeoutError:
         reasons = "; ".join(f"{server}: {error}" for server, error in sorted(self.errors.items()))
         return SubscribeTimeoutError(
-            f"no agent confirmed the subscription to {core.text!r} "
+            f"no agent has answered for the subscription to {core.text!r} "
             f"within {self.limits.subscribe_timeout_s:g} s" + (f" ({reasons})" if reasons else ""),
             do="check `shoal status`: every server needs a running agent",
         )
@@ -398,7 +379,7 @@ class BusShell:
             self.router.close(self.loop.time())
             self.flush()
             if not quick:
-                await self.until(self._all_answered, CLOSE_WAIT_S)
+                await self.until(lambda: not self.router.awaits_replies, CLOSE_WAIT_S)
             for connection in list(self._connections.values()):
                 if connection.open:
                     connection.close()
@@ -409,10 +390,6 @@ class BusShell:
         finally:
             self.abandon()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _all_answered(self) -> bool:
-        links = self.router.links.values()
-        return not any(link.inflight for link in links if link.state is not states.LinkState.DOWN)
 
     def abandon(self) -> None:
         """Release everything immediately; waiting callers get BusClosedError or NotConfirmedError."""

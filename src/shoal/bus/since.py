@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from shoal.channels.client.history_join import live_from
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import ShoalError, SubscribeError
 from shoal.filters.filter import Filter
@@ -48,20 +47,20 @@ async def join_history(bus: Bus, core: SubscriptionCore, since_us: int, where: F
     deadline = loop.time() + REACH_S_MAX
     while True:
         ends = await asyncio.to_thread(_read, history)
-        begins = live_from(core)
+        begins = core.live_from()
         if loop.time() >= deadline or (
             _reaches(begins, history.reached(begins), ends) and not await asyncio.to_thread(history.unsettled, begins)
         ):
             break
         await asyncio.sleep(PAUSE_S)
         history.follow(bus.ring.servers)
-    begins = live_from(core)
+    begins = core.live_from()
     live = [item.payload for item in core.inbox.items if isinstance(item, Message) and item.foreign]
     reached = history.reached(begins)
     shell = bus.shell
     shell.router.join_history(core, begins, _behind(begins, reached, ends, history.ended()), shell.now)
     if where is not None:
-        _apply_filter(core, where)
+        core.apply_filter(where.matches)
     shell.flush()
     before = {stream: min(first, reached.get(stream, first) + 1) for stream, first in begins.items()}
     table = await asyncio.to_thread(history.joined, None, before, live)
@@ -95,18 +94,6 @@ def _behind(
 def _reaches(begins: Mapping[int, int], reached: Mapping[int, int], ends: Mapping[int, int]) -> bool:
     """Return whether the records reach the first live message of each stream."""
     return all((reached.get(stream) or ends.get(stream, 0)) + 1 >= first for stream, first in begins.items())
-
-
-def _apply_filter(core: SubscriptionCore, where: Filter) -> None:
-    """Apply the filter from now on, including to waiting messages."""
-    core.wanted = where.matches
-    inbox = core.inbox
-    waiting = [inbox.take() for _ in range(len(inbox.items))]
-    for item in waiting:
-        if not isinstance(item, Message):
-            inbox.report(item)
-        elif where.matches(item.attributes or {}):
-            inbox.put(item)
 
 
 async def _check_recorded(bus: Bus, core: SubscriptionCore) -> None:

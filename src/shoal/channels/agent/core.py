@@ -202,10 +202,10 @@ class AgentCore:
             case control.Bye():
                 self._deferred.withdraw(client, number, message)
                 self.register.remove(client, message.name, message.pattern, number)
-                self.dispatcher.confirmed(message.name, now)
+                self.dispatcher.acknowledged(message.name, now)
             case control.Subscribed():
-                self.register.confirm(client, message.name, message.revision)
-                self.dispatcher.confirmed(message.name, now)
+                self.register.acknowledge(client, message.name, message.revision)
+                self.dispatcher.acknowledged(message.name, now)
             case control.Left():
                 self.dispatcher.left(message.name, message.stream, now)
             case control.Present():
@@ -452,7 +452,7 @@ class AgentCore:
         return self.dispatcher.forwards.take()
 
     def forward_opened(self, server: str, now: float) -> None:
-        """A connection to another server is open: unconfirmed commands of the one before are sent again."""
+        """A connection to another server is open: unanswered commands of the one before are sent again."""
         self._now = now
         self.dispatcher.forwards.opened(server)
 
@@ -461,10 +461,10 @@ class AgentCore:
         self._now = now
         self.dispatcher.forward_lost(server)
 
-    def forward_confirmed(self, server: str, count: int, now: float) -> None:
+    def forward_replied(self, server: str, count: int, now: float) -> None:
         """Another server has replied to the `count` oldest commands."""
         self._now = now
-        self.dispatcher.forward_confirmed(server, count)
+        self.dispatcher.forward_replied(server, count)
 
     def take_report(self) -> Report | None:
         """A report for the coordinator, if there is a new one."""

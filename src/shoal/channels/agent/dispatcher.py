@@ -199,8 +199,8 @@ class Dispatcher:
             self._host.timers.set_if_absent(("notice", channel), now + self._host.limits.notice_retry_s)
             self._reporting.look(channel, now)
 
-    def confirmed(self, channel: bytes, now: float) -> None:
-        """A subscriber has confirmed an entry, or has left."""
+    def acknowledged(self, channel: bytes, now: float) -> None:
+        """A subscriber has acknowledged an entry, or has left."""
         self._reporting.look(channel, now)
 
     def came(self, channel: bytes, stream: int, now: float) -> None:
@@ -247,7 +247,7 @@ class Dispatcher:
         self._handovers.look()
 
     def notice_due(self, channel: bytes, now: float) -> None:
-        """Clients that were sent an entry should have confirmed it by now."""
+        """Clients that were sent an entry should have acknowledged it by now."""
         targets = self.targets(channel)
         if targets is not None:
             self._notices.due(channel, targets, now)
@@ -259,9 +259,9 @@ class Dispatcher:
         self.forwards.lost(server)
         self._host.counters.forwarded_dropped = self.forwards.dropped
 
-    def forward_confirmed(self, server: str, count: int) -> None:
+    def forward_replied(self, server: str, count: int) -> None:
         """Another server has answered."""
-        self.forwards.confirmed(server, count)
+        self.forwards.replied(server, count)
         self._handovers.look()
 
     def take_report(self) -> Report | None:

@@ -38,16 +38,16 @@ class ForwardingCore(Protocol):
     def forward_lost(self, server: str, now: float) -> None:
         """A connection is gone."""
 
-    def forward_confirmed(self, server: str, count: int, now: float) -> None:
+    def forward_replied(self, server: str, count: int, now: float) -> None:
         """A server has answered so many commands."""
 
 
 class _Replies:
     """Counts the replies of one server."""
 
-    def __init__(self, server: str, confirmed: Callable[[int], None]) -> None:
+    def __init__(self, server: str, replied: Callable[[int], None]) -> None:
         self._server = server
-        self._confirmed = confirmed
+        self._replied = replied
         self._complained = False
         self.awaited = 0
         self.news = asyncio.Event()
@@ -61,7 +61,7 @@ class _Replies:
             _log.error("forwarded message refused", server=self._server, why=str(refused))
         self.awaited -= len(frames)
         self.news.set()
-        self._confirmed(len(frames))
+        self._replied(len(frames))
 
     def lost(self, error: Exception | None) -> None:
         """The connection is gone."""
@@ -111,7 +111,7 @@ class ForwardLinks:
                 replies.awaited += len(commands)
 
     def _make_replies(self, server: str) -> _Replies:
-        return _Replies(server, lambda count: self._confirmed(server, count))
+        return _Replies(server, lambda count: self._replied(server, count))
 
     async def _use(self, server: str, connection: Connection, replies: _Replies) -> None:
         """Returns when the connection is gone, or when the server owes replies and is silent."""
@@ -132,7 +132,7 @@ class ForwardLinks:
             del self._connections[server]
             self._core.forward_lost(server, self._loop.time())
 
-    def _confirmed(self, server: str, count: int) -> None:
+    def _replied(self, server: str, count: int) -> None:
         if server in self._connections:
-            self._core.forward_confirmed(server, count, self._loop.time())
+            self._core.forward_replied(server, count, self._loop.time())
             self.flush()

@@ -3,7 +3,7 @@
 Owns two kinds of beacons that an agent publishes in place of the publishers:
 
     handover       a channel leaves this server: the agents of the new servers learn how far its streams have come, so
-                   that new subscribers there start at the right number. Done when the new servers have confirmed it.
+                   that new subscribers there start at the right number. Done when the new servers have replied to it.
     announcement   this agent was away for a while: subscribers elsewhere that should have got the messages published
                    meanwhile see the hole, and ask the publisher.
 
@@ -71,7 +71,7 @@ class Handovers:
         return bool(self._waiting or self._under_way)
 
     def look(self) -> None:
-        """Begins waiting handovers if all clients have sent their Present, and ends confirmed ones."""
+        """Begins waiting handovers if all clients have sent their Present, and ends those that have arrived."""
         if self._waiting and self._host.complete:
             waiting, self._waiting = self._waiting, {}
             for channel in waiting:

@@ -94,7 +94,7 @@ class AgentMetrics(Collector):
         )
         yield GaugeMetricFamily(
             "shoal_agent_forward_buffer_bytes",
-            "what waits to be confirmed by other servers",
+            "Forwarded bytes that other servers have not replied to",
             self._core.dispatcher.forwards.held_bytes,
         )
         yield GaugeMetricFamily(

@@ -1,10 +1,10 @@
 """Notices: which clients do not know a channel's entry, and when they are told.
 
-Owns both decisions. A subscriber is behind if it has not confirmed a revision with the current subscriber servers; a
+Owns both decisions. A subscriber is behind if it has not acknowledged a revision with the current subscriber servers; a
 publisher if it publishes with another version than the current one.
 
 Notices are sent only when needed: to a subscriber with the first message on its channel after the entry came, to a
-publisher with its own next message. Only for an eager entry they are sent at once. A notice that is not confirmed is
+publisher with its own next message. Only for an eager entry they are sent at once. A notice that is not acknowledged is
 sent again.
 """
 
@@ -42,7 +42,7 @@ class Notices:
         if entry is None or not entry.follows_from:
             return []
         clients = register.channels.get(channel, ())
-        return [client for client in clients if register.confirmed(client, channel) < entry.follows_from]
+        return [client for client in clients if register.acknowledged(client, channel) < entry.follows_from]
 
     def stale_streams(self, channel: bytes, targets: ForwardTargets) -> list[int]:
         """The live streams that should be elsewhere and have not left."""

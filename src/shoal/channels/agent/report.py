@@ -142,9 +142,10 @@ class Reporting:
         return take
 
     def _count(self, channel: bytes, revision: int, counts: Mapping[bytes, int]) -> None:
-        """Registered subscribers are behind if they are connected and have not confirmed; foreign ones always, because
-        they cannot be told. Clients that registered since the question was asked count as connected. A client that left
-        while the connection was down is still registered, so at most as many are behind as there are subscribers."""
+        """Registered subscribers are behind if they are connected and have not acknowledged the entry; foreign ones
+        always, because they cannot be told. Clients that registered since the question was asked count as connected. A
+        client that left while the connection was down is still registered, so at most as many are behind as there are
+        subscribers."""
         entry = self._host.book.entry(channel)
         if entry is None or entry.newness != revision or channel not in self._due_at:
             return

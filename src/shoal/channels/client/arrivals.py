@@ -162,7 +162,7 @@ class Arrivals:
                 self._publisher.confirmed(expected, 1, now)
 
     def _other_push(self, link: ServerLink, frame: list[bytes], now: float) -> None:
-        """A message of a pattern, or the confirmation of a SUBSCRIBE or similar command."""
+        """A message of a pattern, or the answer to a SUBSCRIBE or similar command."""
         if frame[0] == b"pmessage":
             _, pattern, channel, blob = frame
             if not channel.startswith(RESERVED_PREFIX):

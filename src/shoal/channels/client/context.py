@@ -1,7 +1,7 @@
 """What the parts of a router share: its id, limits and rules, its links, timers and outputs, and how it sends control
 messages.
 
-Owns no decisions. `effects`, `dirty` and `ready` are the router's only outputs: the shell empties them.
+Owns no decisions. `effects`, the outboxes of the `dirty` links and `ready` are the router's outputs.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Publisher:
         self._settle(out)
         out.find_solo()
 
-    def confirm(self, link: ServerLink, channel: bytes) -> None:
+    def repeat_left(self, link: ServerLink, channel: bytes) -> None:
         """The agent of a server seems not to know that this client has left: sends Left again."""
         out = self._outs.get(channel)
         if out is not None and all(lane.link is not link for lane in out.lanes):

@@ -1,21 +1,24 @@
 """The router: a client's side of the channel protocol, a state machine without I/O.
 
-Owns the links and the dispatch of what arrives. Its inputs are the time and the frames of servers; its outputs are the
-commands to send (`outbox` of each link in `dirty`), `effects` and the subscriptions with news (`ready`). Publisher,
-subscriber and receiver are its three parts.
+Owns the links and the dispatch of what arrives. Its inputs are the time and the frames of servers; its outputs are
+`effects`, the commands to send (`take_commands`) and the subscriptions with news (`take_ready`). Publisher, subscriber
+and receiver are its three parts. Shells use `Router` and the `SubscriptionCore` that `subscribe` returns, and nothing
+behind them.
 
     shell                                 router
     opened / lost / received  ------>     links, heartbeats, replies
     ring                      ------>     plan book -> place()
     publish / subscribe       ------>     publisher / subscriber
     timer                     ------>     retries, beacons, healing, leases
-                              <------     effects, dirty, ready
+                              <------     effects, take_commands, take_ready
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from shoal.channels import states
 from shoal.channels.client import history_join
@@ -33,6 +36,7 @@ from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
+from shoal.wire.commands import Command
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 
 LEASE: Final = rule("lease", "A server whose lease has run out is not used for publishing.")
@@ -41,6 +45,21 @@ LEASE: Final = rule("lease", "A server whose lease has run out is not used for p
 SERVERS_OWED_MAX: Final = 64
 """Dropped servers whose missed Byes are remembered. Beyond it the agent of a server that comes back keeps this client
 in its register until it sends it a Notice."""
+
+
+class RouterStatistics(msgspec.Struct, frozen=True):
+    """The state of a router."""
+
+    pending_messages: int
+    pending_bytes: int
+    subscriptions: int
+    ring_version: int
+    links: dict[str, str]
+    """The state of the connection by server, see `states.LinkState`."""
+    questions: int
+    """Questions to agents that are not answered yet."""
+    timers: int
+    """Deadlines that are set."""
 
 
 class Router:
@@ -55,11 +74,8 @@ class Router:
         self._receiver = Receiver(self._context)
         self._subscriber = Subscriber(self._context, self._receiver)
         self.effects = self._context.effects
-        self.dirty = self._context.dirty
-        self.ready = self._context.ready
+        """The wishes of the router, in order. The shell carries them out and clears the list."""
         self.counters = self._context.counters
-        self.timers = self._context.timers
-        self.links: Mapping[str, ServerLink] = self._context.links
         self.book = book
         self.client = client
         self.limits = limits
@@ -128,6 +144,27 @@ class Router:
         """Continues a new subscription after a history (see `history_join`)."""
         history_join.go_on(self._receiver, sub, begins, reached, now)
 
+    # Outputs
+
+    def take_commands(self) -> list[tuple[str, list[Command]]]:
+        """The commands to send now, by server. Those for a server without a connection are obsolete: drop them."""
+        taken = []
+        for link in self._context.dirty:
+            link.dirty = False
+            if link.outbox:
+                taken.append((link.server, link.outbox))
+                link.outbox = []
+        self._context.dirty.clear()
+        return taken
+
+    def take_ready(self) -> list[SubscriptionCore]:
+        """The subscriptions that have got items, or have come into force, since the last call."""
+        ready = self._context.ready[:]
+        self._context.ready.clear()
+        for sub in ready:
+            sub.notified = False
+        return ready
+
     # What the application may look at
 
     @property
@@ -156,14 +193,41 @@ class Router:
         return list(self._subscriber)
 
     @property
-    def questions(self) -> int:
-        """Questions to agents that are not answered yet."""
-        return len(self._subscriber.asked) + len(self._publisher.asked)
+    def awaits_replies(self) -> bool:
+        """Whether a connected server has not replied to all commands yet."""
+        links = self._context.links.values()
+        return any(link.inflight for link in links if link.state is not states.LinkState.DOWN)
 
-    def unconfirmed(self) -> dict[bytes, int]:
-        """The number of unconfirmed messages by channel."""
-        outs = {lane.out for link in self.links.values() for lane in link.lanes}
-        return {out.name: out.seq - out.confirmed for out in outs if out.seq > out.confirmed}
+    @property
+    def streams_live(self) -> bool:
+        """Whether every server that carries one of our streams would receive its end now."""
+        links = self._context.links.values()
+        return all(lane.state is states.LaneState.LIVE for link in links for lane in link.lanes)
+
+    def unconfirmed(self, server: str | None = None) -> dict[bytes, int]:
+        """The number of unconfirmed messages by channel; with `server`, of the channels that go there."""
+        return {out.name: out.seq - out.confirmed for out in self._outs(server) if not out.settled}
+
+    def awaited_confirms(self, server: str) -> list[object]:
+        """The tokens of `await_confirm` for messages that go to a server."""
+        return [token for out in self._outs(server) for _, token in out.waiters]
+
+    def _outs(self, server: str | None) -> list[Outgoing]:
+        """The outgoing streams, on all servers or on one."""
+        links = [link for link in self._context.links.values() if server in (None, link.server)]
+        return list({lane.out: None for link in links for lane in link.lanes})
+
+    def statistics(self) -> RouterStatistics:
+        """The present state, for metrics and tests."""
+        return RouterStatistics(
+            pending_messages=self.pending_messages,
+            pending_bytes=self.pending_bytes,
+            subscriptions=len(self._subscriber),
+            ring_version=self.book.version,
+            links={server: link.state.value for server, link in self._context.links.items()},
+            questions=len(self._subscriber.asked) + len(self._publisher.asked),
+            timers=len(self._context.timers),
+        )
 
     # The plan
 
@@ -346,7 +410,7 @@ class Router:
             streams = self._publisher.present(link)
             for part in control.presents(message.incarnation, number, channels, patterns, streams):
                 self._context.tell_agent(link, part)
-            self._subscriber.confirm_all(link)
+            self._subscriber.acknowledge_all(link)
         else:
             self.counters.garbage += 1
 
@@ -390,7 +454,7 @@ class Router:
                 self.counters.garbage += 1
 
     def _noticed(self, link: ServerLink, notice: control.Notice, now: float) -> None:
-        """A channel has moved. If the entry is already known, the agent has missed the confirmation, so it is sent
+        """A channel has moved. If the entry is already known, the agent has missed Subscribed or Left, so it is sent
         again. If this client does not subscribe there, the agent has missed the Bye."""
         self.counters.notices += 1
         if (False, notice.name) not in link.listening:
@@ -398,8 +462,8 @@ class Router:
         known = notice.entry == self._context.book.signed_entry(notice.name)
         self.entry(notice.entry, now)
         if known:
-            self._publisher.confirm(link, notice.name)
-            self._subscriber.confirm(notice.name)
+            self._publisher.repeat_left(link, notice.name)
+            self._subscriber.acknowledge_again(notice.name)
 
     def _heal(self, sub: SubscriptionCore, message: control.Resend | control.Healed, server: str, now: float) -> None:
         if isinstance(message, control.Resend):
@@ -423,6 +487,11 @@ class Router:
             self._publisher.answered(lane, now)
 
     # Time
+
+    @property
+    def timer_changes(self) -> int:
+        """How often a deadline was set: while it stays the same, `next_timer` has not become earlier."""
+        return self._context.timers.count
 
     def next_timer(self) -> float | None:
         """When `timer` wants to be called next."""

@@ -40,7 +40,7 @@ class Ping:
 
 
 class Listen:
-    """The position of a SUBSCRIBE or similar command: a push confirms it, or an error comes in place of a reply."""
+    """The position of a SUBSCRIBE or similar command: a push answers it, or an error."""
 
     __slots__ = ("channel",)
 

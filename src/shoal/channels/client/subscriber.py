@@ -123,7 +123,7 @@ class Subscriber:
             if self._move_away(site, now):
                 self._report_server_loss(sub, server, now)
         self._check_in_force(sub, now)
-        self._confirm(sub)
+        self._acknowledge(sub)
 
     def _may_know(self, site: SubscribedServer) -> bool:
         """Whether an unreachable server may know of messages that the subscription missed there: it is asked before it
@@ -131,7 +131,7 @@ class Subscriber:
         return site.sub.in_force and site.incarnation != 0 and self._context.book.address(site.server) is not None
 
     def _left_by_plan(self, sub: SubscriptionCore, server: str) -> bool:
-        """Whether a move leaves a server: then `_confirm` decides when, without a waiting time."""
+        """Whether a move leaves a server: then `_acknowledge` decides when, without a waiting time."""
         book = self._context.book
         entry = None if sub.pattern else book.entry(sub.name)
         return entry is not None and server in entry.servers and book.address(server) is not None
@@ -163,21 +163,21 @@ class Subscriber:
         book = self._context.book
         return book.address(site.server) is None and (site.sub.pattern or book.entry(site.sub.name) is None)
 
-    def confirm(self, name: bytes) -> None:
+    def acknowledge_again(self, name: bytes) -> None:
         """An agent seems not to know that this client follows the channel's entry: sends Subscribed again."""
         for sub in self.by_channel.get(name, ()):
             for site in sub.sites.values():
                 site.was_subscribed = 0
-            self._confirm(sub)
+            self._acknowledge(sub)
 
-    def confirm_all(self, link: ServerLink) -> None:
+    def acknowledge_all(self, link: ServerLink) -> None:
         """The agent of a server begins a new incarnation: it does not know which entries this client follows."""
         for site in list(link.sites):
             site.was_subscribed = 0
         for sub in {site.sub: None for site in link.sites}:
-            self._confirm(sub)
+            self._acknowledge(sub)
 
-    def _confirm(self, sub: SubscriptionCore) -> None:
+    def _acknowledge(self, sub: SubscriptionCore) -> None:
         """Sends Subscribed to the agents once this client follows the channel's entry; then leaves the servers that a
         move leaves. A server that has not answered yet is left later: it may know of messages that were missed."""
         entry = None if sub.pattern else self._context.book.entry(sub.name)
@@ -313,7 +313,7 @@ class Subscriber:
             self._receiver.evidence(sub, channel, stream, last, site.server, now)
         if reborn:
             self._reborn(site, answer, heard, now)
-        self._confirm(sub)
+        self._acknowledge(sub)
         if site.server not in self.servers(sub) and not self._left_by_plan(sub, site.server):
             self._move_away(site, now)
 
