@@ -132,8 +132,8 @@ def test_a_diagram_shows_every_state_and_every_transition() -> None:
         assert re.search(rf"{before.value} --> {after.value}: .*{event}", drawn)
 
 
-def test_a_page_without_a_place_for_a_diagram_is_refused() -> None:
-    with pytest.raises(ValueError, match="no place for link"):
+def test_a_page_without_marks_for_a_diagram_is_rejected() -> None:
+    with pytest.raises(ValueError, match="no marks for link"):
         diagrams.refresh("protocol-channels.md", "# nothing here\n")
 
 

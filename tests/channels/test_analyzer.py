@@ -23,7 +23,7 @@ from shoal.errors import ProtocolError
 from shoal.load.table import UnitTable
 from shoal.wire.glob import glob_match
 
-SAMPLE = ServerSample(0.0, "life", 0, 0, 0.0, 1, 1, 1000.0)
+SAMPLE = ServerSample(0.0, "run", 0, 0, 0.0, 1, 1, 1000.0)
 LISTED_MAX = 2
 NAMES = [b"a", b"b", b"tile.1", b"tile.22", b"silent"]
 CLIENTS = [1, 2, 3, 4]
@@ -151,7 +151,7 @@ def test_agrees_with_a_plain_model(seconds: list[tuple[Any, Any, Any, Any]]) -> 
             )
 
 
-def test_rates_of_the_server_compare_two_samples_of_one_life() -> None:
+def test_rates_of_the_server_compare_two_samples_of_one_run() -> None:
     scanner = Scanner(FRAME_BYTES_MAX)
     analyzer = Analyzer(scanner, LISTED_MAX)
 
@@ -160,12 +160,12 @@ def test_rates_of_the_server_compare_two_samples_of_one_life() -> None:
         assert [*row] == [column.name for column in SERVER.row]
         return dict(row)
 
-    first = close(ServerSample(10.0, "life", 100, 5_000, 1.0, 3, 70, 1000.0))
+    first = close(ServerSample(10.0, "run", 100, 5_000, 1.0, 3, 70, 1000.0))
     assert first["load_ratio"] is first["bytes_out_per_s"] is first["cpu_share"] is first["interval_s"] is None
     assert (first["connections"], first["memory_bytes"], first["max_out_bytes_per_s"]) == (3, 70, 1000.0)
     feed(scanner, (b"t", b"x"), (b"__shoal:in:000000000001", b"resend"))
     copy = len(observed(b"t", b"x")) + len(observed(b"__shoal:in:000000000001", b"resend"))
-    then = close(ServerSample(12.0, "life", 300, 5_800 + copy, 1.5, 3, 70, 1000.0))
+    then = close(ServerSample(12.0, "run", 300, 5_800 + copy, 1.5, 3, 70, 1000.0))
     assert (then["interval_s"], then["bytes_out_per_s"], then["load_ratio"], then["cpu_share"]) == (
         2,
         400,
@@ -175,9 +175,9 @@ def test_rates_of_the_server_compare_two_samples_of_one_life() -> None:
     assert then["net_output_bytes_per_s"] == (800 + copy) / 2
     assert then["net_input_bytes_per_s"] == 100
     assert (then["observed_bytes"], then["internal"]) == (copy, 1)
-    restarted = close(ServerSample(13.0, "another life", 0, 9_000, 0.0, 1, 60, 1000.0))
+    restarted = close(ServerSample(13.0, "another run", 0, 9_000, 0.0, 1, 60, 1000.0))
     assert restarted["load_ratio"] is None
-    unknown = close(ServerSample(14.0, "another life", 0, 9_900, 0.0, 1, 60, 0.0))
+    unknown = close(ServerSample(14.0, "another run", 0, 9_900, 0.0, 1, 60, 0.0))
     assert (unknown["bytes_out_per_s"], unknown["load_ratio"]) == (900, None)
 
 

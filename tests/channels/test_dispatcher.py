@@ -1,5 +1,5 @@
 """The dispatcher: forwards for those who do not know where a channel lives, tells them, hands streams over and counts
-for the mover; and does nothing about channels that are at home."""
+for the conductor; and does nothing about channels that are at home."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ def test_who_is_behind_is_counted() -> None:
     assert line(driver) == ChannelReport(8, 0, 3, 4, 0, True)
     driver.numsub.update({HERE: -1, inbox_channel(2): -1})
     driver.advance(LOOK_AGAIN_S)
-    assert line(driver) == ChannelReport(8, 0, 2, 3, 0, True), "the second has vanished without a word"
+    assert line(driver) == ChannelReport(8, 0, 2, 3, 0, True), "the second has vanished without a Bye"
     driver.tell(control.Bye(HERE, False), client=3)
     driver.numsub[HERE] -= 1
     driver.advance(LOOK_AGAIN_S)
@@ -580,7 +580,7 @@ def test_a_server_that_refuses_the_question_is_asked_again() -> None:
     assert line(driver) == ChannelReport(8, 0, 0, 0, 0, False)
 
 
-def test_in_a_new_life_nothing_is_said_before_the_server_was_asked() -> None:
+def test_in_a_new_incarnation_nothing_is_said_before_the_server_was_asked() -> None:
     driver = session()
     driver.subscribe(CLIENT, HERE)
     driver.enter(move(Phase.WIDEN, 8))
@@ -588,7 +588,7 @@ def test_in_a_new_life_nothing_is_said_before_the_server_was_asked() -> None:
     assert line(driver) == ChannelReport(8, 0, 0, 1, 0, False)
     driver.core.lost(driver.now)
     assert driver.core.take_report() is None
-    driver.serve("life two")
+    driver.serve("run two")
     assert driver.line(HERE) is None
     assert line(driver) == ChannelReport(8, 0, 1, 1, 0, False), "whoever it is has to say so again"
 

@@ -38,7 +38,7 @@ INBOX, PEER_CHANNEL = inbox_channel(CLIENT), peer_channel(CLIENT)
 
 
 def spoken(driver: RouterDriver, count: int) -> list[PushNotification]:
-    """Words of s1 that have come meanwhile."""
+    """Heartbeats of s1 that have come meanwhile."""
     here = driver.servers["s1"]
     data = [control.encode(here.heartbeat(), 0, here.heartbeats) for _ in range(count)]
     return [PushNotification([b"message", HEARTBEAT_CHANNEL, heartbeat]) for heartbeat in data]
@@ -59,7 +59,7 @@ def test_servers_are_connected_to_when_something_lives_on_them() -> None:
     assert driver.state("s1") is LinkState.DOWN
 
 
-def test_inbox_and_word_come_first_then_the_greeting_then_subscriptions() -> None:
+def test_inbox_and_heartbeats_come_first_then_the_greeting_then_subscriptions() -> None:
     """The order matters: whatever an agent answers must find the inbox in force."""
     driver = RouterDriver()
     driver.router.subscribe(b"tile", False, driver.now)
@@ -145,7 +145,7 @@ def test_a_greeting_that_is_not_answered_is_repeated() -> None:
     assert driver.state("s1") is LinkState.USABLE
 
 
-def test_words_keep_a_server_usable() -> None:
+def test_heartbeats_keep_a_server_usable() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     driver.advance(60.0)
@@ -153,7 +153,7 @@ def test_words_keep_a_server_usable() -> None:
     assert driver.counters.stale_links == 0
 
 
-def test_a_word_grants_from_the_ping_before_the_word_that_its_agent_had_heard() -> None:
+def test_a_heartbeat_grants_from_the_ping_before_the_heartbeat_that_its_agent_had_heard() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     link = driver.link("s1")
@@ -162,12 +162,12 @@ def test_a_word_grants_from_the_ping_before_the_word_that_its_agent_had_heard() 
     driver.now = BEGIN + 1.5
     driver.heartbeat("s1")  # 2: arrives after the PONG of the PING sent at +1.0
     driver.now = BEGIN + 2.0
-    driver.heartbeat("s1")  # 3: its agent had heard word 2, so it is younger than +1.0
+    driver.heartbeat("s1")  # 3: its agent had heard heartbeat 2, so it is younger than +1.0
     assert link.usable_until == pytest.approx(BEGIN + 1.0 + 3.0 * SURE)
 
 
 @pytest.mark.parametrize("heard", [0, 1, 99])
-def test_a_word_whose_agent_heard_nothing_that_we_did_grants_nothing(heard: int) -> None:
+def test_a_heartbeat_whose_agent_heard_nothing_that_we_did_grants_nothing(heard: int) -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     link = driver.link("s1")
@@ -178,7 +178,7 @@ def test_a_word_whose_agent_heard_nothing_that_we_did_grants_nothing(heard: int)
     assert link.usable_until == until
 
 
-def test_words_that_lay_in_a_buffer_grant_no_more_than_the_last_ping_proves() -> None:
+def test_heartbeats_that_lay_in_a_buffer_grant_no_more_than_the_last_ping_proves() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     driver.advance(2.0)
@@ -193,7 +193,7 @@ def test_words_that_lay_in_a_buffer_grant_no_more_than_the_last_ping_proves() ->
     assert link.usable_until == pytest.approx(BEGIN + 2.0 + 3.0 * SURE)
 
 
-def test_a_word_of_another_agent_of_the_server_stands_on_its_own_chain() -> None:
+def test_heartbeats_of_another_agent_of_the_server_are_a_chain_of_their_own() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     driver.advance(1.2)
@@ -204,7 +204,7 @@ def test_a_word_of_another_agent_of_the_server_stands_on_its_own_chain() -> None
     assert driver.link("s1").usable_until == until
 
 
-def test_without_words_the_lease_runs_out_and_publishing_is_held() -> None:
+def test_without_heartbeats_the_lease_runs_out_and_publishing_is_held() -> None:
     driver = RouterDriver()
     out = driver.publish(b"tile", b"1")
     driver.servers["s1"].silent = True
@@ -218,7 +218,7 @@ def test_without_words_the_lease_runs_out_and_publishing_is_held() -> None:
     assert driver.published("s1") == []
 
 
-def test_a_word_lets_publishing_go_on_where_it_was_held() -> None:
+def test_a_heartbeat_lets_publishing_go_on_where_it_was_held() -> None:
     driver = RouterDriver()
     driver.publish(b"tile", b"1")
     driver.servers["s1"].silent = True
@@ -234,7 +234,7 @@ def test_a_word_lets_publishing_go_on_where_it_was_held() -> None:
 
 def test_what_is_published_after_the_lease_ran_out_and_before_its_timer_is_not_forgotten() -> None:
     """A process that stood still for a while (a busy application, a stopped process): the application publishes before
-    the timer fires, then the words that came meanwhile extend the lease. Nothing may stay behind."""
+    the timer fires, then the heartbeats that came meanwhile extend the lease. Nothing may stay behind."""
     driver = RouterDriver()
     out = driver.publish(b"tile", b"1")
     driver.advance(3.0)
@@ -358,7 +358,7 @@ def test_closing_says_goodbye_and_connects_no_more() -> None:
 # The resync
 
 
-def test_a_roll_call_is_answered_with_what_the_client_does_there() -> None:
+def test_a_resync_is_answered_with_what_the_client_does_there() -> None:
     driver = RouterDriver(("s1", "s2"))
     here, there = channel_at(driver.ring, "s1"), channel_at(driver.ring, "s2")
     driver.subscribe(here)

@@ -148,7 +148,7 @@ def test_what_is_lost_right_after_the_baseline_is_missed() -> None:
     assert asked(driver) == [(42, 42)]
 
 
-def test_streams_of_the_life_before_are_part_of_the_baseline() -> None:
+def test_streams_of_the_incarnation_before_are_part_of_the_baseline() -> None:
     driver = RouterDriver()
     driver.servers["s1"].absent[TILE, STREAM] = 7
     sub = driver.subscribe(TILE)

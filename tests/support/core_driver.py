@@ -299,7 +299,7 @@ class RouterDriver:
         self.play()
 
     def advance(self, seconds: float, *, heartbeats: bool = True) -> None:
-        """Lets time pass: timers fire when they are due, agents give their word as they should."""
+        """Lets time pass: timers fire when they are due, agents send heartbeats."""
         end = self.now + seconds
         while True:
             self.now = max(self.now, min(self.router.next_timer() or end, self._next_heartbeat, end))
@@ -432,7 +432,7 @@ class AgentDriver:
         """What the agent has published on application channels of its own server."""
         self.commands: list[Command] = []
 
-    def open(self, run_id: str = "life one", clients: int = 0) -> None:
+    def open(self, run_id: str = "run one", clients: int = 0) -> None:
         """The server is there, with so many clients on it."""
         self.core.opened(run_id, self.now)
         self.play(clients)

@@ -78,7 +78,7 @@ class DispatchDriver(AgentDriver):
                 if server not in self.held_back:
                     self.core.forward_replied(server, len(commands), self.now)
 
-    def serve(self, run_id: str = "life one") -> DispatchDriver:
+    def serve(self, run_id: str = "run one") -> DispatchDriver:
         """The agent serves an empty server."""
         self.open(run_id)
         self.carry()

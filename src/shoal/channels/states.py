@@ -46,7 +46,7 @@ class SiteState(enum.Enum):
 
 
 class LaneState(enum.Enum):
-    """A publisher's way to one server for one channel."""
+    """A publisher's path to one server for one channel."""
 
     WAITING = "waiting"
     ASKING = "asking"
@@ -56,11 +56,11 @@ class LaneState(enum.Enum):
 
 
 class AgentState(enum.Enum):
-    """An agent's hold on its server."""
+    """An agent's connection to its server."""
 
     AWAY = "away"
-    CALLING = "calling"
-    SERVING = "session"
+    RESYNCING = "resyncing"
+    SERVING = "serving"
 
 
 class RecordState(enum.Enum):
@@ -120,10 +120,10 @@ LANE: Final[Table[LaneState]] = {
 }
 
 AGENT: Final[Table[AgentState]] = {
-    (AgentState.AWAY, "server reached"): AgentState.CALLING,
-    (AgentState.CALLING, "all present"): AgentState.SERVING,
-    (AgentState.CALLING, "call over"): AgentState.SERVING,
-    (AgentState.CALLING, "server lost"): AgentState.AWAY,
+    (AgentState.AWAY, "server reached"): AgentState.RESYNCING,
+    (AgentState.RESYNCING, "all present"): AgentState.SERVING,
+    (AgentState.RESYNCING, "resync over"): AgentState.SERVING,
+    (AgentState.RESYNCING, "server lost"): AgentState.AWAY,
     (AgentState.SERVING, "server lost"): AgentState.AWAY,
 }
 

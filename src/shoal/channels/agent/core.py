@@ -89,7 +89,7 @@ class AgentCore:
         self._inflight: deque[ReplyHandler | None] = deque()
         self._memory = StreamMemory(scanner, limits.publisher_idle_s)
         self._resync = Resync()
-        self._calls = 0
+        self._resyncs_unfinished = 0
         self._deferred = DeferredHellos()
         self._heard = 0
         self._incarnations = 0
@@ -113,9 +113,9 @@ class AgentCore:
         self._begin_incarnation(run_id)
         self._step("server reached")
         self.outbox.append((b"PSUBSCRIBE", b"*"))
-        self._calls = 0
+        self._resyncs_unfinished = 0
         self.recorder.opened()
-        self._call(now)
+        self._start_resync(now)
         self.timers.set("heartbeat", now)
 
     def _begin_incarnation(self, run_id: str) -> None:
@@ -129,12 +129,12 @@ class AgentCore:
         self.dispatcher.incarnation_began()
 
     def lost(self, now: float) -> None:
-        """The connection to the server is gone."""
+        """The connection to the server is lost."""
         if self.state is not states.AgentState.AWAY:
             self._step("server lost")
             self._deferred.take()
             self.recorder.lost()
-            for name in ("heartbeat", "call", "recall"):
+            for name in ("heartbeat", "resync over", "resync again"):
                 self.timers.cancel(name)
 
     def _step(self, event: str) -> None:
@@ -241,7 +241,7 @@ class AgentCore:
             self.tell_client(head.client, refused, head.number)
 
     def take_other_formats(self) -> dict[str, int]:
-        """What was heard of other versions since the last call, and how often."""
+        """The number of messages of other versions since the last call, by kind."""
         envelopes_1, unknown_flags = self.scanner.take_other_formats()
         self._other_formats[ENVELOPE_1] += envelopes_1
         self._other_formats[UNKNOWN_FLAGS] += unknown_flags
@@ -254,7 +254,7 @@ class AgentCore:
     def _lease_ms(self, now: float) -> int:
         return int(1000 * self.lease.remaining_s(self.book.ring, now))
 
-    def _speak(self, now: float) -> None:
+    def _send_heartbeat(self, now: float) -> None:
         """Sends a heartbeat. All clients of a server answer it at once, so the interval is random: agents that were
         started together do not stay in step."""
         self.timers.set(
@@ -298,11 +298,11 @@ class AgentCore:
         """Whether all clients of the server have sent their Present."""
         return self.state is states.AgentState.SERVING and self._resync.complete
 
-    def _call(self, now: float) -> None:
+    def _start_resync(self, now: float) -> None:
         self.counters.resyncs += 1
         self._tell_all(control.Resync(self.server, self.instance, self.incarnation), self._resync.begin())
         self.ask((b"PUBSUB", b"NUMSUB", HEARTBEAT_CHANNEL), self._expect)
-        self.timers.set("call", now + self.limits.resync_s)
+        self.timers.set("resync over", now + self.limits.resync_s)
 
     def _expect(self, reply: Any, now: float) -> None:
         """The number of clients on the server: each of them subscribes to the heartbeat channel."""
@@ -331,26 +331,26 @@ class AgentCore:
 
     def _check_presents(self) -> None:
         if self._resync.complete:
-            self.timers.cancel("call")
-            self.timers.cancel("recall")
-            if self.state is states.AgentState.CALLING:
+            self.timers.cancel("resync over")
+            self.timers.cancel("resync again")
+            if self.state is states.AgentState.RESYNCING:
                 self._serve("all present")
             self.dispatcher.all_present()
 
-    def _call_over(self, now: float) -> None:
+    def _resync_over(self, now: float) -> None:
         """Clients that have not answered by now are not waited for, but their subscriptions here are not known."""
-        if self.state is states.AgentState.CALLING:
-            self._serve("call over")
+        if self.state is states.AgentState.RESYNCING:
+            self._serve("resync over")
         if not self._resync.complete:
-            self._calls += 1
-            self.timers.set("recall", now + patience(self.limits.resync_s, self._calls))
+            self._resyncs_unfinished += 1
+            self.timers.set("resync again", now + patience(self.limits.resync_s, self._resyncs_unfinished))
 
-    def _recall(self, now: float) -> None:
+    def _resync_again(self, now: float) -> None:
         """Sends another Resync because some clients have not answered, if the dispatcher needs all answers."""
         if self.dispatcher.wants_all_present:
-            self._call(now)
+            self._start_resync(now)
         else:
-            self.timers.set("recall", now + self.limits.resync_s)
+            self.timers.set("resync again", now + self.limits.resync_s)
 
     def _serve(self, event: str) -> None:
         self._step(event)
@@ -457,7 +457,7 @@ class AgentCore:
         self.dispatcher.forwards.opened(server)
 
     def forward_lost(self, server: str, now: float) -> None:
-        """A connection to another server is gone."""
+        """A connection to another server is lost."""
         self._now = now
         self.dispatcher.forward_lost(server)
 
@@ -486,11 +486,11 @@ class AgentCore:
         self._now = now
         for key in self.timers.due(now):
             if key == "heartbeat":
-                self._speak(now)
-            elif key == "call":
-                self._call_over(now)
-            elif key == "recall":
-                self._recall(now)
+                self._send_heartbeat(now)
+            elif key == "resync over":
+                self._resync_over(now)
+            elif key == "resync again":
+                self._resync_again(now)
             elif isinstance(key, tuple):
                 self.dispatcher.notice_due(key[1], now)
             elif callable(key):

@@ -1,7 +1,7 @@
 """The connections on which an agent publishes on other servers: one to each other server of the ring.
 
 Owns those connections and their replies. `forward_queues` decides what is sent, in which order and how often; the core
-is told when a connection is open, when it is gone and how many commands its server has answered.
+is told when a connection is open, when it is lost and how many commands its server has answered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ForwardingCore(Protocol):
         """A connection is open."""
 
     def forward_lost(self, server: str, now: float) -> None:
-        """A connection is gone."""
+        """A connection is lost."""
 
     def forward_replied(self, server: str, count: int, now: float) -> None:
         """A server has answered so many commands."""
@@ -64,7 +64,7 @@ class _Replies:
         self._replied(len(frames))
 
     def lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self.ended = True
         self.news.set()
 
@@ -106,7 +106,7 @@ class ForwardLinks:
         """Sends the core's messages for other servers."""
         for server, commands in self._core.take_forwards().items():
             connection, replies = self._connections[server]
-            with contextlib.suppress(ConnectError):  # it is gone, which its task will tell
+            with contextlib.suppress(ConnectError):  # it is lost, which its task reports
                 connection.send(commands)
                 replies.awaited += len(commands)
 
@@ -114,7 +114,7 @@ class ForwardLinks:
         return _Replies(server, lambda count: self._replied(server, count))
 
     async def _use(self, server: str, connection: Connection, replies: _Replies) -> None:
-        """Returns when the connection is gone, or when the server owes replies and is silent."""
+        """Returns when the connection is lost, or when the server owes replies and is silent."""
         self._connections[server] = connection, replies
         self._core.forward_opened(server, self._loop.time())
         self.flush()

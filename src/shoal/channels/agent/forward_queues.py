@@ -141,7 +141,7 @@ class Forwards:
         self._ready.add(server)
 
     def lost(self, server: str) -> None:
-        """The connection to the server is gone."""
+        """The connection to the server is lost."""
         queue = self._queue(server)
         queue.take_back()
         queue.open = False

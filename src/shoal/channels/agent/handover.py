@@ -20,18 +20,20 @@ from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.plan.entry import Entry, Phase
 from shoal.wire.envelope import ENDED, beacon
 
-Say = Callable[[str, bytes, bytes], None]
+SendBeacon = Callable[[str, bytes, bytes], None]
 """Publishes a beacon on another server: server, channel, beacon."""
 
 
 class Handovers:
     """Hands streams over, once for each newest placement."""
 
-    def __init__(self, host: DispatchHost, moving: Mapping[bytes, MovingChannel], forwards: Forwards, say: Say) -> None:
+    def __init__(
+        self, host: DispatchHost, moving: Mapping[bytes, MovingChannel], forwards: Forwards, send: SendBeacon
+    ) -> None:
         self._host = host
         self._moving = moving
         self._forwards = forwards
-        self._say = say
+        self._send = send
         self._waiting: dict[bytes, None] = {}
         self._under_way: dict[bytes, tuple[int, dict[str, Mark]]] = {}
 
@@ -67,7 +69,7 @@ class Handovers:
 
     @property
     def pending(self) -> bool:
-        """Whether a hand-over waits or is under way."""
+        """Whether a handover waits or is under way."""
         return bool(self._waiting or self._under_way)
 
     def look(self) -> None:
@@ -98,7 +100,7 @@ class Handovers:
             if not last & ENDED:
                 blob = beacon(entry.placement.version, stream, last, 0, 0)
                 for server in aims:
-                    self._say(server, channel, blob)
+                    self._send(server, channel, blob)
         marks = {server: Mark(start, self._forwards.position(server)) for server, start in starts.items()}
         self._under_way[channel] = entry.placement.version, marks
 
@@ -109,9 +111,9 @@ class Announcements:
     The plan may come after the streams; servers that a later part of it adds are told then.
     """
 
-    def __init__(self, host: DispatchHost, say: Say) -> None:
+    def __init__(self, host: DispatchHost, send: SendBeacon) -> None:
         self._host = host
-        self._say = say
+        self._send = send
         self._told: dict[bytes, dict[int, set[str]]] = {}
 
     def clear(self) -> None:
@@ -140,5 +142,5 @@ class Announcements:
                 blob = beacon(targets.publishing.version, stream, last, 0, 0)
                 for server in targets.of_streams:
                     if server not in told:
-                        self._say(server, channel, blob)
+                        self._send(server, channel, blob)
                 told.update(targets.of_streams)

@@ -49,7 +49,7 @@ class _Listener:
                         self._heard(heartbeat)
 
     def lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self.ended.set()
 
     def can_send(self) -> None:
@@ -92,7 +92,7 @@ class Peers:
         await self._links.close()
 
     async def _listen(self, server: str, connection: Connection, listener: _Listener) -> None:
-        """Returns when the connection is gone, or silent for so long that it may be half open."""
+        """Returns when the connection is lost, or silent for so long that it may be half open."""
         connection.send([(b"PSUBSCRIBE", PEER_PATTERN)])
         loop = asyncio.get_running_loop()
         silent_s = SILENT_HEARTBEATS_MAX * self._limits.heartbeat_interval_s

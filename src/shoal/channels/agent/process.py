@@ -2,7 +2,7 @@
 
 Owns the coordinator's client, the reconnects to the server and the end of the process. Decisions are made in the parts:
 `core` and `monitor` (run by `session`), `lease_keeper`, `peers` (heartbeats of the other agents), `forward_links`
-(messages published on other servers) and `report_writer` (reports to the mover).
+(messages published on other servers) and `report_writer` (reports to the conductor).
 
     coordinator --plan, key--> core <--bytes-- its server --heartbeats, answers, telemetry--> clients, balancer
         ^---- lease, membership (lease_keeper)   other servers --heartbeats (peers)--> lease
@@ -134,7 +134,7 @@ class Agent:
             stack.push_async_callback(self._close_forward_links)
             holder = f"{self._address.id}-{self._instance:016x}"
             lease_keeper = LeaseKeeper(
-                coordinator, self._address, holder, self._limits, self, self._answers, self._speaks
+                coordinator, self._address, holder, self._limits, self, self._answers, self._is_connected
             )
             stack.push_async_callback(lease_keeper.leave)
             await _first_of(
@@ -263,7 +263,7 @@ class Agent:
             silent = not core.lease.is_granted(self._loop.time())
             core.lease.granted(sent_at, core.book.version if lapsed else None)
             if silent:
-                self._session.speak()
+                self._session.send_heartbeat()
 
     def ring_read(self, ring: Versioned) -> None:
         """The ring as read after a lapsed lease was taken; the watch may bring it later."""
@@ -297,8 +297,8 @@ class Agent:
             self._session.probe()
         return heard_at is not None and self._loop.time() - heard_at <= ANSWER_AGE_S_MAX
 
-    def _speaks(self) -> bool:
-        return self._session is not None and self._session.speaks
+    def _is_connected(self) -> bool:
+        return self._session is not None and self._session.connected
 
     # The server
 

@@ -1,6 +1,6 @@
 """The agent's register: which client subscribes to which channels and patterns on its server.
 
-Owns what Redis does not tell: the clients behind the counts, and the revision of the channel's entry that each has
+Owns what Redis does not report: the clients behind the counts, and the revision of the channel's entry that each has
 acknowledged. Hello and Present add to it, Bye and lost connections remove from it.
 """
 
@@ -53,7 +53,7 @@ class Register:
         return True
 
     def remove_client(self, client: int) -> None:
-        """A client is gone; removes all of its subscriptions."""
+        """A client has left; removes all of its subscriptions."""
         for pattern, name in self._clients.pop(client, ()):
             self._remove(name, pattern, client)
 

@@ -1,9 +1,9 @@
-"""An agent's report to the mover about the moving channels that concern its server.
+"""An agent's report to the conductor about the moving channels that concern its server.
 
 Owns the question to the server (how many clients subscribe, and which of the registered ones are connected) and the
 report.
 
-A count that was taken before the newest entry came would tell the mover that no client is behind. So a channel is
+A count that was taken before the newest entry came would tell the conductor that no client is behind. So a channel is
 reported with a new revision only when the server has been asked again. In the phase `prepare` the revision is enough.
 """
 

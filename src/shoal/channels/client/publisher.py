@@ -132,7 +132,7 @@ class Publisher:
             lane.step("moved away")
             out.lanes.remove(lane)
             lane.link.lanes.pop(lane, None)
-            self._say_left(lane.link, out)
+            self._send_left(lane.link, out)
         present = {lane.link.server for lane in out.lanes}
         for server in wanted:
             if server not in present:
@@ -149,9 +149,9 @@ class Publisher:
         """The agent of a server seems not to know that this client has left: sends Left again."""
         out = self._outs.get(channel)
         if out is not None and all(lane.link is not link for lane in out.lanes):
-            self._say_left(link, out)
+            self._send_left(link, out)
 
-    def _say_left(self, link: ServerLink, out: Outgoing) -> None:
+    def _send_left(self, link: ServerLink, out: Outgoing) -> None:
         """Sends Left to the agent of a server, so that it does not wait for this stream any more."""
         revision = self._context.book.revision(out.name)
         if revision and link.open:
@@ -238,7 +238,7 @@ class Publisher:
                 lane.step("link stale")
 
     def link_lost(self, link: ServerLink) -> None:
-        """The connection is gone; unconfirmed messages will be repeated."""
+        """The connection is lost; unconfirmed messages will be repeated."""
         for lane in link.lanes:
             if lane.state is not states.LaneState.WAITING:
                 lane.step("link lost")
@@ -310,10 +310,10 @@ class Publisher:
             return
         out.beacon_armed = False
         if ANNOUNCE in self._context.rules:
-            self._speak(out, now)
+            self._send_beacons(out, now)
         self._context.timers.set(("idle", out), now + self._context.limits.publisher_idle_s / 2)
 
-    def _speak(self, out: Outgoing, now: float, final: bool = False) -> None:
+    def _send_beacons(self, out: Outgoing, now: float, final: bool = False) -> None:
         for lane in out.lanes:
             if lane.state is states.LaneState.LIVE and now < lane.link.usable_until:
                 self._context.counters.beacons += 1
@@ -332,7 +332,7 @@ class Publisher:
 
     def _end(self, out: Outgoing, now: float) -> None:
         if ANNOUNCE in self._context.rules:
-            self._speak(out, now, final=True)
+            self._send_beacons(out, now, final=True)
         del self._outs[out.name]
         self.resend_bytes -= out.resend_bytes
         for lane in out.lanes:

@@ -324,7 +324,7 @@ class Router:
         self._arrivals.received(server, frames, now)
 
     def lost(self, server: str, now: float) -> None:
-        """The connection is gone, or could not be opened; the shell waits before it tries again."""
+        """The connection is lost, or could not be opened; the shell waits before it tries again."""
         link = self._context.links.get(server)
         if link is None or link.state is states.LinkState.DOWN:
             return

@@ -162,7 +162,7 @@ class ServerLink:
         self.usable_until = max(self.usable_until, since + lease_s)
 
     def reset(self) -> None:
-        """The connection is gone, and everything in flight with it."""
+        """The connection is lost, and everything in flight with it."""
         self.outbox.clear()
         self.inflight.clear()
         self.listening.clear()

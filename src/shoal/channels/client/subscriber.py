@@ -31,7 +31,7 @@ ALL_UNENDED_PLACEMENTS: Final = rule(
 
 
 UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
-"""Stands for a server of a ring whose members are not known any more."""
+"""The name of a server of a ring whose members are not known any more."""
 
 
 class Subscriber:
@@ -306,13 +306,13 @@ class Subscriber:
             return
         if not site.incarnation and self._is_unheard(site, answer.since):
             self._receiver.report_unknown(sub, site.server)
-        another, reborn = site.incarnation != answer.incarnation, site.incarnation not in (0, answer.incarnation)
+        another, restarted = site.incarnation != answer.incarnation, site.incarnation not in (0, answer.incarnation)
         site.incarnation = answer.incarnation
         heard = {(channel, stream) for channel, stream, _ in answer.streams}
         for channel, stream, last in (*answer.streams, *(answer.absent if another else ())):
             self._receiver.evidence(sub, channel, stream, last, site.server, now)
-        if reborn:
-            self._reborn(site, answer, heard, now)
+        if restarted:
+            self._agent_restarted(site, answer, heard, now)
         self._acknowledge(sub)
         if site.server not in self.servers(sub) and not self._left_by_plan(sub, site.server):
             self._move_away(site, now)
@@ -325,11 +325,11 @@ class Subscriber:
         between = ring.memberships(site.known + 1, since)
         return site.server in self._belonged(site.sub, between, site.server)
 
-    def _reborn(
+    def _agent_restarted(
         self, site: SubscribedServer, answer: control.Answer, heard: set[tuple[bytes, int]], now: float
     ) -> None:
-        """While this subscription was away, the agent was away too, or the server restarted. Streams that have not been
-        heard since are in doubt."""
+        """While this client was not connected, the agent lost its connection too, or the server restarted. Streams that
+        have not been heard since are in doubt."""
         sub = site.sub
         self._context.counters.restarts_seen += 1
         for chan, stream_in in sub.all_streams():
@@ -345,7 +345,7 @@ class Subscriber:
 
     def report_missed(self, known: Ring) -> None:
         """A new ring has come. A server that joined and left again since the previously known ring may have carried
-        messages that are lost: its publishers may be gone too, and this client never subscribed there."""
+        messages that are lost: its publishers may have left too, and this client never subscribed there."""
         ring = self._context.book.ring
         assert ring is not None
         between = ring.since(known)
@@ -371,7 +371,7 @@ class Subscriber:
         return {members.home(sub.name) for members in rings}
 
     def _doubt_streams(self, sub: SubscriptionCore, server: str, now: float) -> None:
-        """Doubts the streams that were last heard on a server that is gone."""
+        """Doubts the streams that were last heard on a server that was lost."""
         for chan, stream in sub.all_streams():
             if stream.server == server:
                 self._receiver.doubt(sub, chan, stream, now)
@@ -391,7 +391,7 @@ class Subscriber:
         self._context.repeat_byes(link)
 
     def link_lost(self, link: ServerLink, now: float) -> None:
-        """A connection is gone: every site asks again when it is back. Messages to the agent may be lost with it, or
+        """A connection is lost: every site asks again when it is back. Messages to the agent may be lost with it, or
         with the server, so they are sent again too."""
         for site in list(link.sites):
             self.asked.pop(site.nonce, None)

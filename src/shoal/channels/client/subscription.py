@@ -1,4 +1,4 @@
-"""One application subscription, to a channel or to a pattern, and its sites: its presence on each server.
+"""One application subscription, to a channel or to a pattern, and its state on each server.
 
 Owns the bookkeeping of one subscription. `receiver` judges what arrives, `subscriber` chooses the servers.
 """

@@ -58,17 +58,17 @@ PAGE_MESSAGES: Final = 64
 """Messages that a publisher is asked for in one request."""
 
 HELD_MAX: Final = 20_000
-"""Messages that wait for the end of the record to be read. More are not recorded, and a gap says so."""
+"""Messages that wait while the end of the record is read. Further ones are not recorded, and a gap reports them."""
 
 RETRY_S: Final = 1.0
 """Delay before a command that a server refused is repeated."""
 
-_AWAY: Final = "nobody recorded for a while; a publisher that began and ended meanwhile is unknown"
+_AWAY: Final = "recording was interrupted; publishers that began and ended meanwhile are unknown"
 _LOST: Final = "the server has lost its record up to here"
-_FLOOD: Final = "more came than could wait for the record to be read"
-_EARLIER: Final = "nobody recorded for a while, and its publisher had begun by then"
-_SILENT: Final = "nobody recorded for a while, and its publisher is silent"
-_FORGOTTEN: Final = "nobody recorded for a while, and its publisher no longer has it"
+_FLOOD: Final = "too many messages arrived before the end of the record was read"
+_EARLIER: Final = "recording was interrupted, and its publisher had begun before"
+_SILENT: Final = "recording was interrupted, and its publisher does not answer"
+_FORGOTTEN: Final = "recording was interrupted, and its publisher no longer has them"
 
 
 class ChannelRecord:

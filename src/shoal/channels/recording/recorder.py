@@ -113,7 +113,7 @@ class Recorder:
             self._begin(True)
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self._connected = False
 
     def _begin(self, first: bool) -> None:

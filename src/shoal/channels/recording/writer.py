@@ -24,7 +24,7 @@ ENTRY_OVERHEAD_BYTES: Final = 32
 UNWRITTEN_MAX: Final = 1000
 """Refused ranges that are remembered one by one. Beyond it the record only says that some messages are missing."""
 
-_REFUSED: Final = "the server refused to write it down"
+_REFUSED: Final = "the server refused to record them"
 _SOMETHING: Final = RecordedGap(0, 0, 0, _REFUSED)
 _log: Final = get_log(__name__)
 
