@@ -126,13 +126,13 @@ def test_state_diagrams_are_up_to_date(name: str) -> None:
 
 def test_a_diagram_shows_every_state_and_every_transition() -> None:
     drawn = diagrams.render(states.SITE)
-    assert all(site.value in drawn for site in states.Site)
+    assert all(site.value in drawn for site in states.SiteState)
     for (before, event), after in states.SITE.items():
         assert re.search(rf"{before.value} --> {after.value}: .*{event}", drawn)
 
 
-def test_a_page_without_a_place_for_a_diagram_is_refused() -> None:
-    with pytest.raises(ValueError, match="no place for link"):
+def test_a_page_without_marks_for_a_diagram_is_rejected() -> None:
+    with pytest.raises(ValueError, match="no marks for link"):
         diagrams.refresh("protocol-channels.md", "# nothing here\n")
 
 

@@ -108,7 +108,7 @@ class SubscribeError(ShoalError):
 
 
 class SubscribeTimeoutError(SubscribeError, TimeoutError):
-    """No agent confirmed the subscription within `subscribe_timeout_s`."""
+    """No agent has answered for the subscription within `subscribe_timeout_s`."""
 
 
 class TooManySubscriptionsError(SubscribeError):

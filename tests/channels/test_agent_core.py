@@ -1,5 +1,5 @@
-"""The agent: answers hellos with the baseline, gives its word as long as it may, starts a resync after a restart, and
-remembers the life before; garbage is counted and harms nobody."""
+"""The agent: answers hellos with the baseline, sends heartbeats that grant its lease, starts a resync after a restart,
+and remembers the incarnation before; garbage is counted and changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.core_driver import (
 )
 
 from shoal.channels.agent.core import HEARTBEAT_SPREAD, REFUSALS_PER_S_MAX, AgentCore
-from shoal.channels.states import Agent
+from shoal.channels.states import AgentState
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.telemetry.tables import TableLimits
 from shoal.errors import ProtocolError
@@ -54,7 +54,7 @@ def session(clients: int = 0) -> AgentDriver:
     driver.core.ring(RING)
     driver.core.lease.granted(driver.now)
     driver.open(clients=clients)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     return driver
 
 
@@ -99,10 +99,10 @@ def test_without_a_lease_the_answer_grants_nothing() -> None:
     assert driver.take(inbox_channel(CLIENT), control.Welcome)[0].lease_ms == 0
 
 
-# The word
+# The heartbeat
 
 
-def test_the_word_is_given_again_and_again() -> None:
+def test_heartbeats_are_sent_again_and_again() -> None:
     driver = session()
     driver.advance(0.0)
     driver.heartbeats()
@@ -135,7 +135,7 @@ def test_agents_that_began_together_do_not_speak_together_for_ever() -> None:
     assert together <= 2  # the first one, and hardly another
 
 
-def test_a_word_says_which_of_its_own_words_came_back() -> None:
+def test_a_heartbeat_says_which_of_its_own_heartbeats_came_back() -> None:
     driver = session()
     driver.advance(0.0)
     ((_, number, first),) = driver.take_with_heads(HEARTBEAT_CHANNEL, control.Heartbeat)
@@ -147,7 +147,7 @@ def test_a_word_says_which_of_its_own_words_came_back() -> None:
     assert second.heard == number
 
 
-def test_words_of_another_agent_do_not_come_back_as_its_own() -> None:
+def test_heartbeats_of_another_agent_do_not_come_back_as_its_own() -> None:
     driver = session()
     driver.advance(0.0)
     (heartbeat,) = driver.heartbeats()
@@ -156,14 +156,14 @@ def test_words_of_another_agent_do_not_come_back_as_its_own() -> None:
     assert driver.heartbeats()[0].heard == 0
 
 
-def test_when_the_lease_is_over_the_word_grants_nothing() -> None:
+def test_when_the_lease_is_over_the_heartbeat_grants_nothing() -> None:
     driver = session()
     driver.advance(DEFAULT_LIMITS.server_lease_s + 1.0)
     last = driver.heartbeats()[-1]
     assert (last.lease_ms, last.granted) == (0, False)
 
 
-def test_while_the_server_is_away_there_is_no_word() -> None:
+def test_while_the_server_is_away_there_is_no_heartbeat() -> None:
     driver = session()
     driver.heartbeats()
     driver.core.lost(driver.now)
@@ -258,10 +258,10 @@ def test_who_stands_by_an_entry_is_remembered_until_it_leaves() -> None:
     driver.tell(hello(), control.Subscribed(TILE, 7))
     driver.tell(control.Subscribed(TILE, 7), client=OTHER)
     driver.tell(control.Left(TILE, STREAM, 7), client=OTHER)
-    assert driver.core.register.confirmed(CLIENT, TILE) == 7
-    assert driver.core.register.confirmed(OTHER, TILE) == 0
+    assert driver.core.register.acknowledged(CLIENT, TILE) == 7
+    assert driver.core.register.acknowledged(OTHER, TILE) == 0
     driver.tell(control.Bye(TILE, False), hello())
-    assert driver.core.register.confirmed(CLIENT, TILE) == 0
+    assert driver.core.register.acknowledged(CLIENT, TILE) == 0
     assert driver.core.counters.garbage == 0
 
 
@@ -287,10 +287,10 @@ def test_who_asks_before_there_is_a_ring_is_answered_when_there_is_one() -> None
 # The resync
 
 
-def called(clients: int | None) -> AgentDriver:
+def resyncing(clients: int | None) -> AgentDriver:
     driver = AgentDriver()
     driver.core.ring(RING)
-    driver.core.opened("life one", driver.now)
+    driver.core.opened("run one", driver.now)
     driver.play(clients)
     return driver
 
@@ -302,21 +302,21 @@ def present(driver: AgentDriver, client: int, resync: int = 1, streams: control.
 
 
 def test_it_observes_and_calls_the_roll_before_anything_else() -> None:
-    driver = called(clients=2)
+    driver = resyncing(clients=2)
     kinds = [command[:2] for command in driver.commands]
     assert kinds == [(b"PSUBSCRIBE", b"*"), (b"PUBLISH", HEARTBEAT_CHANNEL), (b"PUBSUB", b"NUMSUB")]
     resync = control.Resync("s1", AGENT, driver.core.incarnation)
     assert driver.take_with_heads(HEARTBEAT_CHANNEL, control.Resync) == [(0, 1, resync)]
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.RESYNCING
 
 
 def test_nobody_is_answered_before_all_are_present() -> None:
-    driver = called(clients=2)
+    driver = resyncing(clients=2)
     driver.tell(hello())
     present(driver, CLIENT)
     assert driver.answers() == []
     present(driver, OTHER, streams=[(TILE, STREAM, 12)])
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert driver.answers()[0].streams == [(TILE, STREAM, 12)]
     assert driver.core.register.channels == {TILE: {CLIENT, OTHER}}
     assert driver.core.register.patterns == {b"ti*": {CLIENT, OTHER}}
@@ -324,19 +324,19 @@ def test_nobody_is_answered_before_all_are_present() -> None:
 
 def test_a_bye_takes_back_a_hello_that_still_waits() -> None:
     """Else the answer to it would register somebody who has left, for good, and a move would wait for them."""
-    driver = called(clients=2)
+    driver = resyncing(clients=2)
     driver.tell(publisher_hello(last=3), client=OTHER)
     driver.tell(hello(), hello(nonce=6, name=b"ti*", pattern=True), control.Bye(TILE, False))
     driver.advance(DEFAULT_LIMITS.resync_s)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert set(driver.core.register.channels) == set()
     assert set(driver.core.register.patterns) == {b"ti*"}
     assert driver.answered() == [6]
     assert driver.take(inbox_channel(OTHER), control.Answer), "a publisher has nothing to do with it"
 
 
-def test_who_says_hello_again_after_a_bye_is_registered_when_the_roll_call_is_over() -> None:
-    driver = called(clients=2)
+def test_a_client_that_says_hello_again_after_a_bye_is_registered_when_the_resync_is_over() -> None:
+    driver = resyncing(clients=2)
     driver.tell(hello(nonce=5), control.Bye(TILE, False), hello(nonce=6))
     driver.advance(DEFAULT_LIMITS.resync_s)
     assert set(driver.core.register.channels) == {TILE}
@@ -344,58 +344,58 @@ def test_who_says_hello_again_after_a_bye_is_registered_when_the_roll_call_is_ov
 
 
 def test_the_same_client_twice_is_one_and_another_roll_does_not_count() -> None:
-    driver = called(clients=2)
+    driver = resyncing(clients=2)
     present(driver, CLIENT)
     present(driver, CLIENT)
     present(driver, OTHER, resync=99)
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.RESYNCING
 
 
 def test_whoever_stays_silent_is_not_waited_for_forever() -> None:
-    driver = called(clients=2)
+    driver = resyncing(clients=2)
     driver.tell(hello())
     driver.advance(DEFAULT_LIMITS.resync_s - 0.01)
     assert driver.answers() == []
     driver.advance(0.02)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert len(driver.answers()) == 1
 
 
 def test_a_server_that_does_not_count_its_clients_is_waited_for() -> None:
-    driver = called(clients=None)
-    assert driver.state() is Agent.CALLING
+    driver = resyncing(clients=None)
+    assert driver.state() is AgentState.RESYNCING
     driver.advance(DEFAULT_LIMITS.resync_s)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
 
 
 def test_an_empty_server_is_served_at_once() -> None:
-    assert called(clients=0).state() is Agent.SERVING
+    assert resyncing(clients=0).state() is AgentState.SERVING
 
 
 def test_who_comes_between_the_call_and_the_count_need_not_answer_the_call() -> None:
     driver = AgentDriver()
     driver.core.ring(RING)
-    driver.core.opened("life one", driver.now)
+    driver.core.opened("run one", driver.now)
     driver.receive(PushNotification([b"pmessage", b"*", AGENT_CHANNEL, control.encode(control.Greet(1, 3), OTHER, 1)]))
     driver.play(clients=2)
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.RESYNCING
     present(driver, CLIENT)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert driver.core.complete
 
 
 def test_who_comes_after_the_count_does_not_stand_for_somebody_who_is_silent() -> None:
-    driver = called(clients=2)
+    driver = resyncing(clients=2)
     present(driver, CLIENT)
     driver.tell(control.Greet(1, 3), client=OTHER)
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.RESYNCING
     driver.advance(DEFAULT_LIMITS.resync_s)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert not driver.core.complete
 
 
 def test_a_late_answer_completes_the_call() -> None:
-    driver = called(clients=2)
+    driver = resyncing(clients=2)
     present(driver, CLIENT)
     driver.advance(2 * DEFAULT_LIMITS.resync_s)
     present(driver, OTHER)
@@ -404,10 +404,10 @@ def test_a_late_answer_completes_the_call() -> None:
 
 
 def test_a_connection_that_is_lost_during_the_call_calls_again() -> None:
-    driver = called(clients=2)
+    driver = resyncing(clients=2)
     driver.tell(hello())
     driver.core.lost(driver.now)
-    assert driver.state() is Agent.AWAY
+    assert driver.state() is AgentState.AWAY
     driver.open(clients=0)
     assert driver.take_with_heads(HEARTBEAT_CHANNEL, control.Resync)[-1].number == 2
     assert driver.answers() == [], "who asked on the old connection will ask again"
@@ -429,7 +429,7 @@ def test_after_a_restart_of_the_server_those_not_heard_again_are_absent() -> Non
     publish(driver, 7, stream=other)
     before = driver.core.incarnation
     driver.core.lost(driver.now)
-    driver.open("life two")
+    driver.open("run two")
     assert driver.core.incarnation != before
     assert not driver.core.register.clients
     publish(driver, 3)
@@ -444,7 +444,7 @@ def test_two_restarts_in_a_row_are_remembered_too() -> None:
     """A publisher that has been silent through both may have published last before the first."""
     driver = session()
     publish(driver, 1, 2)
-    for run_id in ("life two", "life three"):
+    for run_id in ("run two", "run three"):
         driver.core.lost(driver.now)
         driver.open(run_id)
     driver.tell(hello())
@@ -452,16 +452,16 @@ def test_two_restarts_in_a_row_are_remembered_too() -> None:
 
 
 def test_what_was_silent_for_long_before_is_not_waited_for() -> None:
-    """Otherwise every stream of every life would be listed for ever, and subscriptions that have forgotten it would
-    report it as missing."""
+    """Otherwise every stream of every incarnation would be listed for ever, and subscriptions that have forgotten it
+    would report it as missing."""
     driver = session()
     publish(driver, 1, 2)
     driver.core.lost(driver.now)
-    driver.open("life two")
+    driver.open("run two")
     driver.core.lost(driver.now)
     driver.now += 2 * DEFAULT_LIMITS.publisher_idle_s
     driver.core.second += int(2 * DEFAULT_LIMITS.publisher_idle_s)
-    driver.open("life three")
+    driver.open("run three")
     driver.tell(hello())
     assert driver.answers()[0].absent == []
 
@@ -469,7 +469,7 @@ def test_what_was_silent_for_long_before_is_not_waited_for() -> None:
 def test_lives_have_names_of_their_own() -> None:
     first, second = session(), session()
     second.core.lost(second.now)
-    second.open("life two")
+    second.open("run two")
     assert first.core.incarnation != second.core.incarnation
     assert all(incarnation > 0 for incarnation in (first.core.incarnation, second.core.incarnation))
 
@@ -478,13 +478,13 @@ def test_lives_have_names_of_their_own() -> None:
 
 
 def test_a_client_is_present_with_the_last_part_of_its_answer() -> None:
-    driver = called(clients=1)
+    driver = resyncing(clients=1)
     names = [b"tile.%d" % number for number in range(1500)]
     *first, last = control.presents(driver.core.incarnation, 1, names, [], [])
     driver.tell(*first)
-    assert driver.state() is Agent.CALLING
+    assert driver.state() is AgentState.RESYNCING
     driver.tell(last)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     assert list(driver.core.register.channels) == names
 
 
@@ -652,7 +652,7 @@ def test_a_stream_that_presents_itself_late_is_announced_to_those_who_were_answe
     driver.core.ring(SIGNER.ring(ring(1, ("s1",))))
     driver.open(clients=2)
     driver.advance(driver.core.limits.resync_s)
-    assert driver.state() is Agent.SERVING
+    assert driver.state() is AgentState.SERVING
     late = control.Present(1, 1, 0, 1, [], [], [(b"tile", STREAM, 4), (b"__shoal:agent", STREAM, 4)])
     driver.tell(late, client=OTHER)
     (channel, data), *more = driver.announced

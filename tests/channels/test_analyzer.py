@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.channels.observed import FORWARDED, FRAME_BYTES_MAX, beacon, envelope, observed, push
 from tests.support.redis_server import RedisServer
@@ -20,8 +21,9 @@ from shoal.channels.telemetry.pattern_kernel import match_names
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.errors import ProtocolError
 from shoal.load.table import UnitTable
+from shoal.wire.glob import glob_match
 
-SAMPLE = ServerSample(0.0, "life", 0, 0, 0.0, 1, 1, 1000.0)
+SAMPLE = ServerSample(0.0, "run", 0, 0, 0.0, 1, 1, 1000.0)
 LISTED_MAX = 2
 NAMES = [b"a", b"b", b"tile.1", b"tile.22", b"silent"]
 CLIENTS = [1, 2, 3, 4]
@@ -149,7 +151,7 @@ def test_agrees_with_a_plain_model(seconds: list[tuple[Any, Any, Any, Any]]) -> 
             )
 
 
-def test_rates_of_the_server_compare_two_samples_of_one_life() -> None:
+def test_rates_of_the_server_compare_two_samples_of_one_run() -> None:
     scanner = Scanner(FRAME_BYTES_MAX)
     analyzer = Analyzer(scanner, LISTED_MAX)
 
@@ -158,12 +160,12 @@ def test_rates_of_the_server_compare_two_samples_of_one_life() -> None:
         assert [*row] == [column.name for column in SERVER.row]
         return dict(row)
 
-    first = close(ServerSample(10.0, "life", 100, 5_000, 1.0, 3, 70, 1000.0))
+    first = close(ServerSample(10.0, "run", 100, 5_000, 1.0, 3, 70, 1000.0))
     assert first["load_ratio"] is first["bytes_out_per_s"] is first["cpu_share"] is first["interval_s"] is None
     assert (first["connections"], first["memory_bytes"], first["max_out_bytes_per_s"]) == (3, 70, 1000.0)
     feed(scanner, (b"t", b"x"), (b"__shoal:in:000000000001", b"resend"))
     copy = len(observed(b"t", b"x")) + len(observed(b"__shoal:in:000000000001", b"resend"))
-    then = close(ServerSample(12.0, "life", 300, 5_800 + copy, 1.5, 3, 70, 1000.0))
+    then = close(ServerSample(12.0, "run", 300, 5_800 + copy, 1.5, 3, 70, 1000.0))
     assert (then["interval_s"], then["bytes_out_per_s"], then["load_ratio"], then["cpu_share"]) == (
         2,
         400,
@@ -173,9 +175,9 @@ def test_rates_of_the_server_compare_two_samples_of_one_life() -> None:
     assert then["net_output_bytes_per_s"] == (800 + copy) / 2
     assert then["net_input_bytes_per_s"] == 100
     assert (then["observed_bytes"], then["internal"]) == (copy, 1)
-    restarted = close(ServerSample(13.0, "another life", 0, 9_000, 0.0, 1, 60, 1000.0))
+    restarted = close(ServerSample(13.0, "another run", 0, 9_000, 0.0, 1, 60, 1000.0))
     assert restarted["load_ratio"] is None
-    unknown = close(ServerSample(14.0, "another life", 0, 9_900, 0.0, 1, 60, 0.0))
+    unknown = close(ServerSample(14.0, "another run", 0, 9_900, 0.0, 1, 60, 0.0))
     assert (unknown["bytes_out_per_s"], unknown["load_ratio"]) == (900, None)
 
 
@@ -299,11 +301,11 @@ def client(server: RedisServer) -> Any:
         yield connected
 
 
-def matched(pattern: bytes) -> set[bytes]:
-    offsets = np.cumsum([0, *map(len, KEYS)], dtype=np.int32)
-    names = np.frombuffer(b"".join(KEYS), np.uint8).copy()
-    found = match_names(names, offsets, np.frombuffer(pattern, np.uint8).copy())
-    return {key for key, is_match in zip(KEYS, found, strict=True) if is_match}
+def matched(pattern: bytes, names: Sequence[bytes] = KEYS) -> set[bytes]:
+    offsets = np.cumsum([0, *map(len, names)], dtype=np.int32)
+    data = np.frombuffer(b"".join(names), np.uint8).copy()
+    found = match_names(data, offsets, np.frombuffer(pattern, np.uint8).copy())
+    return {name for name, is_match in zip(names, found, strict=True) if is_match}
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -315,6 +317,16 @@ def test_patterns_match_what_a_real_server_says(client: Any, pattern: bytes) -> 
 @settings(max_examples=150, deadline=None)
 def test_random_patterns_match_what_a_real_server_says(client: Any, pattern: bytes) -> None:
     assert matched(pattern) == set(client.keys(pattern))
+
+
+@given(
+    st.lists(st.sampled_from(list(b"ab*?[]^-\\\0\x7f\x80\xff")), max_size=9).map(bytes),
+    st.lists(st.lists(st.sampled_from(list(b"ab-]\\\0\x7f\x80\xff")), max_size=6).map(bytes), min_size=1, max_size=20),
+)
+@settings(max_examples=300, deadline=None)
+@example(b"[a-\xff]", [b"a", b"b", b"\0", b"\xff"])
+def test_the_compiled_matcher_agrees_with_the_other_one(pattern: bytes, names: list[bytes]) -> None:
+    assert matched(pattern, names) == {name for name in names if glob_match(pattern, name)}
 
 
 def test_the_empty_name_is_matched_by_the_empty_pattern_only() -> None:

@@ -1,5 +1,5 @@
 """The dispatcher: forwards for those who do not know where a channel lives, tells them, hands streams over and counts
-for the mover; and does nothing about channels that are at home."""
+for the conductor; and does nothing about channels that are at home."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_foreign_and_forwarded_messages_are_speech_too(first: bytes) -> None:
     assert len(driver.notices(CLIENT)) == 1
 
 
-def test_they_are_told_again_until_they_confirm() -> None:
+def test_they_are_told_again_until_they_acknowledge() -> None:
     driver = session()
     driver.subscribe(CLIENT, HERE)
     driver.enter(move(Phase.WIDEN, 8))
@@ -288,7 +288,7 @@ def test_many_are_told_page_by_page() -> None:
     assert all(len(driver.notices(client)) == 1 for client in clients)
 
 
-def test_who_subscribes_during_a_move_and_does_not_confirm_is_told() -> None:
+def test_a_subscriber_that_comes_during_a_move_and_does_not_acknowledge_it_is_told() -> None:
     driver = session()
     driver.enter(move(Phase.WIDEN, 8))
     driver.hear(HERE, message(1))
@@ -318,7 +318,7 @@ def test_streams_are_handed_over_at_the_switch() -> None:
     line = driver.line(HERE)
     assert line is not None
     assert line.handed == 0
-    driver.core.forward_confirmed("s2", 1, driver.now)
+    driver.core.forward_replied("s2", 1, driver.now)
     line = driver.line(HERE)
     assert line is not None
     assert line.handed == 9
@@ -490,7 +490,7 @@ def test_who_is_behind_is_counted() -> None:
     assert line(driver) == ChannelReport(8, 0, 3, 4, 0, True)
     driver.numsub.update({HERE: -1, inbox_channel(2): -1})
     driver.advance(LOOK_AGAIN_S)
-    assert line(driver) == ChannelReport(8, 0, 2, 3, 0, True), "the second has vanished without a word"
+    assert line(driver) == ChannelReport(8, 0, 2, 3, 0, True), "the second has vanished without a Bye"
     driver.tell(control.Bye(HERE, False), client=3)
     driver.numsub[HERE] -= 1
     driver.advance(LOOK_AGAIN_S)
@@ -580,7 +580,7 @@ def test_a_server_that_refuses_the_question_is_asked_again() -> None:
     assert line(driver) == ChannelReport(8, 0, 0, 0, 0, False)
 
 
-def test_in_a_new_life_nothing_is_said_before_the_server_was_asked() -> None:
+def test_in_a_new_incarnation_nothing_is_said_before_the_server_was_asked() -> None:
     driver = session()
     driver.subscribe(CLIENT, HERE)
     driver.enter(move(Phase.WIDEN, 8))
@@ -588,7 +588,7 @@ def test_in_a_new_life_nothing_is_said_before_the_server_was_asked() -> None:
     assert line(driver) == ChannelReport(8, 0, 0, 1, 0, False)
     driver.core.lost(driver.now)
     assert driver.core.take_report() is None
-    driver.serve("life two")
+    driver.serve("run two")
     assert driver.line(HERE) is None
     assert line(driver) == ChannelReport(8, 0, 1, 1, 0, False), "whoever it is has to say so again"
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.channels.agent.forward_queues import COMMAND_BYTES, WINDOW_BYTES, Forwards, Mark
-from shoal.channels.client.server_link import Command
+from shoal.wire.commands import Command
 
 ROOM = 1 << 30
 
@@ -32,19 +32,19 @@ def test_nothing_is_handed_out_before_the_connection_stands() -> None:
     assert forwards.take() == {"s2": commands(3)}
 
 
-def test_what_was_not_confirmed_is_sent_again_in_order() -> None:
+def test_commands_without_a_reply_are_sent_again_in_order() -> None:
     forwards = Forwards(ROOM)
     forwards.opened("s2")
     add(forwards, 1, 2, 3)
     forwards.take()
-    forwards.confirmed("s2", 1)
+    forwards.replied("s2", 1)
     forwards.lost("s2")
     add(forwards, 4)
     assert forwards.take() == {}
     forwards.opened("s2")
     assert forwards.take() == {"s2": commands(2, 3, 4)}
-    forwards.confirmed("s2", 3)
-    forwards.confirmed("s2", 5)
+    forwards.replied("s2", 3)
+    forwards.replied("s2", 5)
     assert forwards.held_bytes == 0
 
 
@@ -73,11 +73,11 @@ def test_so_much_is_under_way_at_once() -> None:
     for _ in range(5):
         forwards.add("s2", b"c", bytes(WINDOW_BYTES // 2))
     assert len(forwards.take()["s2"]) == 1
-    forwards.confirmed("s2", 1)
+    forwards.replied("s2", 1)
     forwards.add("s2", b"c", bytes(2 * WINDOW_BYTES))
     for _ in range(5):
         assert len(forwards.take()["s2"]) == 1, "at least one"
-        forwards.confirmed("s2", 1)
+        forwards.replied("s2", 1)
     assert forwards.take() == {}
 
 
@@ -90,11 +90,11 @@ def test_servers_that_have_left_are_forgotten() -> None:
     add(forwards, 3, server="s3")
     forwards.keep(["s1"])
     assert forwards.take() == {}
-    forwards.confirmed("s2", 1)
+    forwards.replied("s2", 1)
     assert forwards.held_bytes == 0
 
 
-def test_a_piece_of_the_queue_has_arrived_when_all_of_it_is_confirmed() -> None:
+def test_a_piece_of_the_queue_has_arrived_when_all_of_it_has_a_reply() -> None:
     forwards = Forwards(ROOM)
     add(forwards, 1)
     start = forwards.position("s2")
@@ -104,12 +104,12 @@ def test_a_piece_of_the_queue_has_arrived_when_all_of_it_is_confirmed() -> None:
     forwards.opened("s2")
     forwards.take()
     assert forwards.arrived("s2", mark) is False
-    forwards.confirmed("s2", 2)
+    forwards.replied("s2", 2)
     assert forwards.arrived("s2", mark) is False
     forwards.lost("s2")
     forwards.opened("s2")
     forwards.take()
-    forwards.confirmed("s2", 1)
+    forwards.replied("s2", 1)
     assert forwards.arrived("s2", mark) is True
     assert forwards.arrived("s9", mark) is True, "nobody is there"
 
@@ -122,23 +122,23 @@ def test_a_piece_of_which_something_was_dropped_has_not_arrived() -> None:
     assert forwards.arrived("s2", mark) is None
     forwards.opened("s2")
     forwards.take()
-    forwards.confirmed("s2", 2)
+    forwards.replied("s2", 2)
     assert forwards.arrived("s2", mark) is None
     start = forwards.position("s2")
     add(forwards, 4)
     mark = Mark(start, forwards.position("s2"))
     forwards.take()
-    forwards.confirmed("s2", 1)
+    forwards.replied("s2", 1)
     assert forwards.arrived("s2", mark) is True
 
 
-@given(st.lists(st.sampled_from(["add", "open", "lose", "take", "confirm"]), max_size=60), st.integers(1, 12))
+@given(st.lists(st.sampled_from(["add", "open", "lose", "take", "reply"]), max_size=60), st.integers(1, 12))
 def test_whatever_happens_the_order_is_kept_and_nothing_is_lost_uncounted(steps: list[str], room: int) -> None:
     forwards = Forwards(room * (COMMAND_BYTES + 1 + 3))
     under_way: list[int] = []
     arrived: list[int] = []
     added, is_open = 100, False
-    for step in [*steps, "open", "take", "confirm"]:
+    for step in [*steps, "open", "take", "reply"]:
         if step == "add":
             add(forwards, added)
             added += 1
@@ -151,7 +151,7 @@ def test_whatever_happens_the_order_is_kept_and_nothing_is_lost_uncounted(steps:
             assert is_open or not taken
             under_way += [int(command[2]) for command in taken]
         else:
-            forwards.confirmed("s2", len(under_way))
+            forwards.replied("s2", len(under_way))
             arrived += under_way
             under_way.clear()
     assert sorted(set(arrived)) == sorted(arrived)

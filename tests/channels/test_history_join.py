@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import OTHER, STREAM, RouterDriver, blob
 
-from shoal.channels.client.history_join import live_from
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.message import Message
 from shoal.wire import control
 from shoal.wire.envelope import stream_id
@@ -15,21 +14,21 @@ from shoal.wire.envelope import stream_id
 TILE = b"tile"
 
 
-def joined(live_begin: int, live: list[int], reached: dict[int, int]) -> tuple[RouterDriver, Subscription]:
+def joined(live_begin: int, live: list[int], reached: dict[int, int]) -> tuple[RouterDriver, SubscriptionCore]:
     """A subscription whose agent said that a stream had come to before `live_begin`, and which then heard `live`."""
     driver = RouterDriver()
     driver.servers["s1"].streams[TILE, STREAM] = live_begin - 1
     sub = driver.subscribe(TILE)
     for number in live:
         driver.message("s1", TILE, STREAM, number, b"%d" % number)
-    begins = live_from(sub)
+    begins = sub.live_from()
     assert begins == {STREAM: live_begin}
     driver.router.join_history(sub, begins, reached, driver.now)
     driver.play()
     return driver, sub
 
 
-def heard(sub: Subscription) -> list[int]:
+def heard(sub: SubscriptionCore) -> list[int]:
     return [item.sequence for item in sub.inbox.items if isinstance(item, Message)]
 
 
@@ -66,7 +65,7 @@ def test_two_streams_of_one_publisher_are_told_apart() -> None:
     driver.message("s1", TILE, STREAM, 7, b"x")
     for number in (1, 2):
         driver.message("s1", TILE, later, number, b"x")
-    assert live_from(sub) == {STREAM: 7, later: 1}
+    assert sub.live_from() == {STREAM: 7, later: 1}
 
 
 @settings(max_examples=100, deadline=None)

@@ -32,6 +32,27 @@ def test_items_come_out_in_the_order_in_which_they_went_in() -> None:
         inbox.take()
 
 
+def test_many_are_taken_at_once() -> None:
+    inbox = Inbox(10, 1000)
+    for item in (message(b"1"), message(b"22"), message(b"333")):
+        inbox.put(item)
+    inbox.report(GAP)
+    assert inbox.take_many(2) == [message(b"1"), message(b"22")]
+    assert inbox.bytes == 3
+    assert inbox.take_many(9) == [message(b"333"), GAP]
+    assert (inbox.take_many(9), inbox.bytes) == ([], 0)
+
+
+def test_messages_that_are_not_wanted_are_dropped_and_gaps_stay() -> None:
+    inbox = Inbox(10, 1000)
+    inbox.put(message(b"1"))
+    inbox.report(GAP)
+    inbox.put(message(b"22"))
+    inbox.keep(lambda item: item.payload == b"22")
+    assert inbox.bytes == 2
+    assert inbox.take_many(9) == [GAP, message(b"22")]
+
+
 def test_it_is_full_by_number() -> None:
     inbox = Inbox(2, 1000)
     inbox.put(message())

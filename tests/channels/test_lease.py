@@ -1,5 +1,5 @@
-"""The agent's half of the lease rule: its word lasts as long as the grant, and beyond it only while most of the ring
-agrees that the coordinator is down."""
+"""The agent's half of the lease rule: its heartbeats grant as long as the coordinator does, and longer only while most
+of the ring agrees that the coordinator is down."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lapsed() -> AgentLease:
     return lease
 
 
-def test_without_a_grant_there_is_no_word() -> None:
+def test_without_a_grant_a_heartbeat_grants_nothing() -> None:
     lease = AgentLease("s1", DEFAULT_LIMITS)
     assert lease.remaining_s(None, 1.0) == 0
     assert lease.remaining_s(RING, 1.0) == 0
@@ -93,12 +93,12 @@ def test_half_of_the_ring_is_not_enough() -> None:
     assert lease.remaining_s(RING, 200.0) == 0
 
 
-def test_more_than_half_of_the_ring_is_enough_for_a_short_word() -> None:
+def test_more_than_half_of_the_ring_is_enough_for_a_short_lease() -> None:
     lease = lapsed()
     lease.heard(heartbeat("s2"), 200.0)
     lease.heard(heartbeat("s3"), 200.0)
     assert lease.remaining_s(RING, 200.0) == LEASE_S / 2
-    assert not lease.is_granted(200.0), "it does not pass its own word off as a grant"
+    assert not lease.is_granted(200.0), "its own lease does not count as a grant"
 
 
 def test_a_ring_of_one_is_more_than_half_by_itself() -> None:
@@ -121,7 +121,7 @@ def test_only_what_they_said_lately_counts() -> None:
     assert lease.remaining_s(RING, 200.01 + LEASE_S / 2) == 0
 
 
-def test_a_later_word_replaces_an_earlier_one() -> None:
+def test_a_later_heartbeat_replaces_an_earlier_one() -> None:
     lease = lapsed()
     lease.heard(heartbeat("s2"), 200.0)
     lease.heard(heartbeat("s3"), 200.0)
@@ -194,8 +194,8 @@ def test_whoever_did_not_ask_knows_nothing_of_the_coordinator() -> None:
 
 
 def test_a_grant_that_ran_out_long_after_ours_does_not_count() -> None:
-    """Cut off from everybody, the agent heard no word while the others were granted. The keeper may have taken its
-    server out of the ring before the coordinator went down."""
+    """Cut off from all others, the agent heard no heartbeat while the others were granted. The keeper may have taken
+    its server out of the ring before the coordinator went down."""
     lease = lapsed()
     ours = 100.0 + SURE_S
     for server in ("s2", "s3", "s4"):

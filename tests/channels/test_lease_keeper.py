@@ -64,7 +64,7 @@ class Told:
 
 
 async def words_of(coordinator: Coordinator, count: int) -> list[str]:
-    """The first `count` words that a new agent is told."""
+    """The first `count` calls that a new agent gets."""
     told, address = Told(), ServerAddress("s1", "127.0.0.1", 1)
     lease_keeper = LeaseKeeper(coordinator, address, "me", LIMITS, told, lambda: True, lambda: True)  # type: ignore[arg-type]
     task = asyncio.create_task(lease_keeper.run())

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from shoal.channels.agent import monitor as module
 from shoal.channels.agent.core import AgentCore
-from shoal.channels.telemetry import monitor as module
+from shoal.channels.agent.monitor import Monitor
 from shoal.channels.telemetry.analyzer import Analyzer
-from shoal.channels.telemetry.monitor import Monitor
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.limits import Limits
 from shoal.load.record import Record, decode
@@ -157,7 +157,7 @@ def test_a_second_is_closed_with_everything_that_the_paper_records(bench: Bench)
     assert row["bytes_out"] == 2 * 3 * (frame - shorter)
 
 
-def test_the_record_says_which_second_of_which_life_of_the_agent(bench: Bench) -> None:
+def test_the_record_says_which_second_of_which_instance_of_the_agent(bench: Bench) -> None:
     first, second = bench.close(100), bench.close(101)
     assert (first.id.host, first.id.instance, first.id.second) == ("s1", f"{7:016x}", 100)
     assert (second.id.second, second.id.sequence) == (101, first.id.sequence + 1)
@@ -294,7 +294,7 @@ def test_whoever_wants_to_know_is_told_of_each_second(bench: Bench) -> None:
     assert told == [100]
 
 
-def test_the_pattern_of_the_peers_matches_the_word_channel_alone() -> None:
+def test_the_pattern_of_the_peers_matches_the_heartbeat_channel_alone() -> None:
     from shoal.channels.agent.peers import PEER_PATTERN
     from shoal.wire.glob import glob_match
 

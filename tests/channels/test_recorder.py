@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import OTHER, SIGNER, STREAM, AgentDriver, blob, ring
 
-from shoal.channels.client.server_link import Command
 from shoal.channels.recording.record import STREAMS_EVERY
 from shoal.channels.recording.recorder import OPENING_MAX
 from shoal.limits import DEFAULT_LIMITS
 from shoal.wire import control, envelope
+from shoal.wire.commands import Command
 from shoal.wire.envelope import HEADER, peer_channel, stream_id
 from shoal.wire.record_entry import INDEX_KEY, RecordedGap, RecordedMessage, read_entry, record_key
 
@@ -280,7 +280,7 @@ def test_an_agent_that_was_lost_before_its_first_writing_was_away_too() -> None:
     Driver(store)
     (gap,) = store.gaps()
     assert (gap.stream, gap.since_ms) == (0, 0)
-    assert gap.reason.startswith("nobody recorded for a while")
+    assert gap.reason.startswith("recording was interrupted")
 
 
 def test_what_a_server_refuses_to_write_is_a_gap_when_it_writes_again() -> None:
@@ -302,7 +302,7 @@ def test_a_lost_connection_is_an_absence_too() -> None:
     driver = Driver(store)
     driver.publish(1, 2)
     driver.core.lost(driver.now)
-    driver.open("life one")
+    driver.open("run one")
     driver.publish(4)
     driver.advance(LIMITS.heal_delay_s)
     assert driver.asked() == [(3, 3)]
@@ -315,7 +315,7 @@ def test_a_record_that_the_server_has_lost_is_told_though_nothing_more_is_heard(
     store.streams.clear()
     store.index.clear()
     driver.core.lost(driver.now)
-    driver.open("another life")
+    driver.open("another run")
     assert [gap.reason for gap in store.gaps()] == ["the server has lost its record up to here"]
     assert store.index == {ORDERS}
     driver.publish(3)

@@ -99,37 +99,37 @@ def test_it_is_a_set_of_facts_without_empty_rooms(script: list[tuple[str, int, b
         assert all(register.patterns.values())
 
 
-# What subscribers have confirmed
+# What subscribers have acknowledged
 
 
-def test_a_subscriber_has_confirmed_nothing_at_first_and_then_only_newer_revisions() -> None:
+def test_a_subscriber_has_acknowledged_nothing_at_first_and_then_only_newer_revisions() -> None:
     register = Register()
     register.add(1, b"tile", False)
-    assert register.confirmed(1, b"tile") == 0
-    register.confirm(1, b"tile", 7)
-    register.confirm(1, b"tile", 5)
+    assert register.acknowledged(1, b"tile") == 0
+    register.acknowledge(1, b"tile", 7)
+    register.acknowledge(1, b"tile", 5)
     register.add(1, b"tile", False)
-    assert register.confirmed(1, b"tile") == 7
-    assert register.confirmed(2, b"tile") == 0
-    assert register.confirmed(1, b"other") == 0
+    assert register.acknowledged(1, b"tile") == 7
+    assert register.acknowledged(2, b"tile") == 0
+    assert register.acknowledged(1, b"other") == 0
 
 
-def test_who_is_not_registered_confirms_nothing() -> None:
+def test_a_client_that_is_not_registered_acknowledges_nothing() -> None:
     register = Register()
     register.add(1, b"tile", True)
-    register.confirm(1, b"tile", 7)
-    register.confirm(2, b"tile", 7)
+    register.acknowledge(1, b"tile", 7)
+    register.acknowledge(2, b"tile", 7)
     register.add(1, b"tile", False)
     register.add(2, b"tile", False)
-    assert [register.confirmed(client, b"tile") for client in (1, 2)] == [0, 0]
+    assert [register.acknowledged(client, b"tile") for client in (1, 2)] == [0, 0]
 
 
 @pytest.mark.parametrize("how", ["bye", "gone", "restart"])
-def test_who_comes_again_has_confirmed_nothing(how: str) -> None:
+def test_a_client_that_comes_again_has_acknowledged_nothing(how: str) -> None:
     register = Register()
     register.add(1, b"tile", False)
     register.add(1, b"tile", True)
-    register.confirm(1, b"tile", 7)
+    register.acknowledge(1, b"tile", 7)
     if how == "bye":
         register.remove(1, b"tile", False)
     elif how == "gone":
@@ -137,16 +137,16 @@ def test_who_comes_again_has_confirmed_nothing(how: str) -> None:
     else:
         register.clear()
     register.add(1, b"tile", False)
-    assert register.confirmed(1, b"tile") == 0
+    assert register.acknowledged(1, b"tile") == 0
 
 
 def test_leaving_a_pattern_of_the_same_name_takes_nothing_back() -> None:
     register = Register()
     register.add(1, b"tile", False)
     register.add(1, b"tile", True)
-    register.confirm(1, b"tile", 7)
+    register.acknowledge(1, b"tile", 7)
     register.remove(1, b"tile", True)
-    assert register.confirmed(1, b"tile") == 7
+    assert register.acknowledged(1, b"tile") == 7
 
 
 def test_a_bye_that_is_older_than_the_last_hello_means_nothing() -> None:

@@ -26,7 +26,7 @@ from tests.support.core_driver import (
 )
 
 from shoal.channels.client.context import AgentRefused, Connect, Disconnect, FetchRing
-from shoal.channels.states import Lane, Link
+from shoal.channels.states import LaneState, LinkState
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
@@ -38,7 +38,7 @@ INBOX, PEER_CHANNEL = inbox_channel(CLIENT), peer_channel(CLIENT)
 
 
 def spoken(driver: RouterDriver, count: int) -> list[PushNotification]:
-    """Words of s1 that have come meanwhile."""
+    """Heartbeats of s1 that have come meanwhile."""
     here = driver.servers["s1"]
     data = [control.encode(here.heartbeat(), 0, here.heartbeats) for _ in range(count)]
     return [PushNotification([b"message", HEARTBEAT_CHANNEL, heartbeat]) for heartbeat in data]
@@ -55,11 +55,11 @@ def test_servers_are_connected_to_when_something_lives_on_them() -> None:
     driver = RouterDriver(("s1", "s2"))
     driver.router.subscribe(channel_at(driver.ring, "s2"), False, driver.now)
     assert driver.router.effects == [Connect(ServerAddress("s2", "127.0.0.1", 7001))]
-    assert driver.state("s2") is Link.CONNECTING
-    assert driver.state("s1") is Link.DOWN
+    assert driver.state("s2") is LinkState.CONNECTING
+    assert driver.state("s1") is LinkState.DOWN
 
 
-def test_inbox_and_word_come_first_then_the_greeting_then_subscriptions() -> None:
+def test_inbox_and_heartbeats_come_first_then_the_greeting_then_subscriptions() -> None:
     """The order matters: whatever an agent answers must find the inbox in force."""
     driver = RouterDriver()
     driver.router.subscribe(b"tile", False, driver.now)
@@ -117,7 +117,7 @@ def test_a_welcome_grants_from_when_the_greeting_was_sent() -> None:
     greet = driver.heard("s1", control.Greet)[0]
     driver.now += 0.4
     driver.tell("s1", driver.servers["s1"].welcome(), greet.nonce)
-    assert driver.state("s1") is Link.USABLE
+    assert driver.state("s1") is LinkState.USABLE
     assert driver.link("s1").usable_until == pytest.approx(BEGIN + 3.0 * SURE)
 
 
@@ -129,7 +129,7 @@ def test_a_welcome_to_another_greeting_or_from_another_server_grants_nothing() -
     greet = driver.heard("s1", control.Greet)[0]
     driver.tell("s1", here.welcome(), greet.nonce + 1)
     driver.tell("s1", msgspec.structs.replace(here.welcome(), server="s2"), greet.nonce)
-    assert driver.state("s1") is Link.GREETING
+    assert driver.state("s1") is LinkState.GREETING
 
 
 def test_a_greeting_that_is_not_answered_is_repeated() -> None:
@@ -142,18 +142,18 @@ def test_a_greeting_that_is_not_answered_is_repeated() -> None:
     assert len(set(nonces)) == 3
     driver.servers["s1"].silent = False
     driver.advance(0.5)
-    assert driver.state("s1") is Link.USABLE
+    assert driver.state("s1") is LinkState.USABLE
 
 
-def test_words_keep_a_server_usable() -> None:
+def test_heartbeats_keep_a_server_usable() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     driver.advance(60.0)
-    assert driver.state("s1") is Link.USABLE
+    assert driver.state("s1") is LinkState.USABLE
     assert driver.counters.stale_links == 0
 
 
-def test_a_word_grants_from_the_ping_before_the_word_that_its_agent_had_heard() -> None:
+def test_a_heartbeat_grants_from_the_ping_before_the_heartbeat_that_its_agent_had_heard() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     link = driver.link("s1")
@@ -162,12 +162,12 @@ def test_a_word_grants_from_the_ping_before_the_word_that_its_agent_had_heard() 
     driver.now = BEGIN + 1.5
     driver.heartbeat("s1")  # 2: arrives after the PONG of the PING sent at +1.0
     driver.now = BEGIN + 2.0
-    driver.heartbeat("s1")  # 3: its agent had heard word 2, so it is younger than +1.0
+    driver.heartbeat("s1")  # 3: its agent had heard heartbeat 2, so it is younger than +1.0
     assert link.usable_until == pytest.approx(BEGIN + 1.0 + 3.0 * SURE)
 
 
 @pytest.mark.parametrize("heard", [0, 1, 99])
-def test_a_word_whose_agent_heard_nothing_that_we_did_grants_nothing(heard: int) -> None:
+def test_a_heartbeat_whose_agent_heard_nothing_that_we_did_grants_nothing(heard: int) -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     link = driver.link("s1")
@@ -178,7 +178,7 @@ def test_a_word_whose_agent_heard_nothing_that_we_did_grants_nothing(heard: int)
     assert link.usable_until == until
 
 
-def test_words_that_lay_in_a_buffer_grant_no_more_than_the_last_ping_proves() -> None:
+def test_heartbeats_that_lay_in_a_buffer_grant_no_more_than_the_last_ping_proves() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     driver.advance(2.0)
@@ -193,7 +193,7 @@ def test_words_that_lay_in_a_buffer_grant_no_more_than_the_last_ping_proves() ->
     assert link.usable_until == pytest.approx(BEGIN + 2.0 + 3.0 * SURE)
 
 
-def test_a_word_of_another_agent_of_the_server_stands_on_its_own_chain() -> None:
+def test_heartbeats_of_another_agent_of_the_server_are_a_chain_of_their_own() -> None:
     driver = RouterDriver()
     driver.subscribe(b"tile")
     driver.advance(1.2)
@@ -204,21 +204,21 @@ def test_a_word_of_another_agent_of_the_server_stands_on_its_own_chain() -> None
     assert driver.link("s1").usable_until == until
 
 
-def test_without_words_the_lease_runs_out_and_publishing_is_held() -> None:
+def test_without_heartbeats_the_lease_runs_out_and_publishing_is_held() -> None:
     driver = RouterDriver()
     out = driver.publish(b"tile", b"1")
     driver.servers["s1"].silent = True
     driver.advance(3.5)
-    assert driver.state("s1") is Link.STALE
+    assert driver.state("s1") is LinkState.STALE
     assert driver.counters.stale_links == 1
-    assert driver.lane_state(out) is Lane.HELD
+    assert driver.lane_state(out) is LaneState.HELD
     driver.published("s1")
     driver.publish(b"tile", b"2", b"3")
     driver.advance(5.0)
     assert driver.published("s1") == []
 
 
-def test_a_word_lets_publishing_go_on_where_it_was_held() -> None:
+def test_a_heartbeat_lets_publishing_go_on_where_it_was_held() -> None:
     driver = RouterDriver()
     driver.publish(b"tile", b"1")
     driver.servers["s1"].silent = True
@@ -227,14 +227,14 @@ def test_a_word_lets_publishing_go_on_where_it_was_held() -> None:
     driver.published("s1")
     driver.servers["s1"].silent = False
     driver.advance(1.0)
-    assert driver.state("s1") is Link.USABLE
+    assert driver.state("s1") is LinkState.USABLE
     assert sequences(driver.published("s1")) == [2, 3]
     assert driver.router.settled
 
 
 def test_what_is_published_after_the_lease_ran_out_and_before_its_timer_is_not_forgotten() -> None:
     """A process that stood still for a while (a busy application, a stopped process): the application publishes before
-    the timer fires, then the words that came meanwhile extend the lease. Nothing may stay behind."""
+    the timer fires, then the heartbeats that came meanwhile extend the lease. Nothing may stay behind."""
     driver = RouterDriver()
     out = driver.publish(b"tile", b"1")
     driver.advance(3.0)
@@ -266,7 +266,7 @@ def test_an_answer_after_the_lease_ran_out_and_before_its_timer_does_not_strand_
     driver.feed("s1", *spoken(driver, 5))
     here.silent = False
     driver.advance(5.0)
-    assert driver.lane_state(out) is Lane.LIVE
+    assert driver.lane_state(out) is LaneState.LIVE
     assert driver.settled(out)
 
 
@@ -278,7 +278,7 @@ def test_a_server_that_answers_no_ping_is_half_open_and_dropped() -> None:
     here.mute = True
     here.reachable = False
     driver.advance(6.5)
-    assert driver.state("s1") is Link.CONNECTING
+    assert driver.state("s1") is LinkState.CONNECTING
     assert driver.counters.reconnects == 1
 
 
@@ -340,7 +340,7 @@ def test_a_server_that_left_the_ring_is_let_go_when_nothing_lives_on_it() -> Non
     driver = RouterDriver(("s1", "s2"))
     driver.publish(channel_at(driver.ring, "s2"), b"1")
     driver.change_ring(("s1",))
-    assert "s2" not in driver.router.links
+    assert "s2" not in driver.router.statistics().links
     assert driver.router.settled
 
 
@@ -358,7 +358,7 @@ def test_closing_says_goodbye_and_connects_no_more() -> None:
 # The resync
 
 
-def test_a_roll_call_is_answered_with_what_the_client_does_there() -> None:
+def test_a_resync_is_answered_with_what_the_client_does_there() -> None:
     driver = RouterDriver(("s1", "s2"))
     here, there = channel_at(driver.ring, "s1"), channel_at(driver.ring, "s2")
     driver.subscribe(here)
@@ -419,7 +419,7 @@ def test_an_agent_that_refuses_the_version_is_reported() -> None:
     assert refuse(driver, number) == [AgentRefused("s1", "version", 3, 4, "too old")]
     driver.servers["s1"].silent = False
     driver.advance(2.0)
-    assert driver.state("s1") is Link.USABLE, "it asked again, and the agent has been replaced meanwhile"
+    assert driver.state("s1") is LinkState.USABLE, "it asked again, and the agent has been replaced meanwhile"
     assert refuse(driver, number) == [], "a usable link has shown that its agent takes its messages"
 
 

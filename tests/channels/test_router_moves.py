@@ -6,8 +6,8 @@ from __future__ import annotations
 import msgspec
 from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, blob, sequences
 
-from shoal.channels.client.subscription import Subscription
-from shoal.channels.states import Site
+from shoal.channels.client.subscription import SubscriptionCore
+from shoal.channels.states import SiteState
 from shoal.message import Message
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.placement import Mode, Placement
@@ -38,7 +38,7 @@ def on_old(**silent: bool) -> RouterDriver:
     return driver
 
 
-def sites(sub: Subscription) -> dict[str, Site]:
+def sites(sub: SubscriptionCore) -> dict[str, SiteState]:
     return {server: site.state for server, site in sub.sites.items()}
 
 
@@ -49,18 +49,18 @@ def was_subscribed(driver: RouterDriver, server: str) -> list[int]:
 # Subscribers
 
 
-def test_a_subscriber_goes_through_all_phases_and_confirms_those_that_concern_it() -> None:
+def test_a_subscriber_goes_through_all_phases_and_acknowledges_those_that_concern_it() -> None:
     driver = on_old()
     sub = driver.subscribe(TILE)
     notice(driver, PREPARE)
-    assert sites(sub) == {"s1": Site.IN_FORCE}
+    assert sites(sub) == {"s1": SiteState.IN_FORCE}
     notice(driver, WIDEN)
-    assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.IN_FORCE}
+    assert sites(sub) == {"s1": SiteState.IN_FORCE, "s2": SiteState.IN_FORCE}
     assert was_subscribed(driver, "s1")[-1] == was_subscribed(driver, "s2")[-1] == 11
     notice(driver, SWITCH)
-    assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.IN_FORCE}
+    assert sites(sub) == {"s1": SiteState.IN_FORCE, "s2": SiteState.IN_FORCE}
     notice(driver, NARROW, "s2")
-    assert sites(sub) == {"s2": Site.IN_FORCE}
+    assert sites(sub) == {"s2": SiteState.IN_FORCE}
     assert was_subscribed(driver, "s1")[-1] == was_subscribed(driver, "s2")[-1] == 13
     assert [bye.name for bye in driver.heard("s1", control.Bye)] == [TILE]
     notice(driver, END, "s2")
@@ -71,12 +71,12 @@ def test_a_subscriber_that_slept_leaves_the_old_server_only_when_the_new_one_has
     driver = on_old(s2=True)
     sub = driver.subscribe(TILE)
     notice(driver, NARROW)
-    assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.ASKING}
+    assert sites(sub) == {"s1": SiteState.IN_FORCE, "s2": SiteState.ASKING}
     assert was_subscribed(driver, "s1") == []
     driver.message("s1", TILE, STREAM, 1, b"still heard")
     driver.servers["s2"].silent = False
     driver.advance(2.0)
-    assert sites(sub) == {"s2": Site.IN_FORCE}
+    assert sites(sub) == {"s2": SiteState.IN_FORCE}
     assert was_subscribed(driver, "s1") == [13]
     assert driver.payloads(sub) == [b"still heard"]
 
@@ -89,11 +89,11 @@ def test_a_server_that_is_out_of_reach_is_left_when_it_has_said_what_was_missed(
     driver.servers["s1"].reachable = False
     driver.lose("s1")
     notice(driver, NARROW, "s2")
-    assert sites(sub) == {"s1": Site.WAITING, "s2": Site.IN_FORCE}
+    assert sites(sub) == {"s1": SiteState.WAITING, "s2": SiteState.IN_FORCE}
     driver.servers["s1"].streams[TILE, STREAM] = 2
     driver.servers["s1"].reachable = True
     driver.play()
-    assert sites(sub) == {"s2": Site.IN_FORCE}
+    assert sites(sub) == {"s2": SiteState.IN_FORCE}
     driver.advance(driver.limits.heal_delay_s * 2)
     assert [(heal.first, heal.last) for heal in driver.told("s2", OTHER, control.Heal)] == [(2, 2)]
 
@@ -116,7 +116,7 @@ def test_a_second_move_before_the_end_of_the_first_adds_a_server() -> None:
     notice(driver, Entry(TILE, NEWER, Phase.WIDEN, (OLD, NEW), 5, 21, since=21))
     assert set(sites(sub)) == {"s1", "s2", "s3"}
     notice(driver, Entry(TILE, NEWER, Phase.NARROW, (OLD, NEW), 20, 23, since=23))
-    assert sites(sub) == {"s3": Site.IN_FORCE}
+    assert sites(sub) == {"s3": SiteState.IN_FORCE}
 
 
 def test_a_notice_of_what_is_known_is_answered_again() -> None:
@@ -231,7 +231,7 @@ def test_who_leaves_while_the_connection_is_down_says_so_when_it_is_back() -> No
     assert driver.in_force(kept)
 
 
-def left_on_s1() -> tuple[RouterDriver, Subscription]:
+def left_on_s1() -> tuple[RouterDriver, SubscriptionCore]:
     """A client with two subscriptions on s1 of which it has just left one; the server has not read the Bye yet."""
     driver = on_old()
     driver.router.entry(SIGNER.entry(b"kept", OLD), driver.now)
@@ -288,7 +288,7 @@ def test_a_bye_is_not_said_again_by_who_has_come_back_meanwhile() -> None:
     again = driver.subscribe(TILE)
     reconnect(driver)
     assert byes(driver) == []
-    assert sites(again) == {"s1": Site.IN_FORCE}
+    assert sites(again) == {"s1": SiteState.IN_FORCE}
     reconnect(driver)
     assert byes(driver) == []
 
@@ -299,7 +299,7 @@ def test_a_notice_from_a_server_where_nobody_subscribes_is_answered_by_a_bye_tho
     driver.subscribe(b"ti*", pattern=True)
     notice(driver, END, "s1")
     driver.advance(driver.limits.linger_s * 3)
-    assert sites(sub) == {"s2": Site.IN_FORCE}
+    assert sites(sub) == {"s2": SiteState.IN_FORCE}
     assert byes(driver) == [TILE]
     notice(driver, END, "s1")
     assert byes(driver) == [TILE]
@@ -307,7 +307,7 @@ def test_a_notice_from_a_server_where_nobody_subscribes_is_answered_by_a_bye_tho
     assert driver.heard("s2", control.Bye) == []
 
 
-def test_who_comes_back_after_a_lost_connection_confirms_again() -> None:
+def test_a_subscriber_that_comes_back_after_a_lost_connection_acknowledges_again() -> None:
     """The server may have restarted, and then its agent has forgotten who stood by what."""
     driver = on_old()
     sub = driver.subscribe(TILE)
@@ -316,7 +316,7 @@ def test_who_comes_back_after_a_lost_connection_confirms_again() -> None:
     driver.servers["s2"].incarnation += 1
     driver.lose("s2")
     driver.play()
-    assert sites(sub) == {"s1": Site.IN_FORCE, "s2": Site.IN_FORCE}
+    assert sites(sub) == {"s1": SiteState.IN_FORCE, "s2": SiteState.IN_FORCE}
     assert was_subscribed(driver, "s2") == [11]
     assert was_subscribed(driver, "s1") == [], "its agent knows"
 
@@ -326,9 +326,9 @@ def test_who_lingers_when_the_connection_is_lost_says_bye_on_the_next_one() -> N
     driver.subscribe(b"ti*", pattern=True)
     sub = driver.subscribe(TILE)
     notice(driver, END)
-    assert sites(sub) == {"s1": Site.LINGERING, "s2": Site.IN_FORCE}
+    assert sites(sub) == {"s1": SiteState.LINGERING, "s2": SiteState.IN_FORCE}
     reconnect(driver)
-    assert sites(sub) == {"s2": Site.IN_FORCE}
+    assert sites(sub) == {"s2": SiteState.IN_FORCE}
     assert byes(driver) == [TILE]
 
 
@@ -336,13 +336,13 @@ def test_a_server_that_left_the_ring_and_came_back_hears_the_byes_that_it_missed
     driver = on_old()
     driver.subscribe(b"ti*", pattern=True)
     left = driver.subscribe(TILE)
-    assert sites(left) == {"s1": Site.IN_FORCE}
+    assert sites(left) == {"s1": SiteState.IN_FORCE}
     driver.servers["s1"].mute = True
     driver.change_ring(("s2", "s3"), 2)
     driver.lose("s1")
     driver.router.unsubscribe(left, driver.now)
     driver.play()
-    assert "s1" not in driver.router.links
+    assert "s1" not in driver.router.statistics().links
     driver.servers["s1"].mute = False
     driver.change_ring(("s1", "s2", "s3"), 3)
     assert byes(driver) == [TILE]

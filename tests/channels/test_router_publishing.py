@@ -19,9 +19,9 @@ from tests.support.core_driver import (
     sequences,
 )
 
-from shoal.channels.client.context import Confirmed, Refused
-from shoal.channels.client.outgoing import Outgoing
-from shoal.channels.states import Lane
+from shoal.channels.client.context import Confirmed, PublishRefused
+from shoal.channels.client.outgoing_stream import Outgoing
+from shoal.channels.states import LaneState
 from shoal.errors import PublishError
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes
@@ -87,9 +87,9 @@ def test_an_answer_about_another_channel_or_with_another_number_is_not_taken() -
     answer = driver.servers["s1"].answer(hello)
     driver.tell("s1", msgspec.structs.replace(answer, name=b"elsewhere"), hello.nonce)
     driver.tell("s1", answer, hello.nonce + 1000)
-    assert driver.lane_state(out) is Lane.ASKING
+    assert driver.lane_state(out) is LaneState.ASKING
     driver.tell("s1", answer, hello.nonce)
-    assert driver.lane_state(out) is Lane.LIVE
+    assert driver.lane_state(out) is LaneState.LIVE
 
 
 def test_a_message_is_in_its_envelope() -> None:
@@ -167,13 +167,31 @@ def test_waiters_are_woken_in_order_when_their_message_is_confirmed() -> None:
     assert not router.await_confirm(out, 3, "late"), "it is confirmed already"
 
 
+def test_it_tells_what_a_server_still_owes() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    here, there = channel_at(driver.ring, "s1"), channel_at(driver.ring, "s2")
+    driver.publish(here, b"0")
+    driver.publish(there, b"0")
+    router = driver.router
+    assert (router.awaits_replies, router.streams_live) == (False, True)
+    driver.servers["s1"].mute = True
+    out = driver.publish(here, b"1", b"2")
+    assert router.await_confirm(out, 3, "the second")
+    assert router.awaits_replies
+    assert router.unconfirmed() == router.unconfirmed("s1") == {here: 2}
+    assert (router.unconfirmed("s2"), router.unconfirmed("unknown")) == ({}, {})
+    assert (router.awaited_confirms("s1"), router.awaited_confirms("s2")) == (["the second"], [])
+    driver.lose("s1")
+    assert (router.awaits_replies, router.streams_live) == (False, False)
+
+
 def test_a_refused_message_is_reported_and_the_next_ones_go_on() -> None:
     driver = RouterDriver()
     driver.publish(TILE, b"1")
     driver.published("s1")
     driver.servers["s1"].refuse[TILE] = "NOPERM this user has no permissions"
     driver.publish(TILE, b"2")
-    assert driver.happened(Refused) == [Refused(TILE, "NOPERM this user has no permissions")]
+    assert driver.happened(PublishRefused) == [PublishRefused(TILE, "NOPERM this user has no permissions")]
     assert driver.counters.refused == 1
     driver.servers["s1"].refuse.clear()
     driver.publish(TILE, b"3")
@@ -193,7 +211,7 @@ def test_what_is_not_confirmed_is_repeated_after_a_reconnect() -> None:
     driver.servers["s1"].mute = False
     driver.published("s1")
     driver.lose("s1")
-    assert driver.lane_state(out) is Lane.WAITING
+    assert driver.lane_state(out) is LaneState.WAITING
     driver.advance(1.0)
     published = driver.published("s1")
     assert sequences(published) == [3, 4]

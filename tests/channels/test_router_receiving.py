@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, StandIn, blob
 
 from shoal.channels.client.context import UnknownFlags
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Gap, Message
 from shoal.wire import control, envelope
@@ -27,7 +27,7 @@ DELAY_S, RETRY_S, TIMEOUT_S = (
 TILE = b"tile"
 
 
-def subscribed(*, pattern: bytes | None = None, **limits: Any) -> tuple[RouterDriver, Subscription]:
+def subscribed(*, pattern: bytes | None = None, **limits: Any) -> tuple[RouterDriver, SubscriptionCore]:
     """A subscription in force on s1 that has met the stream: its message 1 has been read."""
     driver = RouterDriver(limits=msgspec.structs.replace(DEFAULT_LIMITS, **limits))
     sub = driver.subscribe(pattern or TILE, pattern=pattern is not None)
@@ -89,7 +89,7 @@ def test_the_application_is_told_once_until_it_has_looked() -> None:
     driver, sub = subscribed()
     driver.ready.clear()
     driver.feed("s1", *(PushNotification([b"message", TILE, blob(STREAM, number)]) for number in (2, 3, 4)))
-    assert driver.router.ready == [sub]
+    assert driver.router.take_ready() == [sub]
 
 
 def test_each_subscription_of_a_channel_gets_everything() -> None:
@@ -126,6 +126,17 @@ def test_after_unsubscribing_nothing_is_delivered() -> None:
 
 
 # Duplicates and order
+
+
+def test_it_tells_what_is_missing() -> None:
+    driver, sub = subscribed()
+    assert sub.doubts() == []
+    arrive(driver, 2, 5, 6)
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 3 to 6"]
+    found = sub.statistics()
+    assert (found.servers, found.streams, found.held_messages, found.early_messages) == ({"s1": "in_force"}, 1, 2, 0)
+    arrive(driver, 3, 4)
+    assert sub.doubts() == []
 
 
 def test_duplicates_are_dropped() -> None:

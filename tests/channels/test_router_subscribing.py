@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from tests.support.core_driver import CLIENT, OTHER, SIGNER, STREAM, RouterDriver, StandIn, blob, channel_at, ring
 
-from shoal.channels.client.subscription import Subscription
-from shoal.channels.states import Site
+from shoal.channels.client.subscription import SubscriptionCore
+from shoal.channels.states import SiteState
 from shoal.errors import TooManySubscriptionsError
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Gap
@@ -33,7 +33,7 @@ def with_entry(driver: RouterDriver, mode: Mode, *servers: str, version: int = 1
     driver.play()
 
 
-def states(sub: Subscription) -> dict[str, Site]:
+def states(sub: SubscriptionCore) -> dict[str, SiteState]:
     return {server: site.state for server, site in sub.sites.items()}
 
 
@@ -49,7 +49,7 @@ def test_it_is_in_force_when_the_agent_has_answered() -> None:
     driver.servers["s1"].silent = True
     sub = driver.subscribe(TILE)
     assert not driver.in_force(sub)
-    assert states(sub) == {"s1": Site.ASKING}
+    assert states(sub) == {"s1": SiteState.ASKING}
     (hello,) = driver.heard("s1", control.Hello)
     assert hello == control.Hello(hello.nonce, TILE, False, True, 0, 1)
     driver.ready.clear()
@@ -148,7 +148,7 @@ def test_what_is_lost_right_after_the_baseline_is_missed() -> None:
     assert asked(driver) == [(42, 42)]
 
 
-def test_streams_of_the_life_before_are_part_of_the_baseline() -> None:
+def test_streams_of_the_incarnation_before_are_part_of_the_baseline() -> None:
     driver = RouterDriver()
     driver.servers["s1"].absent[TILE, STREAM] = 7
     sub = driver.subscribe(TILE)
@@ -249,7 +249,7 @@ def test_beginning_anew_has_lost_its_meaning_once_it_is_in_force() -> None:
         here.silent = False
         for hello in driver.heard(here.server, control.Hello):
             driver.tell(here.server, here.answer(hello), hello.nonce)
-    assert states(sub) == {"s1": Site.LINGERING, "s2": Site.IN_FORCE}
+    assert states(sub) == {"s1": SiteState.LINGERING, "s2": SiteState.IN_FORCE}
     driver.advance(LINGER_S * 2)
     assert sub.settled
     assert set(sub.sites) == {"s2"}
@@ -264,7 +264,7 @@ def test_all_subscribers_is_in_force_when_all_servers_have_answered() -> None:
     driver.servers["s2"].silent = True
     sub = driver.subscribe(TILE)
     assert not driver.in_force(sub)
-    assert states(sub) == {"s1": Site.IN_FORCE, "s2": Site.ASKING}
+    assert states(sub) == {"s1": SiteState.IN_FORCE, "s2": SiteState.ASKING}
     driver.servers["s2"].silent = False
     driver.advance(5.0)
     assert driver.in_force(sub)
@@ -321,7 +321,7 @@ def came_and_went(driver: RouterDriver, *rings: tuple[str, ...]) -> None:
     driver.play()
 
 
-def unknown_gaps(sub: Subscription) -> list[str]:
+def unknown_gaps(sub: SubscriptionCore) -> list[str]:
     return [item.reason for item in sub.inbox.items if isinstance(item, Gap) and item.publisher is None]
 
 
@@ -437,7 +437,7 @@ def test_who_asked_in_the_wrong_place_learns_of_the_entry_before_it_relies_on_th
     elsewhere = "s2" if home == "s1" else "s1"
     driver.servers[home].entries[TILE] = SIGNER.entry(TILE, Placement(5, Mode.SINGLE, (elsewhere,)))
     sub = driver.subscribe(TILE)
-    assert states(sub) == {elsewhere: Site.IN_FORCE}
+    assert states(sub) == {elsewhere: SiteState.IN_FORCE}
     assert driver.in_force(sub)
     assert [bye.name for bye in driver.heard(home, control.Bye)] == [TILE]
 
@@ -474,7 +474,7 @@ def test_leaving_before_it_was_in_force_leaves_no_question_open() -> None:
     driver.play()
     driver.tell("s1", driver.servers["s1"].answer(hello), hello.nonce)
     assert not driver.in_force(sub)
-    assert not driver.router.questions
+    assert not driver.router.statistics().questions
     assert len(driver.router.subscriptions) == 0
 
 
@@ -487,7 +487,7 @@ def test_a_lost_connection_is_subscribed_and_asked_again() -> None:
     driver.message("s1", TILE, STREAM, 1, b"1")
     driver.heard("s1", control.Hello)
     driver.lose("s1")
-    assert states(sub) == {"s1": Site.WAITING}
+    assert states(sub) == {"s1": SiteState.WAITING}
     assert driver.in_force(sub), "once in force, everything is owed"
     driver.play()
     assert sub.settled
@@ -535,7 +535,7 @@ def test_a_lost_connection_alone_is_no_reason_for_doubt() -> None:
 # A server that leaves the ring
 
 
-def moved() -> tuple[RouterDriver, Subscription, bytes]:
+def moved() -> tuple[RouterDriver, SubscriptionCore, bytes]:
     """A subscription in force on s2, which then leaves the ring while it still works."""
     driver = RouterDriver(("s1", "s2"))
     channel = channel_at(driver.ring, "s2")
@@ -547,21 +547,21 @@ def moved() -> tuple[RouterDriver, Subscription, bytes]:
 
 def test_a_server_that_leaves_but_works_is_listened_to_for_a_while() -> None:
     driver, sub, channel = moved()
-    assert states(sub) == {"s2": Site.LINGERING, "s1": Site.IN_FORCE}
+    assert states(sub) == {"s2": SiteState.LINGERING, "s1": SiteState.IN_FORCE}
     driver.message("s2", channel, STREAM, 2, b"a straggler")
     driver.message("s1", channel, STREAM, 3, b"3")
     assert driver.payloads(sub) == [b"1", b"a straggler", b"3"]
     driver.advance(LINGER_S + 0.1)
-    assert states(sub) == {"s1": Site.IN_FORCE}
-    assert "s2" not in driver.router.links
+    assert states(sub) == {"s1": SiteState.IN_FORCE}
+    assert "s2" not in driver.router.statistics().links
 
 
 def test_a_server_that_comes_back_in_time_was_never_left() -> None:
     driver, sub, _ = moved()
     driver.change_ring(("s1", "s2"), version=3)
-    assert states(sub)["s2"] is Site.IN_FORCE
+    assert states(sub)["s2"] is SiteState.IN_FORCE
     driver.advance(LINGER_S * 2)
-    assert states(sub) == {"s2": Site.IN_FORCE}
+    assert states(sub) == {"s2": SiteState.IN_FORCE}
 
 
 def test_a_dead_server_that_leaves_the_ring_puts_its_streams_in_doubt() -> None:

@@ -15,11 +15,11 @@ from shoal.channels import states
 SOURCE = Path(states.__file__).parent
 
 MACHINES: dict[str, tuple[type[Enum], Any, Enum, set[Enum]]] = {
-    "link": (states.Link, states.LINK, states.Link.DOWN, set()),
-    "site": (states.Site, states.SITE, states.Site.WAITING, {states.Site.LEFT}),
-    "lane": (states.Lane, states.LANE, states.Lane.WAITING, {states.Lane.DROPPED}),
-    "agent": (states.Agent, states.AGENT, states.Agent.AWAY, set()),
-    "record": (states.Record, states.RECORD, states.Record.READING, {states.Record.CLOSED}),
+    "link": (states.LinkState, states.LINK, states.LinkState.DOWN, set()),
+    "site": (states.SiteState, states.SITE, states.SiteState.WAITING, {states.SiteState.LEFT}),
+    "lane": (states.LaneState, states.LANE, states.LaneState.WAITING, {states.LaneState.DROPPED}),
+    "agent": (states.AgentState, states.AGENT, states.AgentState.AWAY, set()),
+    "record": (states.RecordState, states.RECORD, states.RecordState.READING, {states.RecordState.CLOSED}),
 }
 """For each machine: its states, its table, where it begins, where it ends."""
 
@@ -56,14 +56,14 @@ def test_nothing_comes_after_the_end(name: str) -> None:
 
 
 def test_a_connection_can_be_lost_in_every_state() -> None:
-    for state in states.Link:
-        if state is not states.Link.DOWN:
-            assert states.LINK[state, "lost"] is states.Link.DOWN
+    for state in states.LinkState:
+        if state is not states.LinkState.DOWN:
+            assert states.LINK[state, "lost"] is states.LinkState.DOWN
 
 
 def test_an_event_that_the_table_does_not_know_is_our_own_bug() -> None:
-    with pytest.raises(AssertionError, match="Lane dropped cannot take 'answered'"):
-        states.step(states.LANE, states.Lane.DROPPED, "answered")
+    with pytest.raises(AssertionError, match="LaneState dropped cannot take 'answered'"):
+        states.step(states.LANE, states.LaneState.DROPPED, "answered")
 
 
 def events_in_code() -> dict[str, set[str]]:

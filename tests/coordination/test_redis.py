@@ -30,6 +30,7 @@ from shoal.errors import (
     ServerTooOldError,
 )
 from shoal.wire import handshake
+from shoal.wire.commands import Request
 
 USER, PASSWORD = "keeper", "correct horse: battery/staple@%"
 TIMEOUT_S = 3.0
@@ -306,7 +307,7 @@ class TestManyWritesOnRedis:
         commit = link.Session.commit
         sizes = []
 
-        async def disturbed(session: link.Session, *commands: link.Command) -> list[Any]:
+        async def disturbed(session: link.Session, *commands: Request) -> list[Any]:
             sizes.append(len(commands[0]))
             if len(commands[0]) > 3:
                 by_hand("SET", "shoal:plan/hot", by_hand("GET", "shoal:plan/hot"))
@@ -331,7 +332,7 @@ class TestManyWritesOnRedis:
         commit = link.Session.commit
         lost = 0
 
-        async def cut_off(session: link.Session, *commands: link.Command) -> list[Any]:
+        async def cut_off(session: link.Session, *commands: Request) -> list[Any]:
             nonlocal lost
             await commit(session, *commands)
             lost += 1

@@ -299,7 +299,7 @@ async def test_what_is_stale_is_counted_and_changes_no_plan(
         await tell(signer.entry(channel, Placement(7, Mode.SINGLE, (away,))), old_ring)
         await until(lambda: bus.statistics().counters["stale_entries"] == before + 2)
         assert bus.ring == ring
-        assert bus.adapter.router.book.placement(channel).servers == (home,)
+        assert bus.shell.router.book.placement(channel).servers == (home,)
         await other.publish(channel, b"as before")
         assert isinstance(await messages.get(WAIT_S), Message)
 

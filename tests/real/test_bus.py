@@ -18,7 +18,7 @@ from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import free_port
 
 import shoal
-from shoal.channels.client.context import Refused
+from shoal.channels.client.context import PublishRefused
 from shoal.errors import (
     AuthenticationError,
     BusClosedError,
@@ -173,8 +173,8 @@ async def test_drain_waits_for_all_and_says_what_is_missing(
 
 async def test_what_servers_refuse_is_raised_at_the_next_call(bus: shoal.Bus) -> None:
     def refuse() -> None:
-        bus.adapter.router.effects.append(Refused(b"no", "NOPERM this user"))
-        bus.adapter.flush()
+        bus.shell.router.effects.append(PublishRefused(b"no", "NOPERM this user"))
+        bus.shell.flush()
 
     refuse()
     with pytest.raises(PublishError, match=r"refused a message on no .*NOPERM"):
@@ -194,10 +194,10 @@ async def test_a_refusal_is_raised_by_the_publish_that_waits_for_it(bus: shoal.B
     waiting = asyncio.create_task(bus.publish("mine", b"y", confirm=True))
     innocent = asyncio.create_task(bus.publish("mine", b"z", confirm=True))
     await asyncio.sleep(0)
-    adapter = bus.adapter
-    connection = adapter._connections[bus.ring.home(b"mine")]
-    adapter.flush()
-    adapter.connection_received(connection, [ReplyError("OOM no"), 1])
+    shell = bus.shell
+    connection = shell._connections[bus.ring.home(b"mine")]
+    shell.flush()
+    shell.connection_received(connection, [ReplyError("OOM no"), 1])
     with pytest.raises(PublishError, match="OOM no"):
         await waiting
     await innocent
@@ -363,9 +363,9 @@ async def test_a_cut_connection_loses_nothing(bus: shoal.Bus, other: shoal.Bus) 
         for number in range(500):
             await other.publish("cut", b"%d" % number, confirm=number % 100 == 0)
             if number % 200 == 50:
-                await bus.adapter.disconnect_all()
+                await bus.disconnect()
             elif number % 200 == 150:
-                await other.adapter.disconnect_all()
+                await other.disconnect()
         assert payloads(await collect(messages, 500)) == [b"%d" % number for number in range(500)]
     assert bus.statistics().counters["reconnects"] > 0
     assert other.statistics().counters["reconnects"] > 0
@@ -406,7 +406,7 @@ async def test_data_flows_while_the_coordinator_is_away(
     async with bus.subscribe("alone") as messages:
         shared_cluster.call(lambda cluster: asyncio.to_thread(cluster.pause, "coordinator"))
         try:
-            await bus.adapter.disconnect_all()
+            await bus.disconnect()
             await other.publish("alone", b"x", confirm=True)
             assert payloads([await messages.get(WAIT_S)]) == [b"x"]
         finally:

@@ -43,9 +43,8 @@ async def read(pubsub: redis.PubSub) -> dict[str, Any] | None:
 
 async def until_arrived(pubsub: redis.PubSub, channel: bytes, count: int) -> None:
     """Waits until so many messages of a channel wait to be read."""
-    core = pubsub._feeds[False, channel]._core
-    assert core is not None
-    await until(lambda: len(core.inbox.items) >= count)
+    subscription = pubsub._feeds[False, channel]._subscription
+    await until(lambda: subscription.waiting >= count)
 
 
 def is_connected(connection: PubSubConnection) -> bool:
@@ -350,8 +349,9 @@ async def test_a_gap_is_raised_or_delivered_but_never_silent(client: redis.Redis
             await pubsub.subscribe("holey")
             await read(pubsub)
             feed = pubsub._feeds[False, b"holey"]
-            assert feed._core is not None
-            feed._core.inbox.report(gap)
+            core = feed._subscription.core
+            assert core is not None
+            core.inbox.report(gap)
             feed.wake()
             if gap_messages:
                 assert await read(pubsub) == shape("gap", b"holey", gap)

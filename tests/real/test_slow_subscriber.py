@@ -84,7 +84,7 @@ async def read_after_a_pause(server: Server, limits: Limits) -> tuple[list[Item]
         shoal.connect(server.url, limits=limits) as writer,
         reader.subscribe(CHANNEL) as messages,
     ):
-        connection = reader.adapter._connections["s1"]._connection
+        connection = reader.shell._connections["s1"]._connection
         assert connection is not None
         connection.pause()
         await publish_all(writer)

@@ -20,10 +20,10 @@ from hiredis import PushNotification, ReplyError
 from shoal.channels import states
 from shoal.channels.agent.core import AgentCore
 from shoal.channels.client.context import Connect, Disconnect, Effect
-from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.router import Router
-from shoal.channels.client.server_link import Command, ServerLink
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.server_link import ServerLink
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.lab.sim.models.resp import encode_frame
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -34,6 +34,7 @@ from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control, envelope
+from shoal.wire.commands import Command
 from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, RESERVED_PREFIX, inbox_channel, peer_channel
 from shoal.wire.glob import glob_match
 
@@ -153,7 +154,7 @@ class StandIn:
 
 
 class RouterDriver:
-    """A router, its adapter's part, and a stand-in for every server of the ring."""
+    """A router, its shell's part, and a stand-in for every server of the ring."""
 
     def __init__(
         self,
@@ -169,32 +170,26 @@ class RouterDriver:
         self.counters = self.router.counters
         self.servers = {server: StandIn(server) for server in servers}
         self.effects: list[Effect] = []
-        self.ready: list[Subscription] = []
-        self._next_word = BEGIN + limits.heartbeat_interval_s
+        self.ready: list[SubscriptionCore] = []
+        self._next_heartbeat = BEGIN + limits.heartbeat_interval_s
         self.ring = ring(1, servers)
         self.router.ring(SIGNER.ring(self.ring), self.now)
 
-    # The adapter's part
+    # The shell's part
 
     def link(self, server: str) -> ServerLink:
-        return self.router.links[server]
+        return self.router._context.links[server]
 
     def _collect(self) -> None:
-        """Takes what the router hands back, as an adapter does."""
+        """Takes what the router hands back, as a shell does."""
         self.effects += self.router.effects
         self.router.effects.clear()
-        for link in self.router.dirty:
-            link.dirty = False
-            self.servers[link.server].commands += link.outbox
-            link.outbox.clear()
-        self.router.dirty.clear()
-        for sub in self.router.ready:
-            sub.notified = False
-        self.ready += self.router.ready
-        self.router.ready.clear()
+        for server, commands in self.router.take_commands():
+            self.servers[server].commands += commands
+        self.ready += self.router.take_ready()
 
     def play(self) -> None:
-        """Lets servers and agents do their part until nobody has anything more to say."""
+        """Lets servers and agents do their part until all are silent."""
         while True:
             self._collect()
             wishes = [effect for effect in self.effects if self._can_do(effect)]
@@ -304,14 +299,14 @@ class RouterDriver:
         self.play()
 
     def advance(self, seconds: float, *, heartbeats: bool = True) -> None:
-        """Lets time pass: timers fire when they are due, agents give their word as they should."""
+        """Lets time pass: timers fire when they are due, agents send heartbeats."""
         end = self.now + seconds
         while True:
-            self.now = max(self.now, min(self.router.next_timer() or end, self._next_word, end))
-            if self.now >= self._next_word:
-                self._next_word += self.limits.heartbeat_interval_s
+            self.now = max(self.now, min(self.router.next_timer() or end, self._next_heartbeat, end))
+            if self.now >= self._next_heartbeat:
+                self._next_heartbeat += self.limits.heartbeat_interval_s
                 for here in self.servers.values():
-                    link = self.router.links.get(here.server)
+                    link = self.router._context.links.get(here.server)
                     if heartbeats and link is not None and link.open and not (here.silent or here.mute):
                         self.heartbeat(here.server)
             self.router.timer(self.now)
@@ -322,7 +317,7 @@ class RouterDriver:
 
     # The application
 
-    def subscribe(self, name: bytes, *, pattern: bool = False) -> Subscription:
+    def subscribe(self, name: bytes, *, pattern: bool = False) -> SubscriptionCore:
         sub = self.router.subscribe(name, pattern, self.now)
         self.play()
         return sub
@@ -336,20 +331,20 @@ class RouterDriver:
         self.play()
         return out
 
-    def items(self, sub: Subscription) -> list[Item]:
+    def items(self, sub: SubscriptionCore) -> list[Item]:
         """Whatever the application finds, taken."""
         found = []
         while sub.inbox.items:
             found.append(sub.inbox.take())
         return found
 
-    def payloads(self, sub: Subscription) -> list[bytes]:
+    def payloads(self, sub: SubscriptionCore) -> list[bytes]:
         """The payloads of what the application finds; a gap among it is a failure."""
         items = self.items(sub)
         assert all(isinstance(item, Message) for item in items), items
         return [item.payload for item in items if isinstance(item, Message)]
 
-    def gaps(self, sub: Subscription) -> list[Gap]:
+    def gaps(self, sub: SubscriptionCore) -> list[Gap]:
         """The gaps among what the application finds."""
         return [item for item in self.items(sub) if isinstance(item, Gap)]
 
@@ -388,13 +383,13 @@ class RouterDriver:
 
     # How it is: asked anew each time, so that a test may ask before and after
 
-    def state(self, server: str) -> states.Link:
+    def state(self, server: str) -> states.LinkState:
         return self.link(server).state
 
-    def in_force(self, sub: Subscription) -> bool:
+    def in_force(self, sub: SubscriptionCore) -> bool:
         return sub.in_force
 
-    def lane_state(self, out: Outgoing) -> states.Lane:
+    def lane_state(self, out: Outgoing) -> states.LaneState:
         return out.lanes[0].state
 
     def settled(self, out: Outgoing) -> bool:
@@ -424,7 +419,7 @@ def answer_of(server: str, name: bytes, incarnation: int = 1, **more: Any) -> co
 
 
 class AgentDriver:
-    """An agent core, its adapter's part, and what its server says."""
+    """An agent core, its shell's part, and what its server says."""
 
     def __init__(self, server: str = "s1", *, limits: Limits = DEFAULT_LIMITS, instance: int = AGENT) -> None:
         self.now = BEGIN
@@ -437,7 +432,7 @@ class AgentDriver:
         """What the agent has published on application channels of its own server."""
         self.commands: list[Command] = []
 
-    def open(self, run_id: str = "life one", clients: int = 0) -> None:
+    def open(self, run_id: str = "run one", clients: int = 0) -> None:
         """The server is there, with so many clients on it."""
         self.core.opened(run_id, self.now)
         self.play(clients)
@@ -486,7 +481,7 @@ class AgentDriver:
         self.said[channel] = [received for received in self.said[channel] if received not in found]
         return found
 
-    def state(self) -> states.Agent:
+    def state(self) -> states.AgentState:
         return self.core.state
 
     def answers(self, client: int = CLIENT) -> list[control.Answer]:

@@ -76,9 +76,9 @@ class DispatchDriver(AgentDriver):
             for server, commands in forwards.items():
                 self.elsewhere[server] += [(command[1], command[2]) for command in commands]
                 if server not in self.held_back:
-                    self.core.forward_confirmed(server, len(commands), self.now)
+                    self.core.forward_replied(server, len(commands), self.now)
 
-    def serve(self, run_id: str = "life one") -> DispatchDriver:
+    def serve(self, run_id: str = "run one") -> DispatchDriver:
         """The agent serves an empty server."""
         self.open(run_id)
         self.carry()

@@ -16,7 +16,7 @@ from tests.support.agent_site import POLL_S, until
 
 from shoal.channels.client.context import Connect, Disconnect, FetchRing
 from shoal.channels.client.router import Router
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.coordination.interface import Coordinator
 from shoal.errors import ShoalError
 from shoal.limits import DEFAULT_LIMITS
@@ -77,7 +77,7 @@ class RouterClient:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def subscribe(self, name: bytes, pattern: bool = False) -> Subscription:
+    async def subscribe(self, name: bytes, pattern: bool = False) -> SubscriptionCore:
         sub = self.router.subscribe(name, pattern, self.now())
         self.pump()
         await until(lambda: sub.in_force)
@@ -90,7 +90,7 @@ class RouterClient:
         self.pump()
         await until(lambda: self.router.settled)
 
-    async def receive(self, sub: Subscription, count: int) -> list[bytes]:
+    async def receive(self, sub: SubscriptionCore, count: int) -> list[bytes]:
         """The payloads of the next messages; anything but messages is a failure."""
         await until(lambda: len(sub.inbox.items) >= count)
         items = [sub.inbox.take() for _ in range(count)]
@@ -107,15 +107,10 @@ class RouterClient:
                 self._links[effect.server].abort()
             elif isinstance(effect, FetchRing):
                 self._spawn(self._fetch_ring())
-        dirty, self.router.dirty[:] = list(self.router.dirty), []
-        for link in dirty:
-            link.dirty = False
-            commands, link.outbox[:] = list(link.outbox), []
-            if commands and link.server in self._links:
-                self._links[link.server].send(commands)
-        for sub in self.router.ready:
-            sub.notified = False
-        self.router.ready.clear()
+        for server, commands in self.router.take_commands():
+            if server in self._links:
+                self._links[server].send(commands)
+        self.router.take_ready()
 
     def lost(self, server: str) -> None:
         self._links.pop(server, None)

@@ -1,13 +1,14 @@
 """`connect()` and `Bus`: the client API.
 
 Owns the guarantees of the calls: what `publish`, `subscribe` and `drain` wait for and what they raise. The protocol is
-in the router, the I/O in the adapter.
+in the router, the I/O in the shell.
 """
 
 from __future__ import annotations
 
 import asyncio
 import datetime as dt
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,10 +18,10 @@ import msgspec
 from shoal.bus import collector
 from shoal.bus.location import find_url
 from shoal.bus.plan_source import PlanSource
-from shoal.bus.shell import Adapter
+from shoal.bus.shell import BusShell
 from shoal.bus.subscription import Subscription
 from shoal.bus.times import time_us_of
-from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.router import Router
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
 from shoal.filters.filter import Filter
@@ -102,25 +103,25 @@ class Bus:
         self._url = url
         self._source: PlanSource | None = None
         self._plan: tuple[bytes, bytes] | None = None
-        self._adapter: Adapter | None = None
+        self._shell: BusShell | None = None
         self._closed = False
         self._names: dict[str | bytes, bytes] = {}
         self._payload_max = self.limits.payload_bytes_max
 
     def sibling(self) -> Bus:
         """Create another bus to the same cluster with its own connections. It opens without asking the coordinator."""
-        adapter = self.adapter
+        shell = self.shell
         bus = Bus(self._url, limits=self.limits, archive=self.archive, runtime=self._runtime, rules=self._rules)
         bus._source = self._source
         if self._plan is not None:
-            bus._plan = (self._plan[0], adapter.router.book.signed_ring)
+            bus._plan = (self._plan[0], shell.router.book.signed_ring)
         return bus
 
     # Opening and closing
 
     async def open(self) -> Self:
         """Find the cluster and read its plan. Servers are connected to when a channel needs them."""
-        if self._adapter is not None or self._closed:
+        if self._shell is not None or self._closed:
             raise BusClosedError("the bus was already opened", do="call connect() again for a new bus")
         if self._source is None:
             self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s, self._runtime)
@@ -131,10 +132,10 @@ class Bus:
         verifier.ring(ring)  # raises if the signature is wrong; the router would only count that
         number = self._runtime.random.getrandbits(NONCE_BITS)
         router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_number=number)
-        adapter = Adapter(router, self._source, self.limits, self._runtime)
-        router.ring(ring, adapter.now)
-        adapter.flush()
-        self._adapter = adapter
+        shell = BusShell(router, self._source, self.limits, self._runtime)
+        router.ring(ring, shell.now)
+        shell.flush()
+        self._shell = shell
         collector.add(self)
         return self
 
@@ -154,8 +155,8 @@ class Bus:
         await self._close(quick=False)
 
     async def _close(self, *, quick: bool) -> None:
-        adapter = self._adapter
-        if adapter is None or self._closed:
+        shell = self._shell
+        if shell is None or self._closed:
             self._closed = True
             return
         try:
@@ -167,7 +168,7 @@ class Bus:
         finally:
             self._closed = True
             try:
-                await adapter.close(quick=quick)
+                await shell.close(quick=quick)
             finally:
                 collector.remove(self)
 
@@ -180,13 +181,13 @@ class Bus:
         await self._close(quick=error is not None)
 
     @property
-    def adapter(self) -> Adapter:
+    def shell(self) -> BusShell:
         """The I/O of an open bus; raises BusClosedError if it is not open. Not for applications."""
         if self._closed:
             raise BusClosedError()
-        if self._adapter is None:
+        if self._shell is None:
             raise BusClosedError("the bus is not open", do=_NOT_OPEN)
-        return self._adapter
+        return self._shell
 
     # Publishing
 
@@ -206,24 +207,24 @@ class Bus:
         """
         posted = self._post(channel, payload, attributes)
         while posted is None:
-            await self.adapter.room()
+            await self.shell.room()
             posted = self._post(channel, payload, attributes)
         if confirm:
-            await self.adapter.confirmation(*posted)
+            await self.shell.confirmation(*posted)
 
     async def publish_counted(self, channel: str | bytes, payload: bytes | str | bytearray | memoryview) -> int:
         """Publish, wait for the confirmation and return the number of connections the server delivered the message to.
 
         The server's agent, which receives all messages, counts as one.
         """
-        adapter = self.adapter
-        adapter.counting += 1
+        shell = self.shell
+        shell.counting += 1
         try:
             while (posted := self._post(channel, payload, None)) is None:
-                await adapter.room()
-            return await adapter.confirmation(*posted)
+                await shell.room()
+            return await shell.confirmation(*posted)
         finally:
-            adapter.counting -= 1
+            shell.counting -= 1
 
     def _post(
         self,
@@ -241,21 +242,21 @@ class Bus:
         if len(payload) > self._payload_max:
             check_payload(payload, self.limits)
         encoded = b"" if attributes is None else encode_attributes(attributes, self.limits)
-        adapter = self._adapter
-        if adapter is None or self._closed:
-            adapter = self.adapter
-        if adapter.refusals.count:
-            adapter.refusals.raise_all()
-        router = adapter.router
-        batched = adapter.scheduled
+        shell = self._shell
+        if shell is None or self._closed:
+            shell = self.shell
+        if shell.refusals.count:
+            shell.refusals.raise_all()
+        router = shell.router
+        batched = shell.scheduled
         if not batched:
-            adapter.schedule()
-        posted = router.publish(raw, payload, encoded, adapter.time_us, adapter.now)
+            shell.schedule()
+        posted = router.publish(raw, payload, encoded, shell.time_us, shell.now)
         if posted is None:
             return None
         self.published += 1
         if not batched and router.pending_messages == 1:
-            adapter.flush()  # nothing is in flight that later messages could be batched behind
+            shell.flush()  # nothing is in flight that later messages could be batched behind
         return posted
 
     def _check_name(self, channel: str | bytes) -> bytes:
@@ -271,26 +272,24 @@ class Bus:
         Raises NotConfirmedError after `timeout` seconds (None: `drain_timeout_s`) with the unconfirmed channels,
         PublishError for messages that servers have refused, and VersionError if an agent uses another version.
         """
-        adapter = self.adapter
+        shell = self.shell
         timeout_s = self.limits.drain_timeout_s if timeout is None else timeout
-        adapter.clear_refusal()
-        done = await adapter.until(
-            lambda: adapter.router.settled or adapter.closed or adapter.refused is not None, timeout_s
-        )
-        if adapter.refused is not None and not adapter.router.settled:
-            raise adapter.refused
+        shell.clear_refusal()
+        done = await shell.until(lambda: shell.router.settled or shell.closed or shell.refused is not None, timeout_s)
+        if shell.refused is not None and not shell.router.settled:
+            raise shell.refused
         if not done:
-            raise self._not_confirmed(adapter, timeout_s)
-        adapter.refusals.raise_all()
+            raise self._not_confirmed(shell, timeout_s)
+        shell.refusals.raise_all()
 
-    def _not_confirmed(self, adapter: Adapter, timeout_s: float) -> NotConfirmedError:
-        unconfirmed = adapter.router.unconfirmed().items()
+    def _not_confirmed(self, shell: BusShell, timeout_s: float) -> NotConfirmedError:
+        unconfirmed = shell.router.unconfirmed().items()
         waiting = sorted((name.decode("utf-8", "backslashreplace"), count) for name, count in unconfirmed)
         named = ", ".join(f"{name} ({count})" for name, count in waiting[:5])
         more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
-        reasons = "; ".join(f"{server}: {error}" for server, error in sorted(adapter.errors.items()))
+        reasons = "; ".join(f"{server}: {error}" for server, error in sorted(shell.errors.items()))
         return NotConfirmedError(
-            f"{adapter.router.pending_messages} messages are not confirmed after {timeout_s:g} s, "
+            f"{shell.router.pending_messages} messages are not confirmed after {timeout_s:g} s, "
             f"on {named}{more}" + (f" ({reasons})" if reasons else ""),
             do="check `shoal status`; unconfirmed messages may have arrived",
         )
@@ -314,8 +313,8 @@ class Bus:
         """
         if (channel is None) == (pattern is None):
             raise TypeError("subscribe() takes either a channel or pattern=..., not both")
-        if self._adapter is not None and self._adapter.refusals.count:
-            self._adapter.refusals.raise_all()
+        if self._shell is not None and self._shell.refusals.count:
+            self._shell.refusals.raise_all()
         name = channel if channel is not None else pattern
         assert name is not None
         wanted = where if where is None or isinstance(where, Filter) else parse(where, self.limits)
@@ -349,12 +348,20 @@ class Bus:
 
     def fetch_ring(self) -> None:
         """Ask the coordinator for the newest ring, in the background. Not for applications."""
-        self.adapter.fetch_ring()
+        self.shell.fetch_ring()
+
+    async def disconnect(self) -> None:
+        """Cut every connection. The bus reopens them, and no message is lost. Not for applications."""
+        await self.shell.disconnect_all()
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until the condition holds after a change; return False after `timeout_s`. Not for applications."""
+        return await self.shell.until(condition, timeout_s)
 
     @property
     def router(self) -> Router:
         """The protocol core of an open bus. Not for applications."""
-        return (self._adapter or self.adapter).router
+        return (self._shell or self.shell).router
 
     async def _ask_server(self, server: ServerAddress, command: Request) -> Any:
         username, password = self.login
@@ -376,21 +383,22 @@ class Bus:
     @property
     def ring(self) -> Ring:
         """The newest ring known to the bus."""
-        ring = self.adapter.router.book.ring
+        ring = self.shell.router.book.ring
         assert ring is not None, "an open bus has a ring"
         return ring
 
     def statistics(self) -> BusStatistics:
         """Return counters and state of the bus; the last ones if it is closed."""
         router = self.router
+        now = router.statistics()
         return BusStatistics(
             client_id=self.client_id,
             published=self.published,
-            pending_messages=router.pending_messages,
-            pending_bytes=router.pending_bytes,
-            subscriptions=len(router.subscriptions),
-            ring_version=router.book.version,
-            links={server: link.state.value for server, link in router.links.items()},
+            pending_messages=now.pending_messages,
+            pending_bytes=now.pending_bytes,
+            subscriptions=now.subscriptions,
+            ring_version=now.ring_version,
+            links=now.links,
             counters=msgspec.structs.asdict(router.counters),
         )
 

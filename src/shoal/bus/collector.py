@@ -15,13 +15,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shoal.channels.client.context import Counters
+from shoal.channels.client.context import ClientCounters
 from shoal.metrics import REGISTRY
 
 if TYPE_CHECKING:
     from shoal.bus.client import Bus, BusStatistics
 
-COUNTED: Final = ("published", *Counters.__struct_fields__)
+COUNTED: Final = ("published", *ClientCounters.__struct_fields__)
 
 _lock: Final = threading.Lock()
 _open: Final[WeakSet[Bus]] = WeakSet()

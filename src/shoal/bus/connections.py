@@ -1,7 +1,7 @@
 """A bus's connection to one server, from the delay before it opens to its end.
 
 Owns the delay between connection attempts, and reports each end exactly once. It does not interpret frames: it passes
-them to the adapter, and the adapter sends. The connection itself is in `shoal.wire.connection`.
+them to the shell, and the shell sends. The connection itself is in `shoal.wire.connection`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from shoal.channels import states
 from shoal.channels.client.router import Router
 from shoal.limits import Limits
 
@@ -57,11 +56,6 @@ class Departure:
         while self._router.resend_bytes:
             now = loop.time()
             self.update(now)
-            if now >= give_up or (now >= self._linger_until and self._all_lanes_live()):
+            if now >= give_up or (now >= self._linger_until and self._router.streams_live):
                 return
             await asyncio.sleep(min(_POLL_S, give_up - now))
-
-    def _all_lanes_live(self) -> bool:
-        """Return whether every server that carries one of our streams will receive its end."""
-        links = self._router.links.values()
-        return all(lane.state is states.Lane.LIVE for link in links for lane in link.lanes)

@@ -4,7 +4,7 @@ Owns all I/O of one bus. After every call into the router, `flush` empties the r
 about channels; it only adds the delay between connection attempts and limits requests to the coordinator to one at a
 time.
 
-    application, network, timer  -->  router  -->  flush: effects, dirty links, ready subscriptions
+    application, network, timer  -->  router  -->  flush: effects, commands, subscriptions with news
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from shoal.bus.connections import BusConnection, Dialer, is_internal_error
 from shoal.bus.departure import Departure
 from shoal.bus.plan_source import PlanSource, RingFetcher
 from shoal.bus.waiters import Listener, PendingSubscription, Refusals, fail, refusal, resolve, version_error
-from shoal.channels import states
 from shoal.channels.client.context import (
     AgentRefused,
     Confirmed,
@@ -28,13 +27,12 @@ from shoal.channels.client.context import (
     Disconnect,
     Effect,
     FetchRing,
-    Refused,
+    PublishRefused,
     UnknownFlags,
 )
-from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.router import Router
-from shoal.channels.client.subscription import Subscription as CoreSubscription
-from shoal.channels.client.subscription import Wanted
+from shoal.channels.client.subscription import SubscriptionCore, Wanted
 from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError, VersionError
 from shoal.limits import Limits
 from shoal.logs import get_log
@@ -47,7 +45,7 @@ CLOSE_WAIT_S: Final = 1.0
 _log: Final = get_log(__name__)
 
 
-class Adapter:
+class BusShell:
     """One router on the running event loop."""
 
     def __init__(self, router: Router, source: PlanSource, limits: Limits, runtime: Runtime) -> None:
@@ -72,14 +70,13 @@ class Adapter:
         )
         self._connections: dict[str, BusConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listeners: dict[CoreSubscription, Listener] = {}
+        self._listeners: dict[SubscriptionCore, Listener] = {}
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._rooms: list[asyncio.Future[None]] = []
         self._room_messages = limits.publish_buffer_messages_max * 3 // 4
         self._room_bytes = limits.publish_buffer_bytes_max * 3 // 4
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._timers = router.timers
         self._armed_count = -1
         self._departure = Departure(router, limits)
 
@@ -101,10 +98,14 @@ class Adapter:
         router = self.router
         while router.effects:
             self._execute(0)
-        if router.dirty:
-            self._send()
-        if router.ready:
-            self._wake()
+        for server, commands in router.take_commands():
+            connection = self._connections.get(server)
+            if connection is not None:
+                connection.send(commands)
+        for core in router.take_ready():
+            listener = self._listeners.get(core)
+            if listener is not None:
+                listener.wake()
         if self._rooms and self._has_room():
             rooms, self._rooms = self._rooms, []
             for waiter in rooms:
@@ -119,12 +120,12 @@ class Adapter:
         """Execute the router's effects; `reply` is the server's reply to the confirmed message."""
         effects = self.router.effects[:]
         self.router.effects.clear()
-        refused: Refused | None = None
+        refused: PublishRefused | None = None
         for effect in effects:
             if type(effect) is Confirmed:
                 self._confirm(effect.token, reply, refused)
                 refused = None
-            elif type(effect) is Refused:
+            elif type(effect) is PublishRefused:
                 if refused is not None:
                     self.refusals.remember(refused)
                 refused = effect
@@ -164,15 +165,13 @@ class Adapter:
         if refused.code != REFUSED_VERSION:
             return
         error = version_error(refused)
-        link = self.router.links[refused.server]
-        for lane in link.lanes:
-            for _, token in lane.out.waiters:
-                assert isinstance(token, asyncio.Future)
-                fail(token, error)
+        for token in self.router.awaited_confirms(refused.server):
+            assert isinstance(token, asyncio.Future)
+            fail(token, error)
         for core, listener in self._listeners.items():
-            if isinstance(listener, PendingSubscription) and refused.server in core.sites:
+            if isinstance(listener, PendingSubscription) and core.uses(refused.server):
                 fail(listener.done, error)
-        if any(not lane.out.settled for lane in link.lanes):
+        if self.router.unconfirmed(refused.server):
             self.refused = error
             rooms, self._rooms = self._rooms, []
             for waiter in rooms:
@@ -182,30 +181,11 @@ class Adapter:
         """Ask the coordinator for the newest ring, in the background."""
         self._fetcher.want()
 
-    def _send(self) -> None:
-        for link in self.router.dirty:
-            link.dirty = False
-            if link.outbox:
-                connection = self._connections.get(link.server)
-                if connection is not None:
-                    connection.send(link.outbox)
-                link.outbox.clear()
-        self.router.dirty.clear()
-
-    def _wake(self) -> None:
-        listeners = self._listeners
-        for core in self.router.ready:
-            core.notified = False
-            listener = listeners.get(core)
-            if listener is not None:
-                listener.wake()
-        self.router.ready.clear()
-
     def _arm(self) -> None:
         """Set the timer to the router's next deadline. An earlier timer is kept; when it fires, the deadline is checked
         again.
         """
-        count = self._timers.count
+        count = self.router.timer_changes
         if count == self._armed_count:
             return
         self._armed_count = count
@@ -266,7 +246,7 @@ class Adapter:
             token.set_result(0)
         return token
 
-    def _confirm(self, token: Any, reply: int, refused: Refused | None) -> None:
+    def _confirm(self, token: Any, reply: int, refused: PublishRefused | None) -> None:
         self.tokens.discard(token)
         if refused is None:
             if not token.done():
@@ -280,7 +260,7 @@ class Adapter:
 
     async def subscribe(
         self, name: bytes, pattern: bool, wanted: Wanted | None, listener: Listener
-    ) -> CoreSubscription:
+    ) -> SubscriptionCore:
         """Subscribe and wait until the subscription is in force; from then on `listener` is notified."""
         core = self.router.subscribe(name, pattern, self.loop.time(), wanted)
         pending = PendingSubscription(core, self.loop.create_future())
@@ -301,22 +281,22 @@ class Adapter:
             listener.wake()
         return core
 
-    def _not_in_force(self, core: CoreSubscription) -> SubscribeTimeoutError:
+    def _not_in_force(self, core: SubscriptionCore) -> SubscribeTimeoutError:
         reasons = "; ".join(f"{server}: {error}" for server, error in sorted(self.errors.items()))
         return SubscribeTimeoutError(
-            f"no agent confirmed the subscription to {core.text!r} "
+            f"no agent has answered for the subscription to {core.text!r} "
             f"within {self.limits.subscribe_timeout_s:g} s" + (f" ({reasons})" if reasons else ""),
             do="check `shoal status`: every server needs a running agent",
         )
 
-    def unsubscribe(self, core: CoreSubscription) -> None:
+    def unsubscribe(self, core: SubscriptionCore) -> None:
         """End a subscription. Does nothing if it has already ended."""
         if self._listeners.pop(core, None) is not None and not self.closed:
             self.router.unsubscribe(core, self.loop.time())
             if not self.scheduled:
                 self.schedule()
 
-    def made_room(self, core: CoreSubscription) -> None:
+    def made_room(self, core: SubscriptionCore) -> None:
         """Continue a subscription that had overflowed, after the application took items."""
         if core.inbox.roomy and not self.closed:
             self.router.consumed(core, self.loop.time())
@@ -399,7 +379,7 @@ class Adapter:
             self.router.close(self.loop.time())
             self.flush()
             if not quick:
-                await self.until(self._all_answered, CLOSE_WAIT_S)
+                await self.until(lambda: not self.router.awaits_replies, CLOSE_WAIT_S)
             for connection in list(self._connections.values()):
                 if connection.open:
                     connection.close()
@@ -410,10 +390,6 @@ class Adapter:
         finally:
             self.abandon()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _all_answered(self) -> bool:
-        links = self.router.links.values()
-        return not any(link.inflight for link in links if link.state is not states.Link.DOWN)
 
     def abandon(self) -> None:
         """Release everything immediately; waiting callers get BusClosedError or NotConfirmedError."""

@@ -13,8 +13,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from shoal.channels.client.history_join import live_from
-from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import ShoalError, SubscribeError
 from shoal.filters.filter import Filter
 from shoal.logs import get_log
@@ -35,7 +34,7 @@ PAUSE_S: Final = 0.1
 _log: Final = get_log(__name__)
 
 
-async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: Filter | None) -> Iterator[Item]:
+async def join_history(bus: Bus, core: SubscriptionCore, since_us: int, where: Filter | None) -> Iterator[Item]:
     """Return the history of a subscription in force, up to its first live messages. The subscription then delivers what
     follows.
     """
@@ -48,21 +47,21 @@ async def join_history(bus: Bus, core: CoreSubscription, since_us: int, where: F
     deadline = loop.time() + REACH_S_MAX
     while True:
         ends = await asyncio.to_thread(_read, history)
-        begins = live_from(core)
+        begins = core.live_from()
         if loop.time() >= deadline or (
             _reaches(begins, history.reached(begins), ends) and not await asyncio.to_thread(history.unsettled, begins)
         ):
             break
         await asyncio.sleep(PAUSE_S)
         history.follow(bus.ring.servers)
-    begins = live_from(core)
+    begins = core.live_from()
     live = [item.payload for item in core.inbox.items if isinstance(item, Message) and item.foreign]
     reached = history.reached(begins)
-    adapter = bus.adapter
-    adapter.router.join_history(core, begins, _behind(begins, reached, ends, history.ended()), adapter.now)
+    shell = bus.shell
+    shell.router.join_history(core, begins, _behind(begins, reached, ends, history.ended()), shell.now)
     if where is not None:
-        _apply_filter(core, where)
-    adapter.flush()
+        core.apply_filter(where.matches)
+    shell.flush()
     before = {stream: min(first, reached.get(stream, first) + 1) for stream, first in begins.items()}
     table = await asyncio.to_thread(history.joined, None, before, live)
     if not table.num_rows:
@@ -97,19 +96,7 @@ def _reaches(begins: Mapping[int, int], reached: Mapping[int, int], ends: Mappin
     return all((reached.get(stream) or ends.get(stream, 0)) + 1 >= first for stream, first in begins.items())
 
 
-def _apply_filter(core: CoreSubscription, where: Filter) -> None:
-    """Apply the filter from now on, including to waiting messages."""
-    core.wanted = where.matches
-    inbox = core.inbox
-    waiting = [inbox.take() for _ in range(len(inbox.items))]
-    for item in waiting:
-        if not isinstance(item, Message):
-            inbox.report(item)
-        elif where.matches(item.attributes or {}):
-            inbox.put(item)
-
-
-async def _check_recorded(bus: Bus, core: CoreSubscription) -> None:
+async def _check_recorded(bus: Bus, core: SubscriptionCore) -> None:
     """Raise SubscribeError if the history is empty because the channel is not recorded."""
     try:
         patterns = await bus.recorded_patterns()

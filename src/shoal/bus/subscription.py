@@ -15,16 +15,16 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from shoal.bus.waiters import resolve
+from shoal.bus.waiters import Listener, resolve
 from shoal.channels.client.inbox import InboxStatistics
-from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import BusClosedError, SubscribeError
 from shoal.filters.filter import Filter
 from shoal.message import Gap, Item, Message
 
 if TYPE_CHECKING:
     from shoal.bus.client import Bus
-    from shoal.bus.shell import Adapter
+    from shoal.bus.shell import BusShell
 
 BURST_ITEMS: Final = 64
 """Number of items after which a reader that never waited checks the clock. The inbox does not grow while the reader
@@ -44,8 +44,15 @@ class Subscription:
     """
 
     def __init__(
-        self, bus: Bus, name: bytes, pattern: bool, where: Filter | None = None, since_us: int | None = None
+        self,
+        bus: Bus,
+        name: bytes,
+        pattern: bool,
+        where: Filter | None = None,
+        since_us: int | None = None,
+        listener: Listener | None = None,
     ) -> None:
+        """See `Bus.subscribe`. A `listener` hears of new items, which it takes with `get_nowait`, and of the end."""
         self.name = name.decode("utf-8", "surrogateescape")
         """The channel or the pattern."""
         self.is_pattern = pattern
@@ -56,9 +63,10 @@ class Subscription:
         self.gaps = 0
         """Number of gaps the reader has received."""
         self._bus = bus
+        self._listener = listener
         self._raw = name
-        self._adapter: Adapter | None = None
-        self._core: CoreSubscription | None = None
+        self._shell: BusShell | None = None
+        self._core: SubscriptionCore | None = None
         self._history: Iterator[Item] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._burst_until = 0.0
@@ -74,18 +82,18 @@ class Subscription:
                 f"the subscription to {self.name!r} was already opened",
                 do="call subscribe() again for a new one",
             )
-        adapter = self._adapter = self._bus.adapter
+        shell = self._shell = self._bus.shell
         wanted = self.where.matches if self.where is not None else None
         if self.since_us is None:
-            self._core = await adapter.subscribe(self._raw, self.is_pattern, wanted, self)
+            self._core = await shell.subscribe(self._raw, self.is_pattern, wanted, self)
         else:
             from shoal.bus.since import join_history
 
-            core = await adapter.subscribe(self._raw, False, None, self)
+            core = await shell.subscribe(self._raw, False, None, self)
             try:
                 self._history = await join_history(self._bus, core, self.since_us, self.where)
             except BaseException:
-                adapter.unsubscribe(core)
+                shell.unsubscribe(core)
                 raise
             self._core = core
         return self
@@ -93,8 +101,8 @@ class Subscription:
     async def aclose(self) -> None:
         """End the subscription; items that have arrived can still be taken."""
         self._closed = True
-        if self._core is not None and self._adapter is not None:
-            self._adapter.unsubscribe(self._core)
+        if self._core is not None and self._shell is not None:
+            self._shell.unsubscribe(self._core)
         self._wake_reader()
 
     async def __aenter__(self) -> Self:
@@ -106,7 +114,7 @@ class Subscription:
         await self.aclose()
 
     @property
-    def core(self) -> CoreSubscription | None:
+    def core(self) -> SubscriptionCore | None:
         """The router's subscription, once it is in force. Not for applications."""
         return self._core
 
@@ -131,7 +139,7 @@ class Subscription:
                 if self._closed:
                     raise StopAsyncIteration
                 await self._wait()
-        item = items.popleft()
+        item = items.popleft()  # as `Inbox.take`, inline: a call for each message is measurable
         if type(item) is Message:
             inbox.bytes -= len(item.payload)
         else:
@@ -152,8 +160,28 @@ class Subscription:
 
     def get_nowait(self) -> Item | None:
         """Return the next item if there is one, else None."""
-        items = self._take(1)
-        return items[0] if items else None
+        core = self._core
+        if core is None:
+            raise self._not_open()
+        if self._history is not None and (recorded := self._recorded(1)):
+            return recorded[0]
+        if not core.inbox.items:
+            return None
+        item = core.inbox.take()
+        self.gaps += type(item) is Gap
+        if core.overflowed:
+            self._made_room(core)
+        return item
+
+    @property
+    def waiting(self) -> int:
+        """Number of live items that have arrived and were not taken."""
+        return len(self._core.inbox.items) if self._core is not None else 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether the subscription is in force on every server where it belongs now."""
+        return self._core is not None and self._core.settled
 
     async def take(self, n_max: int) -> list[Item]:
         """Wait for at least one item and return all available ones, at most `n_max`; empty only after `aclose`."""
@@ -169,20 +197,8 @@ class Subscription:
             if self._closed:
                 return []
             await self._wait()
-        return self._take(n_max)
-
-    def _take(self, n_max: int) -> list[Item]:
-        core = self._core
-        if core is None:
-            raise self._not_open()
-        if self._history is not None and (recorded := self._recorded(n_max)):
-            return recorded
-        inbox = core.inbox
-        take = inbox.items.popleft
-        taken = [take() for _ in range(min(n_max, len(inbox.items)))]
-        gaps = sum(type(item) is Gap for item in taken)
-        self.gaps += gaps
-        inbox.bytes -= sum([len(item.payload) for item in taken if type(item) is Message])
+        taken = core.inbox.take_many(n_max)
+        self.gaps += sum(type(item) is Gap for item in taken)
         if core.overflowed:
             self._made_room(core)
         return taken
@@ -195,9 +211,9 @@ class Subscription:
         self.gaps += sum(type(item) is Gap for item in taken)
         return taken
 
-    def _made_room(self, core: CoreSubscription) -> None:
-        if self._adapter is not None:
-            self._adapter.made_room(core)
+    def _made_room(self, core: SubscriptionCore) -> None:
+        if self._shell is not None:
+            self._shell.made_room(core)
 
     async def _pause(self) -> None:
         """Let other tasks run from time to time: taking available items never suspends, so they could starve."""
@@ -227,16 +243,20 @@ class Subscription:
             do="enter it: async with bus.subscribe(...) as messages",
         )
 
-    # Called by the adapter
+    # Called by the shell
 
     def wake(self) -> None:
         """Wake the reader: an item has arrived."""
         self._wake_reader()
+        if self._listener is not None:
+            self._listener.wake()
 
     def end(self) -> None:
         """End the subscription: the bus is closed."""
         self._bus_closed = True
         self._wake_reader()
+        if self._listener is not None:
+            self._listener.end()
 
     def _wake_reader(self) -> None:
         if self._waiter is not None:

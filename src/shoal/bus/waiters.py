@@ -1,6 +1,6 @@
 """Objects that the callers of a bus wait for: pending subscriptions and refused messages.
 
-Owns the small objects between the adapter and the coroutines of the application.
+Owns the small objects between the shell and the coroutines of the application.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from shoal.channels.client.context import AgentRefused, Refused
-from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.channels.client.context import AgentRefused, PublishRefused
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import BusClosedError, PublishError, VersionError
 from shoal.wire import control
 
@@ -30,7 +30,7 @@ class Listener(Protocol):
 class PendingSubscription:
     """The listener of a subscription until it is in force."""
 
-    def __init__(self, core: CoreSubscription, done: asyncio.Future[None]) -> None:
+    def __init__(self, core: SubscriptionCore, done: asyncio.Future[None]) -> None:
         self._core = core
         self.done = done
 
@@ -49,9 +49,9 @@ class Refusals:
 
     def __init__(self) -> None:
         self.count = 0
-        self._first: list[Refused] = []
+        self._first: list[PublishRefused] = []
 
-    def remember(self, refused: Refused) -> None:
+    def remember(self, refused: PublishRefused) -> None:
         """Keep a refusal for the next call."""
         self.count += 1
         if len(self._first) < REFUSALS_MAX:
@@ -65,7 +65,7 @@ class Refusals:
             raise error
 
 
-def refusal(refused: list[Refused], count: int = 1) -> PublishError:
+def refusal(refused: list[PublishRefused], count: int = 1) -> PublishError:
     """Return the error for refused messages."""
     channels = sorted({effect.channel.decode("utf-8", "backslashreplace") for effect in refused})
     named = ", ".join(channels[:5]) + (" ..." if len(channels) > 5 else "")

@@ -1,11 +1,11 @@
-"""The state diagrams of the documentation, drawn from the tables that the code steps through.
+"""The state diagrams of the documentation, generated from the transition tables of the code.
 
-Owns the drawing and the place of each drawing in a page. Knows nothing of what the states mean.
+Owns the rendering and the place of each diagram in a page.
 
-    python -m shoal.channels.diagrams docs/*.md     draws all diagrams of the pages anew
+    python -m shoal.channels.diagrams docs/protocol-channels.md     updates the diagrams of a page
 
-In a page a drawing stands between two marks, `<!-- states: link -->` and `<!-- end: link -->`. What stands
-between them is replaced; everything else is left as it is.
+A page has a diagram between two marks, `<!-- states: link -->` and `<!-- end: link -->`. Only the text between them is
+replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAGES: Final[Mapping[str, Mapping[str, Mapping[tuple[Any, str], Any]]]] = {
 def render(table: Mapping[tuple[State, str], State]) -> str:
     """A table as a Mermaid state diagram.
 
-    The state of the first transition is where a machine begins; a state that nothing leads out of is where it ends.
+    The state of the first transition is the initial state; states without outgoing transitions are final.
     """
     first = next(iter(table))[0]
     kind = type(first)
@@ -41,7 +41,7 @@ def render(table: Mapping[tuple[State, str], State]) -> str:
         events.setdefault((before, after), []).append(event)
     leaving = {before for before, _ in table}
     lines = ["stateDiagram-v2"]
-    lines += [f'    state "{_spoken(state)}" as {_id(state)}' for state in kind if _spoken(state) != _id(state)]
+    lines += [f'    state "{_label(state)}" as {_id(state)}' for state in kind if _label(state) != _id(state)]
     lines.append(f"    [*] --> {_id(first)}")
     lines += [f"    {_id(before)} --> {_id(after)}: {' or '.join(names)}" for (before, after), names in events.items()]
     lines += [f"    {_id(state)} --> [*]" for state in kind if state not in leaving]
@@ -49,35 +49,35 @@ def render(table: Mapping[tuple[State, str], State]) -> str:
 
 
 def replace_blocks(page: str, kind: str, blocks: Mapping[str, str]) -> str:
-    """The page with what stands between the marks of each block replaced; ValueError if a mark is missing."""
+    """The page with the text between the marks of each block replaced; ValueError if a mark is missing."""
     for name, body in blocks.items():
         begin, end = f"<!-- {kind}: {name} -->", f"<!-- end: {name} -->"
         head, found, rest = page.partition(begin)
         _, closed, tail = rest.partition(end)
         if not found or not closed:
-            raise ValueError(f"the page has no place for {name}: write {begin} and {end} where it belongs")
+            raise ValueError(f"the page has no marks for {name}: insert {begin} and {end}")
         page = f"{head}{begin}\n{body}\n{end}{tail}"
     return page
 
 
 def refresh(name: str, page: str) -> str:
-    """The page with all its diagrams drawn anew."""
+    """The page with all its diagrams updated."""
     blocks = {diagram: f"```mermaid\n{render(table)}\n```" for diagram, table in PAGES[name].items()}
     return replace_blocks(page, "states", blocks)
 
 
 def _id(state: Enum) -> str:
-    """A state's name in the drawing; `end` is a word of Mermaid's own."""
+    """A state's id in the diagram; `end` is reserved in Mermaid."""
     return "ended" if state.value == "end" else str(state.value)
 
 
-def _spoken(state: Enum) -> str:
-    """A state's name as people write it."""
+def _label(state: Enum) -> str:
+    """A state's name without underscores."""
     return str(state.value).replace("_", " ")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Draws the diagrams of the named pages anew."""
+    """Updates the diagrams of the given pages."""
     for name in argv:
         path = Path(name)
         path.write_text(refresh(path.name, path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -5,7 +5,7 @@ below carry out what happens on a transition.
 
     link   one client's connection to one server                     (`client.server_link`)
     site   one subscription on one server                            (`client.subscription`)
-    lane   one publisher's path to one server for one channel        (`client.outgoing`)
+    lane   one publisher's path to one server for one channel        (`client.outgoing_stream`)
     agent  an agent's connection to its server                       (`agent.core`)
     record the record of one channel on one server                   (`recording.record`)
 """
@@ -25,7 +25,7 @@ ANNOUNCE: Final = rule(
 )
 
 
-class Link(enum.Enum):
+class LinkState(enum.Enum):
     """A client's connection to a server."""
 
     DOWN = "down"
@@ -35,7 +35,7 @@ class Link(enum.Enum):
     STALE = "stale"
 
 
-class Site(enum.Enum):
+class SiteState(enum.Enum):
     """A subscription on one server."""
 
     WAITING = "waiting"
@@ -45,8 +45,8 @@ class Site(enum.Enum):
     LEFT = "left"
 
 
-class Lane(enum.Enum):
-    """A publisher's way to one server for one channel."""
+class LaneState(enum.Enum):
+    """A publisher's path to one server for one channel."""
 
     WAITING = "waiting"
     ASKING = "asking"
@@ -55,15 +55,15 @@ class Lane(enum.Enum):
     DROPPED = "dropped"
 
 
-class Agent(enum.Enum):
-    """An agent's hold on its server."""
+class AgentState(enum.Enum):
+    """An agent's connection to its server."""
 
     AWAY = "away"
-    CALLING = "calling"
-    SERVING = "session"
+    RESYNCING = "resyncing"
+    SERVING = "serving"
 
 
-class Record(enum.Enum):
+class RecordState(enum.Enum):
     """The record of one channel on one server."""
 
     READING = "reading"
@@ -71,66 +71,66 @@ class Record(enum.Enum):
     CLOSED = "closed"
 
 
-State = TypeVar("State", Link, Site, Lane, Agent, Record)
+State = TypeVar("State", LinkState, SiteState, LaneState, AgentState, RecordState)
 Table = Mapping[tuple[State, str], State]
 
-LINK: Final[Table[Link]] = {
-    (Link.DOWN, "wanted"): Link.CONNECTING,
-    (Link.CONNECTING, "opened"): Link.GREETING,
-    (Link.CONNECTING, "lost"): Link.DOWN,
-    (Link.GREETING, "heartbeat"): Link.USABLE,
-    (Link.GREETING, "lost"): Link.DOWN,
-    (Link.USABLE, "heartbeat"): Link.USABLE,
-    (Link.USABLE, "lease over"): Link.STALE,
-    (Link.USABLE, "lost"): Link.DOWN,
-    (Link.STALE, "heartbeat"): Link.USABLE,
-    (Link.STALE, "lost"): Link.DOWN,
+LINK: Final[Table[LinkState]] = {
+    (LinkState.DOWN, "wanted"): LinkState.CONNECTING,
+    (LinkState.CONNECTING, "opened"): LinkState.GREETING,
+    (LinkState.CONNECTING, "lost"): LinkState.DOWN,
+    (LinkState.GREETING, "heartbeat"): LinkState.USABLE,
+    (LinkState.GREETING, "lost"): LinkState.DOWN,
+    (LinkState.USABLE, "heartbeat"): LinkState.USABLE,
+    (LinkState.USABLE, "lease over"): LinkState.STALE,
+    (LinkState.USABLE, "lost"): LinkState.DOWN,
+    (LinkState.STALE, "heartbeat"): LinkState.USABLE,
+    (LinkState.STALE, "lost"): LinkState.DOWN,
 }
 
-SITE: Final[Table[Site]] = {
-    (Site.WAITING, "link opened"): Site.ASKING,
-    (Site.WAITING, "closed"): Site.LEFT,
-    (Site.ASKING, "answered"): Site.IN_FORCE,
-    (Site.ASKING, "asked again"): Site.ASKING,
-    (Site.ASKING, "link lost"): Site.WAITING,
-    (Site.ASKING, "closed"): Site.LEFT,
-    (Site.IN_FORCE, "asked again"): Site.ASKING,
-    (Site.IN_FORCE, "link lost"): Site.WAITING,
-    (Site.IN_FORCE, "moved away"): Site.LINGERING,
-    (Site.IN_FORCE, "closed"): Site.LEFT,
-    (Site.LINGERING, "moved back"): Site.IN_FORCE,
-    (Site.LINGERING, "link lost"): Site.LEFT,
-    (Site.LINGERING, "linger over"): Site.LEFT,
-    (Site.LINGERING, "closed"): Site.LEFT,
+SITE: Final[Table[SiteState]] = {
+    (SiteState.WAITING, "link opened"): SiteState.ASKING,
+    (SiteState.WAITING, "closed"): SiteState.LEFT,
+    (SiteState.ASKING, "answered"): SiteState.IN_FORCE,
+    (SiteState.ASKING, "asked again"): SiteState.ASKING,
+    (SiteState.ASKING, "link lost"): SiteState.WAITING,
+    (SiteState.ASKING, "closed"): SiteState.LEFT,
+    (SiteState.IN_FORCE, "asked again"): SiteState.ASKING,
+    (SiteState.IN_FORCE, "link lost"): SiteState.WAITING,
+    (SiteState.IN_FORCE, "moved away"): SiteState.LINGERING,
+    (SiteState.IN_FORCE, "closed"): SiteState.LEFT,
+    (SiteState.LINGERING, "moved back"): SiteState.IN_FORCE,
+    (SiteState.LINGERING, "link lost"): SiteState.LEFT,
+    (SiteState.LINGERING, "linger over"): SiteState.LEFT,
+    (SiteState.LINGERING, "closed"): SiteState.LEFT,
 }
 
-LANE: Final[Table[Lane]] = {
-    (Lane.WAITING, "link usable"): Lane.ASKING,
-    (Lane.ASKING, "answered"): Lane.LIVE,
-    (Lane.ASKING, "link stale"): Lane.WAITING,
-    (Lane.ASKING, "link lost"): Lane.WAITING,
-    (Lane.LIVE, "link stale"): Lane.HELD,
-    (Lane.LIVE, "link lost"): Lane.WAITING,
-    (Lane.HELD, "link usable"): Lane.LIVE,
-    (Lane.HELD, "link lost"): Lane.WAITING,
-    (Lane.WAITING, "moved away"): Lane.DROPPED,
-    (Lane.ASKING, "moved away"): Lane.DROPPED,
-    (Lane.LIVE, "moved away"): Lane.DROPPED,
-    (Lane.HELD, "moved away"): Lane.DROPPED,
+LANE: Final[Table[LaneState]] = {
+    (LaneState.WAITING, "link usable"): LaneState.ASKING,
+    (LaneState.ASKING, "answered"): LaneState.LIVE,
+    (LaneState.ASKING, "link stale"): LaneState.WAITING,
+    (LaneState.ASKING, "link lost"): LaneState.WAITING,
+    (LaneState.LIVE, "link stale"): LaneState.HELD,
+    (LaneState.LIVE, "link lost"): LaneState.WAITING,
+    (LaneState.HELD, "link usable"): LaneState.LIVE,
+    (LaneState.HELD, "link lost"): LaneState.WAITING,
+    (LaneState.WAITING, "moved away"): LaneState.DROPPED,
+    (LaneState.ASKING, "moved away"): LaneState.DROPPED,
+    (LaneState.LIVE, "moved away"): LaneState.DROPPED,
+    (LaneState.HELD, "moved away"): LaneState.DROPPED,
 }
 
-AGENT: Final[Table[Agent]] = {
-    (Agent.AWAY, "server reached"): Agent.CALLING,
-    (Agent.CALLING, "all present"): Agent.SERVING,
-    (Agent.CALLING, "call over"): Agent.SERVING,
-    (Agent.CALLING, "server lost"): Agent.AWAY,
-    (Agent.SERVING, "server lost"): Agent.AWAY,
+AGENT: Final[Table[AgentState]] = {
+    (AgentState.AWAY, "server reached"): AgentState.RESYNCING,
+    (AgentState.RESYNCING, "all present"): AgentState.SERVING,
+    (AgentState.RESYNCING, "resync over"): AgentState.SERVING,
+    (AgentState.RESYNCING, "server lost"): AgentState.AWAY,
+    (AgentState.SERVING, "server lost"): AgentState.AWAY,
 }
 
-RECORD: Final[Table[Record]] = {
-    (Record.READING, "end read"): Record.WRITING,
-    (Record.READING, "closed"): Record.CLOSED,
-    (Record.WRITING, "closed"): Record.CLOSED,
+RECORD: Final[Table[RecordState]] = {
+    (RecordState.READING, "end read"): RecordState.WRITING,
+    (RecordState.READING, "closed"): RecordState.CLOSED,
+    (RecordState.WRITING, "closed"): RecordState.CLOSED,
 }
 
 

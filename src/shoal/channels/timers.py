@@ -10,15 +10,15 @@ PATIENCE_DOUBLINGS_MAX: Final = 4
 
 
 def patience(first_s: float, attempts: int) -> float:
-    """How long to wait for an answer after `attempts` earlier questions: each time twice as long, so that a slow peer
-    is not flooded with repetitions."""
+    """How long to wait for an answer after `attempts` earlier questions. It doubles each time, so that repetitions do
+    not flood a slow peer."""
     return first_s * (1 << min(attempts, PATIENCE_DOUBLINGS_MAX))
 
 
 class Timers:
-    """Named deadlines. Setting a name again replaces its deadline; a core asks `due` with the time it was handed.
+    """Deadlines by key. Setting a key again replaces its deadline.
 
-    `count` is how often a deadline has been set: while it stays the same, no earlier one has come.
+    `count` is how often a deadline was set: while it stays the same, the earliest deadline has not become earlier.
     """
 
     __slots__ = ("_at", "_heap", "count")
@@ -40,7 +40,7 @@ class Timers:
             self.set(key, at)
 
     def cancel(self, key: Hashable) -> None:
-        """Forgets the deadline of `key`, if it has one."""
+        """Removes the deadline of `key`, if it has one."""
         self._at.pop(key, None)
 
     def next_at(self) -> float | None:
@@ -53,7 +53,7 @@ class Timers:
         return None
 
     def due(self, now: float) -> Iterator[Hashable]:
-        """The keys whose deadline has come, each removed as it is handed out."""
+        """Removes and returns the keys whose deadline has come."""
         while self._heap and self._heap[0][0] <= now:
             at, _, key = heapq.heappop(self._heap)
             if self._at.get(key) == at:

@@ -12,9 +12,10 @@ from typing import Final
 from shoal.coordination.feed import Feed
 from shoal.coordination.interface import Change, Versioned
 from shoal.coordination.layout import GarbageError, counter_key, decode_value, index_key, redis_key
-from shoal.coordination.link import Command, Link, Session
+from shoal.coordination.link import Link, Session
 from shoal.errors import CoordinatorError, CoordinatorUnavailableError
 from shoal.logs import get_log
+from shoal.wire.commands import Request
 
 _log: Final = get_log(__name__)
 
@@ -107,7 +108,7 @@ class Keys:
         return await self._link.run(f"read {keys[0]}", attempt)
 
 
-def _read(keys: list[str]) -> Command:
+def _read(keys: list[str]) -> Request:
     return ("MGET", *(redis_key(key) for key in keys))
 
 

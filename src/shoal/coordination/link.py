@@ -52,7 +52,6 @@ FAILURES: Final = (ConnectError, ProtocolError, hiredis.ReplyError, OSError)
 _TOO_MANY_CLIENTS: Final = "ERR max number of clients reached"
 
 T = TypeVar("T")
-Command = Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +95,16 @@ class Session:
         self.connection = connection
         self.watching = False
 
-    async def ask(self, *commands: Command) -> list[Any]:
+    async def ask(self, *commands: Request) -> list[Any]:
         """Send commands in one round trip and return their replies; raises the first error among them."""
         return await self.connection.ask(*commands)
 
-    async def watch(self, keys: list[str], *reads: Command) -> list[Any]:
+    async def watch(self, keys: list[str], *reads: Request) -> list[Any]:
         """Watch keys and read, in one round trip. A later `commit` succeeds only if none of the keys changed."""
         self.watching = True
         return (await self.ask(("WATCH", *keys), *reads))[1:]
 
-    async def commit(self, *commands: Command) -> list[Any]:
+    async def commit(self, *commands: Request) -> list[Any]:
         """Run commands in one transaction. Raises Collision if a watched key changed or expired since `watch`."""
         answers = await self.ask(("MULTI",), *commands, ("EXEC",))
         self.watching = False

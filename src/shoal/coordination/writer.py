@@ -35,8 +35,9 @@ from shoal.coordination.layout import (
     index_key,
     redis_key,
 )
-from shoal.coordination.link import Collision, Command, Link, Session
+from shoal.coordination.link import Collision, Link, Session
 from shoal.errors import ConflictError, CoordinatorError, LeaseLostError
+from shoal.wire.commands import Request
 
 CHUNK_KEYS: Final = 200
 """Most keys in one transaction. The server is blocked meanwhile, and a change of any key rejects them all."""
@@ -170,12 +171,12 @@ async def _watch_and_read(
     return raws, versions
 
 
-def _reserve_versions(counter: str, count: int) -> Command:
+def _reserve_versions(counter: str, count: int) -> Request:
     """Reserve numbers from a counter. INCR for a single one, because not every role may use INCRBY."""
     return ("INCR", counter) if count == 1 else ("INCRBY", counter, count)
 
 
-def _commands(due: Sequence[tuple[KeyWrite, int]]) -> Iterator[Command]:
+def _commands(due: Sequence[tuple[KeyWrite, int]]) -> Iterator[Request]:
     """Yield the commands for the writes, then the increments of the area counters and the notification."""
     records: list[str | bytes] = []
     gone: list[str] = []

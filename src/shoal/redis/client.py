@@ -190,7 +190,7 @@ class Redis:
             return []
         replies = await self._ask_servers(b"NUMSUB", *names)
         counts = [dict(zip(reply[::2], reply[1::2], strict=True)) for reply in replies.values()]
-        book = (await self._open_bus()).adapter.router.book
+        book = (await self._open_bus()).router.book
         found: list[tuple[Name, int]] = []
         for name in names:
             together = max if book.placement(name).mode is Mode.ALL_SUBSCRIBERS else sum

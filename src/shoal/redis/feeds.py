@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 from redis import exceptions
 
-from shoal.bus import Bus
-from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.bus import Bus, Subscription
 from shoal.message import Item
 from shoal.redis.conversion import Response, translated
 
@@ -25,55 +24,49 @@ class Feed:
     def __init__(self, bus: Bus, name: bytes, pattern: bool, queue: ReadQueue) -> None:
         self.name = name
         self.pattern = pattern
-        self._bus = bus
         self._queue = queue
-        self._core: CoreSubscription | None = None
+        self._subscription = Subscription(bus, name, pattern, listener=self)
         self._begun = False
         self._queued = False
 
     async def open(self) -> None:
         """Subscribes; returns when the subscription is in force."""
         with translated():
-            self._core = await self._bus.adapter.subscribe(self.name, self.pattern, None, self)
+            await self._subscription.open()
 
     def begin(self) -> None:
-        """Releases items. The confirmation is already in the queue before them."""
+        """Releases items. The subscribe message is already in the queue before them."""
         self._begun = True
         self.wake()
 
     def hold(self) -> None:
-        """Holds items until `begin`, because another confirmation comes first."""
+        """Holds items until `begin`, because another subscribe message comes first."""
         self._begun = False
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Unsubscribes."""
-        if self._core is not None:
-            self._bus.adapter.unsubscribe(self._core)
+        await self._subscription.aclose()
 
     @property
     def settled(self) -> bool:
         """Whether the subscription is in force on all its servers."""
-        return self._core is not None and self._core.settled
+        return self._subscription.settled
 
     def take(self) -> Item:
         """The next item. The feed goes to the end of the queue if it has more."""
-        core = self._core
-        assert core is not None
-        item = core.inbox.take()
+        item = self._subscription.get_nowait()
+        assert item is not None, "a feed in the queue has items"
         self._queued = False
         self.wake()
-        if core.overflowed:
-            self._bus.adapter.made_room(core)
         return item
 
     def rest(self) -> list[Item]:
         """All items that have arrived and were not taken."""
-        core = self._core
-        return [] if core is None else [core.inbox.take() for _ in range(len(core.inbox.items))]
+        return [item for _ in range(self._subscription.waiting) if (item := self._subscription.get_nowait())]
 
     def wake(self) -> None:
         """Called by the bus when the inbox has a new item."""
-        if self._begun and not self._queued and self._core is not None and self._core.inbox.items:
+        if self._begun and not self._queued and self._subscription.waiting:
             self._queued = True
             self._queue.put(self)
 
@@ -173,12 +166,11 @@ class PubSubConnection:
         return self._up
 
     async def connect(self) -> None:
-        """After `disconnect`: waits until all subscriptions are in force again, and confirms them again."""
+        """After `disconnect`: waits until all subscriptions are in force again, then repeats the subscribe messages."""
         if self._up:
             return
         with translated():
-            adapter = self.bus.adapter
-            if not await adapter.until(self._settled, adapter.limits.subscribe_timeout_s):
+            if not await self.bus.until(self._settled, self.bus.limits.subscribe_timeout_s):
                 raise exceptions.ConnectionError(
                     "the subscriptions are not in force again, because an agent does not answer: see `shoal status`"
                 )
@@ -190,4 +182,4 @@ class PubSubConnection:
         self._up = False
         self._disconnected()
         with translated():
-            await self.bus.adapter.disconnect_all()
+            await self.bus.disconnect()

@@ -1,6 +1,6 @@
 """`PubSub`: subscribe, get_message, listen and run, as in redis-py.
 
-Owns the state that redis-py exposes: `channels`, `patterns`, confirmations with counts, handlers. Each PubSub is a
+Owns the state that redis-py exposes: `channels`, `patterns`, subscribe messages with counts, handlers. Each PubSub is a
 separate client of the servers, as in redis-py. Gaps raise MessagesLostError or, with `gap_messages=True`, arrive as
 messages of type "gap".
 """
@@ -42,7 +42,7 @@ class PubSub:
 
     `subscribe` returns when the subscription is in force (redis-py returns when the command is sent), so messages
     published afterwards arrive. `unsubscribe` takes effect at once; as in redis-py, `channels` changes when the
-    confirmation is read.
+    message about it is read.
     """
 
     PUBLISH_MESSAGE_TYPES = ("message", "pmessage")
@@ -87,13 +87,13 @@ class PubSub:
         await self.aclose()
 
     async def connect(self) -> None:
-        """Connects if necessary. After `connection.disconnect()`, all subscriptions are confirmed again."""
+        """Connects if necessary. After `connection.disconnect()`, all subscribe messages come again."""
         async with self._lock:
             if self.connection is None:
                 bus = await self._make_bus()
                 self._queue = ReadQueue()
                 self.connection = PubSubConnection(
-                    bus, self._settled, self._hold_all, self._confirm_all, self._socket_timeout
+                    bus, self._settled, self._hold_all, self._resume_all, self._socket_timeout
                 )
         await self.connection.connect()
 
@@ -105,9 +105,9 @@ class PubSub:
             feed.hold()
         self._queue.interrupt()
 
-    def _confirm_all(self) -> None:
+    def _resume_all(self) -> None:
         for count, feed in enumerate(self._feeds.values(), start=1):
-            self._confirm(_KINDS[feed.pattern][0], feed.name, count)
+            self._put_subscribe_message(_KINDS[feed.pattern][0], feed.name, count)
         for feed in self._feeds.values():
             feed.begin()
 
@@ -167,7 +167,7 @@ class PubSub:
             for name in names:
                 if name in by_name:
                     self._feeds[pattern, name] = by_name[name]
-                self._confirm(_KINDS[pattern][0], name, len(self._feeds))
+                self._put_subscribe_message(_KINDS[pattern][0], name, len(self._feeds))
             for feed in fresh:
                 feed.begin()
         return {self.encoder.decode(name): handler for name, handler in names.items()}
@@ -191,16 +191,16 @@ class PubSub:
             for name in names:
                 feed = self._feeds.pop((pattern, name), None)
                 if feed is not None:
-                    feed.close()
+                    await feed.close()
                     self._queue.remove(feed)
                     for item in feed.rest():
                         self._queue.put(item)
-                self._confirm(kind, name, len(self._feeds))
+                self._put_subscribe_message(kind, name, len(self._feeds))
             if not names:
                 self._queue.put([self.encoder.decode(kind.encode()), None, len(self._feeds)])
         return [self.encoder.decode(name) for name in names]
 
-    def _confirm(self, kind: str, name: bytes, count: int) -> None:
+    def _put_subscribe_message(self, kind: str, name: bytes, count: int) -> None:
         self._queue.put([self.encoder.decode(kind.encode()), self.encoder.decode(name), count])
 
     async def ping(self, message: Encodable | None = None) -> None:
@@ -319,7 +319,7 @@ async def _open_all(feeds: list[Feed]) -> None:
     failures = [result for result in results if isinstance(result, BaseException)]
     if failures:
         for feed in feeds:
-            feed.close()
+            await feed.close()
         raise failures[0]
 
 

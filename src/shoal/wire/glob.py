@@ -13,6 +13,9 @@ The reference is `stringmatchlen` of Redis. It differs from most globs:
 A pattern is compiled to a regular expression in which the text between two stars is an atomic group. The leftmost match
 of a group is always as good as a later one, so the matcher never backtracks, and a hostile pattern costs at most
 (length of pattern) x (length of string).
+
+Agents match patterns against whole columns of names with `shoal.channels.telemetry.pattern_kernel`, a second
+implementation for numba; a test checks that both agree.
 """
 
 import re

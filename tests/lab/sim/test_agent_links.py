@@ -9,13 +9,13 @@ import pytest
 
 from shoal.channels.agent.forward_links import ForwardLinks
 from shoal.channels.agent.peers import PEER_PATTERN, SILENT_HEARTBEATS_MAX, Peers
-from shoal.channels.client.server_link import Command
 from shoal.lab.sim import Endpoint, FaultOptions, ModelCoordinator, Network, RedisNode, World
 from shoal.lab.sim.models.resp import CommandReader, encode_frame
 from shoal.lab.sim.world.process import Process, Processes
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.wire import control
+from shoal.wire.commands import Command
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
 
@@ -60,7 +60,7 @@ class ForwardingCore:
     def __init__(self, *commands: Command) -> None:
         self.commands = list(commands)
         self.news: list[str] = []
-        self.confirmed = 0
+        self.replies = 0
         self._open = False
 
     def take_forwards(self) -> dict[str, list[Command]]:
@@ -75,8 +75,8 @@ class ForwardingCore:
         self._open = False
         self.news.append("lost")
 
-    def forward_confirmed(self, server: str, count: int, now: float) -> None:
-        self.confirmed += count
+    def forward_replied(self, server: str, count: int, now: float) -> None:
+        self.replies += count
 
 
 class Site:
@@ -225,7 +225,7 @@ def test_a_server_that_owes_answers_and_is_silent_is_called_again() -> None:
     assert server.connections == 2
     assert server.open == 1
     assert core.news == ["opened", "lost", "opened"]
-    assert core.confirmed == 0
+    assert core.replies == 0
     site.close_links(process)
     site.run(10 * OWED_S)
     assert server.connections == 2
@@ -246,7 +246,7 @@ def test_a_server_that_owes_nothing_may_be_silent() -> None:
     site.run(6 * OWED_S)
     assert list(server.ends) == [client]
     assert core.news == ["opened"]
-    assert core.confirmed == 1
+    assert core.replies == 1
 
 
 @pytest.mark.parametrize("kind", ["peers", "forwards"])

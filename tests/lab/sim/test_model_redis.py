@@ -19,8 +19,9 @@ from hypothesis.stateful import (
 from tests.lab.sim.real_redis import RealClient
 from tests.support.redis_server import RedisServer
 
-from shoal.lab.sim.models.redis import BufferLimit, Client, Command, ModelRedis, RedisOptions
+from shoal.lab.sim.models.redis import BufferLimit, Client, ModelRedis, RedisOptions
 from shoal.lab.sim.models.redis_base import STATIC_BUFFER_BYTES
+from shoal.wire.commands import Command
 
 HARD_BYTES = 256 * 1024
 CLIENTS_MAX = 5

@@ -58,12 +58,12 @@ class AgentConnection:
 
     @property
     def ended(self) -> asyncio.Event:
-        """Set when the connection is gone."""
+        """Set when the connection is lost."""
         return self._connection.ended
 
     @property
     def error(self) -> Exception | None:
-        """Why the connection is gone, if known."""
+        """Why the connection was lost, if known."""
         return self._connection.error
 
     def attach(self, receive: Callable[[bytes], None]) -> None:

@@ -16,19 +16,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
 from shoal.channels import states
-from shoal.channels.agent.counters import AgentCounters
 from shoal.channels.agent.deferred_hellos import DeferredHellos
 from shoal.channels.agent.dispatcher import Dispatcher
 from shoal.channels.agent.lease import AgentLease
 from shoal.channels.agent.register import Register
 from shoal.channels.agent.resync import Resync
 from shoal.channels.agent.stream_memory import StreamMemory, Streams
-from shoal.channels.client.server_link import Command
+from shoal.channels.agent_host import AgentCounters, ReplyHandler
 from shoal.channels.recording.recorder import Recorder
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.timers import Timers, patience
@@ -38,6 +36,7 @@ from shoal.plan.book import PlanBook
 from shoal.plan.move_request import Report
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
+from shoal.wire.commands import Command
 from shoal.wire.envelope import (
     AGENT_CHANNEL,
     CLIENT_ID_BITS,
@@ -47,8 +46,6 @@ from shoal.wire.envelope import (
     inbox_channel,
     peer_channel,
 )
-
-Handler = Callable[[Any, float], None]
 
 CONTROL_1: Final = "control messages of format 1"
 CONTROL_OTHER: Final = "control messages of other versions"
@@ -85,14 +82,14 @@ class AgentCore:
         self.lease = AgentLease(server, limits)
         self.counters = AgentCounters()
         self.outbox: list[Command] = []
-        self.state = states.Agent.AWAY
+        self.state = states.AgentState.AWAY
         self.incarnation = 0
         self.second = 0
         self.timers = Timers()
-        self._inflight: deque[Handler | None] = deque()
+        self._inflight: deque[ReplyHandler | None] = deque()
         self._memory = StreamMemory(scanner, limits.publisher_idle_s)
         self._resync = Resync()
-        self._calls = 0
+        self._resyncs_unfinished = 0
         self._deferred = DeferredHellos()
         self._heard = 0
         self._incarnations = 0
@@ -116,9 +113,9 @@ class AgentCore:
         self._begin_incarnation(run_id)
         self._step("server reached")
         self.outbox.append((b"PSUBSCRIBE", b"*"))
-        self._calls = 0
+        self._resyncs_unfinished = 0
         self.recorder.opened()
-        self._call(now)
+        self._start_resync(now)
         self.timers.set("heartbeat", now)
 
     def _begin_incarnation(self, run_id: str) -> None:
@@ -132,12 +129,12 @@ class AgentCore:
         self.dispatcher.incarnation_began()
 
     def lost(self, now: float) -> None:
-        """The connection to the server is gone."""
-        if self.state is not states.Agent.AWAY:
+        """The connection to the server is lost."""
+        if self.state is not states.AgentState.AWAY:
             self._step("server lost")
             self._deferred.take()
             self.recorder.lost()
-            for name in ("heartbeat", "call", "recall"):
+            for name in ("heartbeat", "resync over", "resync again"):
                 self.timers.cancel(name)
 
     def _step(self, event: str) -> None:
@@ -155,7 +152,7 @@ class AgentCore:
                 if handler is not None:
                     handler(frame.value, now)
 
-    def ask(self, command: Command, handler: Handler | None = None) -> None:
+    def ask(self, command: Command, handler: ReplyHandler | None = None) -> None:
         """Queues a command; `handler` gets its reply."""
         self.outbox.append(command)
         self._inflight.append(handler)
@@ -205,10 +202,10 @@ class AgentCore:
             case control.Bye():
                 self._deferred.withdraw(client, number, message)
                 self.register.remove(client, message.name, message.pattern, number)
-                self.dispatcher.confirmed(message.name, now)
+                self.dispatcher.acknowledged(message.name, now)
             case control.Subscribed():
-                self.register.confirm(client, message.name, message.revision)
-                self.dispatcher.confirmed(message.name, now)
+                self.register.acknowledge(client, message.name, message.revision)
+                self.dispatcher.acknowledged(message.name, now)
             case control.Left():
                 self.dispatcher.left(message.name, message.stream, now)
             case control.Present():
@@ -244,7 +241,7 @@ class AgentCore:
             self.tell_client(head.client, refused, head.number)
 
     def take_other_formats(self) -> dict[str, int]:
-        """What was heard of other versions since the last call, and how often."""
+        """The number of messages of other versions since the last call, by kind."""
         envelopes_1, unknown_flags = self.scanner.take_other_formats()
         self._other_formats[ENVELOPE_1] += envelopes_1
         self._other_formats[UNKNOWN_FLAGS] += unknown_flags
@@ -257,7 +254,7 @@ class AgentCore:
     def _lease_ms(self, now: float) -> int:
         return int(1000 * self.lease.remaining_s(self.book.ring, now))
 
-    def _speak(self, now: float) -> None:
+    def _send_heartbeat(self, now: float) -> None:
         """Sends a heartbeat. All clients of a server answer it at once, so the interval is random: agents that were
         started together do not stay in step."""
         self.timers.set(
@@ -299,13 +296,13 @@ class AgentCore:
     @property
     def complete(self) -> bool:
         """Whether all clients of the server have sent their Present."""
-        return self.state is states.Agent.SERVING and self._resync.complete
+        return self.state is states.AgentState.SERVING and self._resync.complete
 
-    def _call(self, now: float) -> None:
+    def _start_resync(self, now: float) -> None:
         self.counters.resyncs += 1
         self._tell_all(control.Resync(self.server, self.instance, self.incarnation), self._resync.begin())
         self.ask((b"PUBSUB", b"NUMSUB", HEARTBEAT_CHANNEL), self._expect)
-        self.timers.set("call", now + self.limits.resync_s)
+        self.timers.set("resync over", now + self.limits.resync_s)
 
     def _expect(self, reply: Any, now: float) -> None:
         """The number of clients on the server: each of them subscribes to the heartbeat channel."""
@@ -326,7 +323,7 @@ class AgentCore:
             self.dispatcher.presented(channel, stream)
             if self.recorder.active:
                 self.recorder.evidence(channel, stream, last, True, self._now)
-            if unheard and self.state is states.Agent.SERVING:
+            if unheard and self.state is states.AgentState.SERVING:
                 self.dispatcher.announce_here(channel, stream, last)
         if present.part + 1 >= present.parts:
             self._resync.present(client, present.resync)
@@ -334,26 +331,26 @@ class AgentCore:
 
     def _check_presents(self) -> None:
         if self._resync.complete:
-            self.timers.cancel("call")
-            self.timers.cancel("recall")
-            if self.state is states.Agent.CALLING:
+            self.timers.cancel("resync over")
+            self.timers.cancel("resync again")
+            if self.state is states.AgentState.RESYNCING:
                 self._serve("all present")
             self.dispatcher.all_present()
 
-    def _call_over(self, now: float) -> None:
+    def _resync_over(self, now: float) -> None:
         """Clients that have not answered by now are not waited for, but their subscriptions here are not known."""
-        if self.state is states.Agent.CALLING:
-            self._serve("call over")
+        if self.state is states.AgentState.RESYNCING:
+            self._serve("resync over")
         if not self._resync.complete:
-            self._calls += 1
-            self.timers.set("recall", now + patience(self.limits.resync_s, self._calls))
+            self._resyncs_unfinished += 1
+            self.timers.set("resync again", now + patience(self.limits.resync_s, self._resyncs_unfinished))
 
-    def _recall(self, now: float) -> None:
+    def _resync_again(self, now: float) -> None:
         """Sends another Resync because some clients have not answered, if the dispatcher needs all answers."""
         if self.dispatcher.wants_all_present:
-            self._call(now)
+            self._start_resync(now)
         else:
-            self.timers.set("recall", now + self.limits.resync_s)
+            self.timers.set("resync again", now + self.limits.resync_s)
 
     def _serve(self, event: str) -> None:
         self._step(event)
@@ -367,7 +364,7 @@ class AgentCore:
     # Hellos
 
     def _hello(self, client: int, number: int, hello: control.Hello) -> None:
-        if self.state is not states.Agent.SERVING or self.book.ring is None:
+        if self.state is not states.AgentState.SERVING or self.book.ring is None:
             self.counters.hellos_deferred += 1
             self._deferred.add(client, number, hello)
             return
@@ -455,19 +452,19 @@ class AgentCore:
         return self.dispatcher.forwards.take()
 
     def forward_opened(self, server: str, now: float) -> None:
-        """A connection to another server is open: unconfirmed commands of the one before are sent again."""
+        """A connection to another server is open: unanswered commands of the one before are sent again."""
         self._now = now
         self.dispatcher.forwards.opened(server)
 
     def forward_lost(self, server: str, now: float) -> None:
-        """A connection to another server is gone."""
+        """A connection to another server is lost."""
         self._now = now
         self.dispatcher.forward_lost(server)
 
-    def forward_confirmed(self, server: str, count: int, now: float) -> None:
+    def forward_replied(self, server: str, count: int, now: float) -> None:
         """Another server has replied to the `count` oldest commands."""
         self._now = now
-        self.dispatcher.forward_confirmed(server, count)
+        self.dispatcher.forward_replied(server, count)
 
     def take_report(self) -> Report | None:
         """A report for the coordinator, if there is a new one."""
@@ -489,11 +486,11 @@ class AgentCore:
         self._now = now
         for key in self.timers.due(now):
             if key == "heartbeat":
-                self._speak(now)
-            elif key == "call":
-                self._call_over(now)
-            elif key == "recall":
-                self._recall(now)
+                self._send_heartbeat(now)
+            elif key == "resync over":
+                self._resync_over(now)
+            elif key == "resync again":
+                self._resync_again(now)
             elif isinstance(key, tuple):
                 self.dispatcher.notice_due(key[1], now)
             elif callable(key):

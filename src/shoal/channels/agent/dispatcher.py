@@ -3,7 +3,7 @@
 Owns the order in which its parts are called. A core without I/O beside `AgentCore`, whose connection it shares.
 
     message on a watched channel -> forward targets -> other servers (`forward_queues`), notices (`notices`)
-    entry or ring                -> forward targets, notices, handover (`handover`), counts for the mover (`report`)
+    entry or ring                -> forward targets, notices, handover (`handover`), counts for the conductor (`report`)
 
 A channel that belongs here and does not move is not watched: its messages are only counted. Whether a channel is
 watched is decided with its first message, and again with the first one after its entry or the ring has changed.
@@ -16,7 +16,7 @@ from typing import Final
 from shoal.channels.agent.forward_queues import Forwards
 from shoal.channels.agent.forward_targets import ForwardTargets, Servers
 from shoal.channels.agent.handover import Announcements, Handovers
-from shoal.channels.agent.moving_channel import Host, MovingChannel
+from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.channels.agent.notices import Notices
 from shoal.channels.agent.report import Reporting
 from shoal.channels.states import ANNOUNCE
@@ -45,7 +45,7 @@ TARGETS_MAX: Final = 100_000
 class Dispatcher:
     """The dispatcher of one agent."""
 
-    def __init__(self, host: Host, rules: Rules) -> None:
+    def __init__(self, host: DispatchHost, rules: Rules) -> None:
         self._host = host
         self._rules = rules
         self._targets: dict[bytes, ForwardTargets] = {}
@@ -53,8 +53,8 @@ class Dispatcher:
         self._moving: dict[bytes, MovingChannel] = {}
         self.forwards = Forwards(host.limits.forward_buffer_bytes_max)
         self._notices = Notices(host, self._moving)
-        self._handovers = Handovers(host, self._moving, self.forwards, self._say_beacon)
-        self._announcements = Announcements(host, self._say_beacon)
+        self._handovers = Handovers(host, self._moving, self.forwards, self._send_beacon)
+        self._announcements = Announcements(host, self._send_beacon)
         self._reporting = Reporting(host, self._moving, self._notices, self._handovers, self.targets)
         host.scanner.watch_new()
 
@@ -140,7 +140,7 @@ class Dispatcher:
             if not last & ENDED:
                 blob = beacon(targets.publishing.version, stream, last, 0, 0)
                 for server in targets.of_foreign:
-                    self._say_beacon(server, channel, blob)
+                    self._send_beacon(server, channel, blob)
 
     def _announce(self, channel: bytes) -> None:
         targets = self.targets(channel)
@@ -184,7 +184,7 @@ class Dispatcher:
             counters.forwarded += len(servers)
             counters.forwarded_dropped = self.forwards.dropped
 
-    def _say_beacon(self, server: str, channel: bytes, blob: bytes) -> None:
+    def _send_beacon(self, server: str, channel: bytes, blob: bytes) -> None:
         if ANNOUNCE in self._rules:
             self.forwards.add(server, channel, self._mark(blob))
 
@@ -199,8 +199,8 @@ class Dispatcher:
             self._host.timers.set_if_absent(("notice", channel), now + self._host.limits.notice_retry_s)
             self._reporting.look(channel, now)
 
-    def confirmed(self, channel: bytes, now: float) -> None:
-        """A subscriber has confirmed an entry, or has left."""
+    def acknowledged(self, channel: bytes, now: float) -> None:
+        """A subscriber has acknowledged an entry, or has left."""
         self._reporting.look(channel, now)
 
     def came(self, channel: bytes, stream: int, now: float) -> None:
@@ -247,7 +247,7 @@ class Dispatcher:
         self._handovers.look()
 
     def notice_due(self, channel: bytes, now: float) -> None:
-        """Clients that were sent an entry should have confirmed it by now."""
+        """Clients that were sent an entry should have acknowledged it by now."""
         targets = self.targets(channel)
         if targets is not None:
             self._notices.due(channel, targets, now)
@@ -255,17 +255,17 @@ class Dispatcher:
     # Other servers
 
     def forward_lost(self, server: str) -> None:
-        """A connection to another server is gone."""
+        """A connection to another server is lost."""
         self.forwards.lost(server)
         self._host.counters.forwarded_dropped = self.forwards.dropped
 
-    def forward_confirmed(self, server: str, count: int) -> None:
-        """Another server has answered."""
-        self.forwards.confirmed(server, count)
+    def forward_replied(self, server: str, count: int) -> None:
+        """Another server has replied to the `count` oldest commands."""
+        self.forwards.replied(server, count)
         self._handovers.look()
 
     def take_report(self) -> Report | None:
-        """A report that the mover has not seen."""
+        """A report that the conductor has not seen."""
         self._handovers.look()
         return self._reporting.take()
 

@@ -1,7 +1,7 @@
 """The connections on which an agent publishes on other servers: one to each other server of the ring.
 
 Owns those connections and their replies. `forward_queues` decides what is sent, in which order and how often; the core
-is told when a connection is open, when it is gone and how many commands its server has answered.
+is told when a connection is open, when it is lost and how many commands its server has answered.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from typing import Any, Final, Protocol
 
 import hiredis
 
-from shoal.channels.agent.server_tasks import ServerTasks
-from shoal.channels.client.server_link import Command
-from shoal.errors import ConnectError, ProtocolError
+from shoal.channels.agent.peer_connections import PeerConnections
+from shoal.errors import ConnectError
 from shoal.limits import Limits
 from shoal.logs import get_log
-from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.ring import Ring
 from shoal.wire.address_book import AddressBook
-from shoal.wire.backoff import Backoff
+from shoal.wire.commands import Command
 from shoal.wire.connection import Connection
-
-REPLY_BYTES_MAX: Final = 1 << 20
 
 _log: Final = get_log(__name__)
 
@@ -39,18 +36,18 @@ class ForwardingCore(Protocol):
         """A connection is open."""
 
     def forward_lost(self, server: str, now: float) -> None:
-        """A connection is gone."""
+        """A connection is lost."""
 
-    def forward_confirmed(self, server: str, count: int, now: float) -> None:
+    def forward_replied(self, server: str, count: int, now: float) -> None:
         """A server has answered so many commands."""
 
 
 class _Replies:
     """Counts the replies of one server."""
 
-    def __init__(self, server: str, confirmed: Callable[[int], None]) -> None:
+    def __init__(self, server: str, replied: Callable[[int], None]) -> None:
         self._server = server
-        self._confirmed = confirmed
+        self._replied = replied
         self._complained = False
         self.awaited = 0
         self.news = asyncio.Event()
@@ -64,10 +61,10 @@ class _Replies:
             _log.error("forwarded message refused", server=self._server, why=str(refused))
         self.awaited -= len(frames)
         self.news.set()
-        self._confirmed(len(frames))
+        self._replied(len(frames))
 
     def lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self.ended = True
         self.news.set()
 
@@ -89,66 +86,35 @@ class ForwardLinks:
         *,
         book: AddressBook,
     ) -> None:
-        self._own = own
-        self._username = username
-        self._password = password
         self._limits = limits
         self._core = core
-        self._random = random
-        self._book = book
         self._loop = asyncio.get_running_loop()
-        self._tasks = ServerTasks(self._keep, "forwards to")
+        self._links = PeerConnections(
+            own, "forward", username, password, limits, random, book, self._make_replies, self._use
+        )
         self._connections: dict[str, tuple[Connection, _Replies]] = {}
 
     def follow(self, ring: Ring) -> None:
         """Connects to the servers of this ring, and to no others."""
-        self._tasks.follow(address for address in ring.servers if address.id != self._own)
+        self._links.follow(ring)
 
     async def close(self) -> None:
         """Ends all connections."""
-        await self._tasks.close()
+        await self._links.close()
 
     def flush(self) -> None:
         """Sends the core's messages for other servers."""
         for server, commands in self._core.take_forwards().items():
             connection, replies = self._connections[server]
-            with contextlib.suppress(ConnectError):  # it is gone, which its task will tell
+            with contextlib.suppress(ConnectError):  # it is lost, which its task reports
                 connection.send(commands)
                 replies.awaited += len(commands)
 
-    async def _keep(self, address: ServerAddress) -> None:
-        limits = self._limits
-        backoff = Backoff(
-            reconnect_delay_s_min=limits.reconnect_delay_s_min,
-            reconnect_delay_s_max=limits.reconnect_delay_s_max,
-            random=self._random,
-        )
-        while True:
-            replies = _Replies(address.id, lambda count: self._confirmed(address.id, count))
-            endpoint = self._book.reach(address)
-            connection = Connection(
-                endpoint.host,
-                endpoint.port,
-                username=self._username,
-                password=self._password,
-                name=f"shoal-forward-{self._own}",
-                receiver=replies,
-                dial=endpoint.dial,
-                connect_timeout_s=limits.connect_timeout_s,
-                frame_bytes_max=REPLY_BYTES_MAX,
-            )
-            try:
-                await connection.open()
-                backoff.reset()
-                await self._use(address.id, connection, replies)
-            except (ConnectError, ProtocolError) as error:
-                _log.debug("forward server not reachable", server=address.id, why=str(error))
-            finally:
-                connection.abort()
-            await asyncio.sleep(backoff.next_delay_s())
+    def _make_replies(self, server: str) -> _Replies:
+        return _Replies(server, lambda count: self._replied(server, count))
 
     async def _use(self, server: str, connection: Connection, replies: _Replies) -> None:
-        """Returns when the connection is gone, or when the server owes replies and is silent."""
+        """Returns when the connection is lost, or when the server owes replies and is silent."""
         self._connections[server] = connection, replies
         self._core.forward_opened(server, self._loop.time())
         self.flush()
@@ -166,7 +132,7 @@ class ForwardLinks:
             del self._connections[server]
             self._core.forward_lost(server, self._loop.time())
 
-    def _confirmed(self, server: str, count: int) -> None:
+    def _replied(self, server: str, count: int) -> None:
         if server in self._connections:
-            self._core.forward_confirmed(server, count, self._loop.time())
+            self._core.forward_replied(server, count, self._loop.time())
             self.flush()

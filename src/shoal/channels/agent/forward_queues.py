@@ -2,8 +2,8 @@
 
 Owns the order, the bound and the repetition of forwarded messages. `forward_links` owns the connections.
 
-    add -> queue --take, link open, window not full--> sent --confirmed--> gone
-                      ^------- link lost: everything that was not confirmed is sent again --+
+    add -> queue --take, link open, window not full--> sent --replied--> done
+                      ^------- link lost: everything without a reply is sent again --+
 
 Messages that are sent again after a lost connection may arrive twice; subscribers drop duplicates. Above
 `forward_buffer_bytes_max` the oldest messages that are not in flight are dropped and counted; subscribers see the hole
@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from shoal.channels.client.server_link import Command
+from shoal.wire.commands import Command
 
 WINDOW_BYTES: Final = 1 << 20
-"""Unconfirmed bytes in flight to one server; at least one command is always allowed."""
+"""Bytes in flight, without a reply, to one server; at least one command is always allowed."""
 
 COMMAND_BYTES: Final = 64
 """Memory of a queued command beside its channel and its payload."""
@@ -81,7 +81,7 @@ class _Queue:
             commands.append(command)
         return commands
 
-    def confirm(self, count: int) -> None:
+    def take_replies(self, count: int) -> None:
         for _ in range(min(count, len(self.sent))):
             self.sent_bytes -= _size(self.sent.popleft())
 
@@ -141,17 +141,17 @@ class Forwards:
         self._ready.add(server)
 
     def lost(self, server: str) -> None:
-        """The connection to the server is gone."""
+        """The connection to the server is lost."""
         queue = self._queue(server)
         queue.take_back()
         queue.open = False
         self._ready.discard(server)
         self.dropped += queue.bound(self._bytes_max)
 
-    def confirmed(self, server: str, count: int) -> None:
+    def replied(self, server: str, count: int) -> None:
         """The server has answered the `count` oldest commands that were sent."""
         queue = self._queue(server)
-        queue.confirm(count)
+        queue.take_replies(count)
         if queue.open and queue.waiting:
             self._ready.add(server)
 
@@ -169,7 +169,7 @@ class Forwards:
         return self._queue(server).added
 
     def arrived(self, server: str, mark: Mark) -> bool | None:
-        """Whether a piece of the queue has been confirmed; None if some of it was dropped."""
+        """Whether the server has replied to a piece of the queue; None if some of it was dropped."""
         queue = self._queues.get(server)
         if queue is None:
             return True

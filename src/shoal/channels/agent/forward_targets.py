@@ -1,7 +1,7 @@
 """The forward targets of a channel on one server: the other servers to which its messages have to be forwarded.
 
-Owns the rule by which an agent forwards. It is a function of the plan alone; `dispatcher` and its helpers keep what was
-heard and confirmed.
+Owns the rule by which an agent forwards. It is a function of the plan alone; `dispatcher` and its helpers keep the
+state of each channel.
 
 A message is not forwarded if all subscribers hear it where it was published:
 
@@ -66,7 +66,7 @@ class ForwardTargets:
         involved = server in (entry.servers if entry else publishing.servers)
         at_home = book.ring is not None and book.ring.home(channel) == server
         self.concerned = involved or at_home or (entry is not None and server in entry.helped)
-        """Whether the mover waits for reports of this server's agent about the channel."""
+        """Whether the conductor waits for reports of this server's agent about the channel."""
         self.astray = server not in publishing.servers
         """Whether clients that know the plan do not publish here."""
         subscribed = book.subscribed(channel)

@@ -3,7 +3,7 @@
 Owns two kinds of beacons that an agent publishes in place of the publishers:
 
     handover       a channel leaves this server: the agents of the new servers learn how far its streams have come, so
-                   that new subscribers there start at the right number. Done when the new servers have confirmed it.
+                   that new subscribers there start at the right number. Done when the new servers have replied to it.
     announcement   this agent was away for a while: subscribers elsewhere that should have got the messages published
                    meanwhile see the hole, and ask the publisher.
 
@@ -16,22 +16,24 @@ from collections.abc import Callable, Mapping
 
 from shoal.channels.agent.forward_queues import Forwards, Mark
 from shoal.channels.agent.forward_targets import ForwardTargets
-from shoal.channels.agent.moving_channel import Host, MovingChannel
+from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.plan.entry import Entry, Phase
 from shoal.wire.envelope import ENDED, beacon
 
-Say = Callable[[str, bytes, bytes], None]
+SendBeacon = Callable[[str, bytes, bytes], None]
 """Publishes a beacon on another server: server, channel, beacon."""
 
 
 class Handovers:
     """Hands streams over, once for each newest placement."""
 
-    def __init__(self, host: Host, moving: Mapping[bytes, MovingChannel], forwards: Forwards, say: Say) -> None:
+    def __init__(
+        self, host: DispatchHost, moving: Mapping[bytes, MovingChannel], forwards: Forwards, send: SendBeacon
+    ) -> None:
         self._host = host
         self._moving = moving
         self._forwards = forwards
-        self._say = say
+        self._send = send
         self._waiting: dict[bytes, None] = {}
         self._under_way: dict[bytes, tuple[int, dict[str, Mark]]] = {}
 
@@ -67,11 +69,11 @@ class Handovers:
 
     @property
     def pending(self) -> bool:
-        """Whether a hand-over waits or is under way."""
+        """Whether a handover waits or is under way."""
         return bool(self._waiting or self._under_way)
 
     def look(self) -> None:
-        """Begins waiting handovers if all clients have sent their Present, and ends confirmed ones."""
+        """Begins waiting handovers if all clients have sent their Present, and ends those that have arrived."""
         if self._waiting and self._host.complete:
             waiting, self._waiting = self._waiting, {}
             for channel in waiting:
@@ -98,7 +100,7 @@ class Handovers:
             if not last & ENDED:
                 blob = beacon(entry.placement.version, stream, last, 0, 0)
                 for server in aims:
-                    self._say(server, channel, blob)
+                    self._send(server, channel, blob)
         marks = {server: Mark(start, self._forwards.position(server)) for server, start in starts.items()}
         self._under_way[channel] = entry.placement.version, marks
 
@@ -109,9 +111,9 @@ class Announcements:
     The plan may come after the streams; servers that a later part of it adds are told then.
     """
 
-    def __init__(self, host: Host, say: Say) -> None:
+    def __init__(self, host: DispatchHost, send: SendBeacon) -> None:
         self._host = host
-        self._say = say
+        self._send = send
         self._told: dict[bytes, dict[int, set[str]]] = {}
 
     def clear(self) -> None:
@@ -140,5 +142,5 @@ class Announcements:
                 blob = beacon(targets.publishing.version, stream, last, 0, 0)
                 for server in targets.of_streams:
                     if server not in told:
-                        self._say(server, channel, blob)
+                        self._send(server, channel, blob)
                 told.update(targets.of_streams)

@@ -13,8 +13,9 @@ server the newer one keeps it.
 If the lease had lapsed, the server may have left the ring without this agent knowing it. So the agent reads the ring
 after it has taken the lease: a ring that the keeper wrote before it saw the new lease is the one read, or newer.
 
-A renewal without an answer may have taken effect all the same; then the keeper sees a living agent that believes to be
-cut off. So after an unanswered renewal the agent first reads the lease, and renews again when it has been answered.
+A renewal without an answer may have taken effect all the same; then the keeper sees a valid lease while the agent takes
+itself for cut off. So after an unanswered renewal the agent first reads the lease, and renews again when it has been
+answered.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Verdicts(Protocol):
 
 
 class LeaseKeeper:
-    """Keeps one server's lease. `answers` says whether the server answers, `speaks` whether the agent serves."""
+    """Keeps one server's lease. `answers` says whether the server answers, `connected` whether the agent's core has a
+    connection to it."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class LeaseKeeper:
         limits: Limits,
         verdicts: Verdicts,
         answers: Callable[[], bool],
-        speaks: Callable[[], bool],
+        connected: Callable[[], bool],
     ) -> None:
         self._coordinator = coordinator
         self._address = address
@@ -76,7 +78,7 @@ class LeaseKeeper:
         self._interval_s = limits.heartbeat_interval_s
         self._verdicts = verdicts
         self._answers = answers
-        self._speaks = speaks
+        self._connected = connected
         self._first = True
         self._lease: Lease | None = None
         self._membership: Membership | None = None
@@ -129,7 +131,7 @@ class LeaseKeeper:
         asked_at = clock()
         before = await self._coordinator.lease_of(name)
         runs_until = asked_at + (before.remaining_s if before is not None else 0.0)
-        if before is None and not self._speaks():
+        if before is None and not self._connected():
             return True
         data = msgspec.msgpack.encode(self._address)
         self._membership = await self._coordinator.join(SERVERS, self._address.id, data, self._ttl_s)
@@ -169,7 +171,7 @@ class LeaseKeeper:
         """The lease counts as held, unless it had lapsed and the ring could not be read since."""
         lapsed = self._lapsed
         if lapsed:
-            if not self._speaks():
+            if not self._connected():
                 return
             ring = await self._coordinator.get(RING_KEY)
             if ring is not None:

@@ -18,21 +18,24 @@ from shoal.metrics import MetricsPage, TopK
 
 if TYPE_CHECKING:
     from shoal.channels.agent.core import AgentCore
+    from shoal.channels.agent.monitor import Monitor
     from shoal.channels.telemetry.analyzer import Second
-    from shoal.channels.telemetry.monitor import Monitor
 
 TOP_CHANNELS: Final = 10
 
 _SERVER_GAUGES: Final = {
     "bytes_out_per_s": (
         "shoal_server_out_bytes_per_second",
-        "what the server sent, without the agent's own copy",
+        "bytes sent by the server, without the agent's own copy",
     ),
-    "max_out_bytes_per_s": ("shoal_server_out_bytes_per_second_max", "what the server may send"),
-    "load_ratio": ("shoal_server_load_ratio", "sent by what may be sent"),
-    "cpu_share": ("shoal_server_cpu_ratio", "CPU that the server used, of one core"),
+    "max_out_bytes_per_s": (
+        "shoal_server_out_bytes_per_second_max",
+        "configured limit of the bytes sent by the server",
+    ),
+    "load_ratio": ("shoal_server_load_ratio", "bytes sent divided by the limit"),
+    "cpu_share": ("shoal_server_cpu_ratio", "CPU used by the server, 1 is one core"),
     "connections": ("shoal_server_connections", "connections to the server"),
-    "memory_bytes": ("shoal_server_memory_bytes", "memory that the server uses"),
+    "memory_bytes": ("shoal_server_memory_bytes", "memory used by the server"),
 }
 _log: Final = get_log(__name__)
 
@@ -84,30 +87,34 @@ class AgentMetrics(Collector):
         )
         yield GaugeMetricFamily(
             "shoal_agent_registered_clients",
-            "clients that subscribe to anything",
+            "clients with at least one subscription",
             len(self._core.register.clients),
         )
         yield GaugeMetricFamily(
             "shoal_agent_channels_moving",
-            "channels that move and concern this server",
+            "moving channels that concern this server",
             self._core.dispatcher.moving,
         )
         yield GaugeMetricFamily(
             "shoal_agent_forward_buffer_bytes",
-            "what waits to be confirmed by other servers",
+            "forwarded bytes that other servers have not replied to",
             self._core.dispatcher.forwards.held_bytes,
         )
         yield GaugeMetricFamily(
             "shoal_agent_records_open",
-            "channels whose messages are written down",
+            "channels that are being recorded",
             self._core.recorder.records_open,
         )
         for prefix, counters in (("agent", self._core.counters), ("monitor", self._monitor.counters)):
             for name in counters.__struct_fields__:
-                yield CounterMetricFamily(f"shoal_{prefix}_{name}", f"{name} so far", getattr(counters, name))
+                yield CounterMetricFamily(
+                    f"shoal_{prefix}_{name}",
+                    f"{name.replace('_', ' ')} since the start of the agent",
+                    getattr(counters, name),
+                )
         yield GaugeMetricFamily(
             "shoal_server_foreign_patterns",
-            "patterns that no registered client holds",
+            "patterns on the server that no registered client uses",
             self._monitor.foreign_patterns,
         )
         if self._second is not None:

@@ -5,16 +5,13 @@ Owns the per-channel state; `dispatcher`, `notices`, `handover` and `report` fil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from shoal.channels import states
 from shoal.channels.agent.register import Register
-from shoal.channels.client.server_link import Command
+from shoal.channels.agent_host import AgentHost
 from shoal.channels.recording.recorder import Recorder
 from shoal.channels.telemetry.scanner import Scanner
-from shoal.channels.timers import Timers
-from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase
 from shoal.wire import control
@@ -58,41 +55,19 @@ class MovingChannel:
             self.told.clear()
 
 
-class Counters(Protocol):
-    """What the dispatcher counts."""
-
-    forwarded: int
-    forwarded_dropped: int
-    notices: int
-    handovers: int
-
-
-class Host(Protocol):
+class DispatchHost(AgentHost, Protocol):
     """The agent that a dispatcher works for."""
 
-    server: str
     book: PlanBook
     scanner: Scanner
     register: Register
-    limits: Limits
-    timers: Timers
     incarnation: int
-    state: states.Agent
+    state: states.AgentState
     recorder: Recorder
-
-    @property
-    def counters(self) -> Counters:
-        """What the agent has done so far."""
 
     @property
     def complete(self) -> bool:
         """Whether all clients of the server have sent their Present."""
 
-    def ask(self, command: Command, handler: Any = None) -> None:
-        """Asks the agent's own server."""
-
     def tell_client(self, client: int, message: control.FromAgent, number: int = 0) -> None:
         """Publishes a control message to a client of the agent's own server."""
-
-    def streams(self, channel: bytes) -> Mapping[int, int]:
-        """The streams of a channel, each with its last sequence number (see `ENDED`)."""

@@ -1,10 +1,10 @@
 """Notices: which clients do not know a channel's entry, and when they are told.
 
-Owns both decisions. A subscriber is behind if it has not confirmed a revision with the current subscriber servers; a
+Owns both decisions. A subscriber is behind if it has not acknowledged a revision with the current subscriber servers; a
 publisher if it publishes with another version than the current one.
 
 Notices are sent only when needed: to a subscriber with the first message on its channel after the entry came, to a
-publisher with its own next message. Only for an eager entry they are sent at once. A notice that is not confirmed is
+publisher with its own next message. Only for an eager entry they are sent at once. A notice that is not acknowledged is
 sent again.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 
 from shoal.channels import states
 from shoal.channels.agent.forward_targets import ForwardTargets
-from shoal.channels.agent.moving_channel import Host, MovingChannel
+from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.plan.entry import Phase
 from shoal.wire import control
 from shoal.wire.envelope import ENDED, client_of
@@ -31,7 +31,7 @@ TOLD_PUBLISHERS_MAX: Final = 50_000
 class Notices:
     """Sends notices to the clients of one server."""
 
-    def __init__(self, host: Host, moving: Mapping[bytes, MovingChannel]) -> None:
+    def __init__(self, host: DispatchHost, moving: Mapping[bytes, MovingChannel]) -> None:
         self._host = host
         self._moving = moving
         self._publishers: dict[tuple[bytes, int, int], float] = {}
@@ -42,7 +42,7 @@ class Notices:
         if entry is None or not entry.follows_from:
             return []
         clients = register.channels.get(channel, ())
-        return [client for client in clients if register.confirmed(client, channel) < entry.follows_from]
+        return [client for client in clients if register.acknowledged(client, channel) < entry.follows_from]
 
     def stale_streams(self, channel: bytes, targets: ForwardTargets) -> list[int]:
         """The live streams that should be elsewhere and have not left."""
@@ -71,7 +71,7 @@ class Notices:
         entry, moving = targets.entry, self._moving.get(channel)
         if entry is None or moving is None or not (moving.spoken or entry.eager):
             return
-        if self._host.state is states.Agent.AWAY:
+        if self._host.state is states.AgentState.AWAY:
             return
         waits = self._subscribers(channel, moving, now)
         if entry.eager and entry.phase not in (Phase.PREPARE, Phase.WIDEN):

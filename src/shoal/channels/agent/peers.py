@@ -14,23 +14,18 @@ from typing import Any, Final
 
 import hiredis
 
-from shoal.channels.agent.server_tasks import ServerTasks
-from shoal.errors import ConnectError, ProtocolError
+from shoal.channels.agent.peer_connections import PeerConnections
+from shoal.errors import ProtocolError
 from shoal.limits import Limits
-from shoal.logs import get_log
-from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.ring import Ring
 from shoal.wire import control
 from shoal.wire.address_book import AddressBook
-from shoal.wire.backoff import Backoff
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
 
 PEER_PATTERN: Final = HEARTBEAT_CHANNEL[:-1] + b"[" + HEARTBEAT_CHANNEL[-1:] + b"]"
-HEARTBEAT_BYTES_MAX: Final = 1 << 20
 SILENT_HEARTBEATS_MAX: Final = 20
 """Heartbeat intervals without a heartbeat after which a connection counts as half open and is replaced."""
-
-_log: Final = get_log(__name__)
 
 
 class _Listener:
@@ -54,7 +49,7 @@ class _Listener:
                         self._heard(heartbeat)
 
     def lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self.ended.set()
 
     def can_send(self) -> None:
@@ -75,57 +70,30 @@ class Peers:
         *,
         book: AddressBook,
     ) -> None:
-        self._own = own
-        self._username = username
-        self._password = password
         self._limits = limits
-        self._heard = heard
-        self._random = random
-        self._book = book
-        self._tasks = ServerTasks(self._listen, "heartbeats of")
+        self._links = PeerConnections(
+            own,
+            "peer",
+            username,
+            password,
+            limits,
+            random,
+            book,
+            lambda server: _Listener(server, heard),
+            self._listen,
+        )
 
     def follow(self, ring: Ring) -> None:
         """Listens to the servers of this ring, and to no others."""
-        self._tasks.follow(address for address in ring.servers if address.id != self._own)
+        self._links.follow(ring)
 
     async def close(self) -> None:
         """Ends all connections."""
-        await self._tasks.close()
+        await self._links.close()
 
-    async def _listen(self, address: ServerAddress) -> None:
-        limits = self._limits
-        backoff = Backoff(
-            reconnect_delay_s_min=limits.reconnect_delay_s_min,
-            reconnect_delay_s_max=limits.reconnect_delay_s_max,
-            random=self._random,
-        )
-        while True:
-            listener = _Listener(address.id, self._heard)
-            endpoint = self._book.reach(address)
-            connection = Connection(
-                endpoint.host,
-                endpoint.port,
-                username=self._username,
-                password=self._password,
-                name=f"shoal-peer-{self._own}",
-                receiver=listener,
-                dial=endpoint.dial,
-                connect_timeout_s=limits.connect_timeout_s,
-                frame_bytes_max=HEARTBEAT_BYTES_MAX,
-            )
-            try:
-                await connection.open()
-                backoff.reset()
-                connection.send([(b"PSUBSCRIBE", PEER_PATTERN)])
-                await self._until_lost(listener)
-            except (ConnectError, ProtocolError) as error:
-                _log.debug("peer server not reachable", server=address.id, why=str(error))
-            finally:
-                connection.abort()
-            await asyncio.sleep(backoff.next_delay_s())
-
-    async def _until_lost(self, listener: _Listener) -> None:
-        """Returns when the connection is gone, or silent for so long that it may be half open."""
+    async def _listen(self, server: str, connection: Connection, listener: _Listener) -> None:
+        """Returns when the connection is lost, or silent for so long that it may be half open."""
+        connection.send([(b"PSUBSCRIBE", PEER_PATTERN)])
         loop = asyncio.get_running_loop()
         silent_s = SILENT_HEARTBEATS_MAX * self._limits.heartbeat_interval_s
         listener.heard_at = loop.time()

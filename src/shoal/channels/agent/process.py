@@ -2,7 +2,7 @@
 
 Owns the coordinator's client, the reconnects to the server and the end of the process. Decisions are made in the parts:
 `core` and `monitor` (run by `session`), `lease_keeper`, `peers` (heartbeats of the other agents), `forward_links`
-(messages published on other servers) and `report_writer` (reports to the mover).
+(messages published on other servers) and `report_writer` (reports to the conductor).
 
     coordinator --plan, key--> core <--bytes-- its server --heartbeats, answers, telemetry--> clients, balancer
         ^---- lease, membership (lease_keeper)   other servers --heartbeats (peers)--> lease
@@ -96,7 +96,6 @@ class Agent:
         self._session: ServerSession | None = None
         self._forward_links: ForwardLinks | None = None
         self._metrics: AgentMetrics | None = None
-        self._lease_keeper: LeaseKeeper | None = None
         self._peers = Peers(
             self._address.id,
             self._login.username,
@@ -134,8 +133,8 @@ class Agent:
             stack.push_async_callback(self._peers.close)
             stack.push_async_callback(self._close_forward_links)
             holder = f"{self._address.id}-{self._instance:016x}"
-            self._lease_keeper = lease_keeper = LeaseKeeper(
-                coordinator, self._address, holder, self._limits, self, self._answers, self._speaks
+            lease_keeper = LeaseKeeper(
+                coordinator, self._address, holder, self._limits, self, self._answers, self._is_connected
             )
             stack.push_async_callback(lease_keeper.leave)
             await _first_of(
@@ -264,7 +263,7 @@ class Agent:
             silent = not core.lease.is_granted(self._loop.time())
             core.lease.granted(sent_at, core.book.version if lapsed else None)
             if silent:
-                self._session.speak()
+                self._session.send_heartbeat()
 
     def ring_read(self, ring: Versioned) -> None:
         """The ring as read after a lapsed lease was taken; the watch may bring it later."""
@@ -298,8 +297,8 @@ class Agent:
             self._session.probe()
         return heard_at is not None and self._loop.time() - heard_at <= ANSWER_AGE_S_MAX
 
-    def _speaks(self) -> bool:
-        return self._session is not None and self._session.speaks
+    def _is_connected(self) -> bool:
+        return self._session is not None and self._session.connected
 
     # The server
 
@@ -351,9 +350,9 @@ class Agent:
 
     def _make_session(self, key: bytes) -> ServerSession:
         from shoal.channels.agent.core import AgentCore
+        from shoal.channels.agent.monitor import Monitor
         from shoal.channels.agent.session import ServerSession
         from shoal.channels.telemetry.analyzer import Analyzer
-        from shoal.channels.telemetry.monitor import Monitor
         from shoal.channels.telemetry.scanner import Scanner
         from shoal.channels.telemetry.tables import TableLimits
 

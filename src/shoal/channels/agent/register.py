@@ -1,7 +1,7 @@
 """The agent's register: which client subscribes to which channels and patterns on its server.
 
-Owns what Redis does not tell: the clients behind the counts, and the revision of the channel's entry that each has
-confirmed. Hello and Present add to it, Bye and lost connections remove from it.
+Owns what Redis does not report: the clients behind the counts, and the revision of the channel's entry that each has
+acknowledged. Hello and Present add to it, Bye and lost connections remove from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Register:
         self._channels: dict[bytes, set[int]] = {}
         self._patterns: dict[bytes, set[int]] = {}
         self._clients: dict[int, dict[tuple[bool, bytes], int]] = {}
-        self._confirmed: dict[bytes, dict[int, int]] = {}
+        self._acknowledged: dict[bytes, dict[int, int]] = {}
 
     @property
     def channels(self) -> Mapping[bytes, Collection[int]]:
@@ -53,34 +53,34 @@ class Register:
         return True
 
     def remove_client(self, client: int) -> None:
-        """A client is gone; removes all of its subscriptions."""
+        """A client has left; removes all of its subscriptions."""
         for pattern, name in self._clients.pop(client, ()):
             self._remove(name, pattern, client)
 
-    def confirm(self, client: int, name: bytes, revision: int) -> None:
+    def acknowledge(self, client: int, name: bytes, revision: int) -> None:
         """A subscriber follows the channel's entry of this revision; ignored if it is not registered."""
         if client in self._channels.get(name, ()):
-            confirmed = self._confirmed.setdefault(name, {})
-            confirmed[client] = max(revision, confirmed.get(client, 0))
+            acknowledged = self._acknowledged.setdefault(name, {})
+            acknowledged[client] = max(revision, acknowledged.get(client, 0))
 
-    def confirmed(self, client: int, name: bytes) -> int:
-        """The newest revision that a subscriber has confirmed, 0 at first: a Hello alone confirms nothing."""
-        confirmed = self._confirmed.get(name)
-        return confirmed.get(client, 0) if confirmed else 0
+    def acknowledged(self, client: int, name: bytes) -> int:
+        """The newest revision that a subscriber has acknowledged, 0 at first: a Hello alone acknowledges nothing."""
+        acknowledged = self._acknowledged.get(name)
+        return acknowledged.get(client, 0) if acknowledged else 0
 
     def clear(self) -> None:
         """The server has restarted: all subscriptions have to be registered again."""
         self._channels.clear()
         self._patterns.clear()
         self._clients.clear()
-        self._confirmed.clear()
+        self._acknowledged.clear()
 
     def _remove(self, name: bytes, pattern: bool, client: int) -> None:
         table = self._patterns if pattern else self._channels
-        if not pattern and name in self._confirmed:
-            self._confirmed[name].pop(client, None)
-            if not self._confirmed[name]:
-                del self._confirmed[name]
+        if not pattern and name in self._acknowledged:
+            self._acknowledged[name].pop(client, None)
+            if not self._acknowledged[name]:
+                del self._acknowledged[name]
         clients = table.get(name)
         if clients is not None:
             clients.discard(client)

@@ -1,9 +1,9 @@
-"""An agent's report to the mover about the moving channels that concern its server.
+"""An agent's report to the conductor about the moving channels that concern its server.
 
 Owns the question to the server (how many clients subscribe, and which of the registered ones are connected) and the
 report.
 
-A count that was taken before the newest entry came would tell the mover that no client is behind. So a channel is
+A count that was taken before the newest entry came would tell the conductor that no client is behind. So a channel is
 reported with a new revision only when the server has been asked again. In the phase `prepare` the revision is enough.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 from shoal.channels import states
 from shoal.channels.agent.forward_targets import ForwardTargets
 from shoal.channels.agent.handover import Handovers
-from shoal.channels.agent.moving_channel import Counted, Host, MovingChannel
+from shoal.channels.agent.moving_channel import Counted, DispatchHost, MovingChannel
 from shoal.channels.agent.notices import Notices
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.move_request import ChannelReport, Report
@@ -53,7 +53,7 @@ class Reporting:
 
     def __init__(
         self,
-        host: Host,
+        host: DispatchHost,
         moving: Mapping[bytes, MovingChannel],
         notices: Notices,
         handovers: Handovers,
@@ -101,7 +101,7 @@ class Reporting:
 
     def poll(self, now: float) -> None:
         """Asks the server about the moving channels."""
-        if not self._due_at or self._host.state is not states.Agent.SERVING:
+        if not self._due_at or self._host.state is not states.AgentState.SERVING:
             return
         wait_s = POLL_S
         if self._round is None and (asked := self._make_round(now)).names:
@@ -142,9 +142,10 @@ class Reporting:
         return take
 
     def _count(self, channel: bytes, revision: int, counts: Mapping[bytes, int]) -> None:
-        """Registered subscribers are behind if they are connected and have not confirmed; foreign ones always, because
-        they cannot be told. Clients that registered since the question was asked count as connected. A client that left
-        while the connection was down is still registered, so at most as many are behind as there are subscribers."""
+        """Registered subscribers are behind if they are connected and have not acknowledged the entry; foreign ones
+        always, because they cannot be told. Clients that registered since the question was asked count as connected. A
+        client that left while the connection was down is still registered, so at most as many are behind as there are
+        subscribers."""
         entry = self._host.book.entry(channel)
         if entry is None or entry.newness != revision or channel not in self._due_at:
             return
@@ -171,7 +172,7 @@ class Reporting:
         """Whether the report can differ from the one taken last: channels move, or did at that time, or the agent began
         a new incarnation."""
         last = self._last
-        return self._host.state is states.Agent.SERVING and (
+        return self._host.state is states.AgentState.SERVING and (
             bool(self._due_at)
             or self._handovers.pending
             or last is None
@@ -181,7 +182,7 @@ class Reporting:
 
     def take(self) -> Report | None:
         """The report, if it has changed; None while the agent does not serve."""
-        if self._host.state is not states.Agent.SERVING:
+        if self._host.state is not states.AgentState.SERVING:
             return None
         lines = {channel: line for channel in sorted(self._due_at) if (line := self._line(channel)) is not None}
         report = Report(self._host.server, self._host.incarnation, lines)

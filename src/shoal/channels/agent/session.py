@@ -12,8 +12,8 @@ from typing import Final
 
 from shoal.channels.agent.connection import AgentConnection
 from shoal.channels.agent.core import AgentCore
-from shoal.channels.states import Agent as AgentState
-from shoal.channels.telemetry.monitor import Monitor
+from shoal.channels.agent.monitor import Monitor
+from shoal.channels.states import AgentState
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.runtime import TIMER_GRAIN_S
@@ -48,12 +48,12 @@ class ServerSession:
         self._other_formats_at = float("-inf")
 
     @property
-    def speaks(self) -> bool:
+    def connected(self) -> bool:
         """Whether the agent is connected to its server."""
         return self.core.state is not AgentState.AWAY
 
     async def serve(self, connection: AgentConnection, run_id: str) -> None:
-        """Serves on a connection until it is gone."""
+        """Serves on a connection until it is lost."""
         core = self.core
         now = self._loop.time()
         self._connection = connection
@@ -79,13 +79,13 @@ class ServerSession:
 
     def probe(self) -> None:
         """Sends a PING to the server."""
-        if self.speaks:
+        if self.connected:
             self.core.ask((b"PING",))
             self.flush()
 
-    def speak(self) -> None:
+    def send_heartbeat(self) -> None:
         """Sends a heartbeat now, if the agent is connected."""
-        if self.speaks:
+        if self.connected:
             self.core.timers.set("heartbeat", self._loop.time())
             self.turn()
 

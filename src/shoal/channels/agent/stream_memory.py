@@ -45,7 +45,7 @@ class StreamMemory:
         self._previous = {key: seen for key, seen in self._previous.items() if seen[1] >= oldest}
 
     def remembers(self, incarnation: int) -> bool:
-        """Whether this process has heard everything since an incarnation; 0 stands for its first one."""
+        """Whether this process has heard everything since an incarnation; 0 is its first one."""
         return incarnation in self._incarnations if incarnation else bool(self._incarnations)
 
     def of(self, channel: bytes) -> dict[int, int]:

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from hiredis import PushNotification
 
-from shoal.channels.client.context import Context, Refused
-from shoal.channels.client.outgoing import Lane
+from shoal.channels.client.context import Context, PublishRefused
+from shoal.channels.client.outgoing_stream import Lane
 from shoal.channels.client.publisher import Publisher
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.runs import RUN_MESSAGES_MIN, as_run
 from shoal.channels.client.server_link import Listen, Ping, ServerLink
 from shoal.channels.client.subscriber import Subscriber
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.message import Item, Message
 from shoal.wire.envelope import HEADER_BYTES, PLAIN, PLAIN_HEADER, RESERVED_PREFIX
 
@@ -61,8 +61,8 @@ class Arrivals:
         confirmed = delivered = 0
         last_channel = b""
         last_time_us = 0
-        subs: list[Subscription] | None = None
-        sub: Subscription | None = None
+        subs: list[SubscriptionCore] | None = None
+        sub: SubscriptionCore | None = None
         for frame in frames:
             if type(frame) is not PushNotification:
                 if inflight:
@@ -154,7 +154,7 @@ class Arrivals:
         if type(expected) is Ping:
             link.ponged(expected)
         elif isinstance(expected, Listen):
-            self._effects.append(Refused(expected.channel, str(reply)))
+            self._effects.append(PublishRefused(expected.channel, str(reply)))
         elif isinstance(expected, Lane):
             if isinstance(reply, Exception):
                 self._publisher.refused(expected, str(reply), now)
@@ -162,7 +162,7 @@ class Arrivals:
                 self._publisher.confirmed(expected, 1, now)
 
     def _other_push(self, link: ServerLink, frame: list[bytes], now: float) -> None:
-        """A message of a pattern, or the confirmation of a SUBSCRIBE or similar command."""
+        """A message of a pattern, or the answer to a SUBSCRIBE or similar command."""
         if frame[0] == b"pmessage":
             _, pattern, channel, blob = frame
             if not channel.startswith(RESERVED_PREFIX):
@@ -171,7 +171,7 @@ class Arrivals:
         elif link.inflight and isinstance(link.inflight[0], Listen):
             link.inflight.popleft()
 
-    def _message(self, subs: list[Subscription], channel: bytes, blob: bytes, server: str, now: float) -> None:
+    def _message(self, subs: list[SubscriptionCore], channel: bytes, blob: bytes, server: str, now: float) -> None:
         for sub in subs:
             if not self._receiver.accept_next(sub, blob):
                 self._receiver.accept(sub, channel, blob, server, now)

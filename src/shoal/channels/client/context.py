@@ -1,7 +1,7 @@
 """What the parts of a router share: its id, limits and rules, its links, timers and outputs, and how it sends control
 messages.
 
-Owns no decisions. `effects`, `dirty` and `ready` are the router's only outputs: the adapter empties them.
+Owns no decisions. `effects`, the outboxes of the `dirty` links and `ready` are the router's outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, peer_channel
 
 if TYPE_CHECKING:
-    from shoal.channels.client.subscription import Subscription
+    from shoal.channels.client.subscription import SubscriptionCore
 
 
 class Connect(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Confirmed(msgspec.Struct, frozen=True):
     token: object
 
 
-class Refused(msgspec.Struct, frozen=True):
+class PublishRefused(msgspec.Struct, frozen=True):
     """A server refused a publish; the message did not go out there."""
 
     channel: bytes
@@ -76,13 +76,13 @@ class UnknownFlags(msgspec.Struct, frozen=True):
     flags: int
 
 
-Effect: TypeAlias = Connect | Disconnect | FetchRing | Confirmed | Refused | AgentRefused | UnknownFlags
+Effect: TypeAlias = Connect | Disconnect | FetchRing | Confirmed | PublishRefused | AgentRefused | UnknownFlags
 
 REPORT_EVERY_S: Final = 60.0
 """Messages with unknown flags are reported at most once in this time."""
 
 
-class Counters(msgspec.Struct):
+class ClientCounters(msgspec.Struct):
     """Event counts, for metrics and for `exercised` of the simulator."""
 
     repeated: int = 0
@@ -146,8 +146,8 @@ class Context:
         self.links: dict[str, ServerLink] = {}
         self.effects: list[Effect] = []
         self.dirty: list[ServerLink] = []
-        self.ready: list[Subscription] = []
-        self.counters = Counters()
+        self.ready: list[SubscriptionCore] = []
+        self.counters = ClientCounters()
         self.closing = False
         self.number = first_number
         """The number of the last message or question, see `next_number`."""
@@ -161,13 +161,13 @@ class Context:
 
     def want(self, link: ServerLink) -> None:
         """Opens a link, unless it is open or opening, or its server is not in the ring."""
-        if link.state is states.Link.DOWN and self.book.address(link.server) is not None and not self.closing:
+        if link.state is states.LinkState.DOWN and self.book.address(link.server) is not None and not self.closing:
             link.step("wanted")
             self.effects.append(Connect(link.address))
 
     def drop(self, link: ServerLink) -> None:
         """Drops the connection of a link, if it has one."""
-        if link.state is not states.Link.DOWN:
+        if link.state is not states.LinkState.DOWN:
             self.effects.append(Disconnect(link.server))
 
     def touch(self, link: ServerLink) -> None:

@@ -1,4 +1,4 @@
-"""Joins a live subscription to a history: the first live message of each stream, and how far the history must reach.
+"""Joins a live subscription to a history, which ends before the first live message of each stream or earlier.
 
 Owns the join. A core without I/O: it takes a subscription from which the application has read nothing yet, and moves
 its streams to the end of the history. From then on `receiver` judges duplicates, holes and gaps as usual.
@@ -10,39 +10,16 @@ its streams to the end of the history. From then on `receiver` judges duplicates
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 
-from shoal.channels.client.incoming import StreamIn
+from shoal.channels.client.incoming_stream import StreamIn
 from shoal.channels.client.receiver import Receiver
-from shoal.channels.client.subscription import Subscription
-from shoal.message import Gap, Item, Message
-
-
-def live_from(sub: Subscription) -> dict[int, int]:
-    """For each known stream the first number that the subscription has received or expects. Earlier numbers come from
-    the history. Gaps that were reported live count as received."""
-    said: defaultdict[int, list[Item]] = defaultdict(list)
-    for item in sub.inbox.items:
-        if item.publisher:
-            said[item.publisher].append(item)
-    begins: dict[int, int] = {}
-    for number, stream in sorted(sub.streams.items(), reverse=True):
-        items = said.get(stream.publisher, [])
-        first = stream.next
-        while items and _last(items[-1]) == first - 1:
-            item = items.pop()
-            first = item.sequence if isinstance(item, Message) else item.first
-        begins[number] = first
-    return begins
-
-
-def _last(item: Item) -> int | None:
-    return item.last if isinstance(item, Gap) else item.sequence
+from shoal.channels.client.subscription import SubscriptionCore
+from shoal.message import Item, Message
 
 
 def go_on(
-    receiver: Receiver, sub: Subscription, begins: Mapping[int, int], reached: Mapping[int, int], now: float
+    receiver: Receiver, sub: SubscriptionCore, begins: Mapping[int, int], reached: Mapping[int, int], now: float
 ) -> None:
     """Continues each stream after the last number of the history. A stream that only the history knows is expected to
     continue there too."""
@@ -56,7 +33,7 @@ def go_on(
     chan.bound(receiver.streams_max)
 
 
-def _rewind(receiver: Receiver, sub: Subscription, stream: StreamIn, begin: int, last: int, now: float) -> None:
+def _rewind(receiver: Receiver, sub: SubscriptionCore, stream: StreamIn, begin: int, last: int, now: float) -> None:
     """Messages between the history and the first live one are missing: live messages are held behind the hole."""
     received = stream.next - 1
     kept: list[Item] = []

@@ -7,6 +7,7 @@ do not fit as not received, and asks their publishers for them once the applicat
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -60,6 +61,20 @@ class Inbox:
         if type(item) is Message:
             self.bytes -= len(item.payload)
         return item
+
+    def take_many(self, n_max: int) -> list[Item]:
+        """The oldest items, at most `n_max`."""
+        pop = self.items.popleft
+        taken = [pop() for _ in range(min(n_max, len(self.items)))]
+        self.bytes -= sum([len(item.payload) for item in taken if type(item) is Message])
+        return taken
+
+    def keep(self, wanted: Callable[[Message], bool]) -> None:
+        """Drops the messages that are not wanted; gaps stay."""
+        kept = [item for item in self.items if type(item) is not Message or wanted(item)]
+        self.items.clear()
+        self.items.extend(kept)
+        self.bytes = sum([len(item.payload) for item in kept if type(item) is Message])
 
     def statistics(self) -> InboxStatistics:
         """The present state, for metrics."""

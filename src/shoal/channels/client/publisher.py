@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from shoal.channels import states
-from shoal.channels.client.context import Confirmed, Context, Refused
-from shoal.channels.client.outgoing import Lane, Outgoing
+from shoal.channels.client.context import Confirmed, Context, PublishRefused
+from shoal.channels.client.outgoing_stream import Lane, Outgoing
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.states import ANNOUNCE
 from shoal.channels.timers import patience
@@ -84,7 +84,7 @@ class Publisher:
                 self._context.dirty.append(link)
         else:
             for lane in out.lanes:
-                if lane.state is states.Lane.LIVE:
+                if lane.state is states.LaneState.LIVE:
                     self._pump(lane, now)
         return out, seq
 
@@ -132,7 +132,7 @@ class Publisher:
             lane.step("moved away")
             out.lanes.remove(lane)
             lane.link.lanes.pop(lane, None)
-            self._say_left(lane.link, out)
+            self._send_left(lane.link, out)
         present = {lane.link.server for lane in out.lanes}
         for server in wanted:
             if server not in present:
@@ -140,18 +140,18 @@ class Publisher:
                 out.lanes.append(lane)
                 lane.link.lanes[lane] = None
                 self._context.want(lane.link)
-                if lane.link.state is states.Link.USABLE:
+                if lane.link.state is states.LinkState.USABLE:
                     self._ask(lane, now)
         self._settle(out)
         out.find_solo()
 
-    def confirm(self, link: ServerLink, channel: bytes) -> None:
+    def repeat_left(self, link: ServerLink, channel: bytes) -> None:
         """The agent of a server seems not to know that this client has left: sends Left again."""
         out = self._outs.get(channel)
         if out is not None and all(lane.link is not link for lane in out.lanes):
-            self._say_left(link, out)
+            self._send_left(link, out)
 
-    def _say_left(self, link: ServerLink, out: Outgoing) -> None:
+    def _send_left(self, link: ServerLink, out: Outgoing) -> None:
         """Sends Left to the agent of a server, so that it does not wait for this stream any more."""
         revision = self._context.book.revision(out.name)
         if revision and link.open:
@@ -180,14 +180,14 @@ class Publisher:
         """No answer yet: asks again, unless the lane does not need it any more."""
         if self.asked.get(nonce) is not lane:
             return
-        if lane.state is states.Lane.ASKING and lane.link.open:
+        if lane.state is states.LaneState.ASKING and lane.link.open:
             self._hello(lane, nonce, attempts, now)
         else:
             del self.asked[nonce]
 
     def answered(self, lane: Lane, now: float) -> None:
         """The agent knows the publisher: sends a beacon, then the unconfirmed messages."""
-        if lane.state is not states.Lane.ASKING or not self._may_use(lane.link, now):
+        if lane.state is not states.LaneState.ASKING or not self._may_use(lane.link, now):
             return
         lane.step("answered")
         out, counters = lane.out, self._context.counters
@@ -225,27 +225,27 @@ class Publisher:
     def link_usable(self, link: ServerLink, now: float) -> None:
         """The server may be used (again)."""
         for lane in sorted(link.lanes, key=lambda lane: lane.out.stream):
-            if lane.state is states.Lane.WAITING:
+            if lane.state is states.LaneState.WAITING:
                 self._ask(lane, now)
-            elif lane.state is states.Lane.HELD:
+            elif lane.state is states.LaneState.HELD:
                 lane.step("link usable")
                 self._pump(lane, now)
 
     def link_stale(self, link: ServerLink) -> None:
         """The server may not be used until the next heartbeat."""
         for lane in list(link.lanes):
-            if lane.state in (states.Lane.LIVE, states.Lane.ASKING):
+            if lane.state in (states.LaneState.LIVE, states.LaneState.ASKING):
                 lane.step("link stale")
 
     def link_lost(self, link: ServerLink) -> None:
-        """The connection is gone; unconfirmed messages will be repeated."""
+        """The connection is lost; unconfirmed messages will be repeated."""
         for lane in link.lanes:
-            if lane.state is not states.Lane.WAITING:
+            if lane.state is not states.LaneState.WAITING:
                 lane.step("link lost")
 
     def confirmed(self, lane: Lane, count: int, now: float) -> None:
         """A server has confirmed the lane's `count` oldest outstanding messages."""
-        if lane.state is states.Lane.DROPPED:
+        if lane.state is states.LaneState.DROPPED:
             return
         out = lane.out
         lane.confirmed += count
@@ -258,7 +258,11 @@ class Publisher:
                 self._wake(out)
         else:
             self._settle(out)
-        if lane.sent < out.seq and lane.state is states.Lane.LIVE and lane.sent - lane.confirmed <= CHUNK_MESSAGES // 2:
+        if (
+            lane.sent < out.seq
+            and lane.state is states.LaneState.LIVE
+            and lane.sent - lane.confirmed <= CHUNK_MESSAGES // 2
+        ):
             self._pump(lane, now)
         limits = self._context.limits
         if len(out.window) > limits.resend_messages_max or out.resend_bytes > limits.resend_bytes_max:
@@ -281,7 +285,7 @@ class Publisher:
     def refused(self, lane: Lane, error: str, now: float) -> None:
         """A server refused a message (missing rights, or no memory): reports it to the application."""
         self._context.counters.refused += 1
-        self._context.effects.append(Refused(lane.out.name, error))
+        self._context.effects.append(PublishRefused(lane.out.name, error))
         self.confirmed(lane, 1, now)
 
     # Beacons and the end of a stream
@@ -301,17 +305,17 @@ class Publisher:
         """A burst is over: sends a beacon, in case the last message was lost."""
         delay = out.beacon_delay
         quiet_at = out.published_at + delay
-        if now < quiet_at or not out.settled or any(lane.state is not states.Lane.LIVE for lane in out.lanes):
+        if now < quiet_at or not out.settled or any(lane.state is not states.LaneState.LIVE for lane in out.lanes):
             self._context.timers.set(("beacon", out), max(quiet_at, now + delay / 2))
             return
         out.beacon_armed = False
         if ANNOUNCE in self._context.rules:
-            self._speak(out, now)
+            self._send_beacons(out, now)
         self._context.timers.set(("idle", out), now + self._context.limits.publisher_idle_s / 2)
 
-    def _speak(self, out: Outgoing, now: float, final: bool = False) -> None:
+    def _send_beacons(self, out: Outgoing, now: float, final: bool = False) -> None:
         for lane in out.lanes:
-            if lane.state is states.Lane.LIVE and now < lane.link.usable_until:
+            if lane.state is states.LaneState.LIVE and now < lane.link.usable_until:
                 self._context.counters.beacons += 1
                 lane.link.publish(out.name, out.beacon(out.seq, 0, final))
                 self._context.touch(lane.link)
@@ -328,7 +332,7 @@ class Publisher:
 
     def _end(self, out: Outgoing, now: float) -> None:
         if ANNOUNCE in self._context.rules:
-            self._speak(out, now, final=True)
+            self._send_beacons(out, now, final=True)
         del self._outs[out.name]
         self.resend_bytes -= out.resend_bytes
         for lane in out.lanes:

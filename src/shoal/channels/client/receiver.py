@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from shoal.channels.client.context import Context
-from shoal.channels.client.incoming import ChannelIn, StreamIn
-from shoal.channels.client.subscription import Subscription
+from shoal.channels.client.incoming_stream import ChannelIn, StreamIn
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.channels.timers import patience
 from shoal.errors import ProtocolError
 from shoal.message import Gap, Message
@@ -54,7 +54,7 @@ class Receiver:
 
     # What arrives
 
-    def accept_next(self, sub: Subscription, blob: bytes) -> bool:
+    def accept_next(self, sub: SubscriptionCore, blob: bytes) -> bool:
         """Takes a plain message if it is the next of its stream and there is room; returns whether it was. `Arrivals`
         does the same inline where a channel has one subscription."""
         if len(blob) < HEADER_BYTES or not sub.in_force:
@@ -67,7 +67,7 @@ class Receiver:
         self._deliver(sub, Message(sub.text, blob[HEADER_BYTES:], stream.publisher, sequence, time_us))
         return True
 
-    def accept(self, sub: Subscription, channel: bytes, blob: bytes, server: str, now: float) -> None:
+    def accept(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str, now: float) -> None:
         """Takes any payload from a channel."""
         if not sub.in_force:
             self._keep_early(sub, channel, blob, server)
@@ -105,7 +105,7 @@ class Receiver:
         stream.server = server
         self._take(sub, chan, stream, sequence, message, now)
 
-    def _foreign(self, sub: Subscription, chan: ChannelIn, blob: bytes) -> None:
+    def _foreign(self, sub: SubscriptionCore, chan: ChannelIn, blob: bytes) -> None:
         """A message of a plain Redis client. It cannot be sent again, so if it does not fit it is a gap."""
         self._context.counters.foreign += 1
         if not sub.inbox.full:
@@ -115,7 +115,7 @@ class Receiver:
             sub.foreign_missed = True
             self._report(sub, chan, FOREIGN_PUBLISHER, 0, None, "the inbox was full, and foreign messages are not kept")
 
-    def _keep_early(self, sub: Subscription, channel: bytes, blob: bytes, server: str) -> None:
+    def _keep_early(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str) -> None:
         """Keeps a message that came before the subscription is in force; an overflow only delays the start."""
         if len(sub.early) < self._context.limits.held_messages_max:
             sub.early.append((channel, blob, server))
@@ -123,7 +123,7 @@ class Receiver:
             self._context.timers.set_if_absent(("restart", sub), 0.0)
 
     def _meet(
-        self, sub: Subscription, chan: ChannelIn, stream_id: int, heard: int, version: int, server: str, now: float
+        self, sub: SubscriptionCore, chan: ChannelIn, stream_id: int, heard: int, version: int, server: str, now: float
     ) -> StreamIn:
         """A stream that no agent listed. On one unbroken connection, by a placement that this client uses, its first
         message here is the first that is owed; otherwise it may have begun elsewhere after the subscription did, and
@@ -134,7 +134,7 @@ class Receiver:
         return stream
 
     def _take(
-        self, sub: Subscription, chan: ChannelIn, stream: StreamIn, sequence: int, message: Message, now: float
+        self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, sequence: int, message: Message, now: float
     ) -> None:
         counters, rules = self._context.counters, self._context.rules
         stream.doubted_at = None
@@ -162,7 +162,7 @@ class Receiver:
             self._hole(sub, chan, stream, now)
 
     def _beacon(
-        self, sub: Subscription, chan: ChannelIn, stream: StreamIn, last: int, final: bool, server: str, now: float
+        self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, last: int, final: bool, server: str, now: float
     ) -> None:
         """How far a stream has come."""
         stream.server = server
@@ -173,7 +173,7 @@ class Receiver:
         if stream.has_hole():
             self._hole(sub, chan, stream, now)
 
-    def _deliver(self, sub: Subscription, message: Message) -> None:
+    def _deliver(self, sub: SubscriptionCore, message: Message) -> None:
         if sub.wanted is not None and not sub.wanted(message.attributes or {}):
             self._context.counters.unwanted += 1
             return
@@ -181,18 +181,18 @@ class Receiver:
         self._context.counters.delivered += 1
         self._notify(sub)
 
-    def _notify(self, sub: Subscription) -> None:
+    def _notify(self, sub: SubscriptionCore) -> None:
         if not sub.notified:
             sub.notified = True
             self._context.ready.append(sub)
 
-    def _overflow(self, sub: Subscription) -> None:
+    def _overflow(self, sub: SubscriptionCore) -> None:
         if not sub.overflowed:
             sub.overflowed = True
             sub.inbox.overflows += 1
             self._context.counters.overflows += 1
 
-    def _advance(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+    def _advance(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Delivers the messages held behind a filled hole, and checks for another hole."""
         for message in stream.release():
             if sub.inbox.full:
@@ -208,7 +208,7 @@ class Receiver:
 
     # Baselines and evidence
 
-    def start(self, sub: Subscription, now: float) -> None:
+    def start(self, sub: SubscriptionCore, now: float) -> None:
         """The subscription is in force: every stream starts at its baseline, then early messages are judged."""
         sub.in_force = True
         if BASELINE in self._context.rules:
@@ -223,7 +223,9 @@ class Receiver:
             self.accept(sub, channel, blob, server, now)
         self._notify(sub)
 
-    def evidence(self, sub: Subscription, channel: bytes, stream_id: int, last: int, server: str, now: float) -> None:
+    def evidence(
+        self, sub: SubscriptionCore, channel: bytes, stream_id: int, last: int, server: str, now: float
+    ) -> None:
         """An agent says how far a stream has come while the subscription was not listening."""
         chan = sub.channel(channel)
         stream = chan.streams.get(stream_id)
@@ -238,14 +240,14 @@ class Receiver:
             stream.server = server
             self._hole(sub, chan, stream, now)
 
-    def doubt(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+    def doubt(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """A stream was not heard for a while; its publisher is asked how far it has come."""
         if not stream.final and stream.doubted_at is None:
             stream.doubted_at = stream.next
             self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
             self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
-    def doubt_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+    def doubt_due(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """The publisher has not answered: its possible last messages are reported as an open gap."""
         if stream.doubted_at is None or sub.closed:
             return
@@ -259,7 +261,7 @@ class Receiver:
             stream.next = number + 1
         chan.lapse(stream)
 
-    def report_unknown(self, sub: Subscription, server: str) -> None:
+    def report_unknown(self, sub: SubscriptionCore, server: str) -> None:
         """No agent watched a server while this subscription was away: a publisher that began and died meanwhile is
         unknown."""
         self._context.counters.open_gaps += 1
@@ -269,13 +271,13 @@ class Receiver:
 
     # Holes
 
-    def _hole(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+    def _hole(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         if stream.hole_since is None:
             stream.hole_since = now
             self._context.counters.holes += 1
         self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
-    def heal_due(self, sub: Subscription, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+    def heal_due(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Asks the publisher for the first hole, or how far it has come, until it answers or time is over."""
         limits = self._context.limits
         if sub.closed or sub.overflowed or chan.streams.get(stream.stream) is not stream:
@@ -294,7 +296,7 @@ class Receiver:
         self._context.timers.set(("heal", sub, chan, stream), now + patience(limits.heal_retry_s, stream.attempts))
         stream.attempts += 1
 
-    def _ask(self, sub: Subscription, chan: ChannelIn, stream: StreamIn) -> None:
+    def _ask(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn) -> None:
         """Asks where the stream was last heard; without an answer, on the other servers of the subscription in turn."""
         links = [site.link for site in sub.sites.values() if site.link.open]
         if not links:
@@ -309,7 +311,7 @@ class Receiver:
         request = control.Heal(chan.name, stream.stream, stream.next, last)
         self._context.tell_peer(link, client_of(stream.stream), request, self._context.next_number())
 
-    def resent(self, sub: Subscription, message: control.Resend, server: str, now: float) -> None:
+    def resent(self, sub: SubscriptionCore, message: control.Resend, server: str, now: float) -> None:
         """A message that its publisher sent again; only those that were asked for are taken."""
         if not is_envelope(message.blob):
             self._context.counters.garbage += 1
@@ -326,7 +328,7 @@ class Receiver:
             stream.hole_since = now if stream.has_hole() else None
             stream.attempts = 0
 
-    def healed(self, sub: Subscription, message: control.Healed, now: float) -> None:
+    def healed(self, sub: SubscriptionCore, message: control.Healed, now: float) -> None:
         """The end of a page: messages that the publisher no longer has are a gap; the rest of the hole is asked for
         next.
 
@@ -357,7 +359,7 @@ class Receiver:
             self._context.timers.set(("heal", sub, chan, stream), now)
 
     def _give_up(
-        self, sub: Subscription, chan: ChannelIn, stream: StreamIn, last: int, reason: str, now: float
+        self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, last: int, reason: str, now: float
     ) -> None:
         self._report(sub, chan, client_of(stream.stream), stream.next, last, reason)
         stream.skip_to(last + 1)
@@ -366,7 +368,7 @@ class Receiver:
             stream.doubted_at = stream.next
 
     def _report(
-        self, sub: Subscription, chan: ChannelIn, publisher: int, first: int, last: int | None, reason: str
+        self, sub: SubscriptionCore, chan: ChannelIn, publisher: int, first: int, last: int | None, reason: str
     ) -> None:
         self._context.counters.gaps += 1
         self._context.counters.open_gaps += last is None
@@ -375,7 +377,7 @@ class Receiver:
 
     # Room and memory
 
-    def made_room(self, sub: Subscription, now: float) -> None:
+    def made_room(self, sub: SubscriptionCore, now: float) -> None:
         """The application has caught up: messages that did not fit are asked for again."""
         if sub.overflowed and sub.inbox.roomy:
             sub.overflowed = False
@@ -385,7 +387,7 @@ class Receiver:
                     stream.hole_since = now
                     self._context.timers.set(("heal", sub, chan, stream), now)
 
-    def forget_idle(self, sub: Subscription, now: float) -> None:
+    def forget_idle(self, sub: SubscriptionCore, now: float) -> None:
         """Drops streams that have been idle so long that they have ended and no agent lists them any more (see
         `publisher_idle_s`), and the longest idle ones of a channel that has too many."""
         limits = self._context.limits

@@ -1,15 +1,16 @@
 """The router: a client's side of the channel protocol, a state machine without I/O.
 
-Owns the links and the dispatch of what arrives. Its inputs are the time and the frames of servers; its outputs are the
-commands to send (`outbox` of each link in `dirty`), `effects` and the subscriptions with news (`ready`). Publisher,
-subscriber and receiver are its three parts.
+Owns the links and the dispatch of what arrives. Its inputs are the time and the frames of servers; its outputs are
+`effects`, the commands to send (`take_commands`) and the subscriptions with news (`take_ready`). Publisher, subscriber
+and receiver are its three parts. Shells use `Router` and the `SubscriptionCore` that `subscribe` returns, and nothing
+behind them.
 
-    adapter                               router
+    shell                                 router
     opened / lost / received  ------>     links, heartbeats, replies
     ring                      ------>     plan book -> place()
     publish / subscribe       ------>     publisher / subscriber
     timer                     ------>     retries, beacons, healing, leases
-                              <------     effects, dirty, ready
+                              <------     effects, take_commands, take_ready
 """
 
 from __future__ import annotations
@@ -17,22 +18,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from shoal.channels import states
 from shoal.channels.client import history_join
 from shoal.channels.client.arrivals import Arrivals
 from shoal.channels.client.context import AgentRefused, Context, FetchRing
 from shoal.channels.client.inbox import Inbox
-from shoal.channels.client.outgoing import Outgoing
+from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.publisher import Publisher
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscriber import Subscriber
-from shoal.channels.client.subscription import Subscription, Wanted
+from shoal.channels.client.subscription import SubscriptionCore, Wanted
 from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
+from shoal.wire.commands import Command
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 
 LEASE: Final = rule("lease", "A server whose lease has run out is not used for publishing.")
@@ -41,6 +45,21 @@ LEASE: Final = rule("lease", "A server whose lease has run out is not used for p
 SERVERS_OWED_MAX: Final = 64
 """Dropped servers whose missed Byes are remembered. Beyond it the agent of a server that comes back keeps this client
 in its register until it sends it a Notice."""
+
+
+class RouterStatistics(msgspec.Struct, frozen=True):
+    """The state of a router."""
+
+    pending_messages: int
+    pending_bytes: int
+    subscriptions: int
+    ring_version: int
+    links: dict[str, str]
+    """The state of the connection by server, see `states.LinkState`."""
+    questions: int
+    """Questions to agents that are not answered yet."""
+    timers: int
+    """Deadlines that are set."""
 
 
 class Router:
@@ -55,11 +74,8 @@ class Router:
         self._receiver = Receiver(self._context)
         self._subscriber = Subscriber(self._context, self._receiver)
         self.effects = self._context.effects
-        self.dirty = self._context.dirty
-        self.ready = self._context.ready
+        """The wishes of the router, in order. The shell carries them out and clears the list."""
         self.counters = self._context.counters
-        self.timers = self._context.timers
-        self.links: Mapping[str, ServerLink] = self._context.links
         self.book = book
         self.client = client
         self.limits = limits
@@ -96,7 +112,7 @@ class Router:
         """Asks for a `Confirmed(token)` effect; returns False if the message is confirmed already."""
         return self._publisher.await_confirm(out, sequence, token)
 
-    def subscribe(self, name: bytes, pattern: bool, now: float, wanted: Wanted | None = None) -> Subscription:
+    def subscribe(self, name: bytes, pattern: bool, now: float, wanted: Wanted | None = None) -> SubscriptionCore:
         """A new subscription; see its `in_force` and its `inbox`, which gets only `wanted` messages."""
         limits = self.limits
         if len(self._subscriber) >= limits.subscriptions_max:
@@ -107,26 +123,47 @@ class Router:
         inbox = Inbox(limits.inbox_messages_max, limits.inbox_bytes_max)
         return self._subscriber.open(name, pattern, inbox, wanted, now)
 
-    def unsubscribe(self, sub: Subscription, now: float) -> None:
+    def unsubscribe(self, sub: SubscriptionCore, now: float) -> None:
         """Ends a subscription at once; its inbox keeps its items."""
         self._subscriber.close(sub)
 
-    def consumed(self, sub: Subscription, now: float) -> None:
+    def consumed(self, sub: SubscriptionCore, now: float) -> None:
         """The application has taken items from a subscription that had overflowed."""
         self._receiver.made_room(sub, now)
 
     def close(self, now: float) -> None:
-        """Ends every stream and subscription. The adapter sends the remaining commands, then closes."""
+        """Ends every stream and subscription. The shell sends the remaining commands, then closes."""
         self._context.closing = True
         self._publisher.close(now)
         for sub in self._subscriber:
             self._subscriber.close(sub)
 
     def join_history(
-        self, sub: Subscription, begins: Mapping[int, int], reached: Mapping[int, int], now: float
+        self, sub: SubscriptionCore, begins: Mapping[int, int], reached: Mapping[int, int], now: float
     ) -> None:
         """Continues a new subscription after a history (see `history_join`)."""
         history_join.go_on(self._receiver, sub, begins, reached, now)
+
+    # Outputs
+
+    def take_commands(self) -> list[tuple[str, list[Command]]]:
+        """The commands to send now, by server. Those for a server without a connection are obsolete: drop them."""
+        taken = []
+        for link in self._context.dirty:
+            link.dirty = False
+            if link.outbox:
+                taken.append((link.server, link.outbox))
+                link.outbox = []
+        self._context.dirty.clear()
+        return taken
+
+    def take_ready(self) -> list[SubscriptionCore]:
+        """The subscriptions that have got items, or have come into force, since the last call."""
+        ready = self._context.ready[:]
+        self._context.ready.clear()
+        for sub in ready:
+            sub.notified = False
+        return ready
 
     # What the application may look at
 
@@ -151,19 +188,46 @@ class Router:
         return self._publisher.resend_bytes
 
     @property
-    def subscriptions(self) -> list[Subscription]:
+    def subscriptions(self) -> list[SubscriptionCore]:
         """All subscriptions."""
         return list(self._subscriber)
 
     @property
-    def questions(self) -> int:
-        """Questions to agents that are not answered yet."""
-        return len(self._subscriber.asked) + len(self._publisher.asked)
+    def awaits_replies(self) -> bool:
+        """Whether a connected server has not replied to all commands yet."""
+        links = self._context.links.values()
+        return any(link.inflight for link in links if link.state is not states.LinkState.DOWN)
 
-    def unconfirmed(self) -> dict[bytes, int]:
-        """The number of unconfirmed messages by channel."""
-        outs = {lane.out for link in self.links.values() for lane in link.lanes}
-        return {out.name: out.seq - out.confirmed for out in outs if out.seq > out.confirmed}
+    @property
+    def streams_live(self) -> bool:
+        """Whether every server that carries one of our streams would receive its end now."""
+        links = self._context.links.values()
+        return all(lane.state is states.LaneState.LIVE for link in links for lane in link.lanes)
+
+    def unconfirmed(self, server: str | None = None) -> dict[bytes, int]:
+        """The number of unconfirmed messages by channel; with `server`, of the channels that go there."""
+        return {out.name: out.seq - out.confirmed for out in self._outs(server) if not out.settled}
+
+    def awaited_confirms(self, server: str) -> list[object]:
+        """The tokens of `await_confirm` for messages that go to a server."""
+        return [token for out in self._outs(server) for _, token in out.waiters]
+
+    def _outs(self, server: str | None) -> list[Outgoing]:
+        """The outgoing streams, on all servers or on one."""
+        links = [link for link in self._context.links.values() if server in (None, link.server)]
+        return list({lane.out: None for link in links for lane in link.lanes})
+
+    def statistics(self) -> RouterStatistics:
+        """The present state, for metrics and tests."""
+        return RouterStatistics(
+            pending_messages=self.pending_messages,
+            pending_bytes=self.pending_bytes,
+            subscriptions=len(self._subscriber),
+            ring_version=self.book.version,
+            links={server: link.state.value for server, link in self._context.links.items()},
+            questions=len(self._subscriber.asked) + len(self._publisher.asked),
+            timers=len(self._context.timers),
+        )
 
     # The plan
 
@@ -225,7 +289,7 @@ class Router:
             self._context.want(link)
         elif self._context.book.address(link.server) is None:
             self._context.drop(link)
-            if link.state is states.Link.DOWN:
+            if link.state is states.LinkState.DOWN:
                 del self._context.links[link.server]
                 self._owe(link)
 
@@ -237,7 +301,7 @@ class Router:
                 del self._byes_owed[next(iter(self._byes_owed))]
 
     def opened(self, server: str, now: float) -> None:
-        """The adapter has opened a connection: authenticated, RESP3."""
+        """The shell has opened a connection: authenticated, RESP3."""
         link = self._context.links[server]
         link.reset()
         link.step("opened")
@@ -260,9 +324,9 @@ class Router:
         self._arrivals.received(server, frames, now)
 
     def lost(self, server: str, now: float) -> None:
-        """The connection is gone, or could not be opened; the adapter waits before it tries again."""
+        """The connection is lost, or could not be opened; the shell waits before it tries again."""
         link = self._context.links.get(server)
-        if link is None or link.state is states.Link.DOWN:
+        if link is None or link.state is states.LinkState.DOWN:
             return
         link.reset()
         link.step("lost")
@@ -281,7 +345,7 @@ class Router:
         if LEASE not in self._context.rules:
             link.usable_until = float("inf")
         if now < link.usable_until:
-            was_usable = link.state is states.Link.USABLE
+            was_usable = link.state is states.LinkState.USABLE
             link.step("heartbeat")
             if not was_usable:
                 self._publisher.link_usable(link, now)
@@ -293,7 +357,7 @@ class Router:
         self._context.touch(link)
 
     def _lease_due(self, link: ServerLink, now: float) -> None:
-        if link.state is states.Link.USABLE and now >= link.usable_until:
+        if link.state is states.LinkState.USABLE and now >= link.usable_until:
             self.counters.stale_links += 1
             link.step("lease over")
             self._publisher.link_stale(link)
@@ -309,7 +373,7 @@ class Router:
             return
         link.send_ping(now)
         self._context.touch(link)
-        usable = link.state is states.Link.USABLE
+        usable = link.state is states.LinkState.USABLE
         if not usable:
             self._greet(link, now)
             self._context.effects.append(FetchRing())
@@ -346,7 +410,7 @@ class Router:
             streams = self._publisher.present(link)
             for part in control.presents(message.incarnation, number, channels, patterns, streams):
                 self._context.tell_agent(link, part)
-            self._subscriber.confirm_all(link)
+            self._subscriber.acknowledge_all(link)
         else:
             self.counters.garbage += 1
 
@@ -368,7 +432,7 @@ class Router:
 
     def _refused(self, link: ServerLink, number: int, refused: control.Refused) -> None:
         """An agent does not take this client's messages. A link that is usable has shown that its agent does."""
-        if link.state is states.Link.USABLE or not link.opened_at_number < number <= self._context.number:
+        if link.state is states.LinkState.USABLE or not link.opened_at_number < number <= self._context.number:
             self.counters.garbage += 1
             return
         self._context.effects.append(
@@ -390,7 +454,7 @@ class Router:
                 self.counters.garbage += 1
 
     def _noticed(self, link: ServerLink, notice: control.Notice, now: float) -> None:
-        """A channel has moved. If the entry is already known, the agent has missed the confirmation, so it is sent
+        """A channel has moved. If the entry is already known, the agent has missed Subscribed or Left, so it is sent
         again. If this client does not subscribe there, the agent has missed the Bye."""
         self.counters.notices += 1
         if (False, notice.name) not in link.listening:
@@ -398,10 +462,10 @@ class Router:
         known = notice.entry == self._context.book.signed_entry(notice.name)
         self.entry(notice.entry, now)
         if known:
-            self._publisher.confirm(link, notice.name)
-            self._subscriber.confirm(notice.name)
+            self._publisher.repeat_left(link, notice.name)
+            self._subscriber.acknowledge_again(notice.name)
 
-    def _heal(self, sub: Subscription, message: control.Resend | control.Healed, server: str, now: float) -> None:
+    def _heal(self, sub: SubscriptionCore, message: control.Resend | control.Healed, server: str, now: float) -> None:
         if isinstance(message, control.Resend):
             self._receiver.resent(sub, message, server, now)
         else:
@@ -423,6 +487,11 @@ class Router:
             self._publisher.answered(lane, now)
 
     # Time
+
+    @property
+    def timer_changes(self) -> int:
+        """How often a deadline was set: while it stays the same, `next_timer` has not become earlier."""
+        return self._context.timers.count
 
     def next_timer(self) -> float | None:
         """When `timer` wants to be called next."""

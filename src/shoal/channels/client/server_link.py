@@ -1,7 +1,7 @@
 """A client's connection to one server, as the router sees it: what to send, what is confirmed, and whether the server
 may be used.
 
-Owns the client's half of the lease rule. The adapter owns the connection itself.
+Owns the client's half of the lease rule. The shell owns the connection itself.
 
 The lease rule, without comparing clocks: an agent's heartbeat says for how long it still holds the lease. A heartbeat
 may be delayed in a buffer for any time, on its way to the server and on its way to the client, so its age must be
@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Final
 from shoal.channels import states
 from shoal.plan.ring import ServerAddress
 from shoal.wire import control
+from shoal.wire.commands import Command
 
 if TYPE_CHECKING:
-    from shoal.channels.client.outgoing import Lane
-    from shoal.channels.client.subscription import Site
-
-Command = tuple[bytes, ...]
+    from shoal.channels.client.outgoing_stream import Lane
+    from shoal.channels.client.subscription import SubscribedServer
 
 GREETINGS_REMEMBERED: Final = 16
 HEARTBEATS_REMEMBERED: Final = 8
@@ -41,7 +40,7 @@ class Ping:
 
 
 class Listen:
-    """The position of a SUBSCRIBE or similar command: a push confirms it, or an error comes in place of a reply."""
+    """The position of a SUBSCRIBE or similar command: a push answers it, or an error."""
 
     __slots__ = ("channel",)
 
@@ -50,7 +49,7 @@ class Listen:
 
 
 class ServerLink:
-    """State of the connection to one server. `outbox` holds the commands that the adapter must send, in order."""
+    """State of the connection to one server. `outbox` holds the commands that the shell must send, in order."""
 
     __slots__ = (
         "_anchors",
@@ -75,7 +74,7 @@ class ServerLink:
     def __init__(self, address: ServerAddress) -> None:
         self.address = address
         self.server = address.id
-        self.state = states.Link.DOWN
+        self.state = states.LinkState.DOWN
         self.outbox: list[Command] = []
         self.inflight: deque[Lane | Ping | Listen | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
@@ -83,7 +82,7 @@ class ServerLink:
         """Channels and patterns that were left, until it is certain that the agent could receive the Bye: the PONG of a
         PING that was sent after it has come back. True while such a PING is on its way."""
         self.lanes: dict[Lane, None] = {}
-        self.sites: dict[Site, None] = {}
+        self.sites: dict[SubscribedServer, None] = {}
         self.dirty = False
         self._greets: dict[int, float] = {}
         self.incarnation = 0
@@ -163,7 +162,7 @@ class ServerLink:
         self.usable_until = max(self.usable_until, since + lease_s)
 
     def reset(self) -> None:
-        """The connection is gone, and everything in flight with it."""
+        """The connection is lost, and everything in flight with it."""
         self.outbox.clear()
         self.inflight.clear()
         self.listening.clear()
@@ -175,4 +174,4 @@ class ServerLink:
         self.incarnation = 0
 
 
-_OPEN = frozenset({states.Link.GREETING, states.Link.USABLE, states.Link.STALE})
+_OPEN = frozenset({states.LinkState.GREETING, states.LinkState.USABLE, states.LinkState.STALE})

@@ -14,7 +14,7 @@ from shoal.channels.client.context import Context
 from shoal.channels.client.inbox import Inbox
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.server_link import ServerLink
-from shoal.channels.client.subscription import Site, Subscription, Wanted
+from shoal.channels.client.subscription import SubscribedServer, SubscriptionCore, Wanted
 from shoal.channels.timers import patience
 from shoal.plan.entry import Phase
 from shoal.plan.ring import Members, Ring
@@ -31,7 +31,7 @@ ALL_UNENDED_PLACEMENTS: Final = rule(
 
 
 UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
-"""Stands for a server of a ring whose members are not known any more."""
+"""The name of a server of a ring whose members are not known any more."""
 
 
 class Subscriber:
@@ -42,11 +42,11 @@ class Subscriber:
         self._receiver = receiver
         self._count = 0
         self._placed_by = 0
-        self.by_channel: dict[bytes, list[Subscription]] = {}
-        self.by_pattern: dict[bytes, list[Subscription]] = {}
-        self.asked: dict[int, Site] = {}
+        self.by_channel: dict[bytes, list[SubscriptionCore]] = {}
+        self.by_pattern: dict[bytes, list[SubscriptionCore]] = {}
+        self.asked: dict[int, SubscribedServer] = {}
 
-    def __iter__(self) -> Iterator[Subscription]:
+    def __iter__(self) -> Iterator[SubscriptionCore]:
         for table in (self.by_channel, self.by_pattern):
             for subs in list(table.values()):
                 yield from list(subs)
@@ -54,15 +54,15 @@ class Subscriber:
     def __len__(self) -> int:
         return sum(map(len, self.by_channel.values())) + sum(map(len, self.by_pattern.values()))
 
-    def open(self, name: bytes, pattern: bool, inbox: Inbox, wanted: Wanted | None, now: float) -> Subscription:
+    def open(self, name: bytes, pattern: bool, inbox: Inbox, wanted: Wanted | None, now: float) -> SubscriptionCore:
         """A new subscription; it is in force when `in_force` becomes true."""
         self._count += 1
-        sub = Subscription(self._count, name, pattern, inbox, wanted)
+        sub = SubscriptionCore(self._count, name, pattern, inbox, wanted)
         (self.by_pattern if pattern else self.by_channel).setdefault(name, []).append(sub)
         self.place(sub, now)
         return sub
 
-    def close(self, sub: Subscription) -> None:
+    def close(self, sub: SubscriptionCore) -> None:
         """Ends a subscription; the last one on a server unsubscribes there."""
         if sub.closed:
             return
@@ -77,7 +77,7 @@ class Subscriber:
 
     # Servers
 
-    def servers(self, sub: Subscription) -> tuple[str, ...]:
+    def servers(self, sub: SubscriptionCore) -> tuple[str, ...]:
         """The servers on which a subscription belongs: all of them for a pattern, else those of the placement."""
         book = self._context.book
         if sub.pattern:
@@ -93,7 +93,7 @@ class Subscriber:
             dict.fromkeys(server for placement in placements for server in placement.subscribe_servers(client))
         )
 
-    def _earlier(self, sub: Subscription, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    def _earlier(self, sub: SubscriptionCore, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Servers where publishers with an older ring may be, or have been: a subscription asks there, and listens
         until they have followed."""
         if sub.pattern:
@@ -106,7 +106,7 @@ class Subscriber:
             self.place(sub, now)
         self._placed_by = self._context.book.version
 
-    def place(self, sub: Subscription, now: float) -> None:
+    def place(self, sub: SubscriptionCore, now: float) -> None:
         """Applies the plan to the sites of a subscription."""
         homes = self.servers(sub)
         earlier = self._earlier(sub, homes)
@@ -114,10 +114,10 @@ class Subscriber:
             site = sub.sites.get(server)
             if site is None:
                 self._subscribe_on(sub, self._context.links[server], now)
-            elif site.state is states.Site.LINGERING and server in homes:
+            elif site.state is states.SiteState.LINGERING and server in homes:
                 site.step("moved back")
         for server, site in list(sub.sites.items()):
-            asks = site.state in (states.Site.WAITING, states.Site.ASKING)
+            asks = site.state in (states.SiteState.WAITING, states.SiteState.ASKING)
             if server in homes or (server in earlier and (asks or not sub.in_force)):
                 continue
             if self._left_by_plan(sub, server) or (asks and self._may_know(site)):
@@ -125,21 +125,21 @@ class Subscriber:
             if self._move_away(site, now):
                 self._report_server_loss(sub, server, now)
         self._check_in_force(sub, now)
-        self._confirm(sub)
+        self._acknowledge(sub)
 
-    def _may_know(self, site: Site) -> bool:
+    def _may_know(self, site: SubscribedServer) -> bool:
         """Whether an unreachable server may know of messages that the subscription missed there: it is asked before it
         is left, unless it has left the ring."""
         return site.sub.in_force and site.incarnation != 0 and self._context.book.address(site.server) is not None
 
-    def _left_by_plan(self, sub: Subscription, server: str) -> bool:
-        """Whether a move leaves a server: then `_confirm` decides when, without a waiting time."""
+    def _left_by_plan(self, sub: SubscriptionCore, server: str) -> bool:
+        """Whether a move leaves a server: then `_acknowledge` decides when, without a waiting time."""
         book = self._context.book
         entry = None if sub.pattern else book.entry(sub.name)
         return entry is not None and server in entry.servers and book.address(server) is not None
 
-    def _subscribe_on(self, sub: Subscription, link: ServerLink, now: float) -> None:
-        site = sub.sites[link.server] = Site(sub, link, self._placed_by)
+    def _subscribe_on(self, sub: SubscriptionCore, link: ServerLink, now: float) -> None:
+        site = sub.sites[link.server] = SubscribedServer(sub, link, self._placed_by)
         link.sites[site] = None
         self._context.want(link)
         if sub.in_force:
@@ -147,11 +147,11 @@ class Subscriber:
         if link.open:
             self._ask(site, now)
 
-    def _move_away(self, site: Site, now: float) -> bool:
+    def _move_away(self, site: SubscribedServer, now: float) -> bool:
         """Leaves a server at once, or after a while if it still works; returns whether messages may be lost with it."""
-        if site.state is states.Site.LINGERING:
+        if site.state is states.SiteState.LINGERING:
             return False
-        if site.state is states.Site.IN_FORCE and site.sub.in_force:
+        if site.state is states.SiteState.IN_FORCE and site.sub.in_force:
             site.step("moved away")
             self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
             return False
@@ -159,27 +159,27 @@ class Subscriber:
         self._leave(site)
         return site.sub.in_force and (site.incarnation != 0 or self._was_passed_by(site))
 
-    def _was_passed_by(self, site: Site) -> bool:
+    def _was_passed_by(self, site: SubscribedServer) -> bool:
         """Whether publishers may have been at a server that left the ring before it answered. A move brings them only
         where all subscriptions are, so that is possible only for channels that follow the ring."""
         book = self._context.book
         return book.address(site.server) is None and (site.sub.pattern or book.entry(site.sub.name) is None)
 
-    def confirm(self, name: bytes) -> None:
+    def acknowledge_again(self, name: bytes) -> None:
         """An agent seems not to know that this client follows the channel's entry: sends Subscribed again."""
         for sub in self.by_channel.get(name, ()):
             for site in sub.sites.values():
                 site.was_subscribed = 0
-            self._confirm(sub)
+            self._acknowledge(sub)
 
-    def confirm_all(self, link: ServerLink) -> None:
+    def acknowledge_all(self, link: ServerLink) -> None:
         """The agent of a server begins a new incarnation: it does not know which entries this client follows."""
         for site in list(link.sites):
             site.was_subscribed = 0
         for sub in {site.sub: None for site in link.sites}:
-            self._confirm(sub)
+            self._acknowledge(sub)
 
-    def _confirm(self, sub: Subscription) -> None:
+    def _acknowledge(self, sub: SubscriptionCore) -> None:
         """Sends Subscribed to the agents once this client follows the channel's entry; then leaves the servers that a
         move leaves. A server that has not answered yet is left later: it may know of messages that were missed."""
         entry = None if sub.pattern else self._context.book.entry(sub.name)
@@ -189,7 +189,7 @@ class Subscriber:
         for other in list(subs):
             homes = self.servers(other)
             for server, site in list(other.sites.items()):
-                if site.state is not states.Site.IN_FORCE:
+                if site.state is not states.SiteState.IN_FORCE:
                     continue
                 if entry.phase is not Phase.END and site.was_subscribed < entry.newness:
                     site.was_subscribed = entry.newness
@@ -199,14 +199,14 @@ class Subscriber:
                     site.step("closed")
                     self._leave(site)
 
-    def _is_subscribed(self, sub: Subscription) -> bool:
+    def _is_subscribed(self, sub: SubscriptionCore) -> bool:
         """Whether a subscription is in force on every server where it belongs."""
         sites = (sub.sites.get(server) for server in self.servers(sub))
-        return sub.in_force and all(site is not None and site.state is states.Site.IN_FORCE for site in sites)
+        return sub.in_force and all(site is not None and site.state is states.SiteState.IN_FORCE for site in sites)
 
-    def linger_due(self, site: Site, now: float) -> None:
+    def linger_due(self, site: SubscribedServer, now: float) -> None:
         """Publishers have had time to follow: leaves the old server."""
-        if site.state is not states.Site.LINGERING or site.sub.closed:
+        if site.state is not states.SiteState.LINGERING or site.sub.closed:
             return
         if self._is_subscribed(site.sub):
             site.step("linger over")
@@ -214,7 +214,7 @@ class Subscriber:
         else:
             self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
 
-    def _leave(self, site: Site) -> None:
+    def _leave(self, site: SubscribedServer) -> None:
         """Removes a site, unsubscribes and sends Bye."""
         link, sub = site.link, site.sub
         sub.sites.pop(site.server, None)
@@ -237,7 +237,7 @@ class Subscriber:
 
     # The handshake
 
-    def _ask(self, site: Site, now: float) -> None:
+    def _ask(self, site: SubscribedServer, now: float) -> None:
         sub, link = site.sub, site.link
         site.step("link opened")
         key = (sub.pattern, sub.name)
@@ -250,14 +250,14 @@ class Subscriber:
         if HANDSHAKE not in self._context.rules and not sub.in_force:
             self._receiver.start(sub, now)
 
-    def _number(self, site: Site) -> None:
+    def _number(self, site: SubscribedServer) -> None:
         """Gives a question a new nonce, so that the Answer to an earlier one is not taken for its own."""
         self.asked.pop(site.nonce, None)
         site.nonce = self._context.next_number()
         site.attempts = 0
         self.asked[site.nonce] = site
 
-    def _hello(self, site: Site, now: float) -> None:
+    def _hello(self, site: SubscribedServer, now: float) -> None:
         """Sends Hello. A repetition keeps its nonce: the Answer to any of them counts."""
         sub, book = site.sub, self._context.book
         version = book.version if sub.pattern else book.revision(sub.name)
@@ -277,24 +277,24 @@ class Subscriber:
         site.attempts += 1
         self._context.timers.set(("hello", site), now + wait_s)
 
-    def hello_due(self, site: Site, now: float) -> None:
+    def hello_due(self, site: SubscribedServer, now: float) -> None:
         """No Answer yet: sends Hello again."""
-        if site.state is states.Site.ASKING and site.link.open:
+        if site.state is states.SiteState.ASKING and site.link.open:
             self._hello(site, now)
 
-    def restart(self, sub: Subscription, now: float) -> None:
+    def restart(self, sub: SubscriptionCore, now: float) -> None:
         """Too many messages came before the subscription was in force: starts the handshake again."""
         if sub.in_force or sub.closed:
             return
         sub.early.clear()
         sub.baseline.clear()
         for site in sub.sites.values():
-            if site.state is not states.Site.WAITING:
+            if site.state is not states.SiteState.WAITING:
                 site.step("asked again")
                 self._number(site)
                 self._hello(site, now)
 
-    def answered(self, site: Site, answer: control.Answer, now: float) -> None:
+    def answered(self, site: SubscribedServer, answer: control.Answer, now: float) -> None:
         """The agent has registered the subscription and says how far each stream has come."""
         sub = site.sub
         self._context.counters.handshakes += 1
@@ -308,18 +308,18 @@ class Subscriber:
             return
         if not site.incarnation and self._is_unheard(site, answer.since):
             self._receiver.report_unknown(sub, site.server)
-        another, reborn = site.incarnation != answer.incarnation, site.incarnation not in (0, answer.incarnation)
+        another, restarted = site.incarnation != answer.incarnation, site.incarnation not in (0, answer.incarnation)
         site.incarnation = answer.incarnation
         heard = {(channel, stream) for channel, stream, _ in answer.streams}
         for channel, stream, last in (*answer.streams, *(answer.absent if another else ())):
             self._receiver.evidence(sub, channel, stream, last, site.server, now)
-        if reborn:
-            self._reborn(site, answer, heard, now)
-        self._confirm(sub)
+        if restarted:
+            self._agent_restarted(site, answer, heard, now)
+        self._acknowledge(sub)
         if site.server not in self.servers(sub) and not self._left_by_plan(sub, site.server):
             self._move_away(site, now)
 
-    def _is_unheard(self, site: Site, since: int) -> bool:
+    def _is_unheard(self, site: SubscribedServer, since: int) -> bool:
         """Whether publishers may have come to a server, by a ring that this client did not know, and died before the
         agent's process began; `since` is the ring at that time."""
         ring = self._context.book.ring
@@ -327,9 +327,11 @@ class Subscriber:
         between = ring.memberships(site.known + 1, since)
         return site.server in self._belonged(site.sub, between, site.server)
 
-    def _reborn(self, site: Site, answer: control.Answer, heard: set[tuple[bytes, int]], now: float) -> None:
-        """While this subscription was away, the agent was away too, or the server restarted. Streams that have not been
-        heard since are in doubt."""
+    def _agent_restarted(
+        self, site: SubscribedServer, answer: control.Answer, heard: set[tuple[bytes, int]], now: float
+    ) -> None:
+        """While this client was not connected, the agent lost its connection too, or the server restarted. Streams that
+        have not been heard since are in doubt."""
         sub = site.sub
         self._context.counters.restarts_seen += 1
         for chan, stream_in in sub.all_streams():
@@ -338,14 +340,14 @@ class Subscriber:
         if not answer.remembers:
             self._receiver.report_unknown(sub, site.server)
 
-    def _report_server_loss(self, sub: Subscription, server: str, now: float) -> None:
+    def _report_server_loss(self, sub: SubscriptionCore, server: str, now: float) -> None:
         """A server has left the ring while this subscription was on it: its streams are in doubt."""
         self._doubt_streams(sub, server, now)
         self._receiver.report_unknown(sub, server)
 
     def report_missed(self, known: Ring) -> None:
         """A new ring has come. A server that joined and left again since the previously known ring may have carried
-        messages that are lost: its publishers may be gone too, and this client never subscribed there."""
+        messages that are lost: its publishers may have left too, and this client never subscribed there."""
         ring = self._context.book.ring
         assert ring is not None
         between = ring.since(known)
@@ -355,11 +357,11 @@ class Subscriber:
             for server in self._passed(sub, between, {*known.ids, *ring.ids}):
                 self._receiver.report_unknown(sub, server)
 
-    def _passed(self, sub: Subscription, between: tuple[Members, ...] | None, stayed: set[str]) -> list[str]:
+    def _passed(self, sub: SubscriptionCore, between: tuple[Members, ...] | None, stayed: set[str]) -> list[str]:
         """The servers that came and went on which a subscription should have been meanwhile."""
         return sorted(self._belonged(sub, between, UNKNOWN_SERVER) - stayed)
 
-    def _belonged(self, sub: Subscription, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
+    def _belonged(self, sub: SubscriptionCore, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
         """The servers on which a subscription belongs by some rings; `unknown` if these are not known any more.
         Channels with an entry follow no ring."""
         if not sub.pattern and self._context.book.entry(sub.name) is not None:
@@ -370,14 +372,14 @@ class Subscriber:
             return {server for members in rings for server in members.ids}
         return {members.home(sub.name) for members in rings}
 
-    def _doubt_streams(self, sub: Subscription, server: str, now: float) -> None:
-        """Doubts the streams that were last heard on a server that is gone."""
+    def _doubt_streams(self, sub: SubscriptionCore, server: str, now: float) -> None:
+        """Doubts the streams that were last heard on a server that was lost."""
         for chan, stream in sub.all_streams():
             if stream.server == server:
                 self._receiver.doubt(sub, chan, stream, now)
 
-    def _check_in_force(self, sub: Subscription, now: float) -> None:
-        if not sub.in_force and sub.sites and all(s.state is states.Site.IN_FORCE for s in sub.sites.values()):
+    def _check_in_force(self, sub: SubscriptionCore, now: float) -> None:
+        if not sub.in_force and sub.sites and all(s.state is states.SiteState.IN_FORCE for s in sub.sites.values()):
             self._receiver.start(sub, now)
             self.place(sub, now)
 
@@ -386,23 +388,23 @@ class Subscriber:
     def link_opened(self, link: ServerLink, now: float) -> None:
         """A connection is open: subscribes and sends Hello for all sites in one write."""
         for site in sorted(link.sites, key=lambda site: site.sub.id):
-            if site.state is states.Site.WAITING:
+            if site.state is states.SiteState.WAITING:
                 self._ask(site, now)
         self._context.repeat_byes(link)
 
     def link_lost(self, link: ServerLink, now: float) -> None:
-        """A connection is gone: every site asks again when it is back. Messages to the agent may be lost with it, or
+        """A connection is lost: every site asks again when it is back. Messages to the agent may be lost with it, or
         with the server, so they are sent again too."""
         for site in list(link.sites):
             self.asked.pop(site.nonce, None)
             site.was_subscribed = 0
             if site.sub.in_force:
                 site.sub.whole = False
-            if site.state is states.Site.IN_FORCE and link.incarnation:
+            if site.state is states.SiteState.IN_FORCE and link.incarnation:
                 site.incarnation = link.incarnation
-            if site.state is not states.Site.WAITING:
+            if site.state is not states.SiteState.WAITING:
                 site.step("link lost")
-            if site.state is states.Site.LEFT:
+            if site.state is states.SiteState.LEFT:
                 site.sub.sites.pop(site.server, None)
                 link.sites.pop(site, None)
                 self._context.say_bye(link, site.sub.pattern, site.sub.name)

@@ -1,10 +1,11 @@
-"""One application subscription, to a channel or to a pattern, and its sites: its presence on each server.
+"""One application subscription, to a channel or to a pattern, and its state on each server.
 
 Owns the bookkeeping of one subscription. `receiver` judges what arrives, `subscriber` chooses the servers.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -12,16 +13,16 @@ import msgspec
 
 from shoal.channels import states
 from shoal.channels.client.inbox import Inbox
-from shoal.channels.client.incoming import ChannelIn, StreamIn
+from shoal.channels.client.incoming_stream import ChannelIn, StreamIn
 from shoal.channels.client.server_link import ServerLink
-from shoal.message import Attributes
+from shoal.message import Attributes, Gap, Item, Message
 from shoal.wire import control
 
 Wanted: TypeAlias = Callable[[Attributes], bool]
 """Whether the application wants a message with these attributes."""
 
 
-class Site:
+class SubscribedServer:
     """A subscription on one server.
 
     `incarnation` is the agent's incarnation that was last heard of here, 0 before the first. `was_subscribed` is the
@@ -42,11 +43,11 @@ class Site:
         "was_subscribed",
     )
 
-    def __init__(self, sub: Subscription, link: ServerLink, known: int) -> None:
+    def __init__(self, sub: SubscriptionCore, link: ServerLink, known: int) -> None:
         self.sub = sub
         self.link = link
         self.server = link.server
-        self.state = states.Site.WAITING
+        self.state = states.SiteState.WAITING
         self.nonce = 0
         self.attempts = 0
         self.incarnation = 0
@@ -74,7 +75,19 @@ class Site:
         self.state = states.step(states.SITE, self.state, event)
 
 
-class Subscription:
+class SubscriptionStatistics(msgspec.Struct, frozen=True):
+    """The state of a subscription."""
+
+    servers: dict[str, str]
+    """Its state by server, see `states.SiteState`."""
+    streams: int
+    held_messages: int
+    """Messages behind a hole."""
+    early_messages: int
+    """Messages that came before the subscription is in force."""
+
+
+class SubscriptionCore:
     """A subscription of the application.
 
     `in_force` becomes true once, when the agents of all its servers have answered. Messages that arrive before wait in
@@ -112,7 +125,7 @@ class Subscription:
         self.pattern = pattern
         self.pattern_text = self.text if pattern else None
         self.inbox = inbox
-        self.sites: dict[str, Site] = {}
+        self.sites: dict[str, SubscribedServer] = {}
         self.channels: dict[bytes, ChannelIn] = {}
         self.early: list[tuple[bytes, bytes, str]] = []
         self.baseline: dict[tuple[bytes, int], tuple[int, str]] = {}
@@ -137,6 +150,53 @@ class Subscription:
             for stream in list(channel.streams.values()):
                 yield channel, stream
 
+    def uses(self, server: str) -> bool:
+        """Whether the subscription is on a server, or is going there."""
+        return server in self.sites
+
+    def apply_filter(self, wanted: Wanted) -> None:
+        """Delivers only `wanted` messages from now on; others that wait in the inbox are dropped."""
+        self.wanted = wanted
+        self.inbox.keep(lambda message: wanted(message.attributes or {}))
+
+    def live_from(self) -> dict[int, int]:
+        """For each known stream the first number that the subscription has received or expects. Gaps in the inbox count
+        as received. Call it before the application has taken anything."""
+        items: defaultdict[int, list[Item]] = defaultdict(list)
+        for item in self.inbox.items:
+            if item.publisher:
+                items[item.publisher].append(item)
+        begins: dict[int, int] = {}
+        for number, stream in sorted(self.streams.items(), reverse=True):
+            received = items.get(stream.publisher, [])
+            first = stream.next
+            while received and _last(received[-1]) == first - 1:
+                item = received.pop()
+                first = item.sequence if isinstance(item, Message) else item.first
+            begins[number] = first
+        return begins
+
+    def doubts(self) -> list[str]:
+        """The messages that are missing, or may be: holes, and streams whose publisher has been asked how far it has
+        come."""
+        found = []
+        for channel, stream in self.all_streams():
+            if stream.has_hole():
+                found.append(f"{channel.text} of {stream.stream:x} misses {stream.next} to {stream.last}")
+            elif stream.doubted_at is not None:
+                found.append(f"{channel.text} of {stream.stream:x} is in doubt after {stream.next - 1}")
+        return found
+
+    def statistics(self) -> SubscriptionStatistics:
+        """The present state, for tests."""
+        streams = [stream for _, stream in self.all_streams()]
+        return SubscriptionStatistics(
+            servers={server: site.state.value for server, site in self.sites.items()},
+            streams=len(streams),
+            held_messages=sum(len(stream.held) for stream in streams),
+            early_messages=len(self.early),
+        )
+
     @property
     def undivided(self) -> bool:
         """Whether all messages have come by one connection that was never lost."""
@@ -146,5 +206,9 @@ class Subscription:
     def settled(self) -> bool:
         """Whether the subscription is in force on every server where it belongs now."""
         return self.in_force and all(
-            site.state in (states.Site.IN_FORCE, states.Site.LINGERING) for site in self.sites.values()
+            site.state in (states.SiteState.IN_FORCE, states.SiteState.LINGERING) for site in self.sites.values()
         )
+
+
+def _last(item: Item) -> int | None:
+    return item.last if isinstance(item, Gap) else item.sequence

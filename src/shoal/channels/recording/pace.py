@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from shoal.channels.client.server_link import Command
+from shoal.wire.commands import Command
 from shoal.wire.record_entry import STREAMS_FIELD
 
 TAIL_ENTRIES_MAX: Final = 1000
@@ -40,7 +40,7 @@ class RecordTail:
     def takes_more(self, page: list[Any]) -> bool:
         """Takes a page; returns whether another page is needed. An entry with the position of each stream is enough."""
         self.entries += page
-        self._bytes += sum(len(word) for entry in page for word in entry[1])
+        self._bytes += sum(len(part) for entry in page for part in entry[1])
         ended = len(page) < self._count or len(self.entries) >= TAIL_ENTRIES_MAX
         if ended or any(STREAMS_FIELD in entry[1][::2] for entry in page):
             return False

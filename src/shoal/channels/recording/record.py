@@ -18,7 +18,7 @@ from typing import Any, Final
 from shoal.channels import states
 from shoal.channels.recording.pace import RecordTail, Turns
 from shoal.channels.recording.recorded_stream import RecordedStream
-from shoal.channels.recording.writer import Host, RecordWriter, refused_message
+from shoal.channels.recording.writer import RecordingHost, RecordWriter, refused_message
 from shoal.errors import ProtocolError
 from shoal.rules import Rules, rule
 from shoal.wire import control
@@ -58,27 +58,27 @@ PAGE_MESSAGES: Final = 64
 """Messages that a publisher is asked for in one request."""
 
 HELD_MAX: Final = 20_000
-"""Messages that wait for the end of the record to be read. More are not recorded, and a gap says so."""
+"""Messages that wait while the end of the record is read. Further ones are not recorded, and a gap reports them."""
 
 RETRY_S: Final = 1.0
 """Delay before a command that a server refused is repeated."""
 
-_AWAY: Final = "nobody recorded for a while; a publisher that began and ended meanwhile is unknown"
+_AWAY: Final = "recording was interrupted; publishers that began and ended meanwhile are unknown"
 _LOST: Final = "the server has lost its record up to here"
-_FLOOD: Final = "more came than could wait for the record to be read"
-_EARLIER: Final = "nobody recorded for a while, and its publisher had begun by then"
-_SILENT: Final = "nobody recorded for a while, and its publisher is silent"
-_FORGOTTEN: Final = "nobody recorded for a while, and its publisher no longer has it"
+_FLOOD: Final = "too many messages arrived before the end of the record was read"
+_EARLIER: Final = "recording was interrupted, and its publisher had begun before"
+_SILENT: Final = "recording was interrupted, and its publisher does not answer"
+_FORGOTTEN: Final = "recording was interrupted, and its publisher no longer has them"
 
 
-class Record:
+class ChannelRecord:
     """One record in one incarnation of the agent. `lost` says that an earlier incarnation of this process wrote one."""
 
     def __init__(
-        self, host: Host, channel: bytes, opened: Callable[[], None], lost: bool, turns: Turns, rules: Rules
+        self, host: RecordingHost, channel: bytes, opened: Callable[[], None], lost: bool, turns: Turns, rules: Rules
     ) -> None:
         self.channel = channel
-        self.state = states.Record.READING
+        self.state = states.RecordState.READING
         self._host = host
         self._writer = RecordWriter(host, channel, self._was_refused)
         self._opened = opened
@@ -107,7 +107,7 @@ class Record:
     @property
     def is_opening(self) -> bool:
         """Whether its end is being read."""
-        return self._asked and self.state is states.Record.READING
+        return self._asked and self.state is states.RecordState.READING
 
     def open(self) -> None:
         """Reads the end of the record page by page, so that replies do not flood the connection that hears
@@ -124,7 +124,7 @@ class Record:
     def _take_listed(self, reply: Any, now: float) -> None:
         self._listed = isinstance(reply, int)
         self._begun = self._begun or reply == 0
-        if not self._listed and self.state is not states.Record.CLOSED:
+        if not self._listed and self.state is not states.RecordState.CLOSED:
             self._writer.complain(reply)
             self._host.timers.set_if_absent(self.look, now + RETRY_S)
 
@@ -132,7 +132,7 @@ class Record:
         self._host.ask(self._tail.question(self._writer.key), self._take_tail)
 
     def _take_tail(self, reply: Any, now: float) -> None:
-        if self.state is states.Record.CLOSED:
+        if self.state is states.RecordState.CLOSED:
             return
         if not isinstance(reply, list):
             self._writer.complain(reply)
@@ -209,13 +209,13 @@ class Record:
     def settled(self) -> bool:
         """Whether the record waits for nothing."""
         waits = self._doubt_until is not None or any(stream.owes for stream in self._streams.values())
-        return self.state is states.Record.WRITING and not waits and not self._writer.has_unwritten
+        return self.state is states.RecordState.WRITING and not waits and not self._writer.has_unwritten
 
     # Messages
 
     def hear(self, blob: bytes, now: float) -> None:
         """A message was published on the channel."""
-        if self.state is states.Record.READING:
+        if self.state is states.RecordState.READING:
             self._hold(partial(self._take, blob))
             if is_envelope(blob):
                 _, flags, _, stream, sequence, _ = HEADER.unpack_from(blob)
@@ -226,7 +226,7 @@ class Record:
 
     def evidence(self, stream: int, last: int, present: bool, now: float) -> None:
         """A publisher says how far its stream has come on this server (`present`, in a resync), or elsewhere."""
-        if self.state is states.Record.READING:
+        if self.state is states.RecordState.READING:
             self._hold(partial(self._judge, stream, last, present))
         else:
             self._judge(stream, last, present, now)
@@ -314,11 +314,11 @@ class Record:
 
     def look(self, now: float) -> None:
         """Asks publishers for owed messages, and records gaps for those that are not available."""
-        if self.state is states.Record.CLOSED:
+        if self.state is states.RecordState.CLOSED:
             return
         if not self._listed:
             self._list()
-        if self.state is states.Record.READING:
+        if self.state is states.RecordState.READING:
             if self._tail_due:
                 self._tail_due = False
                 self._ask_tail()
@@ -353,7 +353,7 @@ class Record:
 
     def resent(self, blob: bytes, now: float) -> None:
         """A publisher has sent a message again; only those that were asked for are taken."""
-        if self.state is not states.Record.WRITING or not is_envelope(blob):
+        if self.state is not states.RecordState.WRITING or not is_envelope(blob):
             return
         _, flags, _, number, sequence, _ = HEADER.unpack_from(blob)
         stream = self._streams.get(number)
@@ -368,7 +368,7 @@ class Record:
     def healed(self, message: control.Healed, now: float) -> None:
         """The end of a page of resends; messages below the floor are not available."""
         stream = self._streams.get(message.stream)
-        if self.state is not states.Record.WRITING or stream is None or not stream.owes:
+        if self.state is not states.RecordState.WRITING or stream is None or not stream.owes:
             return
         self._give_up(message.stream, stream, message.floor - 1, _FORGOTTEN)
         if message.first < stream.owed:

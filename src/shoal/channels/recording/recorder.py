@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from shoal.channels import states
 from shoal.channels.recording.pace import Turns
-from shoal.channels.recording.record import Record
-from shoal.channels.recording.writer import Host
+from shoal.channels.recording.record import ChannelRecord
+from shoal.channels.recording.writer import RecordingHost
 from shoal.errors import ProtocolError
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
@@ -37,14 +37,14 @@ NAMES_MAX: Final = 100_000
 class Recorder:
     """The recorder of one agent."""
 
-    def __init__(self, host: Host, rules: Rules = ALL_RULES) -> None:
+    def __init__(self, host: RecordingHost, rules: Rules = ALL_RULES) -> None:
         self._host = host
         self._rules = rules
         self._marks: set[bytes] = set()
         self._names: dict[bytes, bool] = {}
-        self._records: dict[bytes, Record] = {}
+        self._records: dict[bytes, ChannelRecord] = {}
         self._written: set[bytes] = set()
-        self._queue: deque[Record] = deque()
+        self._queue: deque[ChannelRecord] = deque()
         self._turns = Turns()
         self._opening = 0
         self._connected = False
@@ -57,7 +57,7 @@ class Recorder:
     @property
     def records_open(self) -> int:
         """The number of records that are being written."""
-        return sum(record.state is states.Record.WRITING for record in self._records.values())
+        return sum(record.state is states.RecordState.WRITING for record in self._records.values())
 
     @property
     def settled(self) -> bool:
@@ -113,7 +113,7 @@ class Recorder:
             self._begin(True)
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self._connected = False
 
     def _begin(self, first: bool) -> None:
@@ -133,13 +133,13 @@ class Recorder:
     def _open_next(self) -> None:
         while self._queue and self._opening < OPENING_MAX:
             record = self._queue.popleft()
-            if record.state is states.Record.READING:
+            if record.state is states.RecordState.READING:
                 self._opening += 1
                 record.open()
 
-    def _open(self, channel: bytes) -> Record:
+    def _open(self, channel: bytes) -> ChannelRecord:
         lost = channel in self._written
-        record = Record(self._host, channel, self._is_open, lost, self._turns, self._rules)
+        record = ChannelRecord(self._host, channel, self._is_open, lost, self._turns, self._rules)
         self._records[channel] = record
         self._queue.append(record)
         self._open_next()

@@ -7,12 +7,10 @@ is written.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from shoal.channels.client.server_link import Command
-from shoal.channels.timers import Timers
-from shoal.limits import Limits
+from shoal.channels.agent_host import AgentHost
 from shoal.logs import get_log
 from shoal.wire import control
 from shoal.wire.record_entry import Fields, RecordedGap, record_key
@@ -26,39 +24,17 @@ ENTRY_OVERHEAD_BYTES: Final = 32
 UNWRITTEN_MAX: Final = 1000
 """Refused ranges that are remembered one by one. Beyond it the record only says that some messages are missing."""
 
-_REFUSED: Final = "the server refused to write it down"
+_REFUSED: Final = "the server refused to record them"
 _SOMETHING: Final = RecordedGap(0, 0, 0, _REFUSED)
 _log: Final = get_log(__name__)
 
 
-class Counters(Protocol):
-    """The counters of recording."""
-
-    recorded: int
-    record_duplicates: int
-    record_gaps: int
-    record_healed: int
-    record_refused: int
-    garbage: int
-
-
-class Host(Protocol):
-    """The agent that writes a record."""
-
-    server: str
-    limits: Limits
-    timers: Timers
-
-    @property
-    def counters(self) -> Counters:
-        """What the agent has done so far."""
+class RecordingHost(AgentHost, Protocol):
+    """The agent that writes records."""
 
     @property
     def client(self) -> int:
         """The client id under which the agent asks publishers."""
-
-    def ask(self, command: Command, handler: Any = None) -> None:
-        """Asks the agent's own server."""
 
     def listen(self, channel: bytes) -> None:
         """Subscribes to a channel of the agent's own server."""
@@ -66,14 +42,11 @@ class Host(Protocol):
     def tell_peer(self, client: int, message: control.ToPeer) -> None:
         """Asks a publisher on the agent's own server for messages."""
 
-    def streams(self, channel: bytes) -> Mapping[int, int]:
-        """The streams of a channel, each with its last sequence number (see `ENDED`)."""
-
 
 class RecordWriter:
     """Writes one record. `refused` is called with the time when the server has refused an entry."""
 
-    def __init__(self, host: Host, channel: bytes, refused: Callable[[float], None]) -> None:
+    def __init__(self, host: RecordingHost, channel: bytes, refused: Callable[[float], None]) -> None:
         self.key = record_key(channel)
         self.number = 0
         """The number of the newest entry."""

@@ -1,11 +1,11 @@
-"""The analyzer: closes each second with all that the paper's local load analyzer records (Dynamoth, III.A).
+"""The analyzer: closes each second with the figures of the paper's local load analyzer (Dynamoth, III.A).
 
 Owns how the figures of a second are derived: from the scanner's counts, the agent's register of subscribers, and
 samples of the server's own counters. Never touches a socket or a clock. `channel_kind` declares the columns.
 
-`bytes_out` of a channel is exact, not an estimate from payloads: the agent receives each message in a frame whose
-length differs from a subscriber's only by the words before the channel. The server's `bytes_out_per_s` leaves out the
-agent's own copy of every message, which does not leave the machine, but which the server counts like any other.
+`bytes_out` of a channel is exact, not an estimate from payloads: a frame for the agent differs from a subscriber's only
+in the strings before the channel, whose lengths are known. The server's `bytes_out_per_s` excludes the agent's own copy
+of every message: it does not leave the machine, but the server counts it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class ServerSample:
     connections: int
     memory_bytes: int
     max_out_bytes_per_s: float
-    """The most that the server may send, from the configuration; 0 if it is not configured."""
+    """The configured limit of the server's output; 0 if there is none."""
 
     @classmethod
     def from_info(cls, info: bytes, at_s: float, max_out_bytes_per_s: float) -> ServerSample:
-        """A sample from the text that INFO answers."""
+        """A sample from the reply to INFO."""
         lines = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
         fields = {name: value for name, colon, value in lines if colon}
         try:
@@ -64,7 +64,7 @@ class ServerSample:
                 max_out_bytes_per_s=max_out_bytes_per_s,
             )
         except (KeyError, ValueError) as error:
-            raise ProtocolError(f"INFO lacks a field or has a strange one: {error}") from error
+            raise ProtocolError(f"INFO has a missing or malformed field: {error}") from error
 
 
 class Second(NamedTuple):
@@ -76,7 +76,7 @@ class Second(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The order of rows: first the channels that the register or NUMSUB names, then other active ones."""
+    """The order of rows: first the channels in the register or in the reply to NUMSUB, then other active ones."""
 
     names: Ragged
     place: npt.NDArray[np.int64]
@@ -111,11 +111,11 @@ class Analyzer:
         server: ServerSample,
         pattern_subscribers: Mapping[bytes, int] | None = None,
     ) -> Second:
-        """Reports all that was counted since the last call.
+        """Closes a second: everything that was counted since the last call.
 
-        `subscribers` are the registered client ids by channel; `numsub` is what PUBSUB NUMSUB says of the
-        active channels (plain Redis clients included), for others the register counts; `pattern_subscribers`
-        is how many connections hold each pattern, the agent's own left out.
+        `subscribers` are the registered client ids by channel. `numsub` is the reply to PUBSUB NUMSUB, which includes
+        plain Redis clients; channels that are not in it get the count of the register. `pattern_subscribers` is the
+        number of connections by pattern, without the agent's own.
         """
         counts = self._scanner.close_unit()
         rows = self._arrange(counts, subscribers, numsub)
@@ -138,7 +138,7 @@ class Analyzer:
         active = len(counts.channels)
         row_of = np.full(max(found.max(initial=-1), counts.channels.max(initial=-1)) + 2, -1, np.int64)
         row_of[counts.channels] = np.arange(active)
-        activity = row_of[found]  # a channel that is not known finds the spare last element
+        activity = row_of[found]  # the index of an unknown channel is -1: the spare last element
         place = np.full(active, -1, np.int64)
         place[activity[activity >= 0]] = np.flatnonzero(activity >= 0)
         others = np.flatnonzero(place < 0)
@@ -187,7 +187,7 @@ class Analyzer:
         return UnitTable(CHANNEL, rows.names, columns, complete)
 
     def _publishers(self, counts: UnitCounts, rows: _Rows) -> tuple[Numbers, Ragged]:
-        """How many clients published on each channel, and up to `listed_max` of them."""
+        """The number of publishers of each channel, and the ids of up to `listed_max` of them."""
         amounts = np.bincount(rows.place[counts.publisher_rows], minlength=rows.total)
         order = np.argsort(rows.place[counts.publisher_rows], kind="stable")
         firsts = np.cumsum(amounts) - amounts
@@ -195,7 +195,7 @@ class Analyzer:
         return amounts, Ragged.of_lengths(np.minimum(amounts, self._listed_max), counts.publishers[order][listed])
 
     def _subscribers(self, rows: _Rows, subscribers: Mapping[bytes, Collection[int]]) -> Ragged:
-        """Up to `listed_max` registered clients of each channel."""
+        """The ids of up to `listed_max` registered subscribers of each channel."""
         amounts = np.minimum(rows.registered, self._listed_max)
         some = map(islice, subscribers.values(), repeat(self._listed_max))
         ids = np.fromiter(chain.from_iterable(some), np.uint64, int(amounts.sum()))
@@ -203,7 +203,7 @@ class Analyzer:
 
 
 def warm_up() -> None:
-    """Loads every compiled loop of the analyzer and its scanner, or compiles it and says so."""
+    """Loads the compiled loops of the analyzer and its scanner. If they must be compiled, a log line says so."""
     with compilation_announced():
         scanner.warm_up()
         match_names(padded(b"a"), np.array([0, 1], np.int32), padded(b"*"))
@@ -215,7 +215,7 @@ def _matches(names: Ragged, pattern: bytes) -> npt.NDArray[np.bool_]:
 
 
 def _server(previous: ServerSample | None, sample: ServerSample, counts: UnitCounts) -> HostRow:
-    """The row of the server; rates compare with the previous sample of the same incarnation of the server."""
+    """The row of the server. Rates need a previous sample with the same run id."""
     maximum = sample.max_out_bytes_per_s
     row: dict[str, float | int | None] = dict.fromkeys(column.name for column in SERVER.row)
     row |= {

@@ -1,6 +1,6 @@
-"""What the telemetry of channels says: the columns of `channel` and `server`, and what a channel costs its server.
+"""The telemetry of channels: the columns of the kinds `channel` and `server`, and what a channel costs its server.
 
-Owns the two kinds. The bytes of a record are in `shoal.load.record`; how the figures are derived is in `analyzer`.
+Owns the two kinds. `shoal.load.record` encodes them, `analyzer` derives the figures.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from shoal.load.kinds import Column, Cost, Folding, HostColumn, HostKind, Type, 
 
 PUBLICATION_WORK: Final = 4.0
 DELIVERY_WORK: Final = 1.0
-"""What a server does for one publication that it receives, and for one delivery. Only the ratio counts. An observer
-adds a third to the cost of a publication without other receivers: so one delivery is a third of a publication, and a
-publication with the agent's own copy is four such thirds."""
+"""The work of a server for one publication, including the agent's copy, and for one delivery. Only the ratio counts: an
+observer adds a third to the cost of a publication without receivers."""
 
 CHANNEL: Final = UnitKind(
     kinds.CHANNEL,
     columns=(
-        Column("publishers", folding=Folding.PEAK),  # distinct clients; foreign publications have no known one
+        Column("publishers", folding=Folding.PEAK),  # distinct clients; those of foreign publications are unknown
         Column("publisher_ids", Type.IDS),  # at most listed_max of them
-        Column("publications", folding=Folding.RATE),  # foreign ones included; forwarded ones and beacons not
+        Column("publications", folding=Folding.RATE),  # including foreign ones, without forwarded ones and beacons
         Column("forwarded", folding=Folding.RATE),
-        Column("subscribers", folding=Folding.PEAK),  # connections, as the server counts them; patterns not
-        Column("registered"),  # those that said hello to the agent
+        Column("subscribers", folding=Folding.PEAK),  # connections, as the server counts them; without patterns
+        Column("registered"),  # subscribers that sent Hello to the agent
         Column("subscriber_ids", Type.IDS),  # at most listed_max of the registered ones
         Column("pattern_subscribers", folding=Folding.PEAK),  # connections, once for each pattern that matches
         Column("messages_sent", folding=Folding.RATE),  # (publications + forwarded) x receivers
@@ -41,7 +40,7 @@ CHANNEL: Final = UnitKind(
         ),
     ),
 )
-"""A channel. Not complete: a limit kept publishers from being recorded."""
+"""A channel. A row is not complete if a limit was met, so that publishers may be missing."""
 
 SERVER: Final = HostKind(
     kinds.SERVER,

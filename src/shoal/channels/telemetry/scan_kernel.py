@@ -1,7 +1,7 @@
 """The compiled scan of the bytes of the observing connection.
 
-Owns how frames are told apart, skipped and counted without making Python objects. The tables and their bounds belong
-to `tables`, the buffer and the results for Python to `scanner`. Never touches a socket.
+Owns how frames are recognized, skipped and counted without making Python objects. The tables and their bounds belong to
+`tables`, the buffer and the results for Python to `scanner`. Never touches a socket.
 
 There are four kinds of frames:
 

@@ -1,16 +1,15 @@
-"""The scanner: what the agent's observing connection says, counted as fast as Redis can say it.
+"""The scanner: counts the messages on the agent's observing connection as fast as Redis can send them.
 
-Owns the bytes of that connection that have not been used up, and the tables of channels and streams. Never
-touches a socket or a clock: bytes and the second are handed in. What stands in a report is the analyzer's
-business.
+Owns the unscanned bytes of that connection and the tables of channels and streams. Never touches a socket or a clock:
+bytes and the second are arguments. The analyzer turns the counts into figures.
 
-    feed(data, second)     bytes as they come, cut anywhere
-    scan()                 counts observed messages up to the next frame that is not one, or that is on a
-                           watched channel, and returns that frame; None when the bytes are used up
-    watch(channel, on)     says which channels are watched
+    feed(data, second)     takes bytes, cut anywhere
+    scan()                 counts observed messages up to the next frame that is not one or that is on a watched
+                           channel, and returns that frame; None when all bytes are scanned
+    watch(channel, on)     sets whether a channel is watched
 
-So whatever the agent does about a frame (it answers a hello) it does with the tables exactly as they were
-at that point of the server's order. Scan until None before the next feed.
+The scan stops at such a frame, so when the agent handles it (say, answers a Hello) the tables are as of that point in
+the server's order. Call `scan` until it returns None before the next `feed`.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ _FAULTS: Final = {
 
 
 class Frame(NamedTuple):
-    """A frame that is no observed message: a reply (which may be None), or a push. A message on a watched channel is a
-    push `[b"pmessage", b"*", channel, payload]`."""
+    """A frame for the agent: a reply (which may be None), or a push. A message on a watched channel is a push
+    `[b"pmessage", b"*", channel, payload]`."""
 
     value: Any
     push: bool
@@ -66,7 +65,7 @@ class Frame(NamedTuple):
 class Listing(NamedTuple):
     """The streams of a channel with their last sequence numbers.
 
-    `complete` is False when a limit of the tables kept a stream, or the channel, from being recorded.
+    `complete` is False if a limit of the tables was met, so that streams may be missing.
     """
 
     streams: list[tuple[int, int]]
@@ -75,10 +74,10 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnitCounts:
-    """What was counted in one time unit, in columns; one row for each channel that something came on."""
+    """The counts of one time unit, in columns; one row for each channel with a message."""
 
     channels: Indexes
-    """The channels' indexes, good for `Scanner.find` until channels are forgotten."""
+    """The channels' indexes, as `Scanner.find` returns them, valid until channels are forgotten."""
     names: Bytes
     name_offsets: Indexes
     counters: dict[str, npt.NDArray[np.int64]]
@@ -95,7 +94,7 @@ class UnitCounts:
 
 
 class Scanner:
-    """Counts what `PSUBSCRIBE *` hears on one RESP3 connection."""
+    """Counts the messages of `PSUBSCRIBE *` on one RESP3 connection."""
 
     def __init__(self, frame_bytes_max: int, limits: TableLimits | None = None) -> None:
         self._limits = limits or TableLimits()
@@ -111,7 +110,7 @@ class Scanner:
         self._observed_bytes = 0
         self._end = 0
         self._used_up = True
-        """Whether everything that was fed has been scanned: then there is no need to call the kernel."""
+        """Whether all bytes have been scanned, so that the kernel need not be called."""
         self._fault: str | None = None
 
     def feed(self, data: bytes, second: int) -> None:
@@ -131,7 +130,7 @@ class Scanner:
         cursor[_WALK_AT] -= at
 
     def _make_room(self, at: int, rest: int, more: int) -> None:
-        """Brings the unused bytes to the front of a buffer that also holds what is coming."""
+        """Moves the unscanned bytes to the front of a buffer with room for `more`."""
         size = FIRST_BUFFER_BYTES
         while size < rest + more:
             size *= 2
@@ -143,9 +142,10 @@ class Scanner:
             self._buffer[:rest] = old[at : at + rest]
 
     def scan(self) -> Frame | None:
-        """Counts up to the next frame that is no observed message, or watched, and returns it; None when there is none.
+        """Counts up to the next frame for the agent and returns it; None if there is none.
 
-        Raises `ProtocolError` when what follows is no RESP3, or too large; it stays so until `reset`.
+        Raises `ProtocolError` for bytes that are not RESP3 and for a frame that is too large, and from then on until
+        `reset`.
         """
         if self._fault is not None:
             raise ProtocolError(self._fault)
@@ -193,7 +193,7 @@ class Scanner:
         return ProtocolError(self._fault)
 
     def reset(self) -> None:
-        """Forgets the bytes of a connection that is gone. The tables stay."""
+        """Drops the bytes of a lost connection. The tables stay."""
         self._fault = None
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._end, self._used_up = 0, True
@@ -201,24 +201,24 @@ class Scanner:
             self._cursors[name] = 0
 
     def clear(self) -> None:
-        """Forgets every channel and stream: the server has begun a new life."""
+        """Drops all channels and streams: a new incarnation of the agent begins."""
         self._tables = make_tables(self._limits, bool(self._tables.head[0]["watch_new"]))
         self._observed_bytes = 0
 
     def watch_new(self) -> None:
-        """From now on every channel is watched from its first frame until `watch` says otherwise, and one for which
-        there is no room always."""
+        """Watches every new channel from its first frame on, until `watch` changes that. Channels for which the tables
+        have no room are always watched."""
         self._tables.head[0]["watch_new"] = 1
 
     def watch_all(self) -> None:
-        """Watches every channel that is known, until `watch` says otherwise."""
+        """Watches every known channel, until `watch` changes that."""
         known = self._tables.channels[: self._tables.head[0]["channels"]]
         known["watched"] = 1
         known["but_version"] = NO_VERSION
 
     def watch(self, channel: bytes, on: bool, but_version: int | None = None) -> None:
-        """Shows what comes on a channel to whoever scans, or only counts it; messages that carry `but_version` are only
-        counted in any case."""
+        """Sets whether `scan` returns the messages of a channel or only counts them. Messages of the placement version
+        `but_version` are only counted."""
         name = padded(channel)
         unless = NO_VERSION if but_version is None else but_version
         while set_watched(self._tables, name, len(channel), on, unless) == NO_ROOM:
@@ -235,7 +235,8 @@ class Scanner:
         return Listing(pairs, bool(self._tables.channels[index]["refused_second"] == NEVER))
 
     def set_stream(self, channel: bytes, stream: int, last: int) -> bool:
-        """Raises the last sequence number of a stream, as a resync told it; False: a limit forbids it."""
+        """Raises the last sequence number of a stream, as its publisher reported it; False if a limit of the tables is
+        met."""
         name = padded(channel)
         while True:
             index = set_stream(self._tables, name, len(channel), np.uint64(stream), np.uint64(last))
@@ -244,7 +245,8 @@ class Scanner:
             self._tables = grow(self._tables)
 
     def forget_idle(self, before_second: int) -> tuple[int, int]:
-        """Drops streams not seen since `before_second`, then idle channels without any; how many of each."""
+        """Drops streams that were silent since `before_second`, and idle channels without streams; returns their
+        numbers."""
         before = before_second - (self._first_second or 0)
         streams, channels = table_queries.forget(self._tables, max(before, NEVER + 1))
         return int(streams), int(channels)
@@ -254,7 +256,7 @@ class Scanner:
         return self._names(np.arange(self._tables.head[0]["channels"], dtype=np.int32))
 
     def active_channels(self) -> list[bytes]:
-        """The names of the channels that something came on in the open time unit."""
+        """The names of the channels with a message in the current time unit."""
         return self._names(self._tables.active_channels[: self._tables.head[0]["active_channels"]])
 
     def _names(self, indexes: Indexes) -> list[bytes]:
@@ -263,7 +265,7 @@ class Scanner:
         return [blob[bounds[row] : bounds[row + 1]] for row in range(len(bounds) - 1)]
 
     def find(self, names: Bytes, offsets: Indexes) -> Indexes:
-        """The index of each of many channels (-1: not known); `names` ends in padding, see `rawbytes`."""
+        """The index of each channel, -1 if it is not known. `names` must end in padding (see `raw_bytes`)."""
         return table_queries.find_channels(self._tables, names, offsets)
 
     def take_other_formats(self) -> tuple[int, int]:
@@ -274,7 +276,7 @@ class Scanner:
         return found
 
     def close_unit(self) -> UnitCounts:
-        """What was counted since the last call, and the begin of a new time unit."""
+        """The counts since the last call. A new time unit begins."""
         tables, head = self._tables, self._tables.head[0]
         active = tables.active_channels[: head["active_channels"]].copy()
         records = tables.channels[active]
@@ -304,7 +306,7 @@ class Scanner:
         return counts
 
     def _distinct_publishers(self, active: Indexes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """Row and client of each publisher of the open unit; two streams of a client on a channel are one."""
+        """Row and client of each publisher of the time unit. Two streams of a client on a channel count once."""
         tables, head = self._tables, self._tables.head[0]
         records = tables.streams[tables.active_streams[: head["active_streams"]]]
         row_of = np.zeros(head["channels"], np.int64)
@@ -319,7 +321,7 @@ class Scanner:
 
 
 def warm_up() -> None:
-    """Loads every compiled loop of the scanner before the first message, or compiles it and says so."""
+    """Loads the compiled loops of the scanner. If they must be compiled, a log line says so."""
     with compilation_announced():
         scanner = Scanner(frame_bytes_max=4096)
         scanner.feed(scan_kernel.OBSERVED + b"1\r\na\r\n$1\r\nb\r\n", 0)

@@ -1,7 +1,7 @@
-"""Compiled questions to the analyzer's tables, and forgetting what has been idle.
+"""Compiled queries on the scanner's tables, and the removal of idle entries.
 
-Owns the loops that read the tables in bulk (names, streams of a channel, indexes of many channels) and the
-one that compacts them. Their layout belongs to `tables`. Never touches a socket or a clock.
+Owns the loops that read the tables in bulk (names, streams of a channel, indexes of many channels) and the one that
+compacts them. The layout belongs to `tables`. Never touches a socket or a clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.wire.raw_bytes import Bytes, hash_words, kernel, part
 
 @kernel
 def find_channels(tables: Tables, names: Bytes, offsets: Indexes) -> Indexes:
-    """The index of each of many channels, `MISSING` for those that are not recorded."""
+    """The index of each channel, `MISSING` for unknown ones."""
     found = np.empty(offsets.shape[0] - 1, np.int32)
     for row in range(found.shape[0]):
         at = offsets[row]
@@ -33,7 +33,7 @@ def find_channels(tables: Tables, names: Bytes, offsets: Indexes) -> Indexes:
 
 @kernel
 def gather_names(tables: Tables, indexes: Indexes) -> tuple[Bytes, Indexes]:
-    """The names of some channels, one behind the other, and where each begins (and the last ends)."""
+    """The names of channels, one after the other, and the offsets at which they begin; the last offset is the end."""
     offsets = np.zeros(indexes.shape[0] + 1, np.int32)
     for row in range(indexes.shape[0]):
         offsets[row + 1] = offsets[row] + tables.channels[indexes[row]].name_bytes
@@ -48,7 +48,7 @@ def gather_names(tables: Tables, indexes: Indexes) -> tuple[Bytes, Indexes]:
 
 @kernel
 def list_streams(tables: Tables, channel: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The streams of a channel and the last sequence of each."""
+    """The streams of a channel and the last sequence number of each."""
     size = tables.channels[channel].streams
     streams = np.empty(size, np.uint64)
     lasts = np.empty(size, np.uint64)
@@ -63,9 +63,9 @@ def list_streams(tables: Tables, channel: int) -> tuple[npt.NDArray[np.uint64], 
 
 @kernel
 def forget(tables: Tables, before: int) -> tuple[int, int]:
-    """Drops streams not seen since `before` and channels that are left empty; says how many of each.
+    """Drops streams that were silent since `before`, and idle channels without streams; returns their numbers.
 
-    What is counted in the open time unit stays: its report has yet to name it.
+    Channels and streams of the current time unit stay, because their counts are still to be reported.
     """
     head = tables.head[0]
     if head.refused_second < before:
@@ -93,7 +93,7 @@ def forget(tables: Tables, before: int) -> tuple[int, int]:
 
 @part
 def keep_streams(tables: Tables, before: int) -> Indexes:
-    """Moves the streams that stay to the front; their new index by their old one. Channels count theirs."""
+    """Moves the remaining streams to the front and counts them for their channels; returns new indexes by old ones."""
     head = tables.head[0]
     moved = np.full(head.streams, MISSING, np.int32)
     for index in range(head.channels):
@@ -112,7 +112,8 @@ def keep_streams(tables: Tables, before: int) -> Indexes:
 
 @part
 def keep_channels(tables: Tables, before: int) -> Indexes:
-    """The same for channels and their names. Their lists of streams are empty afterwards."""
+    """Moves the remaining channels and names to the front; returns new indexes by old ones. The caller rebuilds the
+    lists of streams."""
     head = tables.head[0]
     moved = np.full(head.channels, MISSING, np.int32)
     kept = 0

@@ -1,16 +1,15 @@
-"""The analyzer's tables: channels, and the streams that publish on them.
+"""The scanner's tables: channels, and the streams that publish on them.
 
-Owns the layout, the hashing and the bounds of both tables; the compiled scanner fills them, Python asks them.
+Owns the layout, the hashing and the bounds of both tables. The compiled scan fills them, `table_queries` reads them.
 Never touches a socket, a clock or RESP.
 
-A table is an array of records in order of arrival, and an open-addressing array of slots that finds a
-record by its key. A slot is 0 (empty) or the upper half of the key's hash beside the record's index + 1, so
-that a lookup touches a record only when it is almost certainly the right one; the key is then compared in
-full. At most half of the slots are used. Names of channels stand one behind the other in an arena. The
-streams of a channel are a linked list through the stream records.
+A table is an array of records in order of arrival, and a hash table of slots with open addressing. A slot is 0 (empty)
+or the upper half of the key's hash and the record's index + 1. A lookup therefore reads a record only if it is almost
+certainly the right one, and then compares the whole key. At most half of the slots are used. Channel names are stored
+one after the other in an arena. The streams of a channel are a linked list through the stream records.
 
-What does not fit (`TableLimits`) is not recorded; when that happens the second is noted, and listings say
-`complete=False` until whatever was refused would have been forgotten anyway.
+Channels and streams above the limits (`TableLimits`) are not recorded. The second in which that last happened is kept,
+and listings say `complete=False` until an entry of that second would have been dropped as idle.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ NO_ROOM: Final = -2
 REFUSED: Final = -3
 NO_VERSION: Final = -1
 NEVER: Final = -(2**31)
-"""The second of what never happened. Seconds in the tables count from the first one that the scanner saw."""
+"""The second of an event that never happened. Seconds in the tables count from the first `feed`."""
 
 FIRST_RECORDS: Final = 1024
 FIRST_ARENA_BYTES: Final = 65536
@@ -46,7 +45,7 @@ FIRST_ARENA_BYTES: Final = 65536
 CHANNEL: Final = np.dtype(
     [
         ("publications", np.int64),
-        ("foreign", np.int64),  # those of the publications that carry no envelope
+        ("foreign", np.int64),  # publications without an envelope
         ("forwarded", np.int64),
         ("beacons", np.int64),
         ("bytes_in", np.int64),
@@ -59,8 +58,8 @@ CHANNEL: Final = np.dtype(
         ("second", np.int32),
         ("refused_second", np.int32),
         ("unit", np.int32),
-        ("but_version", np.int64),  # frames with this version are counted only; `NO_VERSION`: there is no such version
-        ("watched", np.uint8),  # whether frames are shown to Python too
+        ("but_version", np.int64),  # frames with this version are only counted; or `NO_VERSION`
+        ("watched", np.uint8),  # whether frames are also returned to Python
     ],
     align=True,
 )
@@ -82,17 +81,17 @@ HEAD: Final = np.dtype(
     [
         (name, np.int64)
         for name in (
-            # how full the tables are
+            # sizes in use
             *("channels", "streams", "arena_bytes", "active_channels", "active_streams"),
             # limits
             *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"),
             # time
             *("second", "unit", "refused_second"),
-            # whether channels are watched from their first frame on, and those for which there is no room always
+            # see `Scanner.watch_new`
             "watch_new",
-            # counted beside the channels since the last time unit was closed
+            # counts of the time unit that belong to no channel
             *("uncounted", "uncounted_bytes", "internal", "internal_bytes"),
-            # messages of other versions since they were last asked for
+            # messages of other versions, see `Scanner.take_other_formats`
             *("envelopes_1", "unknown_flags"),
         )
     ]
@@ -117,11 +116,11 @@ class TableLimits:
     streams_per_channel_max: int = 100_000
     channel_name_bytes_max: int = 1024
     hash_seed: int = 0
-    """Any secret number; keeps who chooses channel names from choosing ones that collide."""
+    """A secret number, so that an attacker cannot choose channel names that collide."""
 
 
 class Tables(NamedTuple):
-    """Everything that the compiled loops work on."""
+    """The arrays of both tables."""
 
     head: Records
     channels: Records
@@ -157,7 +156,7 @@ def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
 
 
 def grow(tables: Tables) -> Tables:
-    """Doubles whichever table is full; what they hold stays as it is."""
+    """Doubles each table that is full and keeps its content."""
     head = tables.head[0]
     if head["channels"] == len(tables.channels) < head["channels_max"]:
         size = min(2 * len(tables.channels), int(head["channels_max"]))
@@ -192,7 +191,7 @@ def _enlarged(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 
 @part
 def borrow_tables(tables: Tables) -> Tables:
-    """The same tables for use inside a kernel, see `borrow`."""
+    """The same tables, for use inside a kernel (see `borrow`)."""
     return Tables(
         borrow(tables.head),
         borrow(tables.channels),
@@ -207,7 +206,7 @@ def borrow_tables(tables: Tables) -> Tables:
 
 @part
 def claim(slots: Slots, value: np.uint64, index: int) -> None:
-    """Enters a record that is not there yet under its hash."""
+    """Puts a new record into the slots."""
     mask = np.uint64(slots.shape[0] - 1)
     slot = value & mask
     while slots[slot] != _EMPTY:
@@ -217,7 +216,7 @@ def claim(slots: Slots, value: np.uint64, index: int) -> None:
 
 @kernel
 def fill_slots(tables: Tables) -> None:
-    """Enters all channels and streams into slots that are empty."""
+    """Puts all channels and streams into empty slots."""
     for index in range(tables.head[0].channels):
         claim(tables.channel_slots, tables.channels[index].hash, index)
     for index in range(tables.head[0].streams):
@@ -243,7 +242,8 @@ def find_channel(tables: Tables, name: Bytes, at: int, size: int, value: np.uint
 
 @part
 def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
-    """The index of a channel, recorded if need be; `NO_ROOM`: grow, and ask again; `REFUSED`: a limit."""
+    """The index of a channel, which is added if it is new. `NO_ROOM`: call `grow` and try again. `REFUSED`: a limit is
+    met."""
     head = tables.head[0]
     value = hash_words(name, at, size, head.seed)
     index = find_channel(tables, name, at, size, value)
@@ -280,7 +280,7 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
 
 @part
 def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
-    """The index of a stream of a channel, as `enter_channel`."""
+    """The index of a stream of a channel; results as of `enter_channel`."""
     head = tables.head[0]
     slots = tables.stream_slots
     mask = np.uint64(slots.shape[0] - 1)
@@ -316,9 +316,9 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
 
 @part
 def note_stream(tables: Tables, channel: int, stream: np.uint64, sequence: np.uint64, publishes: bool) -> int:
-    """Raises the last sequence of a stream; the stream's index, or what `enter_stream` says.
+    """Raises the last sequence number of a stream; results as of `enter_stream`.
 
-    A stream that `publishes` is one of the publishers of the open time unit.
+    A stream that `publishes` counts as a publisher of the current time unit.
     """
     head = tables.head[0]
     index = enter_stream(tables, channel, stream)
@@ -336,7 +336,8 @@ def note_stream(tables: Tables, channel: int, stream: np.uint64, sequence: np.ui
 
 @kernel
 def set_stream(tables: Tables, name: Bytes, size: int, stream: np.uint64, last: np.uint64) -> int:
-    """Raises the last sequence of a stream on a channel, recording both if need be; as `note_stream`."""
+    """Raises the last sequence number of a stream on a channel and adds both if they are new; results as of
+    `enter_stream`."""
     channel = enter_channel(tables, name, 0, size)
     if channel < 0:
         return channel
@@ -345,8 +346,8 @@ def set_stream(tables: Tables, name: Bytes, size: int, stream: np.uint64, last: 
 
 @kernel
 def set_watched(tables: Tables, name: Bytes, size: int, watched: bool, but_version: int) -> int:
-    """Says whether frames of a channel are shown to Python; as `enter_channel`. A channel that is not known is recorded
-    only if that is needed for it to be watched."""
+    """Sets whether the frames of a channel are returned to Python; results as of `enter_channel`. An unknown channel is
+    added only if it would not be watched otherwise."""
     channel = find_channel(tables, name, 0, size, hash_words(name, 0, size, tables.head[0].seed))
     if channel == MISSING and watched and not tables.head[0].watch_new:
         channel = enter_channel(tables, name, 0, size)

@@ -93,14 +93,10 @@ class Subscribers:
 def _unsettled(bus: Bus) -> list[str]:
     """Everything that the router of a bus still waits for."""
     found = []
-    for sub in bus.adapter.router.subscriptions:
+    for sub in bus.router.subscriptions:
         if not sub.settled:
-            found.append(f"{sub.text} is not in force: { {name: str(site.state) for name, site in sub.sites.items()} }")
-        for channel, stream in sub.all_streams():
-            if stream.has_hole():
-                found.append(f"{sub.text}: {channel.text} of {stream.stream:x} misses {stream.next} to {stream.last}")
-            elif stream.doubted_at is not None:
-                found.append(f"{sub.text}: {channel.text} of {stream.stream:x} is in doubt after {stream.next - 1}")
+            found.append(f"{sub.text} is not in force: {sub.statistics().servers}")
+        found += [f"{sub.text}: {doubt}" for doubt in sub.doubts()]
     return found
 
 

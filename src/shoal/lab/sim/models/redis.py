@@ -26,13 +26,14 @@ from zlib import crc32
 
 from hiredis import PushNotification
 
-from shoal.lab.sim.models.redis_base import BufferLimit, Client, Command, RedisOptions
+from shoal.lab.sim.models.redis_base import BufferLimit, Client, RedisOptions
 from shoal.lab.sim.models.redis_connection import ConnectionCommands
 from shoal.lab.sim.models.redis_keys import Keys
 from shoal.lab.sim.models.resp import encode_frame
+from shoal.wire.commands import Command
 from shoal.wire.glob import compile_glob
 
-__all__ = ["BufferLimit", "Client", "Command", "ModelRedis", "RedisOptions"]
+__all__ = ["BufferLimit", "Client", "ModelRedis", "RedisOptions"]
 
 
 COMMAND_S: Final = 0.000_02

@@ -15,8 +15,7 @@ from hiredis import ReplyError
 
 from shoal.lab.sim.models.redis_acl import ALLOWED, COMMANDS, CONTAINERS, DENIED_COMMAND, DENIED_KEY, CommandSpec, User
 from shoal.lab.sim.models.resp import encode_frame
-
-Command = tuple[bytes, ...]
+from shoal.wire.commands import Command
 
 STATIC_BUFFER_BYTES: Final = 16 * 1024
 """The first part of a client's output, which Redis keeps in the client itself and does not count."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from shoal.lab.sim.models.redis_base import Client, Command, RedisBase
+from shoal.lab.sim.models.redis_base import Client, RedisBase
+from shoal.wire.commands import Command
 
 _OK: Final = b"OK"
 _WRONG_PASSWORD: Final = "WRONGPASS invalid username-password pair or user is disabled."

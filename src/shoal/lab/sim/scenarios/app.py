@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.bus.client import Bus
 from shoal.bus.subscription import Subscription
 from shoal.channels.client.router import Router
-from shoal.channels.client.subscription import Subscription as CoreSubscription
+from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import ShoalError, SubscribeTimeoutError
 from shoal.lab.sim.history import Handed, PublisherRecord, SubscriberRecord, payload_of
 from shoal.lab.sim.models.resp import CommandReader
@@ -49,7 +49,7 @@ class Sub:
         return self.record.ended_at is not None
 
     @property
-    def core(self) -> CoreSubscription | None:
+    def core(self) -> SubscriptionCore | None:
         """The router's side, once it is in force."""
         return self.messages.core
 

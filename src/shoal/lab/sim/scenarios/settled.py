@@ -21,16 +21,18 @@ def check_settled(apps: list[App], verdict: Verdict) -> None:
             verdict.violate("unsettled", f"{who} has {router.pending_messages} messages unconfirmed")
         cores = [sub.core for sub in app.subs]
         verdict.violations += [f"unsettled: {who}: a subscription never came into force"] * cores.count(None)
+        streams = 0
         for sub in filter(None, cores):
+            found = sub.statistics()
+            streams += found.streams
             if not sub.settled:
-                sites = {name: site.state.value for name, site in sub.sites.items()}
-                verdict.violate("unsettled", f"{who}: {sub.text} is not in force everywhere: {sites}")
-            held = sum(len(stream.held) for _, stream in sub.all_streams())
-            if held or sub.early:
-                verdict.violate("growth", f"{who}: {sub.text} still holds {held} messages, {len(sub.early)} early")
-        if router.questions:
-            verdict.violate("growth", f"{who} still waits for {router.questions} answers")
+                verdict.violate("unsettled", f"{who}: {sub.text} is not in force everywhere: {found.servers}")
+            held, early = found.held_messages, found.early_messages
+            if held or early:
+                verdict.violate("growth", f"{who}: {sub.text} still holds {held} messages, {early} early")
+        state = router.statistics()
+        if state.questions:
+            verdict.violate("growth", f"{who} still waits for {state.questions} answers")
         # a doubt that is over leaves its timer behind for `gap_timeout_s`, so there may be one for each stream
-        streams = sum(1 for sub in filter(None, cores) for _ in sub.all_streams())
-        if len(router.timers) > 60 + 4 * len(app.subs) + streams:
-            verdict.violate("growth", f"{who} has {len(router.timers)} timers in a quiet world")
+        if state.timers > 60 + 4 * len(app.subs) + streams:
+            verdict.violate("growth", f"{who} has {state.timers} timers in a quiet world")

@@ -23,7 +23,7 @@ class Lane:
     def __init__(self, out: Outgoing, link: ServerLink, confirmed: int) -> None:
         self.out = out
         self.link = link
-        self.state = states.Lane.WAITING
+        self.state = states.LaneState.WAITING
         self.sent = confirmed
         self.confirmed = confirmed
 
@@ -51,7 +51,6 @@ class Outgoing:
         "sizes",
         "solo",
         "stream",
-        "text",
         "waiters",
         "window",
     )
@@ -84,7 +83,7 @@ class Outgoing:
     def find_solo(self) -> None:
         """Updates `solo`: the lane, if there is exactly one and it is live; the fast path of `publish`."""
         lanes = self.lanes
-        self.solo = lanes[0] if len(lanes) == 1 and lanes[0].state is states.Lane.LIVE else None
+        self.solo = lanes[0] if len(lanes) == 1 and lanes[0].state is states.LaneState.LIVE else None
 
     @property
     def settled(self) -> bool:

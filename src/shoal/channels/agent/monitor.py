@@ -1,13 +1,13 @@
-"""The monitor: closes each second of the analyzer with what only the server itself can tell.
+"""The monitor: asks the server for its own figures every second, closes the second and writes its telemetry record.
 
-Owns the questions that an agent asks its server every second, and the telemetry that comes of them. A core
-without I/O beside `AgentCore`, whose connection it shares. What the figures mean is decided in `analyzer`.
+Owns the questions of every second and the record. A core without I/O beside `AgentCore`, whose connection it shares.
+`analyzer` derives the figures.
 
-    second over -> PUBSUB NUMSUB (pages), PUBSUB NUMPAT, at times CLIENT LIST, INFO -> second closed -> XADD
+    second over -> PUBSUB NUMSUB (pages), PUBSUB NUMPAT, sometimes CLIENT LIST, INFO -> second closed -> XADD
 
-Answers come in the order of the questions and among the messages, so the counts are closed at exactly the
-point of the server's order at which INFO was answered. A round that is not over when the next second is
-(the connection is behind) goes on, and its record then covers both.
+Replies arrive in the order of the questions and among the messages, so a second is closed at the point in the server's
+order at which INFO was answered. If a round is not over when the next second ends, because the connection is behind, it
+continues, and its record covers both seconds.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ NUMSUB_PAGE_CHANNELS: Final = 500
 """Channels in one NUMSUB: the server does nothing else while it answers."""
 
 NUMSUB_CHANNELS_MAX: Final = 20_000
-"""Channels asked about in one second, active ones first. For the others the register counts."""
+"""Channels asked about in one second, active ones first. The others get the count of the register."""
 
 CLIENT_LIST_INTERVAL_S: Final = 5
-"""How often clients that are gone are looked for."""
+"""How often clients that have disconnected are looked for."""
 
 FORGET_INTERVAL_S: Final = 30
-"""How often streams that have been silent for `publisher_idle_s` are forgotten."""
+"""How often streams that were silent for `publisher_idle_s` are dropped."""
 
 TELEMETRY_RECORDS_MAX: Final = 600
-"""Records that a server keeps: ten minutes. The oldest are dropped."""
+"""Records that a server keeps: ten minutes. Older ones are dropped."""
 
 TELEMETRY_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What all of them together may hold; when records are large, fewer are kept."""
+"""The size of all records together; large records are kept for a shorter time."""
 
 TELEMETRY_RECORDS_MIN: Final = 10
-"""Records that are kept however large they are."""
+"""Records that are kept whatever their size."""
 
 _CLIENT_NAME: Final = re.compile(rb" name=shoal:([0-9a-f]{12}) ")
 _log: Final = get_log(__name__)
 
 
 class MonitorCounters(msgspec.Struct):
-    """What a monitor has done so far."""
+    """What a monitor has done since its start."""
 
     seconds: int = 0
     late: int = 0
     """Seconds that ended before the round of the one before was over."""
     refused: int = 0
     """Questions that the server refused."""
-    clients_gone: int = 0
+    clients_left: int = 0
     streams_forgotten: int = 0
 
 
 class Monitor:
     """Watches one server, which may send `max_out_bytes_per_s`.
 
-    `own_patterns` are those that agents hold themselves.
+    `own_patterns` are the patterns of agents.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Monitor:
     ) -> None:
         self.counters = MonitorCounters()
         self.foreign_patterns = 0
-        """Patterns on the server that no registered client holds. Nobody can tell who receives by them."""
+        """Patterns on the server that no registered client uses. Their subscribers are not known."""
         self.closed: Callable[[Second], None] | None = None
-        """Who wants to know of each closed second."""
+        """Called with each closed second."""
         self._core = core
         self._analyzer = analyzer
         self._max_out_bytes_per_s = max_out_bytes_per_s
@@ -97,13 +97,12 @@ class Monitor:
         self._complained = False
 
     def opened(self) -> None:
-        """There is a new connection to the server: what was asked on the old one is never answered."""
+        """There is a new connection to the server: questions on the one before get no answer."""
         self._open_second = None
 
     def second_over(self, second: int, now: float) -> None:
-        """The second with this number (of the wall clock) has ended: asks the server what to close it
-        with."""
-        if self._core.state is states.Agent.AWAY:
+        """The second with this number (of the wall clock) has ended: asks the server for its figures."""
+        if self._core.state is states.AgentState.AWAY:
             return
         if self._open_second is not None:
             self.counters.late += 1
@@ -119,8 +118,7 @@ class Monitor:
         self._core.ask((b"INFO",), self._take_info)
 
     def _ask(self, command: tuple[bytes, ...], kind: type, take: Callable[[Any], None]) -> None:
-        """Asks; an answer that is not of the kind is a refusal, and whatever it would have told is left
-        out."""
+        """Asks the server. A reply of another type than `kind` is a refusal, and its figures are missing."""
 
         def answered(reply: Any, now: float) -> None:
             if isinstance(reply, kind):
@@ -135,14 +133,14 @@ class Monitor:
         if not self._complained:
             self._complained = True
             _log.error(
-                "the server refuses a question of its agent: telemetry is incomplete (said once)",
+                "telemetry incomplete: the server refuses a command of its agent",
                 server=self._core.server,
                 command=b" ".join(command[:2]),
                 reply=str(reply)[:200],
             )
 
     def _pages(self) -> Iterator[tuple[bytes, ...]]:
-        """The channels to ask about: those that were active, then those that somebody is registered for."""
+        """The channels to ask about: active ones first, then others with registered subscribers."""
         active = self._core.scanner.active_channels()
         known = set(active)
         registered = (name for name in self._core.register.channels if name not in known)
@@ -158,15 +156,15 @@ class Monitor:
         self.foreign_patterns = max(patterns - known, 0)
 
     def _take_clients(self, reply: bytes) -> None:
-        """Drops whoever is registered and has no connection any more: whoever came before this answer is in
+        """Removes registered clients that have no connection any more. Clients that connected before this reply are in
         it."""
         there = {int(digits, 16) for digits in _CLIENT_NAME.findall(reply)}
         for client in [client for client in self._core.register.clients if client not in there]:
-            self.counters.clients_gone += 1
+            self.counters.clients_left += 1
             self._core.register.remove_client(client)
 
     def _take_info(self, reply: Any, now: float) -> None:
-        """The last answer of a round closes the second."""
+        """The last reply of a round closes the second."""
         second, self._open_second = self._open_second, None
         assert second is not None
         try:

@@ -1,0 +1,34 @@
+"""The parts of `shoal.channels` import each other in one direction: client and agent do not share code by accident."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CHANNELS = Path(__file__).parent.parent.parent / "src" / "shoal" / "channels"
+
+MAY_IMPORT = {
+    "client": set[str](),
+    "telemetry": set[str](),
+    "recording": set[str](),
+    "agent": {"telemetry", "recording"},
+}
+"""The other parts that each part may import. Modules beside them (`states`, `timers` ...) are free for all."""
+
+
+def imported_parts(part: str) -> set[str]:
+    texts = [path.read_text() for path in sorted((CHANNELS / part).glob("*.py"))]
+    assert texts
+    found = {name for text in texts for name in re.findall(r"\bshoal\.channels\.(\w+)", text)}
+    return (found & MAY_IMPORT.keys()) - {part}
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_a_part_of_channels_imports_lower_parts_only(part: str) -> None:
+    assert imported_parts(part) <= MAY_IMPORT[part]
+
+
+def test_every_part_is_in_the_table() -> None:
+    assert {path.parent.name for path in CHANNELS.glob("*/__init__.py")} == MAY_IMPORT.keys()
