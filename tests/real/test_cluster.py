@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.support.redis_server import RedisServer
 
 from shoal.balance.options import BalancerOptions
@@ -219,7 +220,7 @@ async def test_hosts_of_other_kinds_and_sites_come_and_go(tmp_path: Path) -> Non
         assert server == "s3"
         address = next(member for member in cluster.servers if member.id == server)
         assert address.site == "bergen"
-        assert parts.shoal_agent(address)[-2:] == ["--site", "bergen"]
+        assert parts.shoal_agent(replace(address, rack="r2"))[-4:] == ["--site", "bergen", "--rack", "r2"]
         await provider.remove(server)
         assert server not in [member.id for member in cluster.servers]
 

@@ -14,7 +14,7 @@ from shoal.errors import ConfigError
 from shoal.plan.ring import ServerAddress
 
 SERVERS_MAX: Final = 1000
-_POOL_ENTRY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})@(\[[^]]+\]|[^:@\s]+):(\d{1,5})")
+_POOL_ENTRY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})@(\[[^]]+\]|[^:@\s]+):(\d{1,5})(?:/([^/@\s]+))?")
 
 
 class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,8 +33,8 @@ class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """No server is added beyond so many."""
 
     pool: str = ""
-    """A fixed pool of servers, `id@host:port,...`, each with its agent running. Empty: the local cluster's supervisor
-    starts and ends servers, or nobody does where there is none."""
+    """A fixed pool of servers, `id@host:port,...`, each with its agent running; `id@host:port/site` where there are
+    several sites. Empty: the local cluster's supervisor starts and ends servers, or nobody does where there is none."""
 
     new_max_out_bytes_per_s: float = 125_000_000.0
     """What a server that is added may send. A local cluster says it itself."""
@@ -76,8 +76,10 @@ class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for word in words:
             match = _POOL_ENTRY.fullmatch(word)
             if match is None:
-                raise ConfigError(f"balancer.pool has {word!r}", do="write each server as id@host:port")
-            found.append(ServerAddress(match[1], match[2].strip("[]"), int(match[3])))
+                raise ConfigError(
+                    f"balancer.pool has {word!r}", do="write each server as id@host:port[/site]"
+                )
+            found.append(ServerAddress(match[1], match[2].strip("[]"), int(match[3]), match[4] or ""))
         if len({server.id for server in found}) < len(found):
             raise ConfigError("balancer.pool names a server twice", do="name each id once")
         return tuple(found)
