@@ -214,6 +214,13 @@ async def test_hosts_of_other_kinds_and_sites_come_and_go(tmp_path: Path) -> Non
         assert await provider.add("shelf", 2, "oslo") == ("h1", "h2")
         assert sites == {"h1": "oslo", "h2": "oslo"}
         assert len(cluster.fleet.processes_of("shelf")) == 2
+        assert [child.name for child in cluster.status().processes][-4:] == ["agent-s1", "agent-s2", "h1", "h2"]
+        written = cluster.directory.read()
+        assert written is not None
+        assert written.others == {"shelf": cluster.fleet.processes_of("shelf")}
+        assert {*written.others["shelf"]} < {*written.processes()}
+        with pytest.raises(ClusterError, match=r"name one of .*, agent-s2, h1, h2$"):
+            await cluster.kill("h9")
         await provider.remove("h1")
         assert len(cluster.fleet.processes_of("shelf")) == 1
         (server,) = await provider.add(SERVER, 1, "bergen")

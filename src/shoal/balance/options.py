@@ -76,9 +76,7 @@ class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for word in words:
             match = _POOL_ENTRY.fullmatch(word)
             if match is None:
-                raise ConfigError(
-                    f"balancer.pool has {word!r}", do="write each server as id@host:port[/site]"
-                )
+                raise ConfigError(f"balancer.pool has {word!r}", do="write each server as id@host:port[/site]")
             found.append(ServerAddress(match[1], match[2].strip("[]"), int(match[3]), match[4] or ""))
         if len({server.id for server in found}) < len(found):
             raise ConfigError("balancer.pool names a server twice", do="name each id once")
