@@ -60,7 +60,7 @@ class Bench:
         book = PlanBook(Verifier(signer.public))
         self.core = AgentCore("s1", 7, self.scanner, book, LIMITS)
         self.core.ring(signer.ring(Ring(1, (ServerAddress("s1", "h", 1),))))
-        self.monitor = Monitor(self.core, Analyzer(self.scanner, 10), 1000.0, frozenset({b"*", PEER}))
+        self.monitor = Monitor(self.core, Analyzer(self.scanner, 10), 1000.0, frozenset({b"*", PEER}), site="")
         self.subscribers: dict[bytes, int] = {}
         self.patterns = 1
         self.clients = [ALICE, BOB]

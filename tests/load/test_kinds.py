@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.load.folding import ONE, SETTINGS, T
-from tests.load.lamps import BOTH, LAMP, SHELF, shelf_record
 from tests.load.reporting import hosts_of, record, records_to_batch, units_of
+from tests.support.lamp_kind import BOTH, LAMP, SHELF, shelf_record
 
 from shoal.balance.homes import Homes
 from shoal.balance.joining import History, PoolFacts, join

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.support.connections import ask, connect_coordinator
 from tests.support.redis_server import RedisServer
 
@@ -212,13 +213,20 @@ async def test_hosts_of_other_kinds_and_sites_come_and_go(tmp_path: Path) -> Non
         assert await provider.add("shelf", 2, "oslo") == ("h1", "h2")
         assert sites == {"h1": "oslo", "h2": "oslo"}
         assert len(cluster.fleet.processes_of("shelf")) == 2
+        assert [child.name for child in cluster.status().processes][-4:] == ["agent-s1", "agent-s2", "h1", "h2"]
+        written = cluster.directory.read()
+        assert written is not None
+        assert written.others == {"shelf": cluster.fleet.processes_of("shelf")}
+        assert {*written.others["shelf"]} < {*written.processes()}
+        with pytest.raises(ClusterError, match=r"name one of .*, agent-s2, h1, h2$"):
+            await cluster.kill("h9")
         await provider.remove("h1")
         assert len(cluster.fleet.processes_of("shelf")) == 1
         (server,) = await provider.add(SERVER, 1, "bergen")
         assert server == "s3"
         address = next(member for member in cluster.servers if member.id == server)
         assert address.site == "bergen"
-        assert parts.shoal_agent(address)[-2:] == ["--site", "bergen"]
+        assert parts.shoal_agent(replace(address, rack="r2"))[-4:] == ["--site", "bergen", "--rack", "r2"]
         await provider.remove(server)
         assert server not in [member.id for member in cluster.servers]
 

@@ -10,10 +10,11 @@ from tests.support.agent_site import until
 from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
+from shoal.balance.registry import ring_hosts
 from shoal.coordination.interface import Lease
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ForgedEntryError
-from shoal.leader.conductor_shell import ConductorShell, Leading, ring_of
+from shoal.leader.conductor_shell import ConductorShell, Leading
 from shoal.limits import Limits
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import VALUE
@@ -66,7 +67,7 @@ class MoverScene:
             self.turns += 1
             return self.leading.get(name)
 
-        moving = ConductorShell(self.coordinator, ChannelSteps(Limits()), self.signer, turn, ring_of, POLL_S)
+        moving = ConductorShell(self.coordinator, ChannelSteps(Limits()), self.signer, turn, ring_hosts, POLL_S)
         self.tasks[name] = asyncio.create_task(moving.run())
 
     async def some_turns(self) -> None:

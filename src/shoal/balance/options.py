@@ -15,7 +15,7 @@ from shoal.errors import ConfigError
 from shoal.plan.ring import ServerAddress
 
 SERVERS_MAX: Final = 1000
-_POOL_ENTRY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})@(\[[^]]+\]|[^:@\s]+):(\d{1,5})")
+_POOL_ENTRY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})@(\[[^]]+\]|[^:@\s]+):(\d{1,5})(?:/([^/@\s]+))?")
 
 
 class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,8 +34,8 @@ class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Largest number of servers. No server is added above it."""
 
     pool: str = ""
-    """A fixed pool of servers, `id@host:port,...`, each with a running agent. Empty: the supervisor of a local cluster
-    starts and stops servers; without a supervisor the number of servers is fixed."""
+    """A fixed pool of servers, `id@host:port,...`, each with a running agent; with several sites `id@host:port/site`.
+    Empty: the supervisor of a local cluster starts and stops servers; without one the number of servers is fixed."""
 
     new_max_out_bytes_per_s: float = 125_000_000.0
     """Capacity of an added server. A local cluster reports it itself."""
@@ -77,8 +77,8 @@ class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for word in words:
             match = _POOL_ENTRY.fullmatch(word)
             if match is None:
-                raise ConfigError(f"balancer.pool has {word!r}", do="write each server as id@host:port")
-            found.append(ServerAddress(match[1], match[2].strip("[]"), int(match[3])))
+                raise ConfigError(f"balancer.pool has {word!r}", do="write each server as id@host:port[/site]")
+            found.append(ServerAddress(match[1], match[2].strip("[]"), int(match[3]), match[4] or ""))
         if len({server.id for server in found}) < len(found):
             raise ConfigError("balancer.pool names a server twice", do="name each id once")
         return tuple(found)

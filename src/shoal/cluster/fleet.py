@@ -36,6 +36,8 @@ from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
 
 COORDINATOR: Final = "coordinator"
+_OWN_KINDS: Final = ("coordinator", "server", "agent", "balancer", "pipeline")
+"""Kinds of the processes that the fleet starts itself; all others belong to hosts of kinds that were offered to it."""
 
 
 class Fleet:
@@ -103,9 +105,14 @@ class Fleet:
         children = (child for child in self._children.values() if child.kind == kind)
         return tuple(process for child in children if (process := process_id(child)) is not None)
 
+    def other_processes(self) -> dict[str, tuple[ProcessId, ...]]:
+        """The processes that run of other kinds than those that every cluster has, by kind."""
+        kinds = sorted({child.kind for child in self._children.values()} - {*_OWN_KINDS})
+        return {kind: self.processes_of(kind) for kind in kinds}
+
     def statuses(self) -> tuple[ChildStatus, ...]:
         """All processes, in the order of the status display."""
-        return tuple(self._children[name].status() for name in self._names() if name in self._children)
+        return tuple(self._children[name].status() for name in self._names())
 
     def child(self, name: str) -> Child:
         """The process with this name; ClusterError if there is none."""
@@ -115,8 +122,11 @@ class Fleet:
         return child
 
     def _names(self) -> list[str]:
-        balancers = sorted(name for name, child in self._children.items() if child.kind == "balancer")
-        return [COORDINATOR, *self._servers, *map(agent_name, self._servers), *balancers, WINDOWS_JOB]
+        """All processes; those of hosts of other kinds come after the agents."""
+        first = (COORDINATOR, *self._servers, *map(agent_name, self._servers))
+        last = (*sorted(name for name, child in self._children.items() if child.kind == "balancer"), WINDOWS_JOB)
+        others = [name for name in self._children if name not in {*first, *last}]
+        return [name for name in (*first, *others, *last) if name in self._children]
 
     # -- starting --------------------------------------------------------------------------------------------
 
@@ -151,6 +161,7 @@ class Fleet:
         """Starts a process of a host and supervises it with the others."""
         self._children[child.name] = child
         await child.start()
+        self._changed()
 
     async def end_child(self, name: str) -> None:
         """Stops a process of a host."""
@@ -236,9 +247,8 @@ class Fleet:
 
     async def stop(self) -> None:
         """Stops all processes, each before the ones that it depends on."""
-        needed = ("agent", "server", "coordinator")
-        others = sorted({child.kind for child in self._children.values()} - {"pipeline", "balancer", *needed})
-        for kind in ("pipeline", "balancer", *others, *needed):
+        others = sorted({child.kind for child in self._children.values()} - {*_OWN_KINDS})
+        for kind in ("pipeline", "balancer", *others, "agent", "server", "coordinator"):
             await asyncio.gather(*(child.stop() for child in self._children.values() if child.kind == kind))
 
     def stop_now(self) -> None:

@@ -158,6 +158,7 @@ class LocalCluster:
             public_key=self._signer.public.hex(),
             balancers=fleet.processes_of("balancer"),
             pipeline=fleet.processes_of("pipeline"),
+            others=fleet.other_processes(),
             max_out_bytes_per_s=self._max_out_bytes_per_s,
         )
 

@@ -76,7 +76,9 @@ def shoal_agent(server: ServerAddress) -> Sequence[str]:
     """The command of the agent that Shoal ships."""
     address = f"{server.host}:{server.port}"
     command = [sys.executable, "-m", "shoal.cli", "agent", "--server", server.id, "--address", address]
-    return [*command, "--site", server.site] if server.site else command
+    for flag, name in (("--site", server.site), ("--rack", server.rack)):
+        command += [flag, name] if name else []
+    return command
 
 
 def limited(command: AgentCommand, max_out_bytes_per_s: float | None) -> AgentCommand:

@@ -73,6 +73,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     """Capacity of each server; None means the agent's own default."""
     pipeline: tuple[ProcessId, ...] = ()
     """The Spark job that folds load windows, if there is one."""
+    others: dict[str, tuple[ProcessId, ...]] = {}
+    """The processes of other kinds of hosts than servers, by kind."""
     format: int = FORMAT
 
     def url_for(self, role: str) -> str:
@@ -89,6 +91,7 @@ class ClusterState(msgspec.Struct, frozen=True):
         endpoints = (self.coordinator, *self.servers)
         agents = (agent.process for agent in self.agents)
         known = [*(endpoint.process for endpoint in endpoints), *agents, *self.balancers, *self.pipeline]
+        known += [process for processes in self.others.values() for process in processes]
         yield from (process for process in known if process is not None)
 
 

@@ -18,6 +18,7 @@ from shoal.balance.window_source import Standing
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
 from shoal.leader.mirror import Mirror
+from shoal.load_kinds import REGISTRY
 from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.entry import Entry
@@ -37,7 +38,11 @@ class BalancingStore:
     of units than channels."""
 
     def __init__(
-        self, coordinator: Coordinator, public_key: bytes, changed: asyncio.Event, planners: Iterable[Planner] = ()
+        self,
+        coordinator: Coordinator,
+        public_key: bytes,
+        changed: asyncio.Event,
+        planners: Iterable[Planner] = REGISTRY.planners,
     ) -> None:
         self._coordinator = coordinator
         self._verifier = Verifier(public_key)

@@ -15,6 +15,7 @@ from shoal.errors import ProtocolError
 from shoal.leader.reader_connection import reader_connection
 from shoal.leader.stream_follower import follow_stream, stream_entries
 from shoal.limits import Limits
+from shoal.load.kinds import Kinds
 from shoal.load.window import LoadWindow
 from shoal.load.window_feed import ALIVE_KEY, FEED_KEY, read_command, read_window
 from shoal.load_kinds import KINDS
@@ -41,7 +42,9 @@ class WindowReader:
         limits: Limits,
         news: asyncio.Event,
         runtime: Runtime,
+        kinds: Kinds = KINDS,
     ) -> None:
+        self._kinds = kinds
         self._address = address
         self._limits = limits
         self._news = news
@@ -82,7 +85,7 @@ class WindowReader:
         for id, fields in stream_entries(found):
             position = id
             try:
-                self._windows.append(read_window(fields, KINDS))
+                self._windows.append(read_window(fields, self._kinds))
                 self._news.set()
             except ProtocolError as error:
                 _log.warning("a load window of Spark cannot be read", why=str(error))

@@ -6,7 +6,8 @@ from collections import Counter
 
 import msgspec
 
-from shoal.lab.sim.history import Published, SubscriberRecord
+from shoal.lab.sim.history import Published
+from shoal.lab.sim.scenarios.channel_run_history import SubscriberRecord
 from shoal.lab.soak.move_report import MoveLogReader
 from shoal.lab.soak.round_log import (
     ControlSeen,

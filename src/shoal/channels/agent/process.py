@@ -365,6 +365,7 @@ class Agent:
             Analyzer(scanner, LISTED_MAX),
             self._options.max_out_bytes_per_s,
             frozenset({b"*", PEER_PATTERN}),
+            self._address.site,
         )
         if self._metrics is not None:
             self._metrics.watch(core, monitor, self._loop.time)

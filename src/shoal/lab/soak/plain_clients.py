@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from shoal.coordination.link import parse_address
 from shoal.errors import PlanError, ProtocolError
-from shoal.lab.sim.history import number_of
+from shoal.lab.sim.scenarios.channel_run_history import number_of
 from shoal.lab.soak.load_context import LoadContext, OrderState
 from shoal.lab.soak.round_log import (
     ControlSeen,

@@ -12,7 +12,7 @@ from typing import Final
 
 from shoal.bus import Bus, Subscription
 from shoal.errors import ShoalError
-from shoal.lab.sim.history import number_of
+from shoal.lab.sim.scenarios.channel_run_history import number_of
 from shoal.lab.soak.load_context import LoadContext, OrderState
 from shoal.lab.soak.load_shape import Lifetime, LoadSubscriber
 from shoal.lab.soak.round_log import (

@@ -290,7 +290,7 @@ class BalancerRun(MovesRun):
         self.telemetry.strike(self.servers[-1])
         self.agents.append(self._agent(server))
         self.addresses[server] = ServerAddress(server, server, 1)
-        self.faults.include(server, f"agent-{server}")
+        self.faults.include((server, f"agent-{server}"), pausable=(f"agent-{server}",))
         self.balance.added(server)
 
     def end_server(self, server: str) -> None:

@@ -16,12 +16,14 @@ import msgspec
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.coordination.interface import Coordinator
 from shoal.errors import PlanError
-from shoal.lab.sim.checkers import Expectations, Verdict, judge
+from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import Interval
 from shoal.lab.sim.models.redis_base import RedisOptions
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.scenario import FaultTargets, Scenario
 from shoal.lab.sim.scenarios.app import App
+from shoal.lab.sim.scenarios.channel_checkers import Expectations, judge
+from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
 from shoal.lab.sim.scenarios.settled import check_settled
 from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.scenarios.stranger import Stranger
@@ -68,6 +70,7 @@ class ChannelScenario(Scenario):
     def build(self, rng: Random) -> FaultTargets:
         """The cluster, its first plan, its applications and a stranger."""
         shape = self.shape
+        self.history = ChannelRunHistory()
         self.cut_off_at: dict[int, float] = {}
         """When a server first cut a client off."""
         self.signer = Signer(rng.randbytes(32))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from shoal.lab.sim.checkers import FOREIGN
+from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
 from shoal.lab.sim.world.link import Endpoint
 from shoal.lab.sim.world.network import Network
 from shoal.plan.placement import Mode, Placement
