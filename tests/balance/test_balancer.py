@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.balance.balancing import OPTIONS, TINY, Scene, resting, ring_of, single, window_of, wish
+from tests.balance.balancer_scene import OPTIONS, TINY, Scene, resting, ring_of, single, window_of, wish
 from tests.balance.tiny_policy import Wish
 
 from shoal.balance import balancer
 from shoal.balance.balancer import MISSING_WINDOWS_MAX
+from shoal.balance.balancer_keys import Ask
 from shoal.balance.decision import Reason
 from shoal.balance.effects import (
     AddHosts,
@@ -18,7 +19,6 @@ from shoal.balance.effects import (
     WriteMove,
 )
 from shoal.balance.proposal import decode_proposal
-from shoal.balance.records import Ask
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER
 from shoal.plan.move_request import MoveRequest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.balance.balancing import OPTIONS, Scene, moving, resting, single, wish
+from tests.balance.balancer_scene import OPTIONS, Scene, moving, resting, single, wish
 from tests.balance.tiny_policy import Wish
 
-from shoal.balance import pooling
+from shoal.balance import pool_keeper
 from shoal.balance.effects import (
     AddHosts,
     HurryMove,
@@ -228,7 +228,7 @@ class TestServersGoing:
         scene.provider = replace(scene.provider, servers=("s1",), knows_all=True)
         scene.look()
         assert scene.state.removed == ("s2",)
-        scene.look(pooling.FORGET_S)
+        scene.look(pool_keeper.FORGET_S)
         assert scene.marks == {}
 
     def test_a_server_in_reserve_keeps_its_mark(self, wish: Wish) -> None:
@@ -236,7 +236,7 @@ class TestServersGoing:
         scene.marks["s2"] = Mark.OUT
         scene.provider = replace(scene.provider, spare=1)
         scene.look()
-        scene.look(2 * pooling.FORGET_S)
+        scene.look(2 * pool_keeper.FORGET_S)
         assert scene.marks == {"s2": Mark.OUT}
 
     def test_the_mark_of_a_server_that_is_gone_outlives_its_lease(self, wish: Wish) -> None:
@@ -247,7 +247,7 @@ class TestServersGoing:
         scene.core.removed("s2")
         scene.provider = replace(scene.provider, servers=("s1",))
         scene.look()
-        scene.look(pooling.FORGET_S - 1)
+        scene.look(pool_keeper.FORGET_S - 1)
         assert scene.marks == {"s2": Mark.OUT}
         scene.look(1.0)
         assert scene.marks == {}

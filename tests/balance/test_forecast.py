@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.flow.flows import Steady, models
 
+from shoal.balance.decision_record import record_situation, restore_situation
 from shoal.balance.forecast import RISE_MAX, Forecast
 from shoal.balance.policies import POLICIES, policy
-from shoal.balance.recording import record_situation, restore_situation
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
-from shoal.balance.warming import overloaded as situation
+from shoal.balance.warm_up import overloaded as situation
 from shoal.flow import FlowSimulator, Series
 
 EVENT_S = 120

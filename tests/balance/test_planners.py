@@ -10,14 +10,16 @@ from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
-from tests.balance.balancing import OPTIONS, SETTINGS, T, ring_of, wish
+from tests.balance.balancer_scene import OPTIONS, SETTINGS, T, ring_of, wish
 from tests.balance.tiny_policy import Wish
-from tests.load.reporting import record as server_record
-from tests.load.reporting import records_to_batch
+from tests.load.telemetry_samples import record as server_record
+from tests.load.telemetry_samples import records_to_batch
 from tests.support.lamp_kind import BOTH, LAMP, REGISTRY, SHELF, LampEntry, LampMove, LampRequest, shelf_record
 
 from shoal.balance.balancer import Balancer
+from shoal.balance.balancer_keys import Ask, BalancerState, decode, encode
 from shoal.balance.change import HostsWanted, Units
+from shoal.balance.decision_record import decode_record, encode_record, replay
 from shoal.balance.effects import (
     AddHosts,
     Effect,
@@ -30,8 +32,6 @@ from shoal.balance.effects import (
     WriteUnitMove,
 )
 from shoal.balance.proposal import decode_proposal
-from shoal.balance.recording import decode_record, encode_record, replay
-from shoal.balance.records import Ask, BalancerState, decode, encode
 from shoal.errors import PlanError
 from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState

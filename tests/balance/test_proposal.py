@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from tests.balance import tiny_policy
-from tests.balance.balancing import SETTINGS, TINY, Scene, resting, single, wish
+from tests.balance.balancer_scene import SETTINGS, TINY, Scene, resting, single, wish
 from tests.balance.tiny_policy import Wish
 
+from shoal.balance.balancer_keys import Ask
 from shoal.balance.decision import Decision, Reason
+from shoal.balance.decision_record import decode_record, encode_record, replay, restore_situation
+from shoal.balance.decision_record import proposal_of as recorded_proposal
 from shoal.balance.effects import RecordDecision
-from shoal.balance.lost import with_lost
+from shoal.balance.lost_servers import with_lost
 from shoal.balance.proposal import (
     Proposal,
     decode_proposal,
@@ -23,9 +26,6 @@ from shoal.balance.proposal import (
     upgrade_proposal,
     why_stale,
 )
-from shoal.balance.recording import decode_record, encode_record, replay, restore_situation
-from shoal.balance.recording import proposal_of as recorded_proposal
-from shoal.balance.records import Ask
 from shoal.balance.situation import Situation
 from shoal.errors import PlanError
 from shoal.load_kinds import REGISTRY

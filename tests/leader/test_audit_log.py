@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.balance.balancing import Scene, single, wish
+from tests.balance.balancer_scene import Scene, single, wish
 from tests.balance.tiny_policy import Wish
 
+from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.effects import RecordDecision
-from shoal.balance.recording import DecisionRecord, Outcome
 from shoal.errors import PlanError
 from shoal.leader.audit_log import AuditLimits, AuditLog
 
@@ -56,7 +56,7 @@ def test_a_beginning_that_several_have_is_refused(tmp_path: Path, records: list[
     log.write_decision(first, quiet=False)
     path = log.write_decision(records[1], quiet=False)
     path.rename(path.with_name(f"000000000000001-{first.digest[:4]}{'0' * 12}.decision"))
-    with pytest.raises(PlanError, match="2 decisions begin with"):
+    with pytest.raises(PlanError, match="2 decisions start with"):
         log.find(first.digest[:4])
 
 

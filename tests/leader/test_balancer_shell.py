@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 import redis
-from tests.balance.balancing import OPTIONS, single, wish
+from tests.balance.balancer_scene import OPTIONS, single, wish
 from tests.balance.tiny_policy import Wish
-from tests.load.reporting import record
+from tests.load.telemetry_samples import record
 from tests.support.agent_site import until
 from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
-from shoal.balance import pooling, records
+from shoal.balance import balancer_keys, pool_keeper
+from shoal.balance.balancer_keys import Answer, Ask, BalancerState, Why
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import ProviderState
-from shoal.balance.options import BalancerOptions
 from shoal.balance.proposal import decode_proposal
-from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.settings import BalanceSettings
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError
@@ -127,10 +127,10 @@ class BalancingScene:
         return decode_request(stored.value) if stored else None
 
     async def ask(self, ask: Ask) -> Answer:
-        await self.coordinator.put(records.ask_key("me"), records.encode(ask))
-        stored = await until(lambda: self.coordinator.get(records.answer_key("me")))
-        await self.coordinator.delete(records.answer_key("me"))
-        return records.decode(stored.value, Answer)
+        await self.coordinator.put(balancer_keys.ask_key("me"), balancer_keys.encode(ask))
+        stored = await until(lambda: self.coordinator.get(balancer_keys.answer_key("me")))
+        await self.coordinator.delete(balancer_keys.answer_key("me"))
+        return balancer_keys.decode(stored.value, Answer)
 
     async def mark(self, server: str) -> bytes | None:
         stored = await self.coordinator.get(pool_key(server))
@@ -155,12 +155,12 @@ async def test_what_the_policy_wants_is_written_with_its_reason(wish: Wish, scen
     scene.start()
     request = await until(scene.request)
     assert (request.servers, request.mode) == (("s2",), Mode.SINGLE)
-    why = await until(lambda: scene.coordinator.get(records.why_key(b"hot")))
-    kept = records.decode(why.value, Why)
+    why = await until(lambda: scene.coordinator.get(balancer_keys.why_key(b"hot")))
+    kept = balancer_keys.decode(why.value, Why)
     assert (kept.reason, kept.figures) == ("overload", {"bytes_out": 900.0})
     assert request.id.startswith(kept.digest[:16])
-    state = await until(lambda: scene.coordinator.get(records.STATE_KEY))
-    assert records.decode(state.value, BalancerState).digest == kept.digest
+    state = await until(lambda: scene.coordinator.get(balancer_keys.STATE_KEY))
+    assert balancer_keys.decode(state.value, BalancerState).digest == kept.digest
     assert scene.audit.find(kept.digest).digest == kept.digest
     assert [outcome.state for outcome in scene.audit.outcomes()] == ["applied"]
 
@@ -224,7 +224,7 @@ async def test_a_move_that_somebody_asked_for_by_hand_stands(wish: Wish, scene: 
     wish.moves = {b"hot": single("s2")}
     await scene.lead()
     scene.start()
-    await until(lambda: scene.coordinator.get(records.why_key(b"hot")))
+    await until(lambda: scene.coordinator.get(balancer_keys.why_key(b"hot")))
     assert await scene.request() == by_hand
 
 
@@ -236,8 +236,8 @@ async def test_servers_are_asked_for_and_marked_as_guests(wish: Wish, scene: Bal
     assert await until(lambda: scene.mark("n0")) == await until(lambda: scene.mark("n1")) == b"guest"
 
     async def noted() -> bool:
-        stored = await scene.coordinator.get(records.STATE_KEY)
-        return stored is not None and {"n0", "n1"} <= records.decode(stored.value, BalancerState).adding.keys()
+        stored = await scene.coordinator.get(balancer_keys.STATE_KEY)
+        return stored is not None and {"n0", "n1"} <= balancer_keys.decode(stored.value, BalancerState).adding.keys()
 
     await until(noted)
 
@@ -256,7 +256,7 @@ async def test_a_refusal_is_survived(wish: Wish, scene: BalancingScene) -> None:
 async def test_a_server_that_is_out_is_removed_and_its_mark_with_it(
     wish: Wish, scene: BalancingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pooling, "FORGET_S", 0.1)
+    monkeypatch.setattr(pool_keeper, "FORGET_S", 0.1)
     scene.provider.servers = ("s1", "s2", "s3")
     await scene.coordinator.put(pool_key("s3"), Mark.OUT.value.encode())
     await scene.lead()
@@ -270,7 +270,12 @@ async def test_a_server_that_is_out_is_removed_and_its_mark_with_it(
 
 
 async def test_garbage_in_the_coordinator_stops_nobody(wish: Wish, scene: BalancingScene) -> None:
-    for key in (records.STATE_KEY, records.why_key(b"x"), records.ask_key("x"), records.proposal_key("x")):
+    for key in (
+        balancer_keys.STATE_KEY,
+        balancer_keys.why_key(b"x"),
+        balancer_keys.ask_key("x"),
+        balancer_keys.proposal_key("x"),
+    ):
         await scene.coordinator.put(key, b"garbage")
     await scene.coordinator.put("moves/QQ", b"garbage")
     await scene.coordinator.put("plan/entries/QQ", b"garbage")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.balance.options import BalancerOptions
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.cluster.local_provider import LocalProcesses
 from shoal.cluster.state import StateDir
 from shoal.errors import ClusterError

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.load.folding import ONE, T, settled
-from tests.load.reporting import hosts_of, record, units_of
+from tests.load.fold_reader import ONE, T, settled
+from tests.load.telemetry_samples import hosts_of, record, units_of
 
 from shoal.load.fold_state import FoldState
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.load.folding import ONE, Reader, T, settled
-from tests.load.reporting import hosts_of, record, units_of
+from tests.load.fold_reader import ONE, Reader, T, settled
+from tests.load.telemetry_samples import hosts_of, record, units_of
 
 from shoal.balance.settings import BalanceSettings
 from shoal.load.clocks import SKEW_S_MAX

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.load.folding import ONE, SETTINGS, Reader, T, settled
-from tests.load.reporting import hosts_of, record, records_to_batch, units_of
+from tests.load.fold_reader import ONE, SETTINGS, Reader, T, settled
+from tests.load.telemetry_samples import hosts_of, record, records_to_batch, units_of
 
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import ProtocolError

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from tests.load.folding import ONE, SETTINGS, T
-from tests.load.reporting import hosts_of, record, records_to_batch, units_of
+from tests.load.fold_reader import ONE, SETTINGS, T
+from tests.load.telemetry_samples import hosts_of, record, records_to_batch, units_of
 from tests.support.lamp_kind import BOTH, LAMP, SHELF, shelf_record
 
 from shoal.balance.homes import Homes
-from shoal.balance.joining import History, PoolFacts, join
 from shoal.balance.situation import Pool
+from shoal.balance.situation_builder import History, PoolFacts, join
 from shoal.errors import ConfigError
 from shoal.load.costs import used_by_units
 from shoal.load.fold import fold
-from shoal.load.fold_in_order import fold_in_order
 from shoal.load.fold_state import FoldState
 from shoal.load.kinds import Column, Cost, Folding, HostColumn, HostKind, Kinds, Type, UnitKind
+from shoal.load.ordered_fold import fold_in_order
 from shoal.load.record import Record
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.load.reporting import hosts_of, record, records_to_batch, units_of
+from tests.load.telemetry_samples import hosts_of, record, records_to_batch, units_of
 
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import ProtocolError

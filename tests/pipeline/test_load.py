@@ -23,8 +23,8 @@ from shoal.balance.settings import BalanceSettings
 from shoal.cli import pipeline_load
 from shoal.cluster.local import LocalCluster
 from shoal.errors import CheckpointError
-from shoal.load.fold_in_order import fold_in_order
 from shoal.load.fold_state import FoldState
+from shoal.load.ordered_fold import fold_in_order
 from shoal.load.record import Record, encode
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS

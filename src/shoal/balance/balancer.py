@@ -20,9 +20,12 @@ from typing import Any, Final, NamedTuple
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
+from shoal.balance.balancer_keys import APPLIED_MAX, REMOVED_MAX, Answer, Ask, BalancerState, why_of
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.change import ChannelMove, PlannerInput
 from shoal.balance.channel_requests import ChannelRequests
 from shoal.balance.columns import NEVER
+from shoal.balance.decision_record import Outcome, make_record
 from shoal.balance.effects import (
     AddHosts,
     Effect,
@@ -38,18 +41,15 @@ from shoal.balance.effects import (
 )
 from shoal.balance.forecast import Forecast
 from shoal.balance.homes import Homes
-from shoal.balance.joining import History, PoolFacts, join
-from shoal.balance.lost import lost_channels, with_lost
-from shoal.balance.options import BalancerOptions
+from shoal.balance.lost_servers import lost_channels, with_lost
+from shoal.balance.plan_in_progress import UnderWay, request_id
 from shoal.balance.policies import policy
-from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
+from shoal.balance.pool_keeper import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
 from shoal.balance.proposal import Proposal, decode_proposal, kind_of, make_proposal, why_stale
-from shoal.balance.recording import Outcome, make_record
-from shoal.balance.records import APPLIED_MAX, REMOVED_MAX, Answer, Ask, BalancerState, why_of
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
-from shoal.balance.under_way import UnderWay, request_id
+from shoal.balance.situation_builder import History, PoolFacts, join
 from shoal.errors import ConfigError, PlanError
 from shoal.load.kinds import SERVER
 from shoal.load.window import LoadWindow

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from shoal.balance.balancer_keys import Answer, Ask, BalancerState, Why
 from shoal.balance.change import Units
-from shoal.balance.recording import DecisionRecord, Outcome
-from shoal.balance.records import Answer, Ask, BalancerState, Why
+from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import CHANNEL

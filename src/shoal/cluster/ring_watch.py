@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from shoal.balance.records import WINDOWS_KEY, decode
+from shoal.balance.balancer_keys import WINDOWS_KEY, decode
 from shoal.balance.window_source import Standing
 from shoal.coordination.interface import Coordinator
 from shoal.errors import CoordinatorError, PlanError, VersionError

@@ -16,6 +16,8 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from shoal.balance.balancer import Balancer
+from shoal.balance.balancer_options import BalancerOptions
+from shoal.balance.decision_record import DecisionRecord, Outcome, proposal_of
 from shoal.balance.effects import (
     AddHosts,
     Effect,
@@ -31,11 +33,9 @@ from shoal.balance.effects import (
     WriteMove,
     WriteUnitMove,
 )
-from shoal.balance.options import BalancerOptions
-from shoal.balance.recording import DecisionRecord, Outcome, proposal_of
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.warming import warm_up
+from shoal.balance.warm_up import warm_up
 from shoal.balance.window_source import Standing, Way, WindowSource
 from shoal.coordination.interface import Lease
 from shoal.errors import ShoalError

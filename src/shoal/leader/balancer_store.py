@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from shoal.balance import records
+from shoal.balance import balancer_keys
+from shoal.balance.balancer_keys import Answer, Ask, BalancerState, Why
 from shoal.balance.change import Planner, Units
 from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, Reply, WriteMove, WriteUnitMove
-from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.window_source import Standing
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
@@ -49,8 +49,8 @@ class BalancingStore:
         self._entries = Mirror(coordinator, keys.entries_prefix(), self._read_entry, changed)
         self._requests = Mirror(coordinator, keys.moves_prefix(), _read_request, changed)
         self._marks = Mirror(coordinator, keys.POOL_PREFIX, _read_mark, changed)
-        self._asks = Mirror(coordinator, records.ASKS_PREFIX, _read_ask, changed)
-        self._proposals = Mirror(coordinator, records.PROPOSALS_PREFIX, _read_proposal, changed)
+        self._asks = Mirror(coordinator, balancer_keys.ASKS_PREFIX, _read_ask, changed)
+        self._proposals = Mirror(coordinator, balancer_keys.PROPOSALS_PREFIX, _read_proposal, changed)
 
         self._others = {
             planner.kind: _UnitMirrors(coordinator, self._verifier, planner, changed) for planner in planners
@@ -100,19 +100,19 @@ class BalancingStore:
 
     async def load(self) -> tuple[BalancerState, dict[bytes, float]]:
         """What the balancer before has left: its state, and when each channel was last placed."""
-        stored = await self._coordinator.get(records.STATE_KEY)
+        stored = await self._coordinator.get(balancer_keys.STATE_KEY)
         state = BalancerState()
         try:
             if stored is not None:
-                state = records.decode(stored.value, BalancerState)
+                state = balancer_keys.decode(stored.value, BalancerState)
         except PlanError as error:
             _log.warning("the state of the balancer before is of no use", why=str(error))
         moved_at: dict[bytes, float] = {}
-        for key, kept in (await self._coordinator.list(records.WHY_PREFIX)).items():
-            channel = records.why_channel(key)
+        for key, kept in (await self._coordinator.list(balancer_keys.WHY_PREFIX)).items():
+            channel = balancer_keys.why_channel(key)
             try:
                 if channel is not None:
-                    moved_at[channel] = records.decode(kept.value, Why).at_s
+                    moved_at[channel] = balancer_keys.decode(kept.value, Why).at_s
             except PlanError:
                 continue
         return state, moved_at
@@ -121,7 +121,7 @@ class BalancingStore:
 
     async def put_windows(self, standing: Standing, fence: Lease | None) -> None:
         """Says where load windows come from."""
-        await self._coordinator.put(records.WINDOWS_KEY, records.encode(standing), fence=fence)
+        await self._coordinator.put(balancer_keys.WINDOWS_KEY, balancer_keys.encode(standing), fence=fence)
 
     async def write_moves(self, moves: Sequence[WriteMove | WriteUnitMove | HurryMove], fence: Lease | None) -> None:
         """Asks for moves, and says why if they are new. A request of another writer for the same unit stays."""
@@ -132,7 +132,7 @@ class BalancingStore:
             or move.request.unit not in self._requests.values
         ]
         whys = [
-            KeyWrite(records.why_key(move.request.unit), records.encode(move.why))
+            KeyWrite(balancer_keys.why_key(move.request.unit), balancer_keys.encode(move.why))
             for move in moves
             if isinstance(move, WriteMove)
         ]
@@ -153,31 +153,33 @@ class BalancingStore:
 
     async def put_state(self, put: PutState, fence: Lease | None) -> None:
         """Keeps what the next balancer must know."""
-        await self._coordinator.put(records.STATE_KEY, records.encode(put.state), fence=fence)
+        await self._coordinator.put(balancer_keys.STATE_KEY, balancer_keys.encode(put.state), fence=fence)
 
     async def put_proposal(self, ready: ProposalReady, fence: Lease | None) -> None:
         """Keeps a proposal to be applied, and forgets the oldest beyond the limit."""
-        key = records.proposal_key(ready.digest)
+        key = balancer_keys.proposal_key(ready.digest)
         version = await self._coordinator.put(key, ready.data, fence=fence)
         self._proposals.take(key, Versioned(ready.data, version))
         by_age = sorted(self._proposals.values.items(), key=lambda item: item[1].version)
-        for digest, _ in by_age[: -records.PROPOSALS_MAX]:
-            await self._coordinator.delete(records.proposal_key(digest), fence=fence)
-            self._proposals.take(records.proposal_key(digest), None)
+        for digest, _ in by_age[: -balancer_keys.PROPOSALS_MAX]:
+            await self._coordinator.delete(balancer_keys.proposal_key(digest), fence=fence)
+            self._proposals.take(balancer_keys.proposal_key(digest), None)
 
     async def reply(self, reply: Reply, fence: Lease | None) -> None:
         """Answers an ask, which ends it."""
         try:
-            await self._coordinator.put(records.answer_key(reply.id), records.encode(reply.answer), fence=fence)
+            await self._coordinator.put(
+                balancer_keys.answer_key(reply.id), balancer_keys.encode(reply.answer), fence=fence
+            )
         except CoordinatorError as error:
-            too_large = records.encode(Answer(f"the answer cannot be kept: {error}", reply.answer.digest))
-            await self._coordinator.put(records.answer_key(reply.id), too_large, fence=fence)
-        await self._coordinator.delete(records.ask_key(reply.id), fence=fence)
-        self._asks.take(records.ask_key(reply.id), None)
+            too_large = balancer_keys.encode(Answer(f"the answer cannot be kept: {error}", reply.answer.digest))
+            await self._coordinator.put(balancer_keys.answer_key(reply.id), too_large, fence=fence)
+        await self._coordinator.delete(balancer_keys.ask_key(reply.id), fence=fence)
+        self._asks.take(balancer_keys.ask_key(reply.id), None)
 
     async def sweep(self, fence: Lease | None) -> None:
         """Drops old answers that nobody has read."""
-        answers = await self._coordinator.list(records.ANSWERS_PREFIX)
+        answers = await self._coordinator.list(balancer_keys.ANSWERS_PREFIX)
         by_age: Iterable[str] = sorted(answers, key=lambda key: answers[key].version)
         for key in list(by_age)[:-ANSWERS_MAX]:
             await self._coordinator.delete(key, fence=fence)
@@ -232,11 +234,11 @@ def _read_mark(key: str, stored: Versioned) -> tuple[str, Mark]:
 
 def _read_ask(key: str, stored: Versioned) -> tuple[str, Ask] | None:
     try:
-        return key.removeprefix(records.ASKS_PREFIX), records.decode(stored.value, Ask)
+        return key.removeprefix(balancer_keys.ASKS_PREFIX), balancer_keys.decode(stored.value, Ask)
     except PlanError as error:
         _log.warning("what is asked of the balancer cannot be read", key=key, why=str(error))
         return None
 
 
 def _read_proposal(key: str, stored: Versioned) -> tuple[str, Versioned]:
-    return key.removeprefix(records.PROPOSALS_PREFIX), stored
+    return key.removeprefix(balancer_keys.PROPOSALS_PREFIX), stored

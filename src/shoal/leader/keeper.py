@@ -37,7 +37,7 @@ from shoal.plan.signature import Signer, Verifier
 
 GAP_SHARE: Final = 0.25
 RETURN_SHARE: Final = 0.5
-"""How long a server that has left stays outside at least, as a share of a lease: see `shoal.balance.pooling`."""
+"""How long a server that has left stays outside at least, as a share of a lease: see `shoal.balance.pool_keeper`."""
 RENEWED_SHARE: Final = 0.1
 """What a lease must have gained between two looks, as a share of it, to have been renewed: answers take their time."""
 

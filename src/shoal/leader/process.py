@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.balance.options import BalancerOptions
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window_source import Way

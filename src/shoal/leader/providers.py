@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import ProviderState
-from shoal.balance.options import BalancerOptions
 from shoal.errors import ClusterError
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER

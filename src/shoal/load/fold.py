@@ -35,8 +35,8 @@ from shoal.errors import ProtocolError
 from shoal.load.fold_state import NEVER_S, FoldState, HostMemory, Piece, Rank, RecordKey
 from shoal.load.kinds import Kinds
 from shoal.load.reports import Arrival, Report, arrivals, read_report
-from shoal.load.summing import sum_up
 from shoal.load.window import LoadWindow
+from shoal.load.window_sum import sum_up
 
 EXPECTED_WINDOWS: Final = 3
 """For how many windows a host that has gone silent is waited for."""

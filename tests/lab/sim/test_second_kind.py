@@ -27,9 +27,9 @@ from tests.support.lamp_kind import (
     shelf_record,
 )
 
+from shoal.balance.balancer_options import BalancerOptions
+from shoal.balance.decision_record import DecisionRecord, Outcome, decode_record, encode_record, proposal_of, replay
 from shoal.balance.effects import ProviderState
-from shoal.balance.options import BalancerOptions
-from shoal.balance.recording import DecisionRecord, Outcome, decode_record, encode_record, proposal_of, replay
 from shoal.balance.settings import BalanceSettings
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.errors import ClusterError, CoordinatorError, ShoalError

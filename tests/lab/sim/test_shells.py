@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from tests.load.reporting import record
+from tests.load.telemetry_samples import record
 
-from shoal.balance.options import BalancerOptions
-from shoal.balance.recording import DecisionRecord, Outcome
+from shoal.balance.balancer_options import BalancerOptions
+from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.settings import BalanceSettings
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.channels.agent.session import SILENT_LEASES_MAX

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pytest
-from tests.load.reporting import record
+from tests.load.telemetry_samples import record
 from tests.support.redis_server import RedisServer
 
 from shoal.load.record import DATA_FIELD, ID_FIELD, Record, encode

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from shoal.balance.balancer_keys import STATE_KEY, BalancerState, decode
+from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of
-from shoal.balance.recording import DecisionRecord, Outcome
-from shoal.balance.records import STATE_KEY, BalancerState, decode
 from shoal.errors import PlanError
 from shoal.lab.sim.world.process import FIRST_SECOND
 from shoal.leader.balancer_shell import Balancing

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.balance.balancing import ring_of
+from tests.balance.balancer_scene import ring_of
 
 from shoal.balance.change import Units
 from shoal.balance.channel_requests import ChannelRequests
 from shoal.balance.effects import ProviderState, View
-from shoal.balance.under_way import UNSEEN_S, UnderWay, request_id
+from shoal.balance.plan_in_progress import UNSEEN_S, UnderWay, request_id
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.kinds import CHANNEL
 from shoal.plan.move_request import MoveRequest

@@ -12,6 +12,8 @@ from tests.balance import tiny_policy
 from tests.balance.tiny_policy import Wish
 
 from shoal.balance.balancer import Balancer
+from shoal.balance.balancer_keys import Answer, Ask, BalancerState, Why
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import (
     AddHosts,
     Effect,
@@ -25,9 +27,7 @@ from shoal.balance.effects import (
     View,
     WriteMove,
 )
-from shoal.balance.options import BalancerOptions
 from shoal.balance.policies import POLICIES
-from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.settings import BalanceSettings
 from shoal.load.window import LoadWindow, window_schema
 from shoal.load_kinds import KINDS, REGISTRY

@@ -21,7 +21,7 @@ import pyarrow as pa
 from shoal.balance.change import HostsWanted, Planner, PlannerInput, UnitMove, Units
 from shoal.balance.columns import Channels, Hosts, Placements
 from shoal.balance.forecast import Forecast
-from shoal.balance.lost import with_lost
+from shoal.balance.lost_servers import with_lost
 from shoal.balance.policies import policy
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of, make_proposal, upgrade_proposal
 from shoal.balance.registry import Registry

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.balance.balancing import T, ring_of, window_of
+from tests.balance.balancer_scene import T, ring_of, window_of
 
 from shoal.balance.effects import ProviderState, PutMark, RemoveServer, View
-from shoal.balance.pooling import PoolKeeper, Quietness
+from shoal.balance.pool_keeper import PoolKeeper, Quietness
 from shoal.plan.keys import Mark
 
 EMPTY_S = 5.0

@@ -7,7 +7,7 @@ from tests.balance.tiny_policy import decide
 
 from shoal.balance.policies import POLICIES, policy
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.warming import overloaded, warm_up
+from shoal.balance.warm_up import overloaded, warm_up
 
 
 @pytest.mark.parametrize("name", POLICIES)

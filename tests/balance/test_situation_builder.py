@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.load.folding import SETTINGS
-from tests.load.reporting import record, records_to_batch
+from tests.load.fold_reader import SETTINGS
+from tests.load.telemetry_samples import record, records_to_batch
 from tests.support.core_driver import SIGNER
 
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, NEVER, SINGLE, host_loads
 from shoal.balance.homes import Homes
-from shoal.balance.joining import History, PoolFacts, join
 from shoal.balance.situation import Pool, Situation
+from shoal.balance.situation_builder import History, PoolFacts, join
 from shoal.channels.telemetry.channel_kind import DELIVERY_WORK, PUBLICATION_WORK
 from shoal.errors import PlanError
 from shoal.load.fold import fold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
-from tests.load.reporting import record, records_to_batch
+from tests.load.telemetry_samples import record, records_to_batch
 
 from shoal.balance.settings import BalanceSettings
 from shoal.load.fold import fold
