@@ -12,10 +12,11 @@ from tests.balance import tiny_policy
 from tests.balance.tiny_policy import Wish
 
 from shoal.balance.balancer import Balancer
-from shoal.balance.balancer_keys import Answer, Ask, BalancerState, Why
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import (
     AddHosts,
+    BalancerView,
     Effect,
     HurryMove,
     ProposalReady,
@@ -24,7 +25,6 @@ from shoal.balance.effects import (
     PutState,
     RemoveServer,
     Reply,
-    View,
     WriteMove,
 )
 from shoal.balance.policies import POLICIES
@@ -111,7 +111,7 @@ class Scene:
         self.marks: dict[str, Mark] = {}
         self.provider = ProviderState(servers_min=1, servers_max=9)
         self.asks: dict[str, Ask] = {}
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, AskOutcome] = {}
         self.proposals: dict[str, bytes] = {}
         self.recorded: set[str] = set()
         self.state = BalancerState()
@@ -128,7 +128,7 @@ class Scene:
     def look(self, seconds: float = 0.25, *windows: LoadWindow) -> list[Effect]:
         """Lets time pass, and carries out what the core wants."""
         self.now += seconds
-        view = View(
+        view = BalancerView(
             self.ring,
             self.entries,
             self.requests,

@@ -9,8 +9,8 @@ from tests.balance.balancer_scene import ring_of
 
 from shoal.balance.change import Units
 from shoal.balance.channel_requests import ChannelRequests
-from shoal.balance.effects import ProviderState, View
-from shoal.balance.plan_in_progress import UNSEEN_S, UnderWay, request_id
+from shoal.balance.effects import BalancerView, ProviderState
+from shoal.balance.plan_in_progress import UNSEEN_S, PlanInProgress, request_id
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.kinds import CHANNEL
 from shoal.plan.move_request import MoveRequest
@@ -22,15 +22,15 @@ KINDS = {CHANNEL: ChannelRequests()}
 T = 1000.0
 
 
-def plan() -> tuple[UnderWay, MoveRequest]:
-    under_way = UnderWay("d" * 64, T, KINDS)
+def plan() -> tuple[PlanInProgress, MoveRequest]:
+    under_way = PlanInProgress("d" * 64, T, KINDS)
     request = MoveRequest(b"c", ("s2",), Mode.SINGLE, False, request_id("d" * 64, 0))
     under_way.ask(CHANNEL, request, T)
     return under_way, request
 
 
 def view(entry: Entry | None = None, request: MoveRequest | None = None) -> Mapping[str, Units]:
-    seen = View(
+    seen = BalancerView(
         ring_of("s1", "s2"), {b"c": entry} if entry else {}, {b"c": request} if request else {}, {}, ProviderState(1, 9)
     )
     return seen.units

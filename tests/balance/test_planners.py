@@ -22,13 +22,13 @@ from shoal.balance.change import HostsWanted, Units
 from shoal.balance.decision_record import decode_record, encode_record, replay
 from shoal.balance.effects import (
     AddHosts,
+    BalancerView,
     Effect,
     ProviderState,
     PutState,
     RecordDecision,
     RecordOutcome,
     Reply,
-    View,
     WriteUnitMove,
 )
 from shoal.balance.proposal import decode_proposal
@@ -55,7 +55,9 @@ class Lamps:
         self.at = T
 
     def look(self, *windows: LoadWindow) -> list[Effect]:
-        view = View(ring_of("s1"), {}, {}, {}, ProviderState(1, 9), dict(self.asks), others={LAMP.name: self.units})
+        view = BalancerView(
+            ring_of("s1"), {}, {}, {}, ProviderState(1, 9), dict(self.asks), others={LAMP.name: self.units}
+        )
         return self.core.observe(windows, view, self.at + 0.5)
 
     def window(self, shelves: Mapping[str, Mapping[bytes, Any]]) -> list[Effect]:

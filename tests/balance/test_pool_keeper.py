@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.balance.balancer_scene import T, ring_of, window_of
 
-from shoal.balance.effects import ProviderState, PutMark, RemoveServer, View
+from shoal.balance.effects import BalancerView, ProviderState, PutMark, RemoveServer
 from shoal.balance.pool_keeper import PoolKeeper, Quietness
 from shoal.plan.keys import Mark
 
@@ -14,7 +14,7 @@ RING = ring_of("s1", "s2", guests=("s2",))
 
 
 def steps(pool: PoolKeeper, quiet: Quietness, now_s: float) -> list[PutMark | RemoveServer]:
-    view = View(RING, {}, {}, {"s2": Mark.DRAIN}, ProviderState(1, 9, ("s1", "s2")))
+    view = BalancerView(RING, {}, {}, {"s2": Mark.DRAIN}, ProviderState(1, 9, ("s1", "s2")))
     return list(pool.steps(view, RING, quiet, set(), now_s))
 
 

@@ -26,14 +26,14 @@ def warm(source: WindowSource, first: int = 0, count: int = WARM_WINDOWS) -> int
         end_s = (number + 1) * LENGTH
         assert numbers(source.step([window(number)], [], end_s + 0.3)) == [number]
         assert source.step([], [window(number)], end_s + 1.2) == []
-    assert source.standing.way is Way.SPARK
+    assert source.route.way is Way.SPARK
     return first + count
 
 
 def test_own_windows_are_used_at_once_until_spark_is_warm() -> None:
     source = WindowSource(0.0, wanted=True)
-    assert source.standing.way is Way.IN_PROCESS
-    assert "not warm" in source.standing.why
+    assert source.route.way is Way.IN_PROCESS
+    assert "not warm" in source.route.why
     warm(source)
 
 
@@ -52,8 +52,8 @@ def test_a_stall_falls_back_within_the_limit_and_nothing_is_left_out() -> None:
     assert source.step([window(number)], [], end_s + 0.3) == []
     assert source.step([window(number + 1)], [], end_s + 2.3) == []
     assert numbers(source.step([], [], end_s + LATE_S_MAX + 0.1)) == [number, number + 1]
-    assert source.standing.way is Way.IN_PROCESS
-    assert "6 s after the end" in source.standing.why
+    assert source.route.way is Way.IN_PROCESS
+    assert "6 s after the end" in source.route.why
     assert numbers(source.step([], [window(number)], end_s + 7)) == []
 
 
@@ -61,7 +61,7 @@ def test_a_job_that_died_is_left_at_once() -> None:
     source = WindowSource(0.0, wanted=True)
     number = warm(source)
     assert numbers(source.step([window(number)], [], (number + 1) * LENGTH + 0.3, alive=False)) == [number]
-    assert source.standing.why == "the Spark job has died"
+    assert source.route.why == "the Spark job has died"
 
 
 def test_after_a_failure_more_windows_must_come_in_time() -> None:
@@ -75,7 +75,7 @@ def test_late_windows_do_not_warm() -> None:
     source = WindowSource(0.0, wanted=True)
     for number in range(10):
         source.step([window(number)], [window(number)], (number + 1) * LENGTH + LATE_S_MAX + 1)
-    assert source.standing.way is Way.IN_PROCESS
+    assert source.route.way is Way.IN_PROCESS
 
 
 def test_an_interval_that_spark_leaves_out_is_our_own() -> None:
@@ -123,5 +123,5 @@ def test_each_interval_is_used_once_in_order_and_no_stall_lasts(
         # What we have folded ourselves is used when it comes, or within the limit of its end.
         due = [number for number in offered if now_s - (number + 1) * LENGTH > LATE_S_MAX]
         assert {*due} <= {*used} | {number for number in due if used and number < min(used)}
-        if alive is False or source.standing.way is Way.IN_PROCESS:
+        if alive is False or source.route.way is Way.IN_PROCESS:
             assert {*offered} <= {*used} | {number for number in offered if used and number < min(used)}

@@ -19,7 +19,7 @@ from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.balance import balancer_keys, pool_keeper
-from shoal.balance.balancer_keys import Answer, Ask, BalancerState, Why
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import ProviderState
 from shoal.balance.proposal import decode_proposal
@@ -32,7 +32,7 @@ from shoal.leader.balancer_store import BalancingStore
 from shoal.leader.conductor_shell import Leading
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
-from shoal.load.record import DATA_FIELD, ID_FIELD, Record, encode, xadd
+from shoal.load.record import DATA_FIELD, ID_FIELD, TelemetryRecord, encode, xadd
 from shoal.plan.keys import KEEPER_LEASE, Mark, move_key, pool_key
 from shoal.plan.move_request import MoveRequest, decode_request, encode_request
 from shoal.plan.placement import Mode
@@ -47,7 +47,7 @@ SETTINGS = BalanceSettings(window_s=1, lateness_s=0.2)
 HOT = {b"hot": {"publications": 10, "bytes_out": 900, "messages_sent": 90, "subscribers": 9, "publishers": 1}}
 
 
-def write(server: redis.Redis, said: Record) -> None:
+def write(server: redis.Redis, said: TelemetryRecord) -> None:
     """As an agent writes what a second was like."""
     server.execute_command(*xadd(said, 100))  # type: ignore[no-untyped-call]
 
@@ -126,11 +126,11 @@ class BalancingScene:
         stored = await self.coordinator.get(move_key(channel))
         return decode_request(stored.value) if stored else None
 
-    async def ask(self, ask: Ask) -> Answer:
+    async def ask(self, ask: Ask) -> AskOutcome:
         await self.coordinator.put(balancer_keys.ask_key("me"), balancer_keys.encode(ask))
         stored = await until(lambda: self.coordinator.get(balancer_keys.answer_key("me")))
         await self.coordinator.delete(balancer_keys.answer_key("me"))
-        return balancer_keys.decode(stored.value, Answer)
+        return balancer_keys.decode(stored.value, AskOutcome)
 
     async def mark(self, server: str) -> bytes | None:
         stored = await self.coordinator.get(pool_key(server))

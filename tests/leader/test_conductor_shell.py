@@ -12,7 +12,7 @@ from tests.support.mover_scene import CHANNEL, RING, MoverScene, mover_scene
 from shoal.coordination.layout import redis_key
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import entry_key, move_key, report_key
-from shoal.plan.move_request import Report, encode_report
+from shoal.plan.move_request import MoveReport, encode_report
 from shoal.plan.placement import Mode, Placement
 
 
@@ -73,7 +73,7 @@ async def test_an_entry_that_somebody_else_wrote_is_gone_on_from(scene: MoverSce
 async def test_garbage_stops_nobody(scene: MoverScene) -> None:
     await scene.lead()
     await scene.coordinator.put(report_key("s1"), b"garbage")
-    await scene.coordinator.put(report_key("s9"), encode_report(Report("s1", 1, {})))
+    await scene.coordinator.put(report_key("s9"), encode_report(MoveReport("s1", 1, {})))
     await scene.coordinator.put(move_key(b"other"), b"garbage")
     await scene.coordinator.put(entry_key(b"other"), b"garbage")
     scene.start_mover()

@@ -10,7 +10,7 @@ from shoal.balance.balancer_options import BalancerOptions
 from shoal.cluster.local_provider import LocalProcesses
 from shoal.cluster.state import StateDir
 from shoal.errors import ClusterError
-from shoal.leader.providers import FixedPool, Nobody
+from shoal.leader.providers import FixedPool, NoProvider
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
@@ -46,7 +46,7 @@ async def test_a_fixed_pool_gives_from_its_reserve() -> None:
 
 
 async def test_nobody_adds_and_nobody_removes() -> None:
-    provider = Nobody(BalancerOptions())
+    provider = NoProvider(BalancerOptions())
     assert provider.state().is_fixed
     with pytest.raises(ClusterError, match="nobody can add"):
         await provider.add(SERVER, 1)

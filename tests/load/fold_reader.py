@@ -10,7 +10,7 @@ from tests.load.telemetry_samples import record, records_to_batch
 from shoal.balance.settings import BalanceSettings
 from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState
-from shoal.load.record import Record
+from shoal.load.record import TelemetryRecord
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 
@@ -30,7 +30,7 @@ class Reader:
         self.state = FoldState()
         self.windows: list[LoadWindow] = []
 
-    def read(self, now_s: float, *records: Record) -> list[LoadWindow]:
+    def read(self, now_s: float, *records: TelemetryRecord) -> list[LoadWindow]:
         """Records that arrive now."""
         return self.fold(records_to_batch((made, now_s) for made in records), now_s)
 
@@ -39,7 +39,7 @@ class Reader:
         self.windows += windows
         return windows
 
-    def run(self, arrivals: Iterable[tuple[float, Record]]) -> None:
+    def run(self, arrivals: Iterable[tuple[float, TelemetryRecord]]) -> None:
         """Records one by one, each at its time."""
         for now_s, made in sorted(arrivals, key=lambda arrival: arrival[0]):
             self.read(now_s, made)

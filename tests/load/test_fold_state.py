@@ -17,14 +17,14 @@ from shoal.balance.settings import BalanceSettings
 from shoal.errors import ProtocolError
 from shoal.load.fold import HOST_SILENT_S_MAX, PENDING_S_MAX, RECENT_RECORDS_MAX, fold
 from shoal.load.fold_state import FoldState
-from shoal.load.record import Record, encode
+from shoal.load.record import TelemetryRecord, encode
 from shoal.load.reports import BATCH_SCHEMA, entries_to_batch
 from shoal.load_kinds import KINDS
 
 # -- garbage and limits ----------------------------------------------------------------------------------------------
 
 
-def entry(made: Record) -> tuple[bytes, bytes]:
+def entry(made: TelemetryRecord) -> tuple[bytes, bytes]:
     return made.id.encode(), encode(made)
 
 
@@ -111,7 +111,7 @@ records = st.builds(
 )
 
 
-def tell_apart(made: list[Record]) -> list[Record]:
+def tell_apart(made: list[TelemetryRecord]) -> list[TelemetryRecord]:
     """One record for each id: no agent gives two records the same."""
     return list({each.id: each for each in made}.values())
 
@@ -119,7 +119,7 @@ def tell_apart(made: list[Record]) -> list[Record]:
 @given(made=st.lists(records, max_size=12).map(tell_apart), seed=st.integers(0, 99), cuts=st.integers(1, 4))
 @settings(deadline=None)
 def test_order_batches_and_repeats_inside_the_lateness_make_no_difference(
-    made: list[Record], seed: int, cuts: int
+    made: list[TelemetryRecord], seed: int, cuts: int
 ) -> None:
     late = BalanceSettings(window_s=2, lateness_s=100.0)
     whole, state = fold(FoldState(), records_to_batch((each, T + 9.0) for each in made), T + 9.0, late, KINDS)
@@ -138,7 +138,7 @@ def test_order_batches_and_repeats_inside_the_lateness_make_no_difference(
 
 @given(made=st.lists(records, max_size=8).map(tell_apart))
 @settings(deadline=None)
-def test_the_fold_never_changes_what_it_was_handed(made: list[Record]) -> None:
+def test_the_fold_never_changes_what_it_was_handed(made: list[TelemetryRecord]) -> None:
     before = settled("one").state
     data = before.to_bytes()
     first = fold(before, records_to_batch((each, T + 7.0) for each in made), T + 7.0, SETTINGS, KINDS)
@@ -153,7 +153,7 @@ def test_the_fold_never_changes_what_it_was_handed(made: list[Record]) -> None:
     shown=st.lists(st.floats(0, 9), min_size=12, max_size=12),
 )
 @settings(deadline=None)
-def test_nothing_is_counted_twice_and_windows_never_overlap(made: list[Record], shown: list[float]) -> None:
+def test_nothing_is_counted_twice_and_windows_never_overlap(made: list[TelemetryRecord], shown: list[float]) -> None:
     reader = Reader()
     reader.run((T + at, each) for at, each in zip(shown, made, strict=False))
     reader.read(T + 300.0)
@@ -172,7 +172,7 @@ def test_nothing_is_counted_twice_and_windows_never_overlap(made: list[Record], 
 
 @given(made=st.lists(records, max_size=8).map(tell_apart))
 @settings(deadline=None)
-def test_the_state_survives_bytes_and_pickle(made: list[Record]) -> None:
+def test_the_state_survives_bytes_and_pickle(made: list[TelemetryRecord]) -> None:
     _, state = fold(FoldState(), records_to_batch((each, T + 7.0) for each in made), T + 4.0, SETTINGS, KINDS)
     for copy in (FoldState.from_bytes(state.to_bytes()), pickle.loads(pickle.dumps(state))):
         assert copy.to_bytes() == state.to_bytes()

@@ -16,7 +16,7 @@ from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState
 from shoal.load.kinds import Column, Cost, Folding, HostColumn, HostKind, Kinds, Type, UnitKind
 from shoal.load.ordered_fold import fold_in_order
-from shoal.load.record import Record
+from shoal.load.record import TelemetryRecord
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook
@@ -24,7 +24,7 @@ from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Verifier
 
 
-def telemetry() -> list[Record]:
+def telemetry() -> list[TelemetryRecord]:
     made = [record("s1", second, ONE, site="hall") for second in (T, T + 1)]
     made += [
         shelf_record("x", T, {b"left": {"lit_s": 1.0, "brightest": 7}, b"c": {"flashes": 10}}),
@@ -33,7 +33,7 @@ def telemetry() -> list[Record]:
     return made
 
 
-def window_of(*made: Record) -> LoadWindow:
+def window_of(*made: TelemetryRecord) -> LoadWindow:
     batch = records_to_batch((each, T + 2.1) for each in made)
     (window,), _ = fold(FoldState(), batch, T + 9.0, SETTINGS, BOTH)
     return window
@@ -112,7 +112,7 @@ def test_a_situation_of_channels_does_not_see_lamps() -> None:
     ring = Ring(1, (ServerAddress("s1", "localhost", 1),))
     facts = PoolFacts(Pool(1, 9, 0, new_capacity=5000.0, new_cpu_capacity=1.0, new_cost=2.0))
 
-    def situation(*made: Record) -> object:
+    def situation(*made: TelemetryRecord) -> object:
         batch = records_to_batch((each, T + 2.1) for each in made)
         (window,), _ = fold(FoldState(), batch, T + 9.0, SETTINGS, kinds)
         plan = type("Plan", (), {"ring": ring, "entries": book.entries})()

@@ -20,14 +20,14 @@ from tests.support.redis_server import RedisServer
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.errors import ProtocolError
 from shoal.load.kinds import Kinds
-from shoal.load.record import NARROW_ROWS_MIN, Record, RecordId, decode, encode, xadd
+from shoal.load.record import NARROW_ROWS_MIN, RecordId, TelemetryRecord, decode, encode, xadd
 from shoal.load.table import UnitTable
 from shoal.load_kinds import KINDS
 
 ID = RecordId("redis://host:1/x", "f00", 1_700_000_000, 7)
 
 
-def make_record(channels: int, record_id: RecordId = ID) -> Record:
+def make_record(channels: int, record_id: RecordId = ID) -> TelemetryRecord:
     rows = {
         b"\xff%d" % number: {
             "publications": number,
@@ -40,7 +40,7 @@ def make_record(channels: int, record_id: RecordId = ID) -> Record:
     return server_record("one", 1, rows, site="hall")._replace(id=record_id)
 
 
-def same(one: Record, two: Record) -> bool:
+def same(one: TelemetryRecord, two: TelemetryRecord) -> bool:
     tables = [{kind: table.rows() for kind, table in record.tables.items()} for record in (one, two)]
     return one._replace(tables={}) == two._replace(tables={}) and tables[0] == tables[1]
 
@@ -85,7 +85,7 @@ records = st.builds(
 
 @given(record=records, copies=st.sampled_from([0, NARROW_ROWS_MIN]))
 @settings(deadline=None)
-def test_every_record_of_every_kind_survives(record: Record, copies: int) -> None:
+def test_every_record_of_every_kind_survives(record: TelemetryRecord, copies: int) -> None:
     rows = record.tables["lamp"].rows()
     rows |= {b"%d %b" % (number, name): row for name, row in rows.items() for number in range(copies)}
     record = record._replace(tables={"lamp": UnitTable.of_rows(LAMP, rows)})

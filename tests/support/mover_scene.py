@@ -30,7 +30,7 @@ from shoal.plan.keys import (
     moves_prefix,
     report_key,
 )
-from shoal.plan.move_request import ChannelReport, MoveRequest, Report, encode_report, encode_request
+from shoal.plan.move_request import ChannelReport, MoveReport, MoveRequest, encode_report, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
@@ -96,7 +96,7 @@ class MoverScene:
                     newness = self.verifier.entry(change.now.value).newness
                     known[channel] = ChannelReport(newness, newness, self.behind, self.here, 0, self.spoken)
                     for server in SERVERS:
-                        await self.coordinator.put(report_key(server), encode_report(Report(server, 1, known)))
+                        await self.coordinator.put(report_key(server), encode_report(MoveReport(server, 1, known)))
 
     async def ask(self, *channels: bytes) -> None:
         for channel in channels:

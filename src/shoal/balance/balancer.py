@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from shoal.balance.balancer_keys import APPLIED_MAX, REMOVED_MAX, Answer, Ask, BalancerState, why_of
+from shoal.balance.balancer_keys import APPLIED_MAX, REMOVED_MAX, Ask, AskOutcome, BalancerState, why_of
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.change import ChannelMove, PlannerInput
 from shoal.balance.channel_requests import ChannelRequests
@@ -28,6 +28,7 @@ from shoal.balance.columns import NEVER
 from shoal.balance.decision_record import Outcome, make_record
 from shoal.balance.effects import (
     AddHosts,
+    BalancerView,
     Effect,
     ProposalReady,
     PutMark,
@@ -35,14 +36,13 @@ from shoal.balance.effects import (
     RecordDecision,
     RecordOutcome,
     Reply,
-    View,
     WriteMove,
     WriteUnitMove,
 )
 from shoal.balance.forecast import Forecast
 from shoal.balance.homes import Homes
 from shoal.balance.lost_servers import lost_channels, with_lost
-from shoal.balance.plan_in_progress import UnderWay, request_id
+from shoal.balance.plan_in_progress import PlanInProgress, request_id
 from shoal.balance.policies import policy
 from shoal.balance.pool_keeper import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
 from shoal.balance.proposal import Proposal, decode_proposal, kind_of, make_proposal, why_stale
@@ -120,7 +120,7 @@ class Balancer:
         self._judged_s = 0
         self._missing = 0
         self._joined_at: dict[str, float] | None = None
-        self._under_way: UnderWay | None = None
+        self._in_progress: PlanInProgress | None = None
         self._taken_over = False
         self._asked: dict[str, tuple[int, float]] = {}
         """By kind: how many hosts the provider was asked for without an answer yet, and when."""
@@ -137,7 +137,7 @@ class Balancer:
     @property
     def waiting(self) -> int:
         """How many moves of the plan under way have not ended."""
-        return self._under_way.waiting if self._under_way else 0
+        return self._in_progress.waiting if self._in_progress else 0
 
     def _adding(self, kind: str) -> int:
         """Hosts of a kind that were asked for and have not come yet, whether or not the provider has answered."""
@@ -173,7 +173,7 @@ class Balancer:
 
     # -- one look --------------------------------------------------------------------------------------------
 
-    def observe(self, windows: Sequence[LoadWindow], view: View, now_s: float) -> list[Effect]:
+    def observe(self, windows: Sequence[LoadWindow], view: BalancerView, now_s: float) -> list[Effect]:
         """Takes windows that have closed since the last look, oldest first, and what there is now; returns what to
         do."""
         for window in windows:
@@ -192,7 +192,7 @@ class Balancer:
             effects += self._answer(view, view.ring, now_s)
             if self._options.auto and not self._is_busy:
                 effects += self._decide_alone(view, view.ring, now_s)
-        if self._under_way is None:
+        if self._in_progress is None:
             effects += hurries(view)
         if self._state != self._written:
             self._written = self._state
@@ -214,28 +214,28 @@ class Balancer:
         else:
             self._joined_at = {server: known.get(server, now_s) for server in ring.ids}
 
-    def _go_on(self, view: View, now_s: float) -> Iterator[Effect]:
+    def _go_on(self, view: BalancerView, now_s: float) -> Iterator[Effect]:
         """Waits for the moves of the plan under way."""
         if not self._taken_over:
             self._taken_over = True
             if self._state.digest:
-                self._under_way = UnderWay.taken_over(self._state.digest, now_s, self._requests, view.units)
-        if self._under_way is None:
+                self._in_progress = PlanInProgress.taken_over(self._state.digest, now_s, self._requests, view.units)
+        if self._in_progress is None:
             return
-        ended = self._under_way.look(view.units, now_s, self._options.move_timeout_s)
+        ended = self._in_progress.look(view.units, now_s, self._options.move_timeout_s)
         if ended is None:
             return
         facts: dict[str, str | int | float] = {
             "moved": ended.moved,
             "given_up": ended.given_up,
             "late": ended.late,
-            "seconds": round(now_s - self._under_way.began_at, 3),
+            "seconds": round(now_s - self._in_progress.began_at, 3),
         }
-        yield RecordOutcome(Outcome(now_s, self._under_way.digest, "ended", facts))
-        self._under_way = None
+        yield RecordOutcome(Outcome(now_s, self._in_progress.digest, "ended", facts))
+        self._in_progress = None
         self._state = replace(self._state, digest="")
 
-    def _note_joins(self, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _note_joins(self, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         """Hosts that were asked for: they have come, or have taken too long and are given up."""
         timeout_s = self._options.join_timeout_s
         self._asked = {kind: asked for kind, asked in self._asked.items() if now_s - asked[1] < timeout_s}
@@ -260,7 +260,7 @@ class Balancer:
 
     # -- asks ------------------------------------------------------------------------------------------------
 
-    def _answer(self, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _answer(self, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         for id, ask in sorted(view.asks.items()):
             if ask.do == "propose":
                 if self._window is None:
@@ -269,23 +269,23 @@ class Balancer:
             else:
                 yield from self._apply_for(id, ask, view, ring, now_s)
 
-    def _propose_for(self, id: str, ask: Ask, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _propose_for(self, id: str, ask: Ask, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         try:
             decided = self._propose(ask.policy or self._options.policy, view, ring)
         except ConfigError as error:
-            yield Reply(id, Answer(str(error)))
+            yield Reply(id, AskOutcome(str(error)))
             return
         except Exception as error:
             _log.exception("the policy failed", policy=ask.policy)
-            yield Reply(id, Answer(f"the policy failed: {error!r}"))
+            yield Reply(id, AskOutcome(f"the policy failed: {error!r}"))
             return
         proposal = decided.proposal
         data, digest = proposal.encode(), proposal.digest
         yield self._record(decided, now_s, asked=True)
         yield ProposalReady(digest, data)
-        yield Reply(id, Answer("", digest, data, proposal.moves_count))
+        yield Reply(id, AskOutcome("", digest, data, proposal.moves_count))
 
-    def _apply_for(self, id: str, ask: Ask, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _apply_for(self, id: str, ask: Ask, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         why_not = None
         proposal = None
         try:
@@ -298,19 +298,19 @@ class Balancer:
             why_not = self._why_not(proposal, view, ring)
         if proposal is None or why_not is not None:
             yield RecordOutcome(Outcome(now_s, ask.digest, "refused", {"why": why_not or ""}))
-            yield Reply(id, Answer(why_not or "", ask.digest))
+            yield Reply(id, AskOutcome(why_not or "", ask.digest))
             return
         yield from self._apply(proposal, view, ring, now_s)
-        yield Reply(id, Answer("", ask.digest, b"", proposal.moves_count))
+        yield Reply(id, AskOutcome("", ask.digest, b"", proposal.moves_count))
 
     @property
     def _is_busy(self) -> bool:
         """Whether the next plan has to wait for the one under way."""
-        return self._under_way is not None and ONE_AT_A_TIME in self._rules
+        return self._in_progress is not None and ONE_AT_A_TIME in self._rules
 
-    def _why_not(self, proposal: Proposal, view: View, ring: Ring) -> str | None:
-        if self._under_way is not None and self._is_busy:
-            return f"the plan {self._under_way.digest[:12]} is still under way: wait until its moves have ended"
+    def _why_not(self, proposal: Proposal, view: BalancerView, ring: Ring) -> str | None:
+        if self._in_progress is not None and self._is_busy:
+            return f"the plan {self._in_progress.digest[:12]} is still under way: wait until its moves have ended"
         if ONCE in self._rules and proposal.digest in self._state.applied:
             return "the plan has changed since: this proposal was applied already"
         if BASIS not in self._rules:
@@ -320,7 +320,7 @@ class Balancer:
 
     # -- deciding --------------------------------------------------------------------------------------------
 
-    def _decide_alone(self, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _decide_alone(self, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         """Asks the policy once for each window, and does what it wants."""
         window = self._window
         if window is None or window.end_s <= self._judged_s:
@@ -361,7 +361,7 @@ class Balancer:
         self._missing += 1
         return self._missing > MISSING_WINDOWS_MAX
 
-    def _propose(self, name: str, view: View, ring: Ring) -> _Decided:
+    def _propose(self, name: str, view: BalancerView, ring: Ring) -> _Decided:
         """What a policy and the planners of other kinds want now."""
         assert self._window is not None
         decide = policy(name)
@@ -390,7 +390,7 @@ class Balancer:
         record = make_record(situation, proposal, self._settings, self._window, lost, given, at_s=now_s, asked=asked)
         return RecordDecision(record, proposal.is_empty)
 
-    def _situation(self, window: LoadWindow, view: View, ring: Ring) -> Situation:
+    def _situation(self, window: LoadWindow, view: BalancerView, ring: Ring) -> Situation:
         provider = view.provider
         here = len(ring.ids)
         most = provider.servers_max if provider.spare is None else min(provider.servers_max, here + provider.spare)
@@ -413,15 +413,15 @@ class Balancer:
 
     # -- doing -----------------------------------------------------------------------------------------------
 
-    def _apply(self, proposal: Proposal, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _apply(self, proposal: Proposal, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         digest = proposal.digest
-        self._under_way = UnderWay(digest, now_s, self._requests)
+        self._in_progress = PlanInProgress(digest, now_s, self._requests)
         applied = (digest, *self._state.applied)[:APPLIED_MAX]
         self._state = replace(self._state, planned_at=now_s, digest=digest, applied=applied)
         for index, move in enumerate((*proposal.moves, *proposal.others)):
             kind = kind_of(move)
             request = self._requests[kind].request(move, request_id(digest, index))
-            self._under_way.ask(kind, request, now_s)
+            self._in_progress.ask(kind, request, now_s)
             if isinstance(move, ChannelMove):
                 self._moved_at[move.unit] = now_s
                 yield WriteMove(request, why_of(move, proposal.policy, digest, proposal.window_end_s, now_s))
@@ -452,7 +452,7 @@ class Balancer:
         """Whether the provider has not refused such hosts just now."""
         return now_s - self._refused_at.get(kind, NEVER) >= self._options.retry_s
 
-    def _room(self, count: int, view: View, ring: Ring, now_s: float) -> int:
+    def _room(self, count: int, view: BalancerView, ring: Ring, now_s: float) -> int:
         """How many of the servers that are wanted can be asked for."""
         if not self._may_ask(SERVER, now_s):
             return 0

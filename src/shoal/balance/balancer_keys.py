@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from shoal.balance.change import ChannelMove, Place
-from shoal.balance.window_source import Standing
+from shoal.balance.window_source import WindowRoute
 from shoal.errors import PlanError
 from shoal.plan.keys import unit_of, unit_text
 
@@ -81,7 +81,7 @@ class Ask(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class AskOutcome(msgspec.Struct, frozen=True):
     """What became of an ask. `error` says why it came to nothing; `proposal` are the bytes that were asked for."""
 
     error: str
@@ -120,7 +120,7 @@ def answer_key(id: str) -> str:
     return ANSWERS_PREFIX + id
 
 
-def encode(record: BalancerState | Standing | Why | Ask | Answer) -> bytes:
+def encode(record: BalancerState | WindowRoute | Why | Ask | AskOutcome) -> bytes:
     """A record as it is stored: the format first."""
     return _encoder.encode((FORMAT, record))
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from shoal.balance.balancer_keys import Answer, Ask, BalancerState, Why
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
 from shoal.balance.change import Units
 from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.plan.entry import Entry
@@ -41,7 +41,7 @@ class ProviderState(msgspec.Struct, frozen=True):
     """Cost of an hour of a new server."""
 
 
-class View(msgspec.Struct, frozen=True):
+class BalancerView(msgspec.Struct, frozen=True):
     """What the coordinator and the provider hold. Entries are those that carry the cluster's signature."""
 
     ring: Ring | None
@@ -122,7 +122,7 @@ class Reply(msgspec.Struct, frozen=True):
     """The answer to an ask, which ends it."""
 
     id: str
-    answer: Answer
+    answer: AskOutcome
 
 
 class RecordDecision(msgspec.Struct, frozen=True):

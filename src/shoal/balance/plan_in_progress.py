@@ -46,7 +46,7 @@ class Ended(msgspec.Struct, frozen=True):
     late: int
 
 
-class UnderWay:
+class PlanInProgress:
     """The moves of one plan."""
 
     def __init__(self, digest: str, began_at: float, kinds: Mapping[str, Requests]) -> None:
@@ -60,7 +60,7 @@ class UnderWay:
     @classmethod
     def taken_over(
         cls, digest: str, began_at: float, kinds: Mapping[str, Requests], units: Mapping[str, Units]
-    ) -> UnderWay:
+    ) -> PlanInProgress:
         """The plan of an earlier leader: its requests that still stand."""
         plan = cls(digest, began_at, kinds)
         prefix = digest[:DIGEST_CHARACTERS]

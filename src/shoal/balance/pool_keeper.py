@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import pyarrow.compute as pc
 
-from shoal.balance.effects import HurryMove, PutMark, RemoveServer, View
+from shoal.balance.effects import BalancerView, HurryMove, PutMark, RemoveServer
 from shoal.load.kinds import CHANNEL, SERVER
 from shoal.load.window import LoadWindow
 from shoal.plan.entry import Phase
@@ -101,7 +101,7 @@ class PoolKeeper:
         self._gone_at: dict[str, float] = {}
 
     def steps(
-        self, view: View, ring: Ring, quiet: Quietness, removed: Set[str], now_s: float
+        self, view: BalancerView, ring: Ring, quiet: Quietness, removed: Set[str], now_s: float
     ) -> Iterator[PutMark | RemoveServer]:
         """What is due now."""
         named = named_servers(view) if _ASKED_OF & {*view.marks.values()} else {}
@@ -113,7 +113,7 @@ class PoolKeeper:
         for server in [server for server in self._drained_at if view.marks.get(server) is not Mark.DRAIN]:
             del self._drained_at[server]
 
-    def _note_deaths(self, view: View, ring: Ring, removed: Set[str]) -> Iterator[PutMark]:
+    def _note_deaths(self, view: BalancerView, ring: Ring, removed: Set[str]) -> Iterator[PutMark]:
         """Whoever was in the ring and is not, without being sent away, has died."""
         before = self._members.union(*(members.ids for members in ring.earlier))
         self._members = frozenset(ring.ids)
@@ -128,7 +128,7 @@ class PoolKeeper:
         self,
         server: str,
         mark: Mark,
-        view: View,
+        view: BalancerView,
         ring: Ring,
         named: Mapping[str, int],
         quiet: Quietness,
@@ -160,7 +160,7 @@ class PoolKeeper:
         return asked_at is None or now_s - asked_at >= self._retry_s
 
 
-def ended(view: View, ring: Ring) -> Iterator[str]:
+def ended(view: BalancerView, ring: Ring) -> Iterator[str]:
     """Servers that were sent out and that the provider has ended. Whoever asked for that may have died before it was
     told."""
     if view.provider.knows_all:
@@ -168,7 +168,7 @@ def ended(view: View, ring: Ring) -> Iterator[str]:
         yield from (server for server in gone if server not in ring.ids and server not in view.provider.servers)
 
 
-def named_servers(view: View) -> dict[str, int]:
+def named_servers(view: BalancerView) -> dict[str, int]:
     """How many entries and requests name each server in a placement that has not ended, or as one to be helped."""
     counts: dict[str, int] = {}
     for entry in view.entries.values():
@@ -180,7 +180,7 @@ def named_servers(view: View) -> dict[str, int]:
     return counts
 
 
-def hurries(view: View) -> Iterator[HurryMove]:
+def hurries(view: BalancerView) -> Iterator[HurryMove]:
     """Moves away from servers that wait to be named no more, but that are told lazily: such a move ends with the
     channel's next messages, and a channel that has fallen silent would hold its old server for ever."""
     waiting = {server for server, mark in view.marks.items() if mark in _ASKED_OF}
@@ -199,7 +199,7 @@ REHOMED_RATIO_MAX: Final = 0.05
 ring, and not by a plan."""
 
 
-def promotions(view: View, ring: Ring, window: LoadWindow) -> Iterator[PutMark]:
+def promotions(view: BalancerView, ring: Ring, window: LoadWindow) -> Iterator[PutMark]:
     """Guests that become homes, when fewer than half of the servers that take channels are homes, and next to no load
     would move with the ring."""
     takers = [server for server in ring.ids if view.marks.get(server) in TAKES]
@@ -213,7 +213,7 @@ def promotions(view: View, ring: Ring, window: LoadWindow) -> Iterator[PutMark]:
         yield PutMark(server, None, f"{len(homes)} of {len(takers)} servers are homes")
 
 
-def _rehomed_ratio(view: View, ring: Ring, risen: Sequence[str], window: LoadWindow) -> float:
+def _rehomed_ratio(view: BalancerView, ring: Ring, risen: Sequence[str], window: LoadWindow) -> float:
     """What channels that would have another home if these guests were homes send now, of what one server can send."""
     units, hosts = window.units_of(CHANNEL), window.hosts_of(SERVER)
     free = [channel not in view.entries for channel in units["unit"].to_pylist()]
@@ -229,7 +229,7 @@ def _rehomed_ratio(view: View, ring: Ring, risen: Sequence[str], window: LoadWin
     return moved / capacity if capacity > 0 else 0.0
 
 
-def drain_mark(server: str, view: View, ring: Ring) -> Mark:
+def drain_mark(server: str, view: BalancerView, ring: Ring) -> Mark:
     """The mark with which a server begins to be drained."""
     return Mark.FREEING if server in ring.homes else Mark.DRAIN
 

@@ -41,7 +41,7 @@ class Way(enum.StrEnum):
     SPARK = "spark"
 
 
-class Standing(msgspec.Struct, frozen=True):
+class WindowRoute(msgspec.Struct, frozen=True):
     """Which way is in use, why, and since when (wall clock)."""
 
     way: Way
@@ -54,7 +54,7 @@ class WindowSource:
 
     def __init__(self, now_s: float, *, wanted: bool) -> None:
         why = "Spark is not warm yet" if wanted else "nobody asked for Spark"
-        self.standing = Standing(Way.IN_PROCESS, why, now_s)
+        self.route = WindowRoute(Way.IN_PROCESS, why, now_s)
         self._used_until: int | None = None
         self._held: list[LoadWindow] = []
         self._in_time = 0
@@ -69,14 +69,14 @@ class WindowSource:
         self._held += own
         for window in sorted(spark, key=_start):
             self._judge(window, now_s)
-            if self.standing.way is Way.SPARK:
+            if self.route.way is Way.SPARK:
                 found += self._before(window.start_s)
                 found += self._use(window)
             elif self._in_time >= self._needed:
                 self._stand(Way.SPARK, f"{self._in_time} windows in a row came in time", now_s)
-        if self.standing.way is Way.SPARK:
+        if self.route.way is Way.SPARK:
             self._watch(now_s, alive)
-        if self.standing.way is Way.IN_PROCESS:
+        if self.route.way is Way.IN_PROCESS:
             found += self._before(None)
         while len(self._held) > HELD_MAX:
             found += self._use(self._held.pop(0))
@@ -103,7 +103,7 @@ class WindowSource:
         self._stand(Way.IN_PROCESS, why, now_s)
 
     def _stand(self, way: Way, why: str, now_s: float) -> None:
-        self.standing = Standing(way, why, now_s)
+        self.route = WindowRoute(way, why, now_s)
 
     def _before(self, start_s: int | None) -> list[LoadWindow]:
         """Uses our own windows that are held, of intervals before a time; all of them if there is none."""

@@ -19,7 +19,7 @@ from shoal.cli.output import Subparsers, add_command, result
 from shoal.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
-    from shoal.balance.balancer_keys import Answer, Ask
+    from shoal.balance.balancer_keys import Ask, AskOutcome
     from shoal.balance.change import Change, ChannelMove, ServerChange
     from shoal.balance.proposal import Proposal
     from shoal.coordination.interface import Coordinator
@@ -103,7 +103,7 @@ def _digest_of_file(path: Path) -> str | None:
     return decode_proposal(path.read_bytes()).digest
 
 
-def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> Answer:
+def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> AskOutcome:
     from shoal.cli.plan import coordinator_of
 
     if not 0 < args.timeout < math.inf:
@@ -112,7 +112,7 @@ def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> An
     return asyncio.run(_ask(url, ask, args.timeout, resolve))
 
 
-async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> Answer:
+async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> AskOutcome:
     """Send a request to the balancer and wait for its answer; raises PlanError if it is rejected or not answered."""
     from shoal.balance import balancer_keys
     from shoal.runtime import PRODUCTION
@@ -132,7 +132,7 @@ async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> Answer:
     return answer
 
 
-async def _answer(coordinator: Coordinator, key: str, wait_s: float) -> Answer:
+async def _answer(coordinator: Coordinator, key: str, wait_s: float) -> AskOutcome:
     from shoal.balance import balancer_keys
 
     until = time.monotonic() + wait_s
@@ -142,7 +142,7 @@ async def _answer(coordinator: Coordinator, key: str, wait_s: float) -> Answer:
                 f"no balancer answered within {wait_s:g} s", do="start one (shoal balancer), or see its log"
             )
         await asyncio.sleep(_POLL_S)
-    return balancer_keys.decode(stored.value, balancer_keys.Answer)
+    return balancer_keys.decode(stored.value, balancer_keys.AskOutcome)
 
 
 async def _whole_digest(coordinator: Coordinator, beginning: str) -> str:

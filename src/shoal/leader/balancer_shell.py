@@ -20,6 +20,7 @@ from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.decision_record import DecisionRecord, Outcome, proposal_of
 from shoal.balance.effects import (
     AddHosts,
+    BalancerView,
     Effect,
     HurryMove,
     ProposalReady,
@@ -29,14 +30,13 @@ from shoal.balance.effects import (
     RecordOutcome,
     RemoveServer,
     Reply,
-    View,
     WriteMove,
     WriteUnitMove,
 )
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.warm_up import warm_up
-from shoal.balance.window_source import Standing, Way, WindowSource
+from shoal.balance.window_source import Way, WindowRoute, WindowSource
 from shoal.coordination.interface import Lease
 from shoal.errors import ShoalError
 from shoal.leader import metrics
@@ -126,7 +126,7 @@ class Balancing:
         self._rules = rules
         self._wall = wall
         self._windows = WindowSource(wall(), wanted=spark is not None)
-        self._standing: Standing | None = None
+        self._route: WindowRoute | None = None
         self._expected = ForecastFile(options.forecast, wall)
         self._core: Balancer | None = None
         self._token = 0
@@ -193,7 +193,7 @@ class Balancing:
             if FRESH_LOAD in self._rules:
                 self._fold = FoldState()
             self._windows = WindowSource(self._wall(), wanted=self._spark is not None)
-            self._standing = None
+            self._route = None
             self._token = lease.token
             _log.info("balances", policy=self._options.policy, auto=self._options.auto, moved_before=len(moved_at))
         core = self._core
@@ -201,7 +201,7 @@ class Balancing:
         for news in self._news:
             news(core)
         self._news.clear()
-        view = View(
+        view = BalancerView(
             leading.ring,
             self._store.entries,
             self._store.requests,
@@ -225,7 +225,7 @@ class Balancing:
         self._records.follow(server for server in leading.ring.servers if marks.get(server.id) is Mark.DRAIN)
         return self._records.holding
 
-    def _think(self, core: Balancer, read: pa.Table, view: View, now_s: float) -> list[Effect]:
+    def _think(self, core: Balancer, read: pa.Table, view: BalancerView, now_s: float) -> list[Effect]:
         """Folds what was read, and asks the core; in a thread."""
         windows: list[LoadWindow]
         garbage = self._fold.counters.garbage
@@ -249,17 +249,17 @@ class Balancing:
 
     async def _say_which_windows(self, fence: Lease | None) -> None:
         """Writes down and reports where load windows come from, when that has changed."""
-        standing, before = self._windows.standing, self._standing
-        if standing == before:
+        route, before = self._windows.route, self._route
+        if route == before:
             return
-        await self._store.put_windows(standing, fence)
-        self._standing = standing
-        metrics.FROM_SPARK.set(standing.way is Way.SPARK)
-        if standing.way is Way.SPARK:
-            _log.info("load windows come from Spark now", why=standing.why)
+        await self._store.put_windows(route, fence)
+        self._route = route
+        metrics.FROM_SPARK.set(route.way is Way.SPARK)
+        if route.way is Way.SPARK:
+            _log.info("load windows come from Spark now", why=route.why)
         elif before is not None:
             metrics.FALLBACKS.inc()
-            _log.warning("load windows are folded in process again", why=standing.why)
+            _log.warning("load windows are folded in process again", why=route.why)
 
     async def _warm_up(self) -> None:
         """Loads the policy while there is nothing to decide; what is wrong with it shows when it is asked."""

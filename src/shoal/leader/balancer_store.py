@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from shoal.balance import balancer_keys
-from shoal.balance.balancer_keys import Answer, Ask, BalancerState, Why
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
 from shoal.balance.change import Planner, Units
 from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, Reply, WriteMove, WriteUnitMove
-from shoal.balance.window_source import Standing
+from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
 from shoal.leader.mirror import Mirror
@@ -119,9 +119,9 @@ class BalancingStore:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    async def put_windows(self, standing: Standing, fence: Lease | None) -> None:
+    async def put_windows(self, route: WindowRoute, fence: Lease | None) -> None:
         """Says where load windows come from."""
-        await self._coordinator.put(balancer_keys.WINDOWS_KEY, balancer_keys.encode(standing), fence=fence)
+        await self._coordinator.put(balancer_keys.WINDOWS_KEY, balancer_keys.encode(route), fence=fence)
 
     async def write_moves(self, moves: Sequence[WriteMove | WriteUnitMove | HurryMove], fence: Lease | None) -> None:
         """Asks for moves, and says why if they are new. A request of another writer for the same unit stays."""
@@ -172,7 +172,7 @@ class BalancingStore:
                 balancer_keys.answer_key(reply.id), balancer_keys.encode(reply.answer), fence=fence
             )
         except CoordinatorError as error:
-            too_large = balancer_keys.encode(Answer(f"the answer cannot be kept: {error}", reply.answer.digest))
+            too_large = balancer_keys.encode(AskOutcome(f"the answer cannot be kept: {error}", reply.answer.digest))
             await self._coordinator.put(balancer_keys.answer_key(reply.id), too_large, fence=fence)
         await self._coordinator.delete(balancer_keys.ask_key(reply.id), fence=fence)
         self._asks.take(balancer_keys.ask_key(reply.id), None)

@@ -17,7 +17,7 @@ from shoal.errors import ConflictError, CoordinatorError, ProtocolError
 from shoal.leader.mirror import Mirror
 from shoal.logs import get_log
 from shoal.plan import keys
-from shoal.plan.conductor import Conductor, DropRequest, E, H, P, PutEntry, Q, Steps, View
+from shoal.plan.conductor import Conductor, ConductorView, DropRequest, E, H, P, PutEntry, Q, Steps
 from shoal.plan.ring import Ring
 from shoal.plan.signature import Signer
 
@@ -97,7 +97,9 @@ class ConductorShell(Generic[E, H, P, Q]):
     async def _look(self, leading: Leading) -> float:
         if self._conductor is None or leading.lease.token != self._token:
             self._conductor, self._token = Conductor(self._steps, self._signer), leading.lease.token
-        view = View(self._hosts(leading.ring), self._entries.values, self._requests.values, self._reports.values)
+        view = ConductorView(
+            self._hosts(leading.ring), self._entries.values, self._requests.values, self._reports.values
+        )
         writes = self._conductor.observe(view, self._clock())
         trouble = await self._write(writes, leading.fence) if writes else None
         self._complain(trouble)

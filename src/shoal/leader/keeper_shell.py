@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from shoal.balance.window_source import Standing
+from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError, VersionError
 from shoal.leader.conductor_shell import Leading
@@ -47,7 +47,7 @@ class KeeperView(msgspec.Struct, frozen=True):
     leases: tuple[str, ...]
     ring: Ring | None
     trouble: str | None
-    windows: Standing | None = None
+    windows: WindowRoute | None = None
     """Where the balancer's load windows come from; None if that is unknown."""
 
 

@@ -23,7 +23,7 @@ from shoal.leader.balancer_shell import Balancing
 from shoal.leader.balancer_store import BalancingStore
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
-from shoal.leader.providers import FixedPool, Nobody, Provider
+from shoal.leader.providers import FixedPool, NoProvider, Provider
 from shoal.leader.record_watch import RecordWatch
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.leader.window_reader import WindowReader
@@ -106,4 +106,4 @@ def run_balancer(setup: BalancerSetup) -> None:
 def _provider(setup: BalancerSetup, store: BalancingStore) -> Provider:
     if setup.options.pool:
         return FixedPool(setup.options, lambda: store.marks)
-    return setup.provider or Nobody(setup.options)
+    return setup.provider or NoProvider(setup.options)

@@ -67,7 +67,7 @@ class FixedPool:
         return tuple(server for server in self._sites if marks.get(server) is Mark.OUT)
 
 
-class Nobody:
+class NoProvider:
     """Nobody adds or removes servers: channels are moved among those that there are."""
 
     def __init__(self, options: BalancerOptions) -> None:

@@ -34,7 +34,7 @@ import pyarrow as pa
 from shoal.errors import ProtocolError
 from shoal.load.fold_state import NEVER_S, FoldState, HostMemory, Piece, Rank, RecordKey
 from shoal.load.kinds import Kinds
-from shoal.load.reports import Arrival, Report, arrivals, read_report
+from shoal.load.reports import Arrival, TelemetryReport, arrivals, read_report
 from shoal.load.window import LoadWindow
 from shoal.load.window_sum import sum_up
 
@@ -106,7 +106,7 @@ def _take(state: FoldState, host: str, found: list[Arrival], times: WindowTimes,
         return
     memory = known or HostMemory()
     recent: dict[RecordKey, None] = dict.fromkeys(memory.recent)
-    news: list[tuple[Arrival, Report]] = []
+    news: list[tuple[Arrival, TelemetryReport]] = []
     for arrival in found:
         key = (arrival.id.instance, arrival.id.second, arrival.id.sequence)
         if key in recent:
@@ -137,7 +137,7 @@ def _take(state: FoldState, host: str, found: list[Arrival], times: WindowTimes,
     )
 
 
-def _place(state: FoldState, arrival: Arrival, report: Report, shift_s: int) -> int:
+def _place(state: FoldState, arrival: Arrival, report: TelemetryReport, shift_s: int) -> int:
     """Adds a record to the seconds that it covers, and returns the end of the last one; `NEVER_S` if it is early."""
     named = arrival.id.second + shift_s
     if named + 1 > arrival.arrived_s + EARLY_S_MAX:

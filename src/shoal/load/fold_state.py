@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from shoal.errors import ProtocolError
 from shoal.load.clocks import Clock
-from shoal.load.reports import HostReport, Report
+from shoal.load.reports import HostFigures, TelemetryReport
 
 STATE_VERSION: Final = 3
 
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     rank: Rank
     share: float
     """How much of the record that is; a record that covers two seconds gives half of it to each."""
-    report: Report
+    report: TelemetryReport
 
 
 class HostMemory(msgspec.Struct, frozen=True, array_like=True):
@@ -92,7 +92,7 @@ class FoldState:
 
     def to_bytes(self) -> bytes:
         """Everything, as bytes."""
-        reports: dict[int, tuple[int, Report]] = {}
+        reports: dict[int, tuple[int, TelemetryReport]] = {}
         pieces: list[tuple[int, str, Rank, float, int]] = []
         for second, by_host in self.pending.items():
             for host, piece in by_host.items():
@@ -123,7 +123,9 @@ class FoldState:
                 raise ProtocolError(f"a fold state of version {version!r}; this process knows version {STATE_VERSION}")
             saved = msgspec.msgpack.decode(data, type=_Saved)
             batches = {kind: _batches(stream) for kind, stream in saved.units.items()}
-            reports = [Report(host, {kind: next(batches[kind]) for kind in kinds}) for host, kinds in saved.reports]
+            reports = [
+                TelemetryReport(host, {kind: next(batches[kind]) for kind in kinds}) for host, kinds in saved.reports
+            ]
             state = cls(saved.closed_until, {}, saved.hosts, saved.counters)
             for second, host, rank, share, index in saved.pieces:
                 state.pending.setdefault(second, {})[host] = Piece(rank, share, reports[index])
@@ -150,7 +152,7 @@ class _Saved(msgspec.Struct, array_like=True):
     counters: FoldCounters
     pieces: list[tuple[int, str, Rank, float, int]]
     """Second, host, rank, share, and which report it is of."""
-    reports: list[tuple[HostReport, tuple[str, ...]]]
+    reports: list[tuple[HostFigures, tuple[str, ...]]]
     """Each with the kinds of its units."""
     units: dict[str, bytes]
     """By kind: the units of each report that has some, as batches of one Arrow stream."""

@@ -82,7 +82,7 @@ class RecordId(NamedTuple):
             raise ProtocolError(f"not the id of a telemetry record: {text[:80]!r}") from error
 
 
-class Record(NamedTuple):
+class TelemetryRecord(NamedTuple):
     """One second of one host."""
 
     id: RecordId
@@ -123,7 +123,7 @@ _decoder: Final = msgspec.msgpack.Decoder(_Head)
 # -- writing -------------------------------------------------------------------------------------------------
 
 
-def encode(record: Record) -> bytes:
+def encode(record: TelemetryRecord) -> bytes:
     """The bytes of a record."""
     kind = record.host_kind
     body = [kind.form.pack(*[_number(record.host[column.name]) for column in kind.row])]
@@ -176,7 +176,7 @@ def _width(values: Numbers) -> int:
     return 8 if bits < 0 else next((width for limit, width in _WIDTHS if bits <= limit), 8)
 
 
-def xadd(record: Record, records_max: int) -> tuple[bytes, ...]:
+def xadd(record: TelemetryRecord, records_max: int) -> tuple[bytes, ...]:
     """The command that appends a record and keeps about `records_max` (the oldest are dropped)."""
     return (
         *(b"XADD", TELEMETRY_KEY, b"MAXLEN", b"~", b"%d" % records_max, b"*"),
@@ -187,7 +187,7 @@ def xadd(record: Record, records_max: int) -> tuple[bytes, ...]:
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def decode(data: bytes, kinds: Kinds, *, folded_only: bool = False) -> Record:
+def decode(data: bytes, kinds: Kinds, *, folded_only: bool = False) -> TelemetryRecord:
     """The record in some bytes; `ProtocolError` when they are none, of another version, or of unknown kinds.
 
     With `folded_only` tables have only the columns that load windows need.
@@ -213,7 +213,7 @@ def decode(data: bytes, kinds: Kinds, *, folded_only: bool = False) -> Record:
     if buffers.left:
         raise ProtocolError(f"a telemetry record has {buffers.left} bytes too many")
     record_id = RecordId(head.host, head.instance, head.second, head.sequence)
-    return Record(record_id, host_kind, host, tables, head.site)
+    return TelemetryRecord(record_id, host_kind, host, tables, head.site)
 
 
 def _read_head(data: bytes) -> tuple[_Head, int]:

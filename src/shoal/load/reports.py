@@ -41,7 +41,7 @@ class Arrival(NamedTuple):
     data: bytes
 
 
-class HostReport(msgspec.Struct, frozen=True, array_like=True):
+class HostFigures(msgspec.Struct, frozen=True, array_like=True):
     """What a record says of the host itself."""
 
     kind: str
@@ -56,10 +56,10 @@ class HostReport(msgspec.Struct, frozen=True, array_like=True):
     """By their names in load windows."""
 
 
-class Report(NamedTuple):
+class TelemetryReport(NamedTuple):
     """One record, checked: nothing in it is null, infinite or negative where it must not be."""
 
-    host: HostReport
+    host: HostFigures
     units: dict[str, pa.RecordBatch]
     """By kind: the unit, the figures that load windows have, and `complete`."""
 
@@ -108,13 +108,13 @@ def refusals(batch: pa.RecordBatch | pa.Table, refusals_max: int, kinds: Kinds) 
     return found
 
 
-def read_report(arrival: Arrival, kinds: Kinds) -> Report:
+def read_report(arrival: Arrival, kinds: Kinds) -> TelemetryReport:
     """What a load window needs of a record; `ProtocolError` when it is none, or not the one that its row names."""
     record = decode(arrival.data, kinds, folded_only=True)
     if record.id != arrival.id:
         raise ProtocolError(f"a row of {arrival.id.encode()!r} holds the record {record.id.encode()!r}")
     units = {kind: to_arrow(table) for kind, table in record.tables.items()}
-    return Report(_host_report(record.host_kind, record.site, record.host), units)
+    return TelemetryReport(_host_figures(record.host_kind, record.site, record.host), units)
 
 
 def to_arrow(table: UnitTable) -> pa.RecordBatch:
@@ -131,7 +131,7 @@ def _schema(kind: UnitKind) -> pa.Schema:
     return pa.schema([("unit", pa.binary()), *figures, ("complete", pa.bool_())])
 
 
-def _host_report(kind: HostKind, site: str, row: HostRow) -> HostReport:
+def _host_figures(kind: HostKind, site: str, row: HostRow) -> HostFigures:
     """What the fold needs of the row of a host, checked."""
     interval_s = row[INTERVAL_S.name]
     measured = interval_s is not None
@@ -142,7 +142,7 @@ def _host_report(kind: HostKind, site: str, row: HostRow) -> HostReport:
     for column in kind.figures:
         skipped = column.folding is Folding.MEAN and not measured
         figures[column.figure] = None if skipped else _checked(column.name, row[column.name])
-    return HostReport(kind.name, site, covered_s, measured, row[UNCOUNTED.name] == 0, figures)
+    return HostFigures(kind.name, site, covered_s, measured, row[UNCOUNTED.name] == 0, figures)
 
 
 def _checked(name: str, value: float | int | None) -> float | int:

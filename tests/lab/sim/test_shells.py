@@ -28,7 +28,7 @@ from shoal.leader.balancer_shell import Balancing
 from shoal.leader.balancer_store import BalancingStore
 from shoal.leader.conductor_shell import Leading
 from shoal.leader.leadership import Leader
-from shoal.leader.providers import Nobody
+from shoal.leader.providers import NoProvider
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
 from shoal.load.fold import fold
@@ -195,7 +195,7 @@ class Balance:
             balancing = Balancing(
                 BalancingStore(coordinator, Signer(bytes(32)).public, changed),
                 TelemetryReader(None, None, LIMITS, changed, runtime),
-                Nobody(options),
+                NoProvider(options),
                 self,
                 self._leading,
                 BalanceSettings(window_s=2, lateness_s=1.0),

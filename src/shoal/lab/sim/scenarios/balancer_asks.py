@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shoal.balance import balancer_keys
-from shoal.balance.balancer_keys import Answer, Ask
+from shoal.balance.balancer_keys import Ask, AskOutcome
 
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.balancer import BalancerRun
@@ -59,7 +59,7 @@ class Asker:
                 self.run.world.after(LOOK_S, self._wait_for, id, later_s)
             return
         self.run.coordinator.store.delete(balancer_keys.answer_key(id))
-        answer = balancer_keys.decode(stored.value, Answer)
+        answer = balancer_keys.decode(stored.value, AskOutcome)
         self.run.balance.seen["proposal asked for"] += 1
         self.run.balance.seen["proposal asked for that moves channels"] += answer.moves > 0
         digest = answer.digest if self.random.random() < 0.95 else "0" * 64
