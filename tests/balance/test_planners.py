@@ -168,5 +168,5 @@ def test_a_proposal_with_an_unknown_kind_or_impossible_hosts_is_refused(wish: Wi
     with pytest.raises(PlanError, match="no proposal"):
         decode_proposal(data.replace(b"\xa6change\xa4lamp", b"\xa6change\xa4limp"))
     for wanted in (HostsWanted(SHELF.name, 0, "", "overload", {}), HostsWanted("server", 1, "", "overload", {})):
-        with pytest.raises(PlanError, match="cannot be asked for"):
+        with pytest.raises(PlanError, match="cannot be requested"):
             decode_proposal(replace(decode_proposal(data), changes=(wanted,)).encode())

@@ -134,7 +134,7 @@ class TestBasis:
         assert "the ring was version 1, and is version 2" in (why_stale(proposal, 2, lambda kind, channel: 7) or "")
         assert "hot moved meanwhile" in (why_stale(proposal, 1, lambda kind, channel: 8) or "")
         lie = replace(proposal, basis="0" * 64)
-        assert "does not say truly" in (why_stale(lie, 1, lambda kind, channel: 7) or "")
+        assert "digest of its plan is wrong" in (why_stale(lie, 1, lambda kind, channel: 7) or "")
 
 
 class TestLost:
