@@ -182,8 +182,8 @@ async def test_telemetry_of_another_version_is_skipped_and_logged_once_a_minute(
         newer[2] = 9
         scene.write(b"s1/b/%d/%d" % (time.time(), sequence), bytes(newer))
         await two_decisions(wish)
-    assert caplog.text.count("telemetry cannot be read") == 1
-    said = next(entry.__dict__ for entry in caplog.records if "telemetry cannot be read" in entry.getMessage())
+    assert caplog.text.count("unreadable telemetry dropped") == 1
+    said = next(entry.__dict__ for entry in caplog.records if "unreadable telemetry dropped" in entry.getMessage())
     assert "version 9; this process knows version 2: upgrade this process" in str(said)
     assert {*wish.seen[-1].hosts.ids} == {"s1", "s2"}
 

@@ -68,11 +68,11 @@ def test_a_file_without_a_forecast_in_it_is_said(
     write(path, loads)
     file = ForecastFile(str(path), clock=lambda: 0.0)
     assert file.look() is None
-    assert "goes on without a forecast" in caplog.text
+    assert "no forecast in use" in caplog.text
 
 
 def test_a_file_of_something_else_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     assert ForecastFile(str(path), clock=lambda: 0.5).look() is None
-    assert "goes on without a forecast" in caplog.text
+    assert "no forecast in use" in caplog.text

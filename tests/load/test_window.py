@@ -70,7 +70,7 @@ METADATA = {VERSION_KEY: WINDOW_VERSION, START_KEY: b"100", END_KEY: b"102"}
 @pytest.mark.parametrize("name", ["kind", "unit", "host", "host_kind", "site", "seconds", "complete"])
 def test_missing_columns_are_refused(name: str) -> None:
     table = make_window().table.drop_columns([name])
-    with pytest.raises(ProtocolError, match=f"lacks the column {name}"):
+    with pytest.raises(ProtocolError, match=f"has no column {name} of"):
         LoadWindow.from_bytes(bytes_of(table, METADATA), KINDS)
 
 

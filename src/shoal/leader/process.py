@@ -35,10 +35,10 @@ from shoal.runtime import PRODUCTION
 
 
 class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a balancer must know to begin. `url` is the coordinator's, for an admin; `reader` the log-in for telemetry
-    at the servers; `key` the private key of the plan. `provider` adds and removes servers, unless `options` name a
-    fixed pool; `expected` are the servers that the first ring waits for; `windows` of Spark are used as long as
-    they come in time."""
+    """The setup of a balancer. `url` is the coordinator's, with an admin's login; `reader` the login for telemetry at
+    the servers; `key` the private key of the plan. `provider` adds and removes servers, unless `options` name a fixed
+    pool; the first ring waits for the servers `expected`; with `windows` from Spark, these are used while they arrive
+    in time."""
 
     url: str
     reader: tuple[str | None, str | None]
