@@ -1,4 +1,4 @@
-"""Planners of other kinds: what they are given, what becomes of what they want, and how it is recorded and replayed.
+"""Planners of other kinds: their inputs, how their changes are applied, recorded and replayed.
 
 The lamps of `tests.support.lamp_kind` stand on shelves that report beside the servers.
 """
@@ -88,7 +88,7 @@ def test_a_planner_sees_the_load_and_its_moves_are_requested(wish: Wish) -> None
     assert only(effects, RecordOutcome).outcome.facts["moves"] == proposal.moves_count == lamps.core.waiting == 1
 
 
-def test_a_plan_goes_on_with_the_next_leader(wish: Wish) -> None:
+def test_the_next_leader_continues_a_plan(wish: Wish) -> None:
     lamps = Lamps()
     effects = lamps.window(FULL)
     request = only(effects, WriteUnitMove).request
@@ -101,7 +101,7 @@ def test_a_plan_goes_on_with_the_next_leader(wish: Wish) -> None:
     assert (ended.state, ended.facts["moved"], ended.facts["given_up"]) == ("ended", 1, 0)
 
 
-def test_the_record_has_what_the_planner_was_given_and_replays_it(wish: Wish) -> None:
+def test_the_record_has_the_inputs_of_the_planner_and_replays_them(wish: Wish) -> None:
     lamps = Lamps()
     lamps.units = Units(lamps.units.entries, {FLOOR: LampRequest(FLOOR, "y", "by hand")})
     waits = only(lamps.window(FULL), RecordDecision)
@@ -121,7 +121,7 @@ def test_the_record_has_what_the_planner_was_given_and_replays_it(wish: Wish) ->
         replay(moves.record, SHIPPED)
 
 
-def test_hosts_that_a_planner_wants_are_asked_for_until_they_report(wish: Wish) -> None:
+def test_hosts_wanted_by_a_planner_are_requested_until_they_report(wish: Wish) -> None:
     lamps = Lamps()
     crowded = {"x": FULL["x"]}
     wanted = only(lamps.window(crowded), AddHosts)
@@ -139,7 +139,7 @@ def test_hosts_that_a_planner_wants_are_asked_for_until_they_report(wish: Wish) 
     assert only(there, WriteUnitMove).request.shelf == "y"
 
 
-def test_hosts_that_are_refused_or_never_report_are_asked_for_again(wish: Wish) -> None:
+def test_hosts_that_are_refused_or_never_report_are_requested_again(wish: Wish) -> None:
     lamps = Lamps()
     crowded = {"x": FULL["x"]}
     only(lamps.window(crowded), AddHosts)
@@ -152,7 +152,7 @@ def test_hosts_that_are_refused_or_never_report_are_asked_for_again(wish: Wish) 
     assert only(lamps.window(crowded), AddHosts) == AddHosts(SHELF.name, 1, "attic")
 
 
-def test_a_proposal_of_lamps_can_be_asked_for(wish: Wish) -> None:
+def test_a_proposal_for_lamps_can_be_requested(wish: Wish) -> None:
     lamps = Lamps()
     lamps.window({"x": {}, "y": {}})
     lamps.asks["a"] = Ask("propose")

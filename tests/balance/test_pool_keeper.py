@@ -1,4 +1,4 @@
-"""When a drained server is known to be empty, whatever clocks say."""
+"""When a drained server counts as empty, with any clocks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def steps(pool: PoolKeeper, quiet: Quietness, now_s: float) -> list[PutMark | Re
 
 
 @pytest.mark.parametrize("ahead_s", [0, 2])
-def test_a_server_is_empty_for_the_whole_time_though_its_clock_is_ahead(ahead_s: int) -> None:
-    """Where a clock is ahead, windows end before their time: what they tell was before the server was drained."""
+def test_a_server_must_be_empty_for_the_whole_time_even_if_its_clock_is_ahead(ahead_s: int) -> None:
+    """If a clock is ahead, windows end in the future: their load was measured before the server was drained."""
     pool, quiet = PoolKeeper(EMPTY_S, retry_s=1.0), Quietness()
     left_at = None
     for now_s in range(T, T + 20, 2):

@@ -1,5 +1,4 @@
-"""The balancer at work on a real coordinator and real telemetry streams: what the core wants is done, by whoever leads,
-and by nobody else."""
+"""The balancer's shell on a real coordinator and real telemetry streams: only the leader carries out effects."""
 
 from __future__ import annotations
 
@@ -48,12 +47,12 @@ HOT = {b"hot": {"publications": 10, "bytes_out": 900, "messages_sent": 90, "subs
 
 
 def write(server: redis.Redis, said: TelemetryRecord) -> None:
-    """As an agent writes what a second was like."""
+    """Writes a telemetry record as an agent does."""
     server.execute_command(*xadd(said, 100))  # type: ignore[no-untyped-call]
 
 
 class FakeProvider:
-    """Adds what it is asked for, or refuses."""
+    """Adds the requested servers, or refuses."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -115,7 +114,7 @@ class BalancingScene:
         self._redis.xadd(TELEMETRY_KEY, {ID_FIELD: id, DATA_FIELD: data})
 
     async def report(self) -> None:
-        """Agents write what the last second was like, as each second ends."""
+        """Agents write a record at the end of each second."""
         while True:
             await asyncio.sleep(1.0 - time.time() % 1.0 + 0.01)
             second = int(time.time()) - 1
@@ -149,7 +148,7 @@ async def scene(wish: Wish, tmp_path: Path) -> AsyncIterator[BalancingScene]:
             await asyncio.gather(*made.tasks, return_exceptions=True)
 
 
-async def test_what_the_policy_wants_is_written_with_its_reason(wish: Wish, scene: BalancingScene) -> None:
+async def test_a_decision_is_written_with_its_reason(wish: Wish, scene: BalancingScene) -> None:
     wish.moves = {b"hot": single("s2")}
     await scene.lead()
     scene.start()
@@ -166,7 +165,7 @@ async def test_what_the_policy_wants_is_written_with_its_reason(wish: Wish, scen
 
 
 async def two_decisions(wish: Wish) -> None:
-    """Waits until everything that has been read is folded."""
+    """Waits until everything that was read is folded."""
     seen = len(wish.seen)
     await until(lambda: len(wish.seen) > seen + 1)
 
@@ -188,10 +187,10 @@ async def test_telemetry_of_another_version_is_skipped_and_logged_once_a_minute(
     assert {*wish.seen[-1].hosts.ids} == {"s1", "s2"}
 
 
-async def test_who_does_not_lead_writes_nothing(wish: Wish, scene: BalancingScene) -> None:
+async def test_only_the_leader_writes(wish: Wish, scene: BalancingScene) -> None:
     wish.moves, wish.drain = {b"hot": single("s2")}, ("s2",)
     await scene.lead("a")
-    await scene.lead("b")  # and "a" has not heard of it
+    await scene.lead("b")  # "a" does not know yet
     scene.start("a")
     await until(lambda: wish.seen)
     seen = len(wish.seen)
@@ -218,7 +217,7 @@ async def test_propose_then_apply_then_refused(wish: Wish, scene: BalancingScene
     assert "still under way" in refused.error
 
 
-async def test_a_move_that_somebody_asked_for_by_hand_stands(wish: Wish, scene: BalancingScene) -> None:
+async def test_a_manual_move_request_is_kept(wish: Wish, scene: BalancingScene) -> None:
     by_hand = MoveRequest(b"hot", ("s1",), Mode.SINGLE, False, "by hand")
     await scene.coordinator.put(move_key(b"hot"), encode_request(by_hand))
     wish.moves = {b"hot": single("s2")}
@@ -228,7 +227,7 @@ async def test_a_move_that_somebody_asked_for_by_hand_stands(wish: Wish, scene: 
     assert await scene.request() == by_hand
 
 
-async def test_servers_are_asked_for_and_marked_as_guests(wish: Wish, scene: BalancingScene) -> None:
+async def test_servers_are_requested_and_marked_as_guests(wish: Wish, scene: BalancingScene) -> None:
     wish.add = 2
     await scene.lead()
     scene.start()
@@ -242,7 +241,7 @@ async def test_servers_are_asked_for_and_marked_as_guests(wish: Wish, scene: Bal
     await until(noted)
 
 
-async def test_a_refusal_is_survived(wish: Wish, scene: BalancingScene) -> None:
+async def test_the_balancer_continues_after_a_refusal(wish: Wish, scene: BalancingScene) -> None:
     scene.provider.refuses = True
     wish.add = 1
     await scene.lead()
@@ -269,7 +268,7 @@ async def test_a_server_that_is_out_is_removed_and_its_mark_with_it(
     await until(gone)
 
 
-async def test_garbage_in_the_coordinator_stops_nobody(wish: Wish, scene: BalancingScene) -> None:
+async def test_garbage_in_the_coordinator_is_ignored(wish: Wish, scene: BalancingScene) -> None:
     for key in (
         balancer_keys.STATE_KEY,
         balancer_keys.why_key(b"x"),
@@ -285,13 +284,13 @@ async def test_garbage_in_the_coordinator_stops_nobody(wish: Wish, scene: Balanc
     await until(scene.request)
 
 
-async def test_a_server_that_is_away_is_read_when_it_is_back(wish: Wish) -> None:
+async def test_telemetry_is_read_again_after_a_server_returns(wish: Wish) -> None:
     changed = asyncio.Event()
     with RedisServer() as server:
         address = ServerAddress("s1", server.host, server.port)
         writer = redis.Redis(port=server.port)
         reader = TelemetryReader(None, None, Limits(), changed, PRODUCTION)
-        write(writer, record("s1", 1))  # from before anybody asked
+        write(writer, record("s1", 1))  # written before the first read
         reader.follow([address])
         with contextlib.closing(writer):
 

@@ -1,4 +1,4 @@
-"""Providers: a fixed pool gives what it has in reserve, nobody gives nothing."""
+"""Providers: a fixed pool adds servers of its reserve; without a provider nothing is added."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ async def test_a_fixed_pool_gives_from_its_reserve() -> None:
     assert await pool.add(SERVER, 9, "oslo") == ("c",)
     with pytest.raises(ClusterError, match="in reserve at site bergen"):
         await pool.add(SERVER, 1, "bergen")
-    await pool.remove("b")  # it is in reserve by its mark
+    await pool.remove("b")  # its mark puts it in reserve
     marks.clear()
     assert pool.state().spare == 0
     with pytest.raises(ClusterError, match="in reserve"):
         await pool.add(SERVER, 1)
 
 
-async def test_nobody_adds_and_nobody_removes() -> None:
+async def test_no_provider_refuses_to_add_and_remove() -> None:
     provider = NoProvider(BalancerOptions())
     assert provider.state().is_fixed
     with pytest.raises(ClusterError, match="no provider that adds"):
@@ -54,7 +54,7 @@ async def test_nobody_adds_and_nobody_removes() -> None:
         await provider.remove("s1")
 
 
-async def test_a_supervisor_that_is_not_there(tmp_path: Path) -> None:
+async def test_an_absent_supervisor(tmp_path: Path) -> None:
     provider = LocalProcesses(StateDir(tmp_path), BalancerOptions(servers_max=4))
     assert (provider.state().servers, provider.state().servers_max) == ((), 4)
     with pytest.raises(ClusterError, match="does not answer"):

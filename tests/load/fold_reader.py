@@ -1,4 +1,4 @@
-"""Drives the fold as a reader of streams does: records arrive at times, in batches."""
+"""Drives the fold like a reader of streams: records arrive in batches at given times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE = {b"c": {"publications": 10, "bytes_out": 100, "subscribers": 3, "publisher
 
 
 class Reader:
-    """Hands everything to the fold, and keeps what comes out."""
+    """Passes records to the fold and keeps the windows."""
 
     def __init__(self, settings: BalanceSettings = SETTINGS) -> None:
         self.settings = settings
@@ -31,7 +31,7 @@ class Reader:
         self.windows: list[LoadWindow] = []
 
     def read(self, now_s: float, *records: TelemetryRecord) -> list[LoadWindow]:
-        """Records that arrive now."""
+        """Folds records that arrive now."""
         return self.fold(records_to_batch((made, now_s) for made in records), now_s)
 
     def fold(self, batch: pa.RecordBatch, now_s: float) -> list[LoadWindow]:
@@ -40,12 +40,12 @@ class Reader:
         return windows
 
     def run(self, arrivals: Iterable[tuple[float, TelemetryRecord]]) -> None:
-        """Records one by one, each at its time."""
+        """Folds records one by one, each at its time."""
         for now_s, made in sorted(arrivals, key=lambda arrival: arrival[0]):
             self.read(now_s, made)
 
     def window(self, start_s: int) -> LoadWindow:
-        """The one closed window that begins then."""
+        """The closed window that starts then."""
         (found,) = (window for window in self.windows if window.start_s == start_s)
         return found
 

@@ -1,4 +1,4 @@
-"""Makes telemetry records by hand, and reads load windows back as plain dictionaries."""
+"""Creates telemetry records, and converts load windows to dictionaries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record(
     uncounted: int = 0,
     site: str = "",
 ) -> TelemetryRecord:
-    """One second of one server; columns of a channel that are not given are 0, or complete."""
+    """One second of one server; missing columns of a channel are 0, and rows are complete by default."""
     measured = interval_s is not None
     server: dict[str, Any] = {column.name: 0 for column in SERVER.row}
     server |= {

@@ -1,4 +1,4 @@
-"""The fold: what it does not take, what it remembers, and what holds for any records."""
+"""The fold: refused records, its state, and properties for any records."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rows_with_nulls_or_without_a_time_are_garbage() -> None:
     assert state.counters.garbage == len(rows)
 
 
-def test_hosts_that_are_silent_for_long_are_forgotten_and_new_ones_refused_at_the_limit(
+def test_silent_hosts_are_forgotten_and_new_ones_refused_at_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.load.fold.HOSTS_MAX", 2)
@@ -77,7 +77,7 @@ def test_hosts_that_are_silent_for_long_are_forgotten_and_new_ones_refused_at_th
     assert list(reader.state.hosts) == ["three"]
 
 
-def test_what_a_forgotten_host_reported_still_counts() -> None:
+def test_reports_of_a_forgotten_host_still_count() -> None:
     reader = Reader(BalanceSettings(window_s=2, lateness_s=100.0))
     reader.read(T + 2.1, record("one", T, ONE), record("one", T + 1, ONE))
     reader.read(T + 90.0)
@@ -86,7 +86,7 @@ def test_what_a_forgotten_host_reported_still_counts() -> None:
     assert hosts_of(reader.window(T))["one"]["seconds"] == 2
 
 
-def test_the_state_stays_small_however_long_records_are_awaited() -> None:
+def test_the_state_is_bounded() -> None:
     reader = Reader(BalanceSettings(window_s=2, lateness_s=10_000.0))
     reader.run((second + 1.1, record("one", second, ONE)) for second in range(T, T + 300))
     assert len(reader.state.pending) <= PENDING_S_MAX
@@ -112,7 +112,7 @@ records = st.builds(
 
 
 def tell_apart(made: list[TelemetryRecord]) -> list[TelemetryRecord]:
-    """One record for each id: no agent gives two records the same."""
+    """One record for each id, because ids are unique."""
     return list({each.id: each for each in made}.values())
 
 
@@ -138,7 +138,7 @@ def test_order_batches_and_repeats_inside_the_lateness_make_no_difference(
 
 @given(made=st.lists(records, max_size=8).map(tell_apart))
 @settings(deadline=None)
-def test_the_fold_never_changes_what_it_was_handed(made: list[TelemetryRecord]) -> None:
+def test_the_fold_does_not_change_its_inputs(made: list[TelemetryRecord]) -> None:
     before = settled("one").state
     data = before.to_bytes()
     first = fold(before, records_to_batch((each, T + 7.0) for each in made), T + 7.0, SETTINGS, KINDS)
@@ -190,7 +190,7 @@ def test_a_state_of_another_version_is_refused(version: int) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_bytes_that_are_no_state_are_refused(garbage: bytes) -> None:
+def test_invalid_states_are_refused(garbage: bytes) -> None:
     with pytest.raises(ProtocolError):
         FoldState.from_bytes(garbage)
     whole = FoldState().to_bytes()

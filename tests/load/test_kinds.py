@@ -1,4 +1,4 @@
-"""A second kind is measured, summed up and priced beside channels, and a kind that contradicts another is refused."""
+"""A second kind is measured, folded and priced beside channels; contradicting kinds are refused."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_window_of_fewer_kinds_is_read_and_one_of_more_is_refused() -> None:
 
 
 def test_a_situation_of_channels_does_not_see_lamps() -> None:
-    """A lamp has the name of a channel, sits on a server, and is paid from the processor time of that server."""
+    """A lamp has the name of a channel, is on a server, and uses processor time of that server."""
     sparks = UnitKind("lamp", LAMP.columns, (Cost("cpu_share", (("flashes", 1.0),)),))
     kinds = Kinds((*KINDS.units, sparks), BOTH.hosts)
     book = PlanBook(Verifier(bytes(32)))

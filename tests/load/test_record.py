@@ -1,4 +1,4 @@
-"""A telemetry record survives the way through bytes and Redis, and nothing else passes for one."""
+"""A telemetry record survives encoding and Redis, and invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ ENCODED = {channels: encode(make_record(channels)) for channels in (0, 3, 200)}
 
 
 def forged(rows: int, widths: bytes, counts: list[int], body: bytes = b"") -> bytes:
-    """A record with a table whose head says something else than its body holds."""
+    """A record with a table whose head does not match its body."""
     plain = encode(make_record(0))
     length = struct.unpack_from("<I", plain, 4)[0]
     head = msgspec.msgpack.decode(plain[8 : 8 + length])
@@ -195,7 +195,7 @@ HUGE = [2**31 - 1, 2**40, 2**62, 2**64 - 1, -1]
 
 
 @pytest.mark.parametrize("huge", HUGE)
-def test_no_length_is_believed(huge: int) -> None:
+def test_wrong_lengths_are_refused(huge: int) -> None:
     nothing = bytes(BUFFERS)
     forgeries = [
         forged(huge, nothing, [huge, 0, 0]),
@@ -217,7 +217,7 @@ def test_no_length_is_believed(huge: int) -> None:
         tracemalloc.stop()
 
 
-def test_numbers_that_cannot_have_been_measured_are_refused() -> None:
+def test_negative_and_infinite_numbers_are_refused() -> None:
     assert decode(forged(1, bytes(BUFFERS), [0, 0, 0]), KINDS).tables["channel"].rows().keys() == {b""}
     for widths, body in ((bytes(BUFFERS - 1) + b"\1", b"\2"), (bytes([0, 3]) + bytes(BUFFERS - 2), b"abc")):
         with pytest.raises(ProtocolError):
@@ -244,7 +244,7 @@ def test_numbers_take_no_more_room_than_they_need() -> None:
     assert 6900 < len(encode(server_record("one", 1, names))) - plain < 7100
 
 
-def test_columns_are_read_where_they_lie() -> None:
+def test_columns_are_read_without_a_copy() -> None:
     table = UnitTable.of_rows(LAMP, {b"12345678": {"flashes": 2**50}})
     data = encode(shelf_record("one", 1, {})._replace(tables={"lamp": table}))
     units = decode(data, BOTH).tables["lamp"].units

@@ -1,4 +1,4 @@
-"""A load window survives the way through bytes, and nothing else passes for one."""
+"""A load window survives encoding, and invalid bytes are refused."""
 
 from __future__ import annotations
 
