@@ -26,9 +26,9 @@ from shoal.balance.settings import BalanceSettings
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError
 from shoal.leader.audit_log import AuditLog
-from shoal.leader.balancer_shell import Balancing
-from shoal.leader.balancer_store import BalancingStore
-from shoal.leader.conductor_shell import Leading
+from shoal.leader.balancer_shell import BalancerShell
+from shoal.leader.balancer_store import BalancerStore
+from shoal.leader.conductor_shell import Leadership
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
 from shoal.load.record import DATA_FIELD, ID_FIELD, TelemetryRecord, encode, xadd
@@ -75,7 +75,7 @@ class FakeProvider:
         self.servers = tuple(other for other in self.servers if other != host)
 
 
-class BalancingScene:
+class ShellScene:
     """A coordinator, a data server with two telemetry streams in one, and balancers by name."""
 
     def __init__(self, coordinator: RedisCoordinator, data: RedisServer, audit: Path) -> None:
@@ -84,19 +84,19 @@ class BalancingScene:
         self.provider = FakeProvider()
         self.signer = Signer(Signer.generate())
         self.ring = Ring(1, tuple(ServerAddress(id, data.host, data.port) for id in ("s1", "s2")))
-        self.leading: dict[str, Leading] = {}
+        self.leading: dict[str, Leadership] = {}
         self.tasks: list[asyncio.Task[None]] = []
         self._redis = redis.Redis(port=data.port)
 
     async def lead(self, name: str = "a") -> None:
         lease = await self.coordinator.acquire(KEEPER_LEASE, name, 60.0, takeover=True)
         assert lease is not None
-        self.leading[name] = Leading(lease, self.ring, lease)
+        self.leading[name] = Leadership(lease, self.ring, lease)
 
     def start(self, name: str = "a", options: BalancerOptions = OPTIONS) -> None:
         changed = asyncio.Event()
-        balancing = Balancing(
-            BalancingStore(self.coordinator, self.signer.public, changed),
+        balancing = BalancerShell(
+            BalancerStore(self.coordinator, self.signer.public, changed),
             TelemetryReader(None, None, Limits(), changed, PRODUCTION),
             self.provider,
             self.audit,
@@ -137,10 +137,10 @@ class BalancingScene:
 
 
 @pytest.fixture
-async def scene(wish: Wish, tmp_path: Path) -> AsyncIterator[BalancingScene]:
+async def scene(wish: Wish, tmp_path: Path) -> AsyncIterator[ShellScene]:
     with RedisServer(aof=True) as store, RedisServer() as data:
         async with await connect_coordinator(f"{store.host}:{store.port}") as coordinator:
-            made = BalancingScene(coordinator, data, tmp_path / "audit")
+            made = ShellScene(coordinator, data, tmp_path / "audit")
             made.tasks.append(asyncio.create_task(made.report()))
             yield made
             for task in made.tasks:
@@ -148,7 +148,7 @@ async def scene(wish: Wish, tmp_path: Path) -> AsyncIterator[BalancingScene]:
             await asyncio.gather(*made.tasks, return_exceptions=True)
 
 
-async def test_a_decision_is_written_with_its_reason(wish: Wish, scene: BalancingScene) -> None:
+async def test_a_decision_is_written_with_its_reason(wish: Wish, scene: ShellScene) -> None:
     wish.moves = {b"hot": single("s2")}
     await scene.lead()
     scene.start()
@@ -171,7 +171,7 @@ async def two_decisions(wish: Wish) -> None:
 
 
 async def test_telemetry_of_another_version_is_skipped_and_logged_once_a_minute(
-    wish: Wish, scene: BalancingScene, caplog: pytest.LogCaptureFixture
+    wish: Wish, scene: ShellScene, caplog: pytest.LogCaptureFixture
 ) -> None:
     await scene.lead()
     scene.start()
@@ -187,7 +187,7 @@ async def test_telemetry_of_another_version_is_skipped_and_logged_once_a_minute(
     assert {*wish.seen[-1].hosts.ids} == {"s1", "s2"}
 
 
-async def test_only_the_leader_writes(wish: Wish, scene: BalancingScene) -> None:
+async def test_only_the_leader_writes(wish: Wish, scene: ShellScene) -> None:
     wish.moves, wish.drain = {b"hot": single("s2")}, ("s2",)
     await scene.lead("a")
     await scene.lead("b")  # "a" does not know yet
@@ -201,7 +201,7 @@ async def test_only_the_leader_writes(wish: Wish, scene: BalancingScene) -> None
     await until(scene.request)
 
 
-async def test_propose_then_apply_then_refused(wish: Wish, scene: BalancingScene) -> None:
+async def test_propose_then_apply_then_refused(wish: Wish, scene: ShellScene) -> None:
     from msgspec.structs import replace
 
     await scene.lead()
@@ -217,7 +217,7 @@ async def test_propose_then_apply_then_refused(wish: Wish, scene: BalancingScene
     assert "still under way" in refused.error
 
 
-async def test_a_manual_move_request_is_kept(wish: Wish, scene: BalancingScene) -> None:
+async def test_a_manual_move_request_is_kept(wish: Wish, scene: ShellScene) -> None:
     by_hand = MoveRequest(b"hot", ("s1",), Mode.SINGLE, False, "by hand")
     await scene.coordinator.put(move_key(b"hot"), encode_request(by_hand))
     wish.moves = {b"hot": single("s2")}
@@ -227,7 +227,7 @@ async def test_a_manual_move_request_is_kept(wish: Wish, scene: BalancingScene) 
     assert await scene.request() == by_hand
 
 
-async def test_servers_are_requested_and_marked_as_guests(wish: Wish, scene: BalancingScene) -> None:
+async def test_servers_are_requested_and_marked_as_guests(wish: Wish, scene: ShellScene) -> None:
     wish.add = 2
     await scene.lead()
     scene.start()
@@ -241,7 +241,7 @@ async def test_servers_are_requested_and_marked_as_guests(wish: Wish, scene: Bal
     await until(noted)
 
 
-async def test_the_balancer_continues_after_a_refusal(wish: Wish, scene: BalancingScene) -> None:
+async def test_the_balancer_continues_after_a_refusal(wish: Wish, scene: ShellScene) -> None:
     scene.provider.refuses = True
     wish.add = 1
     await scene.lead()
@@ -253,7 +253,7 @@ async def test_the_balancer_continues_after_a_refusal(wish: Wish, scene: Balanci
 
 
 async def test_a_server_that_is_out_is_removed_and_its_mark_with_it(
-    wish: Wish, scene: BalancingScene, monkeypatch: pytest.MonkeyPatch
+    wish: Wish, scene: ShellScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_keeper, "FORGET_S", 0.1)
     scene.provider.servers = ("s1", "s2", "s3")
@@ -268,7 +268,7 @@ async def test_a_server_that_is_out_is_removed_and_its_mark_with_it(
     await until(gone)
 
 
-async def test_garbage_in_the_coordinator_is_ignored(wish: Wish, scene: BalancingScene) -> None:
+async def test_garbage_in_the_coordinator_is_ignored(wish: Wish, scene: ShellScene) -> None:
     for key in (
         balancer_keys.STATE_KEY,
         balancer_keys.why_key(b"x"),

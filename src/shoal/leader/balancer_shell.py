@@ -40,8 +40,8 @@ from shoal.balance.window_source import Way, WindowRoute, WindowSource
 from shoal.coordination.interface import Lease
 from shoal.errors import ShoalError
 from shoal.leader import metrics
-from shoal.leader.balancer_store import BalancingStore
-from shoal.leader.conductor_shell import Leading
+from shoal.leader.balancer_store import BalancerStore
+from shoal.leader.conductor_shell import Leadership
 from shoal.leader.forecast_file import ForecastFile
 from shoal.leader.providers import Provider
 from shoal.leader.record_watch import RecordWatch
@@ -88,18 +88,18 @@ class Audit(Protocol):
         """Records the outcome of a decision."""
 
 
-class Balancing:
+class BalancerShell:
     """Runs a balancer. `leading` returns the right to write the plan, None while another process leads. `poll_s` is the
     interval of rounds without changes; `spark` reads the load windows of a Spark job, if one is configured; `records`
     knows which drained servers hold records, if these must be archived; `registry` has the kinds of units and hosts."""
 
     def __init__(
         self,
-        store: BalancingStore,
+        store: BalancerStore,
         reader: TelemetryReader,
         provider: Provider,
         audit: Audit,
-        leading: Callable[[], Leading | None],
+        leading: Callable[[], Leadership | None],
         settings: BalanceSettings,
         options: BalancerOptions,
         changed: asyncio.Event,
@@ -184,7 +184,7 @@ class Balancing:
             self._trouble = "the balancer failed"
             await asyncio.sleep(_RETRY_S)
 
-    async def _look(self, leading: Leading) -> None:
+    async def _look(self, leading: Leadership) -> None:
         lease = leading.lease
         if self._core is None or lease.token != self._token:
             state, moved_at = await self._store.load()
@@ -219,7 +219,7 @@ class Balancing:
         await self._publish_route(leading.fence)
         await self._carry_out(effects, leading.fence, core)
 
-    def _holding(self, leading: Leading) -> frozenset[str]:
+    def _holding(self, leading: Leadership) -> frozenset[str]:
         """The drained servers with records that are not archived."""
         if self._records is None or leading.ring is None:
             return frozenset()

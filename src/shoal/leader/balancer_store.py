@@ -33,7 +33,7 @@ ANSWERS_MAX: Final = 64
 _log: Final = get_log(__name__)
 
 
-class BalancingStore:
+class BalancerStore:
     """The coordinator as the balancer uses it. `changed` is set at every change. `planners` are those of units other
     than channels."""
 

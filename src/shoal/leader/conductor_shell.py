@@ -26,7 +26,7 @@ _GATHER_S: Final = 0.01
 _log: Final = get_log(__name__)
 
 
-class Leading(msgspec.Struct, frozen=True):
+class Leadership(msgspec.Struct, frozen=True):
     """The right to write the plan, and the current ring. Every write is fenced by `fence`, which is the lease."""
 
     lease: Lease
@@ -44,7 +44,7 @@ class ConductorShell(Generic[E, H, P, Q]):
         coordinator: Coordinator,
         steps: Steps[E, H, P, Q],
         signer: Signer,
-        leading: Callable[[], Leading | None],
+        leading: Callable[[], Leadership | None],
         hosts: Callable[[Ring | None], H | None],
         poll_s: float,
     ) -> None:
@@ -94,7 +94,7 @@ class ConductorShell(Generic[E, H, P, Q]):
             self._conductor = None
             return self._poll_s
 
-    async def _look(self, leading: Leading) -> float:
+    async def _look(self, leading: Leadership) -> float:
         if self._conductor is None or leading.lease.token != self._token:
             self._conductor, self._token = Conductor(self._steps, self._signer), leading.lease.token
         view = ConductorView(

@@ -15,7 +15,7 @@ import msgspec
 from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError, VersionError
-from shoal.leader.conductor_shell import Leading
+from shoal.leader.conductor_shell import Leadership
 from shoal.leader.keeper import Keeper, Snapshot
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.logs import get_log
@@ -51,7 +51,7 @@ class KeeperView(msgspec.Struct, frozen=True):
     """The source of the balancer's load windows; None if it is unknown."""
 
 
-class Keeping:
+class KeeperShell:
     """Runs a keeper against a coordinator. `holder` identifies this run of the process as lease holder."""
 
     def __init__(
@@ -81,11 +81,11 @@ class Keeping:
         return self._view
 
     @property
-    def leading(self) -> Leading | None:
+    def leading(self) -> Leadership | None:
         """The right of other tasks of this process to write the plan; None while another process leads."""
         if self._lease is None or not self._view.leader:
             return None
-        return Leading(self._lease, self._keeper.ring, self._fence)
+        return Leadership(self._lease, self._keeper.ring, self._fence)
 
     @property
     def _fence(self) -> Lease | None:

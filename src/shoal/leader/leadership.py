@@ -12,9 +12,9 @@ from typing import Any
 
 from shoal.balance.registry import Registry
 from shoal.coordination.interface import Coordinator
-from shoal.leader.conductor_shell import ConductorShell, Leading
+from shoal.leader.conductor_shell import ConductorShell, Leadership
 from shoal.leader.keeper import Keeper
-from shoal.leader.keeper_shell import KeeperView, Keeping
+from shoal.leader.keeper_shell import KeeperShell, KeeperView
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.limits import Limits
 from shoal.load_kinds import REGISTRY
@@ -38,7 +38,7 @@ class Leader:
         registry: Registry = REGISTRY,
     ) -> None:
         keeper = Keeper(signer, limits, expected, timing.first_ring_wait_s)
-        self._keeping = Keeping(coordinator, signer, keeper, timing, holder, rules)
+        self._keeping = KeeperShell(coordinator, signer, keeper, timing, holder, rules)
         self._conductors = [
             ConductorShell(
                 coordinator,
@@ -57,7 +57,7 @@ class Leader:
         return self._keeping.view
 
     @property
-    def leading(self) -> Leading | None:
+    def leading(self) -> Leadership | None:
         """The right of other tasks of this process to write the plan; None while another process leads."""
         return self._keeping.leading
 

@@ -19,8 +19,8 @@ from shoal.balance.settings import BalanceSettings
 from shoal.balance.window_source import Way
 from shoal.coordination.link import parse_address
 from shoal.leader.audit_log import AuditLog
-from shoal.leader.balancer_shell import Balancing
-from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.balancer_shell import BalancerShell
+from shoal.leader.balancer_store import BalancerStore
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
 from shoal.leader.providers import FixedPool, NoProvider, Provider
@@ -62,11 +62,11 @@ async def balance(setup: BalancerSetup, registry: Registry = REGISTRY) -> None:
     async with await PRODUCTION.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
         holder = f"balancer-{os.getpid()}-{PRODUCTION.random.getrandbits(32):08x}"
         leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder, registry=registry)
-        store = BalancingStore(coordinator, signer.public, changed, registry.planners)
+        store = BalancerStore(coordinator, signer.public, changed, registry.planners)
         spark = None
         if setup.windows is Way.SPARK:
             spark = WindowReader(parse_address(setup.url, None, None), limits, changed, PRODUCTION, registry.load)
-        balancing = Balancing(
+        balancing = BalancerShell(
             store,
             TelemetryReader(*setup.reader, limits, changed, PRODUCTION),
             _provider(setup, store),
@@ -103,7 +103,7 @@ def run_balancer(setup: BalancerSetup) -> None:
         runner.run(main())
 
 
-def _provider(setup: BalancerSetup, store: BalancingStore) -> Provider:
+def _provider(setup: BalancerSetup, store: BalancerStore) -> Provider:
     if setup.options.pool:
         return FixedPool(setup.options, lambda: store.marks)
     return setup.provider or NoProvider(setup.options)

@@ -40,8 +40,8 @@ from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.scenario import FaultTargets, Scenario
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
-from shoal.leader.balancer_shell import Balancing
-from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.balancer_shell import BalancerShell
+from shoal.leader.balancer_store import BalancerStore
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
 from shoal.leader.telemetry_reader import TelemetryReader
@@ -115,8 +115,8 @@ class LampRun(Scenario):
         holder = f"{process.node.name}/{process.node.incarnation}"
         async with await runtime.coordinator(COORDINATOR_URL, LIMITS.server_lease_s / 2) as coordinator:
             leader = Leader(coordinator, self.signer, LIMITS, LeaderTiming(), [SERVER], holder, self.rules, REGISTRY)
-            balancing = Balancing(
-                BalancingStore(coordinator, self.signer.public, changed, REGISTRY.planners),
+            balancing = BalancerShell(
+                BalancerStore(coordinator, self.signer.public, changed, REGISTRY.planners),
                 TelemetryReader(None, None, LIMITS, changed, runtime),
                 self,
                 self,

@@ -24,9 +24,9 @@ from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, FIRST_SECOND, Process, Processes
 from shoal.lab.sim.world.world import World
-from shoal.leader.balancer_shell import Balancing
-from shoal.leader.balancer_store import BalancingStore
-from shoal.leader.conductor_shell import Leading
+from shoal.leader.balancer_shell import BalancerShell
+from shoal.leader.balancer_store import BalancerStore
+from shoal.leader.conductor_shell import Leadership
 from shoal.leader.leadership import Leader
 from shoal.leader.providers import NoProvider
 from shoal.leader.telemetry_reader import TelemetryReader
@@ -192,8 +192,8 @@ class Balance:
         runtime, changed = self._process.runtime, asyncio.Event()
         options = BalancerOptions(auto=True)
         async with await runtime.coordinator(COORDINATOR_URL, LEASE_S / 2) as coordinator:
-            balancing = Balancing(
-                BalancingStore(coordinator, Signer(bytes(32)).public, changed),
+            balancing = BalancerShell(
+                BalancerStore(coordinator, Signer(bytes(32)).public, changed),
                 TelemetryReader(None, None, LIMITS, changed, runtime),
                 NoProvider(options),
                 self,
@@ -214,8 +214,8 @@ class Balance:
             self._lease = self._store.acquire(KEEPER_LEASE, "balancer", NEVER_S, True)
         self.world.after(0.001, self._lead)
 
-    def _leading(self) -> Leading | None:
-        return Leading(self._lease, self._ring, self._lease) if self._lease is not None else None
+    def _leading(self) -> Leadership | None:
+        return Leadership(self._lease, self._ring, self._lease) if self._lease is not None else None
 
     def _report(self) -> None:
         second = round(FIRST_SECOND + self.world.now) - 1

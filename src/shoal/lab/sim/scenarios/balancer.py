@@ -35,8 +35,8 @@ from shoal.lab.sim.scenarios.telemetry_faults import TelemetryFaults
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process, WallClock
-from shoal.leader.balancer_shell import Balancing
-from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.balancer_shell import BalancerShell
+from shoal.leader.balancer_store import BalancerStore
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.plan.entry import Entry
 from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY
@@ -248,8 +248,8 @@ class BalancerRun(MovesRun):
         holder = f"{node.name}/{node.incarnation}"
         async with await runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
             leader = self.make_leader(coordinator, holder)
-            balancing = Balancing(
-                BalancingStore(coordinator, self.signer.public, changed),
+            balancing = BalancerShell(
+                BalancerStore(coordinator, self.signer.public, changed),
                 TelemetryReader(None, None, limits, changed, runtime),
                 self.provider.reached_from(process),
                 AuditTap(self.balance, holder),
