@@ -272,7 +272,7 @@ class TestAsked:
         scene.proposals["d"] = b"garbage"
         scene.asks["a"] = Ask("apply", digest="d")
         scene.look()
-        assert "no proposal" in scene.answers["a"].error
+        assert "not a proposal" in scene.answers["a"].error
 
     def test_another_policy_can_be_requested(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=replace(BY_HAND, policy="shoal"))

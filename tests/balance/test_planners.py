@@ -165,7 +165,7 @@ def test_a_proposal_with_an_unknown_kind_or_impossible_hosts_is_refused(wish: Wi
     lamps = Lamps()
     data = only(lamps.window(FULL), RecordDecision).record.proposal
     assert decode_proposal(data).encode() == data
-    with pytest.raises(PlanError, match="no proposal"):
+    with pytest.raises(PlanError, match="not a proposal"):
         decode_proposal(data.replace(b"\xa6change\xa4lamp", b"\xa6change\xa4limp"))
     for wanted in (HostsWanted(SHELF.name, 0, "", "overload", {}), HostsWanted("server", 1, "", "overload", {})):
         with pytest.raises(PlanError, match="cannot be requested"):

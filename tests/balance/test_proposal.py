@@ -114,7 +114,7 @@ class TestBytes:
 
     def test_garbage_is_refused(self, situation: Situation) -> None:
         data = proposal_of(situation, Decision.nothing()).encode()
-        with pytest.raises(PlanError, match="no proposal"):
+        with pytest.raises(PlanError, match="not a proposal"):
             decode_proposal(data[:-1])
         with pytest.raises(PlanError, match="canonical"):
             decode_proposal(b"\xde\x00\x09" + data[1:])  # the same map with a longer head
@@ -196,7 +196,7 @@ class TestRecord:
 
     @pytest.mark.parametrize("data", [b"", b"garbage", b"\x80"])
     def test_an_invalid_record_is_refused(self, data: bytes) -> None:
-        with pytest.raises(PlanError, match="no record"):
+        with pytest.raises(PlanError, match="not a decision record"):
             decode_record(data)
 
     def test_another_version_is_refused(self, wish: Wish) -> None:
@@ -244,5 +244,5 @@ def bytes_of_format_1(proposal: Proposal) -> bytes:
 
 @pytest.mark.parametrize("data", [b"", b"\xc0", b"\x80", msgspec.msgpack.encode({"moves": [1], "servers": []})])
 def test_invalid_proposals_of_format_1_are_rejected(data: bytes) -> None:
-    with pytest.raises(PlanError, match="no proposal of format 1"):
+    with pytest.raises(PlanError, match="not a proposal of format 1"):
         upgrade_proposal(data)

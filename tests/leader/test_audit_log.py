@@ -105,7 +105,7 @@ def test_a_file_without_a_record(tmp_path: Path, records: list[DecisionRecord]) 
     with pytest.raises(PlanError, match="cannot be read"):
         AuditLog.read(tmp_path / "absent")
     (tmp_path / "garbage").write_bytes(b"garbage")
-    with pytest.raises(PlanError, match="no record"):
+    with pytest.raises(PlanError, match="not a decision record"):
         AuditLog.read(tmp_path / "garbage")
     path = AuditLog(tmp_path).write_decision(replace(records[0], version=7), quiet=False)
     with pytest.raises(PlanError, match="version 7"):

@@ -78,7 +78,7 @@ async def test_garbage_in_the_feed_is_logged_and_skipped(address: Address, caplo
             await asyncio.to_thread(ask, address.host, address.port, None, None, "XADD", FEED_KEY, "*", *fields)
         await asyncio.to_thread(WindowSender(address).take, 0, [window(2)])
         await until(lambda: len(reader._windows) == 1)
-    assert caplog.text.count("a load window of Spark cannot be read") == 2
+    assert caplog.text.count("unreadable load window from Spark dropped") == 2
 
 
 def test_the_feed_is_bounded_and_the_heartbeat_expires(address: Address) -> None:
