@@ -1,4 +1,4 @@
-"""Channels of a real cluster move by `shoal plan move`, and nobody who publishes or subscribes sees anything of it."""
+"""Channels of a real cluster move by `shoal plan move`, unnoticed by publishers and subscribers."""
 
 from __future__ import annotations
 
