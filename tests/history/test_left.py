@@ -1,4 +1,4 @@
-"""A server that has left took with it what was not archived: the history says so."""
+"""A server that has left: the history reports the records that were not archived."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ async def test_a_killed_agent_is_followed_by_one_that_knows_everybody(served: Si
         assert await bob.receive(late, 1) == [b"4"]
 
 
-async def test_a_restarted_server_is_a_new_life_with_the_same_agent(served: Site) -> None:
+async def test_a_restarted_server_is_a_new_incarnation_with_the_same_agent(served: Site) -> None:
     async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
         sub = await alice.subscribe(b"tile")
         await bob.publish(b"tile", b"1")
@@ -170,7 +170,7 @@ async def test_a_restarted_server_is_a_new_life_with_the_same_agent(served: Site
         assert row["subscriber_ids"] == [ALICE]
         after = await served.records()
         assert {record.id.instance for record in after} == {instance}
-        assert min(record.id.sequence for record in after) > 1, "the stream of the life before is gone"
+        assert min(record.id.sequence for record in after) > 1, "the earlier stream was lost with the server"
 
 
 async def test_clients_that_vanish_leave_the_register(served: Site) -> None:
@@ -304,14 +304,14 @@ async def test_with_the_coordinator_down_agents_that_hear_each_other_go_on(site:
 
 
 async def _grant_ended_at(heartbeats: Any) -> float:
-    """When the grant of an agent ran out, by its next word that says so."""
+    """When the grant of an agent ran out, by its next heartbeat without one."""
     heartbeat = await _heartbeat(heartbeats, lambda heartbeat: heartbeat.lapsed_ms is not None)
     assert heartbeat.lapsed_ms is not None
     return time.monotonic() - heartbeat.lapsed_ms / 1000
 
 
 async def _heartbeat(pubsub: Any, condition: Callable[[control.Heartbeat], bool]) -> control.Heartbeat:
-    """The next word for which the condition holds."""
+    """The next heartbeat for which the condition holds."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=TIMEOUT_S)
@@ -386,16 +386,16 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
             assert isinstance(found, control.Answer)
             return found
 
-    async def told() -> bool:
+    async def updated() -> bool:
         return (await answer(b"moved")).entry == true
 
-    await until(told)
+    await until(updated)
     assert (await answer(b"forged")).entry == b""
     assert (await answer(b"forged")).version == 0
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment", "heartbeat"),
+    ("flags", "environment", "error"),
     [
         (["--server", "s 1"], {}, "is not a valid server id"),
         (["--address", "nowhere"], {}, "host:port"),
@@ -404,7 +404,7 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
         ([], {"SHOAL_URL": "shoal://agent:wrong@{coordinator}"}, "refused user 'agent'"),
     ],
 )
-def test_bad_words_end_the_agent_with_one_line(flags: list[str], environment: dict[str, str], heartbeat: str) -> None:
+def test_bad_arguments_end_the_agent_with_one_line(flags: list[str], environment: dict[str, str], error: str) -> None:
     with RedisServer() as coordinator:
         settings = {
             name: value.format(coordinator=f"{coordinator.host}:{coordinator.port}")
@@ -431,5 +431,5 @@ def test_bad_words_end_the_agent_with_one_line(flags: list[str], environment: di
             check=False,
         )
     assert ended.returncode == 1
-    assert heartbeat in ended.stderr
+    assert error in ended.stderr
     assert "Traceback" not in ended.stderr
