@@ -157,7 +157,10 @@ def test_reasons_of_gaps_are_those_of_the_code() -> None:
         assert reason.replace("s2", "{server}") in source
 
 
-@pytest.mark.parametrize(("protocol", "page"), [("channels", "simulator.md"), ("moves", "protocol-moves.md")])
+@pytest.mark.parametrize(
+    ("protocol", "page"),
+    [("channels", "simulator.md"), ("moves", "protocol-moves.md"), ("recording", "recording.md")],
+)
 def test_every_break_is_described(protocol: str, page: str) -> None:
     section = read(ROOT / "docs" / page).split("| break |")[1].split("\n\n")[0]
     described = {name.replace("-", "_") for name in re.findall(r"^\| `([\w-]+)`", section, re.MULTILINE)}
