@@ -21,8 +21,7 @@ from shoal.bus.plan_source import PlanSource
 from shoal.bus.shell import BusShell
 from shoal.bus.subscription import Subscription
 from shoal.bus.times import time_us_of
-from shoal.channels.client.outgoing_stream import Outgoing
-from shoal.channels.client.router import Router
+from shoal.channels.client.router import Posted, Router
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
@@ -210,7 +209,7 @@ class Bus:
             await self.shell.room()
             posted = self._post(channel, payload, attributes)
         if confirm:
-            await self.shell.confirmation(*posted)
+            await self.shell.confirmation(posted)
 
     async def publish_counted(self, channel: str | bytes, payload: bytes | str | bytearray | memoryview) -> int:
         """Publish, wait for the confirmation and return the number of connections the server delivered the message to.
@@ -222,7 +221,7 @@ class Bus:
         try:
             while (posted := self._post(channel, payload, None)) is None:
                 await shell.room()
-            return await shell.confirmation(*posted)
+            return await shell.confirmation(posted)
         finally:
             shell.counting -= 1
 
@@ -231,7 +230,7 @@ class Bus:
         channel: str | bytes,
         payload: bytes | str | bytearray | memoryview,
         attributes: GivenAttributes | None,
-    ) -> tuple[Outgoing, int] | None:
+    ) -> Posted | None:
         """Check a message and pass it to the router; None while the buffer is full."""
         try:
             raw = self._names.get(channel) or self._check_name(channel)

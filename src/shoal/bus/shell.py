@@ -30,8 +30,7 @@ from shoal.channels.client.context import (
     PublishRefused,
     UnknownFlags,
 )
-from shoal.channels.client.outgoing_stream import Outgoing
-from shoal.channels.client.router import Router
+from shoal.channels.client.router import Posted, Router
 from shoal.channels.client.subscription import SubscriptionCore, Wanted
 from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError, VersionError
 from shoal.limits import Limits
@@ -77,6 +76,7 @@ class BusShell:
         self._room_bytes = limits.publish_buffer_bytes_max * 3 // 4
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._timers = router.timers
         self._armed_count = -1
         self._departure = Departure(router, limits)
 
@@ -98,14 +98,16 @@ class BusShell:
         router = self.router
         while router.effects:
             self._execute(0)
-        for server, commands in router.take_commands():
-            connection = self._connections.get(server)
-            if connection is not None:
-                connection.send(commands)
-        for core in router.take_ready():
-            listener = self._listeners.get(core)
-            if listener is not None:
-                listener.wake()
+        if router.unsent:
+            for server, commands in router.take_commands():
+                connection = self._connections.get(server)
+                if connection is not None:
+                    connection.send(commands)
+        if router.unread:
+            for core in router.take_ready():
+                listener = self._listeners.get(core)
+                if listener is not None:
+                    listener.wake()
         if self._rooms and self._has_room():
             rooms, self._rooms = self._rooms, []
             for waiter in rooms:
@@ -185,7 +187,7 @@ class BusShell:
         """Set the timer to the router's next deadline. An earlier timer is kept; when it fires, the deadline is checked
         again.
         """
-        count = self.router.timer_changes
+        count = self._timers.count
         if count == self._armed_count:
             return
         self._armed_count = count
@@ -237,10 +239,10 @@ class BusShell:
             self.schedule()
         await waiter
 
-    def confirmation(self, out: Outgoing, seq: int) -> asyncio.Future[int]:
+    def confirmation(self, posted: Posted) -> asyncio.Future[int]:
         """Return a future for the confirmation of a message: the server's reply count if `counting` is on."""
         token: asyncio.Future[int] = self.loop.create_future()
-        if self.router.await_confirm(out, seq, token):
+        if self.router.await_confirm(*posted, token):
             self.tokens.add(token)
         else:
             token.set_result(0)
