@@ -59,7 +59,7 @@ def test_another_format_is_refused_with_advice(directory: StateDir, found: int |
     written = msgspec.json.decode(directory.cluster_file.read_bytes())
     assert written.pop("format") == 2
     directory.cluster_file.write_bytes(msgspec.json.encode(written | ({} if found is None else {"format": found})))
-    with pytest.raises(VersionError, match=f"format {found or 1}, .*knows 2.*with the version that started it"):
+    with pytest.raises(VersionError, match=f"format {found or 1}, .*reads 2.*with the version that started it"):
         directory.read()
 
 
