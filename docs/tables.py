@@ -1,6 +1,6 @@
-"""Generates the tables of `limits-and-promises.md`: the limits and the tree of errors.
+"""Generates the tables of `limits-and-promises.md`: the public settings and the tree of errors.
 
-Owns their format. The content comes from `shoal.limits` and `shoal.errors`.
+Owns their format. The content comes from the records in `shoal.config.TABLES` and from `shoal.errors`.
 
     python docs/tables.py      writes the tables into the page
 """
@@ -9,73 +9,68 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from shoal import errors, limits
+import msgspec
+
+from shoal import config, errors
 from shoal.channels.diagrams import replace_blocks
-from shoal.limits import DEFAULT_LIMITS, KIB, MIB
+from shoal.limits import KIB, MIB
 
 PAGE: Final = Path(__file__).parent / "limits-and-promises.md"
 
-_UNITS: Final = ("bytes", "messages", "s")
-_SECTION: Final = re.compile(r"^\s*# -- (.+?) -+$")
+
+def settings_table() -> str:
+    """One row for each public setting of the tables of the configuration file: key, default, unit and description."""
+    lines = ["| setting | default | unit | meaning, and behaviour at the limit |", "| --- | --- | --- | --- |"]
+    for table, record in config.TABLES.items():
+        defaults = record()
+        lines += [
+            f"| `{table}.{name}` | {_amount(name, getattr(defaults, name))} | {_unit(name, getattr(defaults, name))} "
+            f"| {text} |"
+            for name, text in _fields(record)
+            if name in config.PUBLIC[table]
+        ]
+    return "\n".join(lines)
 
 
-def limits_table(*, public: bool) -> str:
-    """Rows by section with the name, default, unit and description of each limit, either public or internal ones."""
-    source = inspect.getsource(limits)
-    sections = [
-        (number, match[1]) for number, line in enumerate(source.splitlines(), 1) if (match := _SECTION.match(line))
-    ]
-    lines: list[str] = []
-    last = ""
-    for name, line, text in _fields(source):
-        if (name in limits.PUBLIC) != public:
-            continue
-        title = next(title for number, title in reversed(sections) if number < line)
-        if title != last:
-            lines += ["", f"**{title}**", "", "| limit | default | unit | meaning, and behaviour at the limit |"]
-            lines.append("| --- | --- | --- | --- |")
-            last = title
-        default = getattr(DEFAULT_LIMITS, name)
-        lines.append(f"| `{name}` | {_amount(name, default)} | {_unit(name)} | {text} |")
-    return "\n".join(lines).strip()
-
-
-def _fields(source: str) -> Iterator[tuple[str, int, str]]:
-    """Yield the name, line and description of each field of `Limits`."""
-    record = next(
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == limits.Limits.__name__
-    )
-    for field, description in zip(record.body, record.body[1:], strict=False):
+def _fields(record: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
+    """Yield the name and description of each field of a record."""
+    body = next(node for node in ast.parse(inspect.getsource(record)).body if isinstance(node, ast.ClassDef)).body
+    for field, description in itertools.pairwise(body):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         assert isinstance(description, ast.Expr), field.target.id
         assert isinstance(description.value, ast.Constant), field.target.id
-        yield field.target.id, field.lineno, " ".join(str(description.value.value).split())
+        yield field.target.id, " ".join(str(description.value.value).split())
 
 
-def _unit(name: str) -> str:
+def _unit(name: str, value: object) -> str:
     """Return the unit at the end of a name, before `max` or `min`."""
-    words = [word for word in name.split("_per_")[0].split("_") if word not in ("max", "min")]
-    if words[-1] in _UNITS:
-        return words[-1]
-    return "ratio" if words[-1] == "drift" else words[-1]
+    if isinstance(value, str | bool):
+        return ""
+    counted, _, per = name.partition("_per_")
+    word = [word for word in counted.split("_") if word not in ("max", "min")][-1]
+    return f"{word} per {per}" if per else word
 
 
-def _amount(name: str, value: float) -> str:
+def _amount(name: str, value: object) -> str:
     """Format a default for readers."""
+    if isinstance(value, bool):
+        return f"`{value}`".lower()
+    if isinstance(value, str):
+        return f"`{value}`" if value else "none"
+    assert isinstance(value, int | float)
     if "bytes" in name:
         for size, word in ((MIB, "MiB"), (KIB, "KiB")):
             if value >= size and value % size == 0:
                 return f"{value // size:g} {word}"
-    return f"{value:,}".replace(",", " ") if isinstance(value, int) else f"{value:g}"
+    return f"{int(value):,}".replace(",", " ") if value == int(value) else f"{value:g}"
 
 
 def error_tree() -> str:
@@ -90,8 +85,7 @@ def error_tree() -> str:
 def refresh(page: str) -> str:
     """Return the page with new tables."""
     blocks = {
-        "limits": limits_table(public=True),
-        "internal limits": limits_table(public=False),
+        "settings": settings_table(),
         "errors": error_tree(),
     }
     return replace_blocks(page, "made", blocks)

@@ -22,6 +22,12 @@ def write(text: str, name: str = "shoal.toml") -> Path:
     return path
 
 
+def test_public_settings_exist() -> None:
+    assert config.PUBLIC.keys() == config.TABLES.keys()
+    for table, record in config.TABLES.items():
+        assert set(record.__struct_fields__) >= config.PUBLIC[table]
+
+
 def test_without_sources_everything_is_the_default() -> None:
     loaded = config.load(environ={})
     assert loaded.settings == config.Settings()

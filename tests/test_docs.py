@@ -19,7 +19,6 @@ from shoal import cli, config
 from shoal.channels import diagrams, states
 from shoal.channels.client import receiver as receiving
 from shoal.lab.sim.protocols import PROTOCOLS
-from shoal.limits import PUBLIC, Limits
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -137,15 +136,16 @@ def test_a_page_without_marks_for_a_diagram_is_rejected() -> None:
         diagrams.refresh("protocol-channels.md", "# nothing here\n")
 
 
-def test_tables_of_limits_and_errors_are_up_to_date() -> None:
+def test_tables_of_settings_and_errors_are_up_to_date() -> None:
     page = read(tables.PAGE)
     assert page == tables.refresh(page), "run: python docs/tables.py"
 
 
-@pytest.mark.parametrize("public", [True, False])
-def test_the_tables_of_limits_have_every_limit(public: bool) -> None:
-    listed = re.findall(r"^\| `(\w+)`", tables.limits_table(public=public), re.MULTILINE)
-    assert listed == [name for name in Limits.__struct_fields__ if (name in PUBLIC) == public]
+def test_the_table_of_settings_has_every_public_setting_and_no_internal_one() -> None:
+    listed = re.findall(r"^\| `([\w.]+)` \|", tables.settings_table(), re.MULTILINE)
+    tabled = [key for key in config.setting_keys() if "." in key]
+    assert listed == [key for key in tabled if key.split(".")[1] in config.PUBLIC[key.split(".")[0]]]
+    assert len(listed) < len(tabled) / 3
 
 
 def test_reasons_of_gaps_are_those_of_the_code() -> None:
@@ -157,7 +157,10 @@ def test_reasons_of_gaps_are_those_of_the_code() -> None:
         assert reason.replace("s2", "{server}") in source
 
 
-@pytest.mark.parametrize(("protocol", "page"), [("channels", "simulator.md"), ("moves", "protocol-moves.md")])
+@pytest.mark.parametrize(
+    ("protocol", "page"),
+    [("channels", "simulator.md"), ("moves", "protocol-moves.md"), ("recording", "recording.md")],
+)
 def test_every_break_is_described(protocol: str, page: str) -> None:
     section = read(ROOT / "docs" / page).split("| break |")[1].split("\n\n")[0]
     described = {name.replace("-", "_") for name in re.findall(r"^\| `([\w-]+)`", section, re.MULTILINE)}

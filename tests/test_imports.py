@@ -1,7 +1,9 @@
-"""Packages import from lower layers only.
+"""Packages import from lower layers only, generic modules know no channels, and shells take everything from outside the
+process from their `Runtime`.
 
-The check reads the source text and imports nothing. The three tables below are the rules: `LAYERS`, `SAME_LAYER` and
-`RESTRICTED`. To change the layering, change the tables and the examples at the end of the file.
+The checks read the source text and import nothing. The tables are the rules: `LAYERS`, `SAME_LAYER` and `RESTRICTED`
+for the layering, `GENERIC` for modules that serve every kind of unit, `SURROUNDINGS`, `CONNECTIONS` and `EXCEPTIONS`
+for names that a module may not use. To change a rule, change its table and the examples below it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-SRC: Final = Path(__file__).parent.parent / "src"
+from tests.support.import_graph import ImportGraph, absolute_base
+
+SOURCE: Final = ImportGraph()
+
+# Layers
 
 LAYERS: Final = (
     ("cli",),
@@ -20,9 +26,9 @@ LAYERS: Final = (
     (
         "lab.experiments",
     ),  # the papers' experiments, simulated and on real clusters; soaks use their networks and meters
-    ("dashboard",),
     ("lab.demo",),
     ("lab.sim",),  # runs the shipped participants below
+    ("lab",),  # shared by simulator, benchmarks, soaks, experiments and the demo; of what ships, only cli imports it
     ("cluster",),  # supervises local processes, among them leaders
     ("leader",),  # the process that decides
     ("pyspark_shoal",),  # Spark finds the data source under this name
@@ -36,7 +42,6 @@ LAYERS: Final = (
     ("load_kinds",),  # the kinds of units and hosts of the packages below
     ("balance", "overlay", "engine", "queues", "channels", "places", "filters"),
     ("load",),  # telemetry records and load windows, of any kind of unit
-    ("lab",),  # shared by simulator, benchmarks, soaks, experiments and the demo; nothing that ships imports it
     ("plan",),
     ("runtime",),  # the surroundings of a shell: connections, clocks, randomness, coordinator
     ("coordination",),
@@ -64,7 +69,6 @@ RESTRICTED: Final = {
         "cli": "its commands run experiments",
         "lab.experiments": "they run at the papers' scale in it",
         "pipeline": "its what-if job replays recorded load in it",
-        "lab.bench": "its loads come from its workloads",
     },
 }
 """Packages that only the listed importers may use, and why."""
@@ -96,46 +100,19 @@ def violation(importer: str, imported: str) -> str | None:
     return f"{importer} imports {imported}, which is {where}"
 
 
-def is_module(dotted: str) -> bool:
-    path = SRC.joinpath(*dotted.split("."))
-    return path.with_suffix(".py").is_file() or path.is_dir()
-
-
-def imported_modules(tree: ast.AST, parent: str) -> Iterator[tuple[int, str]]:
-    """Line and name of every module under `shoal` that the tree imports, also in functions and for type checking.
-
-    `parent` is the package that relative imports start from.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "shoal")
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = parent.split(".")[: len(parent.split(".")) - node.level + 1]
-                base = ".".join([*parents, *([node.module] if node.module else [])])
-            if base.split(".")[0] != "shoal":
-                continue
-            for alias in node.names:
-                dotted = f"{base}.{alias.name}"
-                yield node.lineno, dotted if is_module(dotted) else base
-
-
-def violations_in(path: Path) -> Iterator[str]:
-    """One line for each import of a source file that breaks a rule."""
-    module = ".".join(path.relative_to(SRC).with_suffix("").parts)
-    parent = module.rpartition(".")[0]
-    importer = package_of(module.removesuffix(".__init__"))
-    for line, imported in imported_modules(ast.parse(path.read_text()), parent):
+def violations_in(module: str) -> Iterator[str]:
+    """One line for each import of a module that breaks a rule."""
+    importer = package_of(module)
+    for line, imported in SOURCE.imports(module):
         broken = violation(importer, package_of(imported))
         if broken is not None:
-            yield f"{path.relative_to(SRC.parent)}:{line}: {broken}"
+            yield f"{SOURCE.path(module)}:{line}: {broken}"
 
 
 def test_packages_import_from_lower_layers_only() -> None:
-    files = sorted(SRC.rglob("*.py"))
-    assert files
-    found = [line for path in files for line in violations_in(path)]
+    modules = SOURCE.modules()
+    assert modules
+    found = [line for module in modules for line in violations_in(module)]
     assert not found, "\n".join(["imports that break the layering:", *found])
 
 
@@ -145,7 +122,8 @@ ALLOWED = """
     lab.soak: lab.sim cluster
     channels: plan load
     balance: load
-    pipeline: load load_kinds
+    pipeline: load load_kinds flow
+    lab.experiments: flow lab
     plan: errors
     limits: errors
     lab.sim: channels bus cluster leader
@@ -163,6 +141,9 @@ FORBIDDEN = """
     load: channels balance load_kinds
     lab.sim: cli lab.soak
     lab: lab.sim
+    flow: lab
+    pipeline: lab
+    cluster: lab
     bus: redis shoal lab.sim
     pyspark_shoal: cli
     attic: errors
@@ -179,16 +160,221 @@ def test_the_tables_allow_and_forbid_these_imports() -> None:
     assert [pair for pair in pairs(FORBIDDEN) if violation(*pair) is None] == []
 
 
-def test_relative_and_nested_imports_are_seen() -> None:
-    tree = ast.parse("def f():\n    from ..plan import ring\n    from . import router\n    import shoal.wire.frames\n")
-    seen = {package_of(name) for _, name in imported_modules(tree, "shoal.channels")}
-    assert seen == {"plan", "channels", "wire"}
+def test_relative_and_nested_imports_are_seen(tmp_path: Path) -> None:
+    text = "def f():\n    from ..plan import ring\n    from . import states\n    import shoal.wire.x"
+    texts = {"shoal.channels.router": text, "shoal.channels.states": "", "shoal.plan.ring": ""}
+    source = write_source(tmp_path, texts)
+    seen = {name for _, name in source.imports("shoal.channels.router")}
+    assert seen == {"shoal.plan.ring", "shoal.channels.states", "shoal.wire.x"}
 
 
-def test_every_exception_has_a_reason_and_names_packages_of_the_tables() -> None:
+def test_every_exception_of_the_layering_has_a_reason_and_names_packages_of_the_tables() -> None:
     for (importer, imported), reason in SAME_LAYER.items():
         assert LAYER[importer] == LAYER[imported]
         assert reason
     for imported, importers in RESTRICTED.items():
         assert {imported, *importers} <= set(LAYER)
         assert all(importers.values())
+
+
+def write_source(root: Path, texts: dict[str, str]) -> ImportGraph:
+    for module, text in texts.items():
+        path = root.joinpath(*module.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return ImportGraph(root)
+
+
+# Modules for every kind of unit
+
+GENERIC: Final = (
+    "shoal.load.fold",
+    "shoal.plan.conductor",
+    "shoal.leader.conductor_shell",
+    "shoal.cluster.fleet",
+    "shoal.lab.sim.scenario",
+    "shoal.lab.sim.campaign",
+    "shoal.lab.sim.history",
+    "shoal.lab.sim.checkers",
+)
+"""They import nothing from `shoal.channels`, not even indirectly, in a function or for type checking."""
+
+CHANNELS: Final = "shoal.channels"
+
+
+def chains_to_channels(source: ImportGraph, module: str) -> list[str]:
+    """The chains of imports from a module to the packages of channels."""
+    reached = source.reach(module)
+    return [chain for imported, chain in reached.items() if f"{imported}.".startswith(f"{CHANNELS}.")]
+
+
+def test_generic_modules_import_nothing_from_channels() -> None:
+    assert [chain for module in GENERIC for chain in chains_to_channels(SOURCE, module)] == []
+
+
+def test_an_indirect_import_of_channels_is_reported(tmp_path: Path) -> None:
+    texts = {
+        "shoal.load.fold": "def f():\n    from shoal.load import helper",
+        "shoal.load.helper": "if TYPE_CHECKING:\n    from ..channels.states import Link",
+        "shoal.channels.states": "",
+    }
+    assert chains_to_channels(write_source(tmp_path, texts), "shoal.load.fold") == [
+        "shoal.load.fold -> shoal.load.helper -> shoal.channels.states"
+    ]
+
+
+# What comes from the runtime
+
+SHELLS_AND_CORES: Final = ("bus", "channels", "leader", "coordination", "wire", "plan", "balance", "load")
+
+SURROUNDINGS: Final = {
+    "time": "take the time from the caller, the event loop or Runtime.wall",
+    "datetime.datetime.now": "take the time from the caller or Runtime.wall",
+    "datetime.datetime.utcnow": "take the time from the caller or Runtime.wall",
+    "datetime.datetime.today": "take the time from the caller or Runtime.wall",
+    "datetime.date.today": "take the time from the caller or Runtime.wall",
+    "random": "take random numbers from Runtime.random; only the class Random, with a seed, is allowed",
+    "secrets": "take random numbers from Runtime.random",
+    "uuid": "take random numbers from Runtime.random",
+    "os.urandom": "take random numbers from Runtime.random",
+    "os.getrandom": "take random numbers from Runtime.random",
+    "socket": "use shoal.wire.connection with Runtime.dial",
+    "shoal.runtime.PRODUCTION": "take a Runtime as an argument",
+}
+"""What shells and cores may not use, and what they use instead. The simulator replaces it."""
+
+CONNECTIONS: Final = {
+    "redis": "use shoal.wire.connection",
+    ".open_connection": "use shoal.wire.connection with Runtime.dial",
+    ".create_connection": "use shoal.wire.connection with Runtime.dial",
+    "shoal.wire.dial.tcp": "use Runtime.dial or Runtime.address_book",
+    "shoal.coordination.redis.RedisCoordinator": "use Runtime.coordinator",
+}
+"""What no module may use, so that connections are opened in one place. A leading dot stands for any module or object.
+"""
+
+EXCEPTIONS: Final = {
+    ("shoal.runtime", "shoal.wire.dial.tcp"): "the one place that chooses how production opens connections",
+    (
+        "shoal.runtime",
+        "shoal.coordination.redis.RedisCoordinator",
+    ): "the one place that chooses production's coordinator",
+    ("shoal.wire.dial", ".create_connection"): "opens the connections",
+    ("shoal.wire.dial", "socket"): "sets the options of the connections that it opens",
+    ("shoal.bus.client", "shoal.runtime.PRODUCTION"): "connect() is the entry for applications",
+    ("shoal.channels.agent.process", "shoal.runtime.PRODUCTION"): "run_agent() is the agent's process",
+    ("shoal.leader.process", "shoal.runtime.PRODUCTION"): "run_balancer() is the balancer's process",
+    ("shoal.redis", "redis"): "raises the exceptions of redis-py",
+    ("shoal.redis.conversion", "redis"): "raises the exceptions of redis-py",
+    ("shoal.redis.feeds", "redis"): "raises the exceptions of redis-py",
+    ("shoal.redis.pubsub", "redis"): "raises the exceptions of redis-py",
+    ("shoal.lab.bench.client_redis_py", "redis"): "a contender",
+    ("shoal.lab.bench.client_raw", ".create_connection"): "a contender: the least that a client must do",
+    ("shoal.lab.bench.flood", ".create_connection"): "a load that must cost less than what it measures",
+    ("shoal.lab.soak.plain_clients", "redis"): "clients without Shoal, in soak runs",
+}
+"""(module, name) pairs that are allowed, and why."""
+
+
+def uses(tree: ast.AST, package: str, rules: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """Line and rule of each import, attribute and call in a tree that a rule names."""
+    origins = _origins(tree, package)
+    for node in ast.walk(tree):
+        names: list[str] = []
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute_base(node, package)
+            names = [f"{start}.{alias.name}" for alias in node.names for start in (base, "")]
+        elif isinstance(node, ast.Attribute):
+            names = [_dotted(node, origins), f".{node.attr}"]
+        elif isinstance(node, ast.Call) and not (node.args or node.keywords):
+            names = [f"{_dotted(node.func, origins)}()"]  # Random() takes its seed from the operating system
+        for name in names:
+            if name != "random.Random":
+                yield from ((line, rule) for rule in rules if f"{name}.".startswith(f"{rule}."))
+
+
+def _origins(tree: ast.AST, package: str) -> dict[str, str]:
+    """What the imported names of a module stand for."""
+    origins: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.split(".")[0]
+                origins |= {alias.asname: alias.name} if alias.asname else {root: root}
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute_base(node, package)
+            origins |= {alias.asname or alias.name: f"{base}.{alias.name}" for alias in node.names}
+    return origins
+
+
+def _dotted(node: ast.expr, origins: dict[str, str]) -> str:
+    """The full name of an expression such as `dt.datetime.now`; empty if it does not start with an imported name."""
+    if isinstance(node, ast.Name):
+        return origins.get(node.id, "")
+    base = _dotted(node.value, origins) if isinstance(node, ast.Attribute) else ""
+    return f"{base}.{node.attr}" if isinstance(node, ast.Attribute) and base else ""
+
+
+def uses_in(module: str) -> Iterator[tuple[int, str, str]]:
+    """Line, rule and advice for everything that a module uses against the rules, exceptions included."""
+    rules = CONNECTIONS | SURROUNDINGS if package_of(module) in SHELLS_AND_CORES else CONNECTIONS
+    for line, rule in uses(SOURCE.tree(module), SOURCE.package_of(module), rules):
+        yield line, rule, rules[rule]
+
+
+def test_shells_and_cores_take_their_surroundings_from_the_runtime() -> None:
+    found, excused = [], set()
+    for module in SOURCE.modules():
+        for line, rule, advice in uses_in(module):
+            if (module, rule) in EXCEPTIONS:
+                excused.add((module, rule))
+            else:
+                found.append(f"{SOURCE.path(module)}:{line}: uses {rule}: {advice}")
+    assert not found, "\n".join(found)
+    assert EXCEPTIONS.keys() == excused, "exceptions that nothing needs any more"
+
+
+USED: Final = """
+    time: import time
+    time: from time import monotonic
+    datetime.datetime.now: import datetime as dt; dt.datetime.now()
+    datetime.datetime.now: from datetime import UTC, datetime; datetime.now(UTC)
+    datetime.date.today: from datetime import date; date.today()
+    random: import random
+    random: from random import SystemRandom
+    random: from random import Random; Random()
+    secrets: def f(): from secrets import token_hex
+    os.urandom: import os; os.urandom(8)
+    os.urandom: from os import urandom
+    socket: import socket
+    redis: from redis.asyncio import Redis
+    .open_connection: import asyncio; asyncio.open_connection("h", 1)
+    .open_connection: from asyncio import open_connection
+    .create_connection: loop().create_connection(None, "h", 1)
+    shoal.runtime.PRODUCTION: from shoal.runtime import PRODUCTION
+    shoal.runtime.PRODUCTION: from .. import runtime; runtime.PRODUCTION
+    shoal.wire.dial.tcp: from .dial import tcp
+"""
+
+UNUSED: Final = """
+    import datetime as dt; dt.datetime.fromtimestamp(0)
+    from random import Random; Random(7)
+    from random import Random; Random(seed).random()
+    import os; os.getpid()
+    import asyncio; asyncio.sleep(1)
+    self.time(); loop.time(); window.now
+    from shoal.redis import Redis
+    from shoal.runtime import Runtime
+    from shoal.wire.dial import Dial
+"""
+
+
+def test_these_uses_are_seen_and_no_others() -> None:
+    rules = CONNECTIONS | SURROUNDINGS
+    for rule, text in (line.strip().split(": ", 1) for line in USED.strip().splitlines()):
+        assert rule in {found for _, found in uses(ast.parse(text), "shoal.wire", rules)}, text
+    for text in map(str.strip, UNUSED.strip().splitlines()):
+        assert list(uses(ast.parse(text), "shoal.wire", rules)) == [], text

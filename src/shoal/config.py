@@ -26,6 +26,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from shoal import limits as limits_table
+from shoal.balance import options as balancer_table
+from shoal.balance import settings as balance_table
 from shoal.balance.options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import ConfigError
@@ -38,6 +41,15 @@ TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "balancer": BalancerOptions,
 }
 """Settings that are nested records."""
+
+PUBLIC: Final[Mapping[str, frozenset[str]]] = {
+    "limits": limits_table.PUBLIC,
+    "balance": balance_table.PUBLIC,
+    "balancer": balancer_table.PUBLIC,
+}
+"""Settings of each table that users may need to change. The others are internal: they can be set, but may change
+between versions.
+"""
 
 NOT_SETTINGS: Final = frozenset({"SHOAL_CONFIG", "SHOAL_NO_INSTALL", "SHOAL_URL", "SHOAL_READER"})
 """Variables with Shoal's prefix that are read elsewhere: the configuration file (here), the launcher's switch, and

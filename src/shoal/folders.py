@@ -1,6 +1,6 @@
-"""Folders: where Shoal keeps what nobody gave it a place for, and can make again.
+"""The default cache directory, for files that Shoal can create again.
 
-Owns the choice of the folder. Never touches settings (`config` has the folder of the state), nor the disk.
+Owns the choice of the directory. It never touches the disk. The state directory is a setting (`shoal.config`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from pathlib import Path
 
 
 def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where goes what can be made again at any time: the user's cache, or a directory of their own under the temporary
-    one."""
+    """Return the user's cache directory, or a private directory under the temporary one if the user has no home."""
     if environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]) / "shoal"
     if environ.get("HOME"):

@@ -287,12 +287,12 @@ PUBLIC: Final = frozenset(
         "inbox_bytes_max",
         "resend_messages_max",
         "resend_bytes_max",
+        "gap_timeout_s",
         "server_lease_s",
         "recorded_entries_max",
         "recorded_bytes_max",
         "connect_timeout_s",
         "subscribe_timeout_s",
-        "linger_s",
         "drain_timeout_s",
     }
 )

@@ -1,14 +1,17 @@
-"""The kinds of units and hosts whose load Shoal measures.
+"""The kinds of units and hosts that ship: measured, planned and moved.
 
-Owns the list. A package declares its kinds beside what they measure; whatever reads telemetry or load windows takes
-all of them from here.
+Owns the list. A package declares its kinds beside what they measure, plan and move; a new kind is added here and
+nowhere else. `KINDS` is for readers of telemetry and load windows, `REGISTRY` for the leader.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from shoal.balance.registry import ManagedKind, Registry
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.load.kinds import Kinds
+from shoal.plan.steps import ChannelSteps
 
 KINDS: Final = Kinds(units=(CHANNEL,), hosts=(SERVER,))
+REGISTRY: Final = Registry(load=KINDS, units=(ManagedKind(ChannelSteps),))

@@ -1,4 +1,4 @@
-"""What a shell is given by its surroundings: connections, the time of day, random numbers, the coordinator.
+"""The surroundings of a shell: connections, the time of day, random numbers, the coordinator.
 
 Owns the record `Runtime` and its production values. A shell (the asyncio code around a protocol core) takes everything
 that reaches outside the process from here, and the monotonic clock from its event loop (`loop.time()`). So the same
@@ -18,15 +18,15 @@ from shoal.wire.address_book import AddressBook, Endpoint
 from shoal.wire.dial import Dial, tcp
 
 TIMER_GRAIN_S: Final = 0.000_5
-"""A shell arms its timers so much later than its core asked for. uvloop rounds delays to milliseconds: without it a
-timer can fire early, the core finds nothing due, and the loop spins until the time has come."""
+"""How much later than requested a shell arms its timers. uvloop rounds delays to milliseconds. Without the margin a
+timer can fire early; the core then finds nothing due, and the loop spins until the timer is due."""
 
 
 class ConnectCoordinator(Protocol):
     """Connects to the coordinator at a URL; `timeout_s` bounds each operation on it."""
 
     def __call__(self, url: str, timeout_s: float, runtime: Runtime) -> Awaitable[Coordinator]:
-        """A coordinator that answers; CoordinatorUnavailableError if it does not."""
+        """Return a connected coordinator; raises CoordinatorUnavailableError if it does not answer."""
 
 
 async def _connect_redis(url: str, timeout_s: float, runtime: Runtime) -> Coordinator:
@@ -37,19 +37,19 @@ async def _connect_redis(url: str, timeout_s: float, runtime: Runtime) -> Coordi
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The surroundings of a shell; the defaults are a real process's."""
+    """The surroundings of a shell."""
 
-    dial: Dial = tcp
+    dial: Dial
     """Opens connections."""
-    wall: Callable[[], float] = time.time
+    wall: Callable[[], float]
     """The time of day, in seconds since 1970."""
-    monotonic: Callable[[], float] = time.monotonic
-    """A clock that goes on within a turn of the event loop; the loop's own may stand still."""
-    random: Random = field(default_factory=SystemRandom)
-    """Identities and nonces are drawn from it, so in production it is the operating system's."""
-    connect_coordinator: ConnectCoordinator = _connect_redis
+    monotonic: Callable[[], float]
+    """A clock that advances within a turn of the event loop; the loop's own clock may not."""
+    random: Random
+    """Source of identities and nonces; in production it is the operating system's."""
+    connect_coordinator: ConnectCoordinator
     routes: Mapping[str, Endpoint] = field(default_factory=dict)
-    """By the id of a server: how to reach it, where that is not at the address that it announces."""
+    """Endpoints by server id, for servers that are not reached at the address they announce."""
 
     @property
     def address_book(self) -> AddressBook:
@@ -57,8 +57,11 @@ class Runtime:
         return AddressBook(self.dial, self.routes)
 
     async def coordinator(self, url: str, timeout_s: float) -> Coordinator:
-        """Connects to the coordinator at a URL."""
+        """Connect to the coordinator at a URL."""
         return await self.connect_coordinator(url, timeout_s, self)
 
 
-PRODUCTION = Runtime()
+PRODUCTION: Final = Runtime(
+    dial=tcp, wall=time.time, monotonic=time.monotonic, random=SystemRandom(), connect_coordinator=_connect_redis
+)
+"""The surroundings of a real process. Only process entries use it: `shoal.connect`, commands, jobs, agent, balancer."""

@@ -13,7 +13,7 @@ from tests.balance.tiny_policy import Wish
 
 from shoal.balance.balancer import Balancer
 from shoal.balance.effects import (
-    AddServers,
+    AddHosts,
     Effect,
     HurryMove,
     ProposalReady,
@@ -30,10 +30,10 @@ from shoal.balance.policies import POLICIES
 from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.settings import BalanceSettings
 from shoal.load.window import LoadWindow, window_schema
-from shoal.load_kinds import KINDS
+from shoal.load_kinds import KINDS, REGISTRY
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import Mark
-from shoal.plan.moving import MoveRequest
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 
@@ -118,12 +118,12 @@ class Scene:
         self.effects: list[Effect] = []
         self.load: Mapping[tuple[str, bytes], Mapping[str, Any]] = BUSY
         self.window_at = T
-        self.core = Balancer(SETTINGS, options, KINDS)
+        self.core = Balancer(SETTINGS, options, REGISTRY)
 
     def take_over(self) -> None:
         """Another balancer goes on from what the coordinator holds."""
         moved_at = {channel: why.at_s for channel, why in self.whys.items()}
-        self.core = Balancer(SETTINGS, self.options, KINDS, self.state, moved_at)
+        self.core = Balancer(SETTINGS, self.options, REGISTRY, self.state, moved_at)
 
     def look(self, seconds: float = 0.25, *windows: LoadWindow) -> list[Effect]:
         """Lets time pass, and carries out what the core wants."""
@@ -198,7 +198,7 @@ class Scene:
             case Reply():
                 del self.asks[effect.id]
                 self.answers[effect.id] = effect.answer
-            case AddServers() | RemoveServer() | _:
+            case AddHosts() | RemoveServer() | _:
                 pass
 
 

@@ -11,7 +11,7 @@ from shoal.balance import balancer
 from shoal.balance.balancer import MISSING_WINDOWS_MAX
 from shoal.balance.decision import Reason
 from shoal.balance.effects import (
-    AddServers,
+    AddHosts,
     ProviderState,
     RecordDecision,
     RecordOutcome,
@@ -20,7 +20,8 @@ from shoal.balance.effects import (
 from shoal.balance.proposal import decode_proposal
 from shoal.balance.records import Ask
 from shoal.plan.keys import Mark
-from shoal.plan.moving import MoveRequest
+from shoal.plan.kinds import SERVER
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.placement import Mode
 
 __all__ = ["wish"]
@@ -50,7 +51,7 @@ class TestAuto:
         assert (move.request.unit, move.request.servers, move.request.mode) == (b"hot", ("s2",), Mode.SINGLE)
         assert (move.why.reason, move.why.figures) == ("overload", {"bytes_out": 900.0})
         assert move.why.before.servers == (scene.ring.home(b"hot"),)
-        assert scene.took(AddServers) == [AddServers(1)]
+        assert scene.took(AddHosts) == [AddHosts(SERVER, 1)]
         assert scene.state.planned_at == scene.now
         assert move.why.digest == scene.state.digest
 
@@ -84,7 +85,7 @@ class TestAuto:
         scene.marks = {"s2": Mark.FREEING, "s3": Mark.GUEST}
         scene.load = {**scene.load, ("s2", b"warm"): {"publications": 1.0}}
         scene.provider = ProviderState(servers_min=2, servers_max=7, new_capacity=5.0)
-        scene.core.added(["s4"], scene.now)
+        scene.core.added(SERVER, ["s4"], scene.now)
         wish.moves = {b"hot": single("s3")}
         scene.window()
         scene.end_moves()
@@ -257,7 +258,7 @@ class TestAsked:
             scene.look()
         assert scene.answers["b"].error == ""
         assert scene.answers["c"].error == "the plan has changed since: this proposal was applied already"
-        assert [effect.count for effect in scene.took(AddServers)] == [1]
+        assert [effect.count for effect in scene.took(AddHosts)] == [1]
 
     @pytest.mark.parametrize("digest", ["", "0" * 64])
     def test_what_was_never_proposed_cannot_be_applied(self, digest: str, wish: Wish) -> None:

@@ -9,7 +9,7 @@ from tests.balance.tiny_policy import Wish
 
 from shoal.balance import pooling
 from shoal.balance.effects import (
-    AddServers,
+    AddHosts,
     HurryMove,
     ProviderState,
     PutMark,
@@ -17,7 +17,8 @@ from shoal.balance.effects import (
     WriteMove,
 )
 from shoal.plan.keys import Mark
-from shoal.plan.moving import MoveRequest
+from shoal.plan.kinds import SERVER
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.placement import Mode
 
 __all__ = ["wish"]
@@ -31,22 +32,22 @@ class TestServersComing:
         scene.provider = ProviderState(servers_min=1, servers_max=5)
         wish.add = 9
         scene.window()
-        assert scene.took(AddServers) == [AddServers(3)]
-        scene.core.added(["s3", "s4", "s5"], scene.now)
+        assert scene.took(AddHosts) == [AddHosts(SERVER, 3)]
+        scene.core.added(SERVER, ["s3", "s4", "s5"], scene.now)
         scene.window()
-        assert scene.took(AddServers) == []
+        assert scene.took(AddHosts) == []
 
     def test_no_more_than_there_are_to_spare(self, wish: Wish) -> None:
         scene = Scene("s1")
         scene.provider = ProviderState(servers_min=1, servers_max=9, spare=1)
         wish.add = 3
         scene.window()
-        assert scene.took(AddServers) == [AddServers(1)]
+        assert scene.took(AddHosts) == [AddHosts(SERVER, 1)]
         assert wish.seen[-1].pool.servers_max == 2
 
     def test_who_has_joined_is_not_waited_for(self, wish: Wish) -> None:
         scene = Scene("s1")
-        scene.core.added(["s2"], scene.now)
+        scene.core.added(SERVER, ["s2"], scene.now)
         scene.look()
         assert scene.state.adding == {"s2": scene.now - 0.25}
         scene.join("s2")
@@ -56,7 +57,7 @@ class TestServersComing:
 
     def test_who_does_not_come_is_given_up_and_may_be_asked_for_again(self, wish: Wish) -> None:
         scene = Scene("s1")
-        scene.core.added(["s2"], scene.now)
+        scene.core.added(SERVER, ["s2"], scene.now)
         scene.look()
         scene.take_over()  # another balancer knows of it too
         scene.look(OPTIONS.join_timeout_s)
@@ -67,19 +68,19 @@ class TestServersComing:
         assert scene.took(RemoveServer) == [RemoveServer("s2")]
         wish.add = 1
         scene.window()
-        assert scene.took(AddServers) == [AddServers(1)]
+        assert scene.took(AddHosts) == [AddHosts(SERVER, 1)]
 
     def test_after_a_refusal_the_provider_is_left_alone_for_a_while(self, wish: Wish) -> None:
         scene = Scene("s1")
         scene.provider = ProviderState(servers_min=1, servers_max=2)
         wish.add = 1
         scene.window()
-        scene.core.refused(scene.now)
-        scene.took(AddServers)
+        scene.core.refused(SERVER, scene.now)
+        scene.took(AddHosts)
         scene.window()
-        assert scene.took(AddServers) == []
+        assert scene.took(AddHosts) == []
         scene.windows(3)
-        assert scene.took(AddServers) == [AddServers(1)]  # and not twice, though it has not answered yet
+        assert scene.took(AddHosts) == [AddHosts(SERVER, 1)]  # and not twice, though it has not answered yet
         assert wish.seen[-1].pool.adding == 1
 
 

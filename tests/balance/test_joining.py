@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.load.folding import SETTINGS
-from tests.load.reporting import record
+from tests.load.reporting import record, records_to_batch
 from tests.support.core_driver import SIGNER
 
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, NEVER, SINGLE, host_loads
@@ -21,14 +21,13 @@ from shoal.channels.telemetry.channel_kind import DELIVERY_WORK, PUBLICATION_WOR
 from shoal.errors import PlanError
 from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState
-from shoal.load.reports import records_to_batch
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 T = 1_000_000
 FACTS = PoolFacts(Pool(1, 9, 0, new_capacity=5000.0, new_cpu_capacity=1.0, new_cost=2.0))

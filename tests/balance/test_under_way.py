@@ -13,7 +13,7 @@ from shoal.balance.effects import ProviderState, View
 from shoal.balance.under_way import UNSEEN_S, UnderWay, request_id
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.kinds import CHANNEL
-from shoal.plan.moving import MoveRequest
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.placement import Mode, Placement
 
 OLD, NEW = Placement(1, Mode.SINGLE, ("s1",)), Placement(2, Mode.SINGLE, ("s2",))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-PROCESS = ("shoal.cli.agent", "shoal.channels.agent.process")
-LOADED_LATER = (
-    *("shoal.channels.agent.session", "shoal.channels.agent.core", "shoal.channels.agent.metrics"),
-    *("shoal.channels.telemetry.analyzer", "shoal.channels.agent.monitor", "shoal.coordination.redis"),
-)
+from tests.support.import_graph import ImportGraph
+
+COMMAND = "shoal.cli.agent"
+"""The other commands that `shoal.cli` imports are not loaded in an agent."""
+
+PROCESS = "shoal.channels.agent.process"
 
 SCRIPT = """
 import importlib, sys
@@ -19,6 +20,17 @@ print(*sorted({"pyarrow", "pandas", "pyspark"} & sys.modules.keys()))
 """
 
 
+def heavy_packages(*modules: str) -> list[str]:
+    """The heavy packages that a process has loaded after it has imported these modules."""
+    command = [sys.executable, "-c", SCRIPT, *modules]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_the_modules_of_an_agent_leave_pyarrow_out() -> None:
-    command = [sys.executable, "-c", SCRIPT, *PROCESS, *LOADED_LATER]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == []
+    modules = ImportGraph().reach(PROCESS, for_typing=False)
+    assert {"shoal.channels.agent.core", "shoal.coordination.redis"} <= modules.keys()  # imported in functions
+    assert heavy_packages(COMMAND, *modules) == []
+
+
+def test_a_module_that_loads_pyarrow_is_noticed() -> None:
+    assert heavy_packages("shoal.load.window") == ["pyarrow"]

@@ -11,7 +11,7 @@ from tests.support.dispatch_driver import SERVERS, DispatchDriver, entry_of, sin
 from shoal.channels.agent.report import LOOK_AGAIN_S
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.moving import ChannelReport
+from shoal.plan.move_request import ChannelReport
 from shoal.plan.placement import BY_THE_RING, Mode, Placement
 from shoal.rules import without
 from shoal.wire import control

@@ -15,7 +15,7 @@ from shoal.channels.agent.forward_targets import ForwardTargets
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase, check_entry
 from shoal.plan.placement import Mode, Placement
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules, without
 
 ALL = ("s1", "s2", "s3", "s4", "s5")
@@ -79,13 +79,13 @@ def test_every_subscriber_is_reached(entry: Entry | None, data: st.DataObject) -
     members = data.draw(st.lists(st.sampled_from(ALL), min_size=2, unique=True).map(tuple))
     book = book_of(entry, members)
     client, publisher = data.draw(st.integers(0, 2**48 - 1)), data.draw(st.integers(0, 2**48 - 1))
-    known = [book.placement(TILE), *book.standing(TILE), *((*entry.earlier, entry.placement) if entry else ())]
+    known = [book.placement(TILE), *book.subscribed(TILE), *((*entry.earlier, entry.placement) if entry else ())]
     belief = data.draw(st.one_of(st.sampled_from(known), placements(STALE_VERSION)))
     published = [server for server in belief.publish_servers(publisher) if server in members]
     foreign = data.draw(st.booleans())
     assume(published)
     reached = reach(book, published[:1] if foreign else published, None if foreign else belief.version)
-    stands = {server for placement in book.standing(TILE) for server in placement.subscribe_servers(client)}
+    stands = {server for placement in book.subscribed(TILE) for server in placement.subscribe_servers(client)}
     assert reached & stands, "a subscriber that has followed"
     if entry is None:
         return

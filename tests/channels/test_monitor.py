@@ -17,7 +17,7 @@ from shoal.load.record import Record, decode
 from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.wire import control
 from shoal.wire.envelope import AGENT_CHANNEL, HEADER, HEARTBEAT_CHANNEL, MAGIC, stream_id
 
@@ -60,7 +60,7 @@ class Bench:
         book = PlanBook(Verifier(signer.public))
         self.core = AgentCore("s1", 7, self.scanner, book, LIMITS)
         self.core.ring(signer.ring(Ring(1, (ServerAddress("s1", "h", 1),))))
-        self.monitor = Monitor(self.core, Analyzer(self.scanner, 10), 1000.0, frozenset({b"*", PEER}))
+        self.monitor = Monitor(self.core, Analyzer(self.scanner, 10), 1000.0, frozenset({b"*", PEER}), site="")
         self.subscribers: dict[bytes, int] = {}
         self.patterns = 1
         self.clients = [ALICE, BOB]

@@ -50,7 +50,7 @@ def test_servers_that_come_and_go_are_told() -> None:
     marks = {"s2": Mark.FREEING, "s4": Mark.OUT, "s5": Mark.LOST, "s6": Mark.OUT}
     state = BalancerState(1.0, "ab" * 32, {"s7": 2.0}, ("s6",))
     view = view_of(RING, marks, state, {}, 30.0)
-    assert view.standing == {"s1": "home", "s2": "freeing", "s3": "guest", "s4": "out", "s5": "lost", "s6": "out"}
+    assert view.pool_states == {"s1": "home", "s2": "freeing", "s3": "guest", "s4": "out", "s5": "lost", "s6": "out"}
     text = text_of(view)
     assert "being added s7; being drained s2; out of the ring s4; lost s5; removed s6" in text
     assert "plan abababababab is under way" in text

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cluster.child import Child, Restarts
+from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.process import start
-from shoal.cluster.timing import Timing
 from shoal.errors import ClusterError, NotRunningError
 
 TIMING = Timing(start_timeout_s=10, stop_grace_s=5, restart_pause_s_min=0.02, restart_pause_s_max=0.1, crashing_after=3)

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.cluster import state
 from shoal.cluster.process import ProcessId, start_ticks
-from shoal.cluster.state import AgentState, ClusterState, Endpoint, StateDir, find_cluster, state_dir_at
+from shoal.cluster.state import AgentState, ClusterState, ServerProcess, StateDir, find_cluster, state_dir_at
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, VersionError
 
 ME = ProcessId(os.getpid(), start_ticks(os.getpid()) or 0)
@@ -26,8 +26,8 @@ def a_state(supervisor: ProcessId = ME) -> ClusterState:
         cluster="c1",
         started_at=1.0,
         supervisor=supervisor,
-        coordinator=Endpoint("coordinator", "127.0.0.1", 7400, ME),
-        servers=(Endpoint("s1", "127.0.0.1", 7401, None),),
+        coordinator=ServerProcess("coordinator", "127.0.0.1", 7400, ME),
+        servers=(ServerProcess("s1", "127.0.0.1", 7401, None),),
         agents=(AgentState("s1", ME),),
         passwords={"client": "secret", "agent": "other"},
         public_key="00",
@@ -159,9 +159,7 @@ def test_a_lock_that_a_dead_holder_has_not_let_go_of_yet_is_waited_for(directory
     timer.join()
 
 
-def test_a_lock_that_nobody_lets_go_of_is_not_waited_for_for_ever(
-    directory: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_a_held_lock_has_a_limit(directory: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "LET_GO_TIMEOUT_S", 0.1)
     lock = directory.lock()
     directory.lock_file.write_text("{}")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 from tests.coordination.contract_support import Follower, held
+from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.acl import DEFAULT_USER_RULES, ROLES, Role, acl_rules
@@ -64,7 +65,7 @@ def as_user(server: RedisServer, user: str) -> Any:
 
 async def connect(server: RedisServer, user: str) -> RedisCoordinator:
     address = f"{server.host}:{server.port}"
-    return await RedisCoordinator.connect(address, username=user, password=f"pw-{user}", timeout_s=5.0)
+    return await connect_coordinator(address, username=user, password=f"pw-{user}", timeout_s=5.0)
 
 
 @pytest.fixture
@@ -264,7 +265,7 @@ class TestTheDefaultUser:
             (None, "pw-default"),
         ):
             with pytest.raises(AuthenticationError):
-                await RedisCoordinator.connect(address, username=user, password=password)
+                await connect_coordinator(address, username=user, password=password)
 
     async def test_what_was_written_is_there_after_a_restart(self, server: RedisServer, admin: Coordinator) -> None:
         """Redis replays transactions as `default`: without permissions it would refuse them all."""

@@ -29,10 +29,10 @@ from typing import Any
 import pytest
 from tests.coordination.contract_support import Follower
 from tests.coordination.cut_proxy import Cut, CutProxy, Kind
+from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, LeaseInfo, Membership, Versioned
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ConflictError, CoordinatorUnavailableError, LeaseLostError
 from shoal.lab.sim.models.coordinator import Store
 
@@ -465,7 +465,7 @@ async def connected(port: int, timeout_s: float) -> AsyncIterator[Coordinator]:
     """A client. On a busy machine, one with a short timeout may need several attempts to connect."""
     while True:
         with suppress(CoordinatorUnavailableError):
-            client = await RedisCoordinator.connect(f"127.0.0.1:{port}", timeout_s=timeout_s, poll_s=1.0)
+            client = await connect_coordinator(f"127.0.0.1:{port}", timeout_s=timeout_s, poll_s=1.0)
             break
     async with client:
         yield client

@@ -12,6 +12,7 @@ import pytest
 import redis
 from tests.coordination.contract import CoordinatorContract
 from tests.coordination.contract_support import Factory, Follower, eventually, held
+from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer, free_port
 
 from shoal.coordination import link, writer
@@ -44,7 +45,7 @@ def store() -> Iterator[RedisServer]:
 
 
 async def connect(store: RedisServer, timeout_s: float = TIMEOUT_S) -> RedisCoordinator:
-    return await RedisCoordinator.connect(
+    return await connect_coordinator(
         f"{store.host}:{store.port}", username=USER, password=PASSWORD, timeout_s=timeout_s, poll_s=POLL_S
     )
 
@@ -89,27 +90,27 @@ class TestContractOnRedis(CoordinatorContract):
 class TestConnect:
     async def test_all_spellings_of_an_address(self, store: RedisServer) -> None:
         quoted = "correct%20horse%3A%20battery%2Fstaple%40%25"
-        async with await RedisCoordinator.connect(f"redis://{USER}:{quoted}@127.0.0.1:{store.port}") as one:
+        async with await connect_coordinator(f"redis://{USER}:{quoted}@127.0.0.1:{store.port}") as one:
             version = await one.put("plan/a", b"1")
         address = f"shoal://127.0.0.1:{store.port}"
-        async with await RedisCoordinator.connect(address, username=USER, password=PASSWORD) as other:
+        async with await connect_coordinator(address, username=USER, password=PASSWORD) as other:
             assert await other.get("plan/a") == Versioned(b"1", version)
 
     @pytest.mark.parametrize("address", ["", "host", "http://h:1", "h:notaport", "h:99999", "redis://:1", "[::1"])
     async def test_an_address_that_cannot_be_read(self, address: str) -> None:
         with pytest.raises(ConfigError, match="shoal://host:port"):
-            await RedisCoordinator.connect(address)
+            await connect_coordinator(address)
 
     async def test_times_that_cannot_be(self) -> None:
         with pytest.raises(ConfigError, match="timeout_s"):
-            await RedisCoordinator.connect("127.0.0.1:1", timeout_s=0)
+            await connect_coordinator("127.0.0.1:1", timeout_s=0)
 
     @pytest.mark.parametrize(("user", "password"), [(USER, "wrong"), ("nobody", PASSWORD), (None, None)])
     async def test_a_wrong_password_is_said_at_once_and_not_shown(
         self, store: RedisServer, user: str | None, password: str | None
     ) -> None:
         with pytest.raises(AuthenticationError, match="check the user name and password") as caught:
-            await RedisCoordinator.connect(f"127.0.0.1:{store.port}", username=user, password=password, timeout_s=60.0)
+            await connect_coordinator(f"127.0.0.1:{store.port}", username=user, password=password, timeout_s=60.0)
         assert isinstance(caught.value, ConnectError)
         assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
@@ -122,7 +123,7 @@ class TestConnect:
 
     async def test_nobody_there(self) -> None:
         with pytest.raises(CoordinatorUnavailableError, match="check that the coordinator runs"):
-            await RedisCoordinator.connect(f"127.0.0.1:{free_port()}", timeout_s=0.2)
+            await connect_coordinator(f"127.0.0.1:{free_port()}", timeout_s=0.2)
 
     async def test_somebody_who_is_no_redis(self) -> None:
         def answer(listener: socket.socket) -> None:
@@ -136,7 +137,7 @@ class TestConnect:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             answering = asyncio.create_task(asyncio.to_thread(answer, listener))
             with pytest.raises(CoordinatorError, match=r"is not Redis|check that the coordinator runs"):
-                await RedisCoordinator.connect(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.5)
+                await connect_coordinator(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.5)
             listener.shutdown(socket.SHUT_RDWR)
             await answering
 
@@ -145,7 +146,7 @@ class TestConnect:
             socket.create_server(("127.0.0.1", 0)) as listener,
             pytest.raises(CoordinatorUnavailableError, match="check that the coordinator runs"),
         ):
-            await RedisCoordinator.connect(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.3)
+            await connect_coordinator(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.3)
 
     async def test_a_server_without_hello_is_too_old(self) -> None:
         """Redis 5 answers like this."""
@@ -153,7 +154,7 @@ class TestConnect:
             RedisServer(config=['rename-command HELLO ""']) as server,
             pytest.raises(ServerTooOldError, match=r"older than Redis 6.*6\.2 or newer"),
         ):
-            await RedisCoordinator.connect(f"127.0.0.1:{server.port}")
+            await connect_coordinator(f"127.0.0.1:{server.port}")
 
     async def test_a_server_of_an_old_version_is_too_old(
         self, store: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -352,9 +353,7 @@ class TestWatchOnRedis:
         """The notification is suppressed, so only the poll can find the change."""
         async with await connect(store) as writer:
             await writer.put("plan/a", b"1")
-            reader = await RedisCoordinator.connect(
-                f"127.0.0.1:{store.port}", username=USER, password=PASSWORD, poll_s=0.1
-            )
+            reader = await connect_coordinator(f"127.0.0.1:{store.port}", username=USER, password=PASSWORD, poll_s=0.1)
             async with reader:
                 follower = Follower(reader, "plan/")
                 await follower.until({"plan/a": b"1"})
@@ -378,7 +377,7 @@ class TestWatchOnRedis:
     async def test_a_watch_without_the_right_to_listen_says_so(self, store: RedisServer, by_hand: ByHand) -> None:
         by_hand("ACL", "SETUSER", "deaf", "on", ">pw", "~shoal:*", "resetchannels", "+@all")
         address = f"127.0.0.1:{store.port}"
-        async with await RedisCoordinator.connect(address, username="deaf", password="pw") as coordinator:
+        async with await connect_coordinator(address, username="deaf", password="pw") as coordinator:
             follower = Follower(coordinator, "plan/")
             with pytest.raises(CoordinatorError, match="'deaf' has no permission"):
                 await follower.ended()

@@ -1,4 +1,4 @@
-"""A server that has left took with it what was not archived: the history says so."""
+"""A server that has left: the history reports the records that were not archived."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.connections import ask
 from tests.support.records import DAY_US, NOON_US, Recording, sequences
 from tests.support.redis_server import RedisServer
 
@@ -17,7 +18,6 @@ from shoal.history.table import to_items
 from shoal.message import Gap, Item
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.plan.ring import ServerAddress
-from shoal.wire.blocking import ask
 
 NOBODY = Login(None, None)
 
@@ -80,7 +80,7 @@ def test_a_job_notes_when_a_server_left_and_later_times_have_no_gap(
     assert again.left == {}
 
 
-def test_a_record_that_is_gone_though_its_server_is_here_is_a_gap(tmp_path: Path) -> None:
+def test_a_missing_record_of_a_present_server_is_a_gap(tmp_path: Path) -> None:
     with RedisServer() as server:
         address = ServerAddress("s1", server.host, server.port)
         Recording(server).write(1, 2)
@@ -96,5 +96,5 @@ def test_a_record_that_is_gone_though_its_server_is_here_is_a_gap(tmp_path: Path
         later_us = int(time.time() * 1_000_000) + DAY_US
         assert history(tmp_path, address, since_us=later_us) == [], "it was lost before the server was started"
         Recording(server).write(3)
-        (told,) = (item for item in history(tmp_path, address) if isinstance(item, Gap))
-        assert "begun another one" in told.reason, "the new record tells"
+        (reported,) = (item for item in history(tmp_path, address) if isinstance(item, Gap))
+        assert "begun another one" in reported.reason, "the new record reports it"

@@ -9,7 +9,7 @@ from shoal.history.channel_history import ChannelHistory
 
 
 class _Growing:
-    """A record that grows whenever somebody looks."""
+    """A record that grows with every read."""
 
     def __init__(self) -> None:
         self.written = self.was_read = 3

@@ -239,7 +239,7 @@ def test_all_that_recorders_missed_behind_the_last_message_is_told() -> None:
     assert spoken(merge_rows(record(*heard, *missed, ended)))[4:] == [f"{BOB}:5-9", f"{BOB}:10-12"]
 
 
-def test_a_claim_around_what_is_there_is_told_before_and_behind() -> None:
+def test_a_gap_around_a_known_message_is_reported_before_and_after_it() -> None:
     missed = RecordedGap(STREAM, 1, 9, "away")
     rows = pa.concat_tables([record(missed), record(blob(4), blob(5), server="s2")])
     assert sorted(spoken(merge_rows(rows))) == sorted([f"{BOB}:1-3", "m4", "m5", f"{BOB}:6-9"])
@@ -277,8 +277,8 @@ def test_any_split_over_records_is_the_same_history(drawn: tuple[int, list[list[
     assert [item.sequence for item in items if isinstance(item, Message)] == heard
     missing = [n for gap in items if isinstance(gap, Gap) for n in range(gap.first, (gap.last or 0) + 1)]
     assert missing == [n for n in range(heard[0], heard[-1]) if n not in heard] if heard else not missing
-    told = [item.sequence if isinstance(item, Message) else item.first for item in items]
-    assert told == sorted(told)
+    reported = [item.sequence if isinstance(item, Message) else item.first for item in items]
+    assert reported == sorted(reported)
 
 
 ENTRY = st.one_of(

@@ -15,6 +15,7 @@ from tests.balance.balancing import OPTIONS, single, wish
 from tests.balance.tiny_policy import Wish
 from tests.load.reporting import record
 from tests.support.agent_site import until
+from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.balance import pooling, records
@@ -33,10 +34,11 @@ from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
 from shoal.load.record import DATA_FIELD, ID_FIELD, Record, encode, xadd
 from shoal.plan.keys import KEEPER_LEASE, Mark, move_key, pool_key
-from shoal.plan.moving import MoveRequest, decode_request, encode_request
+from shoal.plan.move_request import MoveRequest, decode_request, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
+from shoal.runtime import PRODUCTION
 from shoal.wire.envelope import TELEMETRY_KEY
 
 __all__ = ["wish"]
@@ -96,7 +98,7 @@ class BalancingScene:
         changed = asyncio.Event()
         balancing = Balancing(
             BalancingStore(self.coordinator, self.signer.public, changed),
-            TelemetryReader(None, None, Limits(), changed),
+            TelemetryReader(None, None, Limits(), changed, PRODUCTION),
             self.provider,
             self.audit,
             lambda: self.leading.get(name),
@@ -104,6 +106,7 @@ class BalancingScene:
             options,
             changed,
             0.05,
+            wall=PRODUCTION.wall,
         )
         self.tasks.append(asyncio.create_task(balancing.run()))
 
@@ -137,7 +140,7 @@ class BalancingScene:
 @pytest.fixture
 async def scene(wish: Wish, tmp_path: Path) -> AsyncIterator[BalancingScene]:
     with RedisServer(aof=True) as store, RedisServer() as data:
-        async with await RedisCoordinator.connect(f"{store.host}:{store.port}") as coordinator:
+        async with await connect_coordinator(f"{store.host}:{store.port}") as coordinator:
             made = BalancingScene(coordinator, data, tmp_path / "audit")
             made.tasks.append(asyncio.create_task(made.report()))
             yield made
@@ -282,7 +285,7 @@ async def test_a_server_that_is_away_is_read_when_it_is_back(wish: Wish) -> None
     with RedisServer() as server:
         address = ServerAddress("s1", server.host, server.port)
         writer = redis.Redis(port=server.port)
-        reader = TelemetryReader(None, None, Limits(), changed)
+        reader = TelemetryReader(None, None, Limits(), changed, PRODUCTION)
         write(writer, record("s1", 1))  # from before anybody asked
         reader.follow([address])
         with contextlib.closing(writer):

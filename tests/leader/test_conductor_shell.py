@@ -12,7 +12,7 @@ from tests.support.mover_scene import CHANNEL, RING, MoverScene, mover_scene
 from shoal.coordination.layout import redis_key
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import entry_key, move_key, report_key
-from shoal.plan.moving import Report, encode_report
+from shoal.plan.move_request import Report, encode_report
 from shoal.plan.placement import Mode, Placement
 
 

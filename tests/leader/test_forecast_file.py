@@ -39,7 +39,7 @@ def test_a_file_is_read_when_it_is_new_and_what_cannot_be_read_is_no_forecast(tm
 
 
 def test_no_file_is_no_forecast() -> None:
-    assert ForecastFile("").look() is None
+    assert ForecastFile("", clock=lambda: 0.5).look() is None
 
 
 def test_a_forecast_of_another_day_is_said_once_and_used_again_when_its_time_comes(
@@ -74,5 +74,5 @@ def test_a_file_without_a_forecast_in_it_is_said(
 def test_a_file_of_something_else_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
-    assert ForecastFile(str(path)).look() is None
+    assert ForecastFile(str(path), clock=lambda: 0.5).look() is None
     assert "goes on without a forecast" in caplog.text

@@ -10,7 +10,7 @@ from shoal.errors import ForgedEntryError
 from shoal.leader.keeper import MASS_DEATH_LEASES, Keeper, PutRing, Snapshot
 from shoal.limits import Limits
 from shoal.plan.ring import Members, Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 
 LEASE_S = 4.0
 DRIFT = 0.25

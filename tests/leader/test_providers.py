@@ -15,14 +15,14 @@ from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
 
-POOL = BalancerOptions(pool="a@10.0.0.1:7001, b@[::1]:7002,c@host:7003", servers_min=2, servers_max=3)
+POOL = BalancerOptions(pool="a@10.0.0.1:7001, b@[::1]:7002/oslo,c@host:7003/oslo", servers_min=2, servers_max=3)
 
 
 def test_addresses_of_a_pool() -> None:
     assert POOL.pool_addresses() == (
         ServerAddress("a", "10.0.0.1", 7001),
-        ServerAddress("b", "::1", 7002),
-        ServerAddress("c", "host", 7003),
+        ServerAddress("b", "::1", 7002, "oslo"),
+        ServerAddress("c", "host", 7003, "oslo"),
     )
 
 
@@ -35,8 +35,9 @@ async def test_a_fixed_pool_gives_from_its_reserve() -> None:
     assert await pool.add(SERVER, 9) == ("a", "c")
     with pytest.raises(ClusterError, match="no shelf"):
         await pool.add("shelf", 1)
-    with pytest.raises(ClusterError, match="in reserve"):
-        await pool.add(SERVER, 1, "oslo")
+    assert await pool.add(SERVER, 9, "oslo") == ("c",)
+    with pytest.raises(ClusterError, match="in reserve at site bergen"):
+        await pool.add(SERVER, 1, "bergen")
     await pool.remove("b")  # it is in reserve by its mark
     marks.clear()
     assert pool.state().spare == 0

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.support.agent_site import until
+from tests.support.connections import ask
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.link import Address
@@ -19,7 +20,7 @@ from shoal.load.window_feed import ALIVE_KEY, FEED_KEY
 from shoal.load_kinds import KINDS
 from shoal.pipeline import load_service
 from shoal.pipeline.load_service import WindowSender
-from shoal.wire.blocking import ask
+from shoal.runtime import PRODUCTION
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,9 @@ def address(server: RedisServer) -> Address:
 
 @contextlib.asynccontextmanager
 async def reading(address: Address) -> AsyncIterator[WindowReader]:
-    reader = WindowReader(address, Limits(reconnect_delay_s_min=0.01, reconnect_delay_s_max=0.05), asyncio.Event())
+    reader = WindowReader(
+        address, Limits(reconnect_delay_s_min=0.01, reconnect_delay_s_max=0.05), asyncio.Event(), PRODUCTION
+    )
     task = asyncio.create_task(reader.run())
     try:
         await until(lambda: reader.alive is not None)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
-from tests.load.reporting import record
+from tests.load.reporting import record, records_to_batch
 
 from shoal.balance.settings import BalanceSettings
 from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState
 from shoal.load.record import Record
-from shoal.load.reports import records_to_batch
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
-from shoal.load.record import Record, RecordId
+from shoal.load.record import Record, RecordId, encode
+from shoal.load.reports import entries_to_batch
 from shoal.load.table import UnitTable
 from shoal.load.window import LoadWindow
 
@@ -56,3 +59,9 @@ def units_of(window: LoadWindow) -> dict[tuple[str, bytes], dict[str, Any]]:
 def hosts_of(window: LoadWindow) -> dict[str, dict[str, Any]]:
     """The rows of hosts by host."""
     return {row["host"]: row for row in window.hosts.to_pylist()}
+
+
+def records_to_batch(records: Iterable[tuple[Record, float]]) -> pa.RecordBatch:
+    """A batch of records, each with the time of its arrival."""
+    batches = [entries_to_batch([(made.id.encode(), encode(made))], arrived_s) for made, arrived_s in records]
+    return pa.concat_batches([entries_to_batch([], 0.0), *batches])

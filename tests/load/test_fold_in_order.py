@@ -8,11 +8,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.load.folding import ONE, SETTINGS, T, settled
-from tests.load.reporting import record
+from tests.load.reporting import record, records_to_batch
 
 from shoal.load.fold_in_order import fold_in_order
 from shoal.load.fold_state import FoldState
-from shoal.load.reports import BATCH_SCHEMA, records_to_batch
+from shoal.load.reports import BATCH_SCHEMA
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.load.folding import ONE, SETTINGS, Reader, T, settled
-from tests.load.reporting import hosts_of, record, units_of
+from tests.load.reporting import hosts_of, record, records_to_batch, units_of
 
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import ProtocolError
 from shoal.load.fold import HOST_SILENT_S_MAX, PENDING_S_MAX, RECENT_RECORDS_MAX, fold
 from shoal.load.fold_state import FoldState
 from shoal.load.record import Record, encode
-from shoal.load.reports import BATCH_SCHEMA, entries_to_batch, records_to_batch
+from shoal.load.reports import BATCH_SCHEMA, entries_to_batch
 from shoal.load_kinds import KINDS
 
 # -- garbage and limits ----------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.load.folding import ONE, SETTINGS, T
-from tests.load.lamps import BOTH, LAMP, SHELF, shelf_record
-from tests.load.reporting import hosts_of, record, units_of
+from tests.load.reporting import hosts_of, record, records_to_batch, units_of
+from tests.support.lamp_kind import BOTH, LAMP, SHELF, shelf_record
 
 from shoal.balance.homes import Homes
 from shoal.balance.joining import History, PoolFacts, join
@@ -17,12 +17,11 @@ from shoal.load.fold_in_order import fold_in_order
 from shoal.load.fold_state import FoldState
 from shoal.load.kinds import Column, Cost, Folding, HostColumn, HostKind, Kinds, Type, UnitKind
 from shoal.load.record import Record
-from shoal.load.reports import records_to_batch
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 
 def telemetry() -> list[Record]:

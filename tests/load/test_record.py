@@ -13,8 +13,8 @@ import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.load.lamps import BOTH, LAMP, SHELF, shelf_record
 from tests.load.reporting import record as server_record
+from tests.support.lamp_kind import BOTH, LAMP, SHELF, shelf_record
 from tests.support.redis_server import RedisServer
 
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER

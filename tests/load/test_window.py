@@ -6,13 +6,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.load.reporting import hosts_of, record, units_of
+from tests.load.reporting import hosts_of, record, records_to_batch, units_of
 
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import ProtocolError
 from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState
-from shoal.load.reports import records_to_batch
 from shoal.load.window import END_KEY, KEPT_VERSIONS, START_KEY, VERSION_KEY, WINDOW_VERSION, LoadWindow, window_schema
 from shoal.load_kinds import KINDS
 

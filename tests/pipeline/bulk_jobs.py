@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from shoal.filters.language import parse
 from shoal.flow.workloads import traffic_of
 from shoal.load.window import LoadWindow
-from shoal.pipeline import generated_windows, matching_job, profiles_job, what_if_job
+from shoal.pipeline import bulk_match_job, generated_windows, profiles_job, what_if_job
 from shoal.pipeline.filter_sets import keep
 from shoal.pipeline.forecast import loads_of
-from shoal.pipeline.what_if import Case, ServerPool
+from shoal.pipeline.what_if import ReplayPool, WhatIfCase
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,12 +32,12 @@ def run_bulk_jobs(directory: Path, spark: SparkSession | None) -> dict[str, Any]
     pq.write_table(pa.table(columns), archive, row_group_size=500)
     filters = keep(list(FILTERS), [parse(text) for text in FILTERS.values()], directory / "filters")
     if spark is None:
-        matches = matching_job.match_in_process(filters, archive, "counts")
+        matches = bulk_match_job.match_in_process(filters, archive, "counts")
     else:
-        matches = matching_job.match_on_spark(spark, filters, archive, "counts")
+        matches = bulk_match_job.match_on_spark(spark, filters, archive, "counts")
     options = profiles_job.ProfileOptions(samples=1100)
     profiles = profiles_job.run(filters, FILTERS, archive, options, directory / "profiles", spark)
-    cases = [Case(), Case(settings={"safe_ratio": 0.6})]
+    cases = [WhatIfCase(), WhatIfCase(settings={"safe_ratio": 0.6})]
     finding = what_if_job.find(days(), cases, 1, spark, note=lambda _: None)
     return {
         "top": matches.top,
@@ -50,7 +50,7 @@ def run_bulk_jobs(directory: Path, spark: SparkSession | None) -> dict[str, Any]
 
 def days() -> what_if_job.Days:
     windows: list[LoadWindow] = generated_windows.make_windows(1, 3)
-    pool = ServerPool(capacity_bytes_per_s=125e6, servers_first=2)
+    pool = ReplayPool(capacity_bytes_per_s=125e6, servers_first=2)
     traffic = {0: traffic_of(windows[:20]), 1: traffic_of(windows[20:40])}
     loads = loads_of(windows[:40])
     return what_if_job.Days(traffic=traffic, loads=loads, day_s=40, pool=pool, source="made")

@@ -1,4 +1,4 @@
-"""Archives that are damaged or lead elsewhere, and outputs that would replace what is somebody's, are refused."""
+"""Damaged archives and unsafe output paths are rejected; outputs never replace files that no job wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.errors import ArchiveError, PipelineError
 from shoal.history.manifest import ArchivedFile, Manifest, Retired, file_path, write_manifest
 from shoal.history.server_reader import Login
 from shoal.history.table import SCHEMA
-from shoal.pipeline import event_archive, matching_job
+from shoal.pipeline import bulk_match_job, event_archive
 from shoal.pipeline.archive.job import ArchiveJob
 from shoal.pipeline.filter_sets import read_filters
 
@@ -32,11 +32,11 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_an_output_replaces_nothing_that_no_job_has_written(archive: Path, tmp_path: Path) -> None:
-    where = tmp_path / "out" / matching_job.OUT_FILE
+    where = tmp_path / "out" / bulk_match_job.OUT_FILE
     where.parent.mkdir()
     where.write_text("my notes")
     with pytest.raises(PipelineError, match="was not written by a job: move it away"):
-        matching_job._new_file(where.parent, archive)
+        bulk_match_job._new_file(where.parent, archive)
     assert where.read_text() == "my notes"
     where.unlink()
     where.mkdir()
@@ -45,17 +45,17 @@ def test_an_output_replaces_nothing_that_no_job_has_written(archive: Path, tmp_p
     (where / ".part-0.parquet.crc").write_bytes(b"crc")
     (where / "thesis.txt").write_text("mine")
     with pytest.raises(PipelineError, match="was not written by a job"):
-        matching_job._new_file(where.parent, archive)
+        bulk_match_job._new_file(where.parent, archive)
     assert (where / "thesis.txt").read_text() == "mine"
     (where / "thesis.txt").unlink()
-    assert matching_job._new_file(where.parent, archive) == where
+    assert bulk_match_job._new_file(where.parent, archive) == where
     assert not where.exists()
 
 
 def test_that_is_said_before_filters_are_read_and_spark_is_started(
     archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / matching_job.OUT_FILE).write_text("my notes")
+    (tmp_path / bulk_match_job.OUT_FILE).write_text("my notes")
     words = ["pipeline", "match", "--filters", "none.txt", "--archive", str(archive), "--out", str(tmp_path)]
     assert cli.main(words) == 1
     assert "was not written by a job" in capsys.readouterr().err

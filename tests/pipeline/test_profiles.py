@@ -25,7 +25,7 @@ from shoal.filters.events import parse_event
 from shoal.filters.index import Index, event_table
 from shoal.filters.language import parse
 from shoal.filters.values import Event
-from shoal.pipeline import matching, profiles, profiles_job
+from shoal.pipeline import bulk_match, profiles, profiles_job
 from shoal.pipeline.filter_sets import keep
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def archive(rows: int, seed: int = 0) -> pa.Table:
     )
 
 
-QUERY = matching.query_of(pa.schema([("a", pa.int64()), ("b", pa.int64())]), "ids", ["a", "b"])
+QUERY = bulk_match.query_of(pa.schema([("a", pa.int64()), ("b", pa.int64())]), "ids", ["a", "b"])
 
 
 def sampled(parts: list[pa.Table], count: int, seed: int) -> profiles.Sample:

@@ -18,13 +18,13 @@ from shoal.flow.workloads import traffic_of
 from shoal.load.window import END_KEY, START_KEY, VERSION_KEY, LoadWindow
 from shoal.pipeline import generated_windows, what_if, what_if_job
 from shoal.pipeline.kept_windows import WindowKeeper, read_windows, read_windows_manifest
-from shoal.pipeline.what_if import Case, ServerPool
+from shoal.pipeline.what_if import ReplayPool, WhatIfCase
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DAY_S = 60
-SITE = ServerPool(capacity_bytes_per_s=125e6, servers_first=2, servers_max=4)
+SITE = ReplayPool(capacity_bytes_per_s=125e6, servers_first=2, servers_max=4)
 
 
 def short_days(days: int) -> list[LoadWindow]:
@@ -107,7 +107,7 @@ def test_a_window_that_was_cut_short_is_left_out_and_damage_is_said(folder: Path
 
 
 def test_a_day_is_replayed_with_the_deliveries_that_were_recorded(windows: list[LoadWindow]) -> None:
-    series = what_if.replay(traffic_of(windows[:30]), Case(policy="consistent-hashing"), SITE)
+    series = what_if.replay(traffic_of(windows[:30]), WhatIfCase(policy="consistent-hashing"), SITE)
     recorded = [sum(window.hosts["messages_sent"].to_pylist()) for window in windows[:30]]
     np.testing.assert_allclose(series.column("messages_out"), np.repeat(recorded, 2))
 
@@ -115,7 +115,7 @@ def test_a_day_is_replayed_with_the_deliveries_that_were_recorded(windows: list[
 def test_the_grid_has_the_defaults_first_and_every_combination_that_can_be(tmp_path: Path) -> None:
     cases = what_if.read_grid(None)
     assert len(cases) >= 60
-    assert cases[0] == Case()
+    assert cases[0] == WhatIfCase()
     assert len({json.dumps([case.policy, case.settings], sort_keys=True) for case in cases}) == len(cases)
     path = tmp_path / "grid.toml"
     path.write_text('[[grid]]\npolicy = ["shoal", "dynamoth"]\nsafe_ratio = [0.6, 0.7]\nhigh_ratio = [0.65, 0.8]\n')
@@ -156,7 +156,7 @@ def test_the_objective_weighs_overload_servers_and_moves() -> None:
 
 def test_the_same_runs_in_process_and_on_spark(folder: Path, tmp_path: Path, spark: SparkSession) -> None:
     days = what_if_job.read_days(folder, servers_min=1, servers_max=4, start_s=5)
-    cases = [Case(), Case(settings={"safe_ratio": 0.6}), Case(policy="bounded-load")]
+    cases = [WhatIfCase(), WhatIfCase(settings={"safe_ratio": 0.6}), WhatIfCase(policy="bounded-load")]
     notes: list[str] = []
     here = what_if_job.find(days, cases, 2, note=notes.append)
     there = what_if_job.find(days, cases, 2, spark, note=notes.append)
@@ -175,9 +175,9 @@ def test_a_best_case_that_is_worse_on_the_held_back_day_is_not_chosen(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     days = what_if_job.read_days(folder, servers_min=1, servers_max=4, start_s=5)
-    lucky = Case(settings={"safe_ratio": 0.6})
+    lucky = WhatIfCase(settings={"safe_ratio": 0.6})
 
-    def run(number: int, case: Case, day: int, *more: object) -> pa.RecordBatch:
+    def run(number: int, case: WhatIfCase, day: int, *more: object) -> pa.RecordBatch:
         worse = (number == 1) == (day == 2)
         figures = dict.fromkeys(what_if.RUN_SCHEMA.names, 0) | {
             "case": number,
@@ -188,9 +188,9 @@ def test_a_best_case_that_is_worse_on_the_held_back_day_is_not_chosen(
         return pa.RecordBatch.from_pylist([figures | {"cost": 2.0 if worse else 1.0}], what_if.RUN_SCHEMA)
 
     monkeypatch.setattr(what_if, "run", run)
-    found = what_if_job.find(days, [Case(), lucky], 2, note=lambda _: None)
+    found = what_if_job.find(days, [WhatIfCase(), lucky], 2, note=lambda _: None)
     assert found.best == lucky
-    assert found.chosen == Case()
+    assert found.chosen == WhatIfCase()
     assert (found.best_cost, found.default_cost, found.chosen_cost) == (2.0, 1.0, 1.0)
     assert not found.best_no_worse
 
@@ -203,14 +203,14 @@ def test_a_first_day_that_is_not_whole_takes_the_forecast_and_not_the_runs(folde
     days = what_if_job.read_days(tmp_path / "cut", servers_min=1, servers_max=4, start_s=5)
     assert list(days.traffic) == [0, 1, 2]
     notes: list[str] = []
-    found = what_if_job.find(days, [Case()], 2, note=notes.append)
+    found = what_if_job.find(days, [WhatIfCase()], 2, note=notes.append)
     assert found.runs.num_rows == 2
     assert found.with_forecast is None
     assert any("no run with a forecast: group 's' has 1.8 days" in each for each in notes)
 
 
 def test_the_best_settings_are_a_file_that_config_reads(tmp_path: Path) -> None:
-    case = Case(policy="dynamoth", settings={"high_ratio": 0.85, "moves_max": 7})
+    case = WhatIfCase(policy="dynamoth", settings={"high_ratio": 0.85, "moves_max": 7})
     what_if_job.write_config(case, tmp_path / "best.toml", "because")
     read = config.load(environ={}, file=tmp_path / "best.toml").settings
     assert read.balancer.policy == "dynamoth"
@@ -256,11 +256,11 @@ def test_settings_can_be_read_on_a_terminal_of_80_columns(
     figures = dict.fromkeys(what_if.RUN_SCHEMA.names, 12345) | {"case": 0, "day": 0, "cost": 1234.5}
     row = figures | {"policy": "consistent-hashing", "settings": json.dumps(settings)}
     runs = pa.Table.from_pylist([row], what_if.RUN_SCHEMA)
-    found = what_if_job.Finding(
+    found = what_if_job.WhatIfResult(
         runs=runs,
         held_back=runs,
-        best=Case(),
-        chosen=Case(),
+        best=WhatIfCase(),
+        chosen=WhatIfCase(),
         held_back_day=2,
         chosen_cost=1.0,
         best_cost=1.0,

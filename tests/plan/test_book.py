@@ -10,7 +10,7 @@ from tests.support.core_driver import FORGER, SIGNER, channel_at, ring
 from shoal.errors import ForgedEntryError, StaleEntryError
 from shoal.plan.book import PlanBook
 from shoal.plan.placement import Mode, Placement, at_home
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 THREE = ("s1", "s2", "s3")
 

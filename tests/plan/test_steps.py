@@ -20,9 +20,9 @@ from shoal.coordination.interface import Versioned
 from shoal.plan import steps
 from shoal.plan.conductor import View
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.moving import MoveRequest, encode_request
+from shoal.plan.move_request import MoveRequest, encode_request
 from shoal.plan.placement import BY_THE_RING, Mode, at_home
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.rules import without
 
 
@@ -359,7 +359,7 @@ def test_more_help_and_haste_are_no_new_phase() -> None:
         (MoveRequest(CHANNEL, ("s1", "s2"), Mode.SINGLE, False, "x"), "one server, not 2"),
         (MoveRequest(CHANNEL, (), Mode.ALL_PUBLISHERS, False, "x"), "at least one server"),
         (MoveRequest(b"other", ("s1",), Mode.SINGLE, False, "x"), "names another channel"),
-        (MoveRequest(CHANNEL, ("s2",), Mode.SINGLE, True, "x", goes_there=True), "goes elsewhere, or nowhere"),
+        (MoveRequest(CHANNEL, ("s2",), Mode.SINGLE, True, "x", goes_there=True), "not moving there"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_dropped(request_: MoveRequest, reason: str) -> None:

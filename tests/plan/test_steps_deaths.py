@@ -212,7 +212,7 @@ def check_step(store: Store, before: Entry | None, after: Entry) -> None:
     assert (after.phase is Phase.PREPARE) <= (after.newness == after.placement.version)
     assert after.newness > (before.newness if before else store.ring.version)
     assert after.newness > store.ring.version
-    assert after.publishing in after.standing, "publishers use what subscribers do not stand by"
+    assert after.publishing in after.subscribed, "publishers use a placement without subscribers"
     assert after.follows_from <= after.newness, "everybody is behind, for nobody can confirm what is asked for"
     if before is None or before.phase in (Phase.NARROW, Phase.END):
         return
@@ -222,7 +222,7 @@ def check_step(store: Store, before: Entry | None, after: Entry) -> None:
     ):
         return
     kept = {(placement.mode, placement.servers) for placement in (*after.earlier, after.placement)}
-    for placement in before.standing:
+    for placement in before.subscribed:
         gone = not any(server in store.ring.ids for server in placement.servers)
         assert gone or (placement.mode, placement.servers) in kept, "a placement was dropped before its time"
 

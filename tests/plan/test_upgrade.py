@@ -15,15 +15,15 @@ from shoal.errors import CoordinatorUnavailableError, ForgedEntryError, VersionE
 from shoal.lab.sim.models.coordinator import Store
 from shoal.leader.keeper import Keeper
 from shoal.leader.keeper_shell import Keeping
-from shoal.leader.timing import LeaderTiming
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.limits import Limits
 from shoal.plan import keys
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import read_format, require_format
-from shoal.plan.moving import MoveRequest, decode_request
+from shoal.plan.move_request import MoveRequest, decode_request
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Members, Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.plan.upgrade import upgrade_plan
 
 PRIVATE = bytes(range(32))

@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.support.cluster_thread import ClusterThread
+from tests.support.command import run_json_command
 
 import shoal
+from shoal.cluster.acl import ADMIN
+from shoal.cluster.local import LocalCluster
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +34,24 @@ async def bus(url: str) -> AsyncIterator[shoal.Bus]:
 async def other(url: str) -> AsyncIterator[shoal.Bus]:
     async with shoal.connect(url) as opened:
         yield opened
+
+
+@pytest.fixture
+def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of the test log in as administrator of the shared cluster."""
+
+    async def url(cluster: LocalCluster) -> str:
+        return cluster.url_for(ADMIN)
+
+    monkeypatch.setenv("SHOAL_COORDINATOR", shared_cluster.call(url))
+
+
+@pytest.fixture
+async def channel(
+    admin: None, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> AsyncIterator[str]:
+    """A recorded channel of the test's own."""
+    name = f"{request.path.stem}.{request.node.name}"
+    await run_json_command(capsys, "channels", "record", name)
+    yield name
+    await run_json_command(capsys, "channels", "record", name, "--off")

@@ -37,7 +37,7 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Message
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.wire import control, envelope
 from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.support.connections import connect_coordinator
 
 import shoal
 from shoal import cli
@@ -26,7 +27,7 @@ from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, RING_KEY, entry_key
 from shoal.plan.ring import Ring
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 CHANNELS = [f"tile.{number}" for number in range(8)]
 PAYLOAD = b"x" * 400
@@ -80,7 +81,7 @@ class Watch:
 
 @contextlib.asynccontextmanager
 async def watching(cluster: LocalCluster) -> AsyncIterator[Watch]:
-    async with await RedisCoordinator.connect(cluster.url_for(ADMIN)) as coordinator:
+    async with await connect_coordinator(cluster.url_for(ADMIN)) as coordinator:
         yield Watch(cluster, coordinator)
 
 

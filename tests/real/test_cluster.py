@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from tests.support.connections import ask, connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.balance.options import BalancerOptions
@@ -25,22 +27,20 @@ from shoal.cli import main
 from shoal.cluster import background, parts, process
 from shoal.cluster.acl import ADMIN, CLIENT
 from shoal.cluster.child import Child
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import request
-from shoal.cluster.host_kinds import HostKind
+from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.local_provider import LocalProcesses
 from shoal.cluster.process import ProcessId, is_running, wait_until
 from shoal.cluster.servers import free_port
 from shoal.cluster.state import ClusterState, StateDir, find_cluster
-from shoal.cluster.timing import DEFAULT_TIMING, Timing
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, NotRunningError
 from shoal.limits import Limits
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
-from shoal.wire.blocking import ask
+from shoal.plan.signature import Verifier
 
 STANDIN = Path(__file__).parent.parent / "support" / "standin_agent.py"
 LEASE_S = 1.0
@@ -89,7 +89,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 async def stored_ring(cluster: LocalCluster) -> Ring:
-    async with await RedisCoordinator.connect(cluster.url_for(CLIENT)) as coordinator:
+    async with await connect_coordinator(cluster.url_for(CLIENT)) as coordinator:
         ring, key = await coordinator.get(RING_KEY), await coordinator.get(PUBLIC_KEY)
     assert ring is not None
     assert key is not None
@@ -152,21 +152,21 @@ async def test_without_agents_only_the_servers_run() -> None:
         assert cluster.status().ready
 
 
-async def test_what_crashes_is_mended_where_it_was() -> None:
+async def test_a_crashed_process_is_restarted_on_its_port() -> None:
     async with a_cluster() as cluster:
         servers = cluster.servers
         ring = await stored_ring(cluster)
         for name in ("s1", "agent-s2", "coordinator"):
             await cluster.kill(name)
 
-        def mended() -> bool:
+        def all_restarted() -> bool:
             children = {child.name: child for child in cluster.status().processes}
             return all(
                 children[name].restarts == 1 and children[name].state == "running"
                 for name in ("s1", "agent-s2", "coordinator")
             )
 
-        await until(mended, "all three run again")
+        await until(all_restarted, "all three run again")
         assert cluster.servers == servers
         assert ask(servers[0].host, servers[0].port, ADMIN, cluster.state.passwords[ADMIN], "PING")
         assert (await stored_ring(cluster)).version >= ring.version
@@ -175,7 +175,7 @@ async def test_what_crashes_is_mended_where_it_was() -> None:
 
 async def test_the_coordinator_comes_back_with_all_it_knew() -> None:
     async with a_cluster() as cluster:
-        async with await RedisCoordinator.connect(cluster.url_for(ADMIN)) as coordinator:
+        async with await connect_coordinator(cluster.url_for(ADMIN)) as coordinator:
             version = await coordinator.put("plan/test", b"kept")
             await cluster.restart("coordinator")
             kept = await coordinator.get("plan/test")
@@ -184,7 +184,7 @@ async def test_the_coordinator_comes_back_with_all_it_knew() -> None:
         assert await stored_ring(cluster) == Ring(1, cluster.servers, lease_ms=1000)
 
 
-async def test_a_server_whose_agent_is_gone_leaves_the_ring_and_comes_back() -> None:
+async def test_a_server_without_an_agent_leaves_the_ring_and_comes_back() -> None:
     async with a_cluster() as cluster:
         cluster.hold("agent-s1")
         await cluster.kill("agent-s1")
@@ -209,17 +209,24 @@ async def test_hosts_of_other_kinds_and_sites_come_and_go(tmp_path: Path) -> Non
                 sites[id] = site
                 await cluster.fleet.start_child(shelf_process(id, tmp_path / id))
 
-        cluster.fleet.offer(HostKind("shelf", "h", start, cluster.fleet.end_child))
+        cluster.fleet.offer(HostLauncher("shelf", "h", start, cluster.fleet.end_child))
         assert await provider.add("shelf", 2, "oslo") == ("h1", "h2")
         assert sites == {"h1": "oslo", "h2": "oslo"}
         assert len(cluster.fleet.processes_of("shelf")) == 2
+        assert [child.name for child in cluster.status().processes][-4:] == ["agent-s1", "agent-s2", "h1", "h2"]
+        written = cluster.directory.read()
+        assert written is not None
+        assert written.others == {"shelf": cluster.fleet.processes_of("shelf")}
+        assert {*written.others["shelf"]} < {*written.processes()}
+        with pytest.raises(ClusterError, match=r"name one of .*, agent-s2, h1, h2$"):
+            await cluster.kill("h9")
         await provider.remove("h1")
         assert len(cluster.fleet.processes_of("shelf")) == 1
         (server,) = await provider.add(SERVER, 1, "bergen")
         assert server == "s3"
         address = next(member for member in cluster.servers if member.id == server)
         assert address.site == "bergen"
-        assert parts.shoal_agent(address)[-2:] == ["--site", "bergen"]
+        assert parts.shoal_agent(replace(address, rack="r2"))[-4:] == ["--site", "bergen", "--rack", "r2"]
         await provider.remove(server)
         assert server not in [member.id for member in cluster.servers]
 

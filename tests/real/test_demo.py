@@ -70,7 +70,7 @@ def test_a_headless_demo_follows_the_crowd_loses_nothing_and_leaves_nothing(tmp_
     assert facts["seconds"] >= 12
     assert facts["troubles"] == []
     events = " ".join(event["text"] for event in facts["events"])
-    for word in ("s2 killed", "noticed: s2", "mended: s2", "healed", "busiest server"):
+    for word in ("s2 killed", "noticed: s2", "restarted: s2", "healed", "busiest server"):
         assert word in events
     assert "to add (grow)" in events or "to move" in events
     lines = [text for text in err.splitlines() if "deliveries/s" in text]

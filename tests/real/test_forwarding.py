@@ -1,5 +1,5 @@
-"""Two servers with their agents, all real: what is published in the wrong place arrives in the right one, whoever moved
-is told, and the coordinator has the agents' reports."""
+"""Two servers with their agents, all real: messages published on an old server are forwarded, clients are notified of
+the move, and the coordinator has the agents' reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.router_client import RouterClient
 
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import RING_KEY, entry_key, report_key
-from shoal.plan.moving import ChannelReport, decode_report
+from shoal.plan.move_request import ChannelReport, decode_report
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring
 from shoal.wire import control

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,12 @@ from tests.support.command import run_json_command
 
 import shoal
 from shoal import cli
-from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.wire.record_entry import MESSAGE_FIELD, record_key
 
-
-@pytest.fixture(autouse=True)
-def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def url(cluster: LocalCluster) -> str:
-        return cluster.url_for(ADMIN)
-
-    monkeypatch.setenv("SHOAL_COORDINATOR", shared_cluster.call(url))
-
-
-@pytest.fixture
-async def channel(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A recorded channel of the test's own."""
-    name = f"history.{request.node.name}"
-    await run_json_command(capsys, "channels", "record", name)
-    yield name
-    await run_json_command(capsys, "channels", "record", name, "--off")
+pytestmark = pytest.mark.usefixtures("admin")
 
 
 async def archive(bus: shoal.Bus, url: str, directory: Path) -> None:

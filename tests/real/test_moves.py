@@ -1,4 +1,4 @@
-"""Channels of a real cluster move by `shoal plan move`, and nobody who publishes or subscribes sees anything of it."""
+"""Channels of a real cluster move by `shoal plan move`, unnoticed by publishers and subscribers."""
 
 from __future__ import annotations
 
@@ -6,24 +6,15 @@ import asyncio
 
 import pytest
 from tests.support.agent_site import until
-from tests.support.cluster_thread import ClusterThread
 from tests.support.command import run_json_command
 
 import shoal
-from shoal.cluster.acl import ADMIN
-from shoal.cluster.local import LocalCluster
 from shoal.message import Item, Message
+
+pytestmark = pytest.mark.usefixtures("admin")
 
 WAIT_S = 60.0
 ENDS_WITH = b"last"
-
-
-@pytest.fixture(autouse=True)
-def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def url(cluster: LocalCluster) -> str:
-        return cluster.url_for(ADMIN)
-
-    monkeypatch.setenv("SHOAL_COORDINATOR", shared_cluster.call(url))
 
 
 async def where(capsys: pytest.CaptureFixture[str], channel: str) -> list[str]:
@@ -44,7 +35,7 @@ async def rests(capsys: pytest.CaptureFixture[str], channel: str) -> bool:
 
 
 async def speak(bus: shoal.Bus, channel: str, stop: asyncio.Event) -> int:
-    """Publishes numbers until it is stopped, then the word that ends it."""
+    """Publishes numbers until it is stopped, then the last payload."""
     number = 0
     while not stop.is_set():
         await bus.publish(channel, b"%d" % number)

@@ -1,4 +1,4 @@
-"""`shoal plan move` and `shoal plan show --moves` against a real coordinator and a real mover."""
+"""`shoal plan move` and `shoal plan show --moves` against a real coordinator and a real conductor."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.support.mover_scene import CHANNEL, RING, MoverScene, mover_scene
 
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import RING_KEY, entry_key, move_key, report_key
-from shoal.plan.moving import ChannelReport, MoveRequest, Report, decode_request, encode_report, encode_request
+from shoal.plan.move_request import ChannelReport, MoveRequest, Report, decode_request, encode_report, encode_request
 from shoal.plan.placement import Mode, Placement
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 
 NAME = CHANNEL.decode()
 TARGET = MoverScene.target(CHANNEL)
@@ -101,7 +101,7 @@ class TestMove:
         assert status == 1
         assert "cancelled" in output
 
-    async def test_it_notices_that_somebody_else_wants_something_else(
+    async def test_a_request_that_replaces_this_one_is_noticed(
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await scene.lead()

@@ -1,4 +1,4 @@
-"""Whether a drained server may go, on a real one: not before its records are archived."""
+"""A drained server with records stays until its records are archived; on a real server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.support.connections import ask
 
 from shoal.cluster.acl import AGENT, PIPELINE, READER
 from shoal.cluster.local import LocalCluster
@@ -16,7 +17,7 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.pipeline.archive.archived_mark import mark_archived
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.plan.ring import ServerAddress
-from shoal.wire.blocking import ask
+from shoal.runtime import PRODUCTION
 from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY, record_key
 
 WAIT_S = 60.0
@@ -38,7 +39,7 @@ async def test_a_server_holds_records_until_they_are_archived(tmp_path: Path, ca
         def say(role: str, *words: bytes | str) -> object:
             return ask(server.host, server.port, role, passwords[role], *words)
 
-        watch = RecordWatch(READER, passwords[READER], DEFAULT_LIMITS)
+        watch = RecordWatch(READER, passwords[READER], DEFAULT_LIMITS, PRODUCTION.address_book)
         assert watch.holding == set()
         watch.follow([server])
         assert watch.holding == {server.id}, "nobody knows yet"
@@ -76,7 +77,7 @@ async def test_a_server_holds_records_until_they_are_archived(tmp_path: Path, ca
 
 
 async def test_a_server_that_does_not_answer_counts_as_one_that_holds_records() -> None:
-    watch = RecordWatch(None, None, DEFAULT_LIMITS)
+    watch = RecordWatch(None, None, DEFAULT_LIMITS, PRODUCTION.address_book)
     watch.follow([ServerAddress("s9", "127.0.0.1", 1)])
     await asyncio.sleep(0.3)
     assert watch.holding == {"s9"}

@@ -12,17 +12,9 @@ from tests.support.cluster_thread import ClusterThread
 from tests.support.command import run_json_command
 
 import shoal
-from shoal.cluster.acl import ADMIN
-from shoal.cluster.local import LocalCluster
 from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key
 
-
-@pytest.fixture(autouse=True)
-def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def url(cluster: LocalCluster) -> str:
-        return cluster.url_for(ADMIN)
-
-    monkeypatch.setenv("SHOAL_COORDINATOR", shared_cluster.call(url))
+pytestmark = pytest.mark.usefixtures("admin")
 
 
 @pytest.fixture

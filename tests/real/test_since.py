@@ -15,37 +15,20 @@ import pytest
 from tests.support.agent_site import until
 from tests.support.cluster_thread import ClusterThread
 from tests.support.command import run_json_command
+from tests.support.connections import ask
 
 import shoal
-from shoal.cluster.acl import ADMIN
-from shoal.cluster.local import LocalCluster
 from shoal.errors import ArchiveError, SubscribeError
 from shoal.history.server_reader import Login
 from shoal.message import Gap, Item, Message
 from shoal.pipeline.archive.job import ArchiveJob, run_here
-from shoal.wire.blocking import ask
 from shoal.wire.record_entry import RecordedMessage, read_entry, record_key
+
+pytestmark = pytest.mark.usefixtures("admin")
 
 WAIT_S = 60.0
 PUBLISHERS, JOINERS, COUNT = 3, 8, 400
 PLACEMENTS = [("s1", "single"), ("s1,s2", "all_subscribers"), ("s2,s3", "all_publishers"), ("s1", "single")]
-
-
-@pytest.fixture(autouse=True)
-def admin(shared_cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def url(cluster: LocalCluster) -> str:
-        return cluster.url_for(ADMIN)
-
-    monkeypatch.setenv("SHOAL_COORDINATOR", shared_cluster.call(url))
-
-
-@pytest.fixture
-async def channel(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A recorded channel of the test's own."""
-    name = f"since.{request.node.name}"
-    await run_json_command(capsys, "channels", "record", name)
-    yield name
-    await run_json_command(capsys, "channels", "record", name, "--off")
 
 
 async def take(messages: shoal.Subscription, count: int) -> list[bytes]:

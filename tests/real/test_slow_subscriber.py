@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.cluster_thread import ClusterThread
+from tests.support.connections import ask
 from tests.support.redis_server import RedisServer
 
 import shoal
 from shoal.cluster.local import LocalCluster
 from shoal.limits import DEFAULT_LIMITS, MIB, Limits
 from shoal.message import Gap, Item
-from shoal.wire.blocking import ask
 
 CHANNEL = "slow"
 PAYLOAD = b"x" * 65_536

@@ -161,7 +161,7 @@ def test_the_checking_process_shares_no_code_with_the_router() -> None:
     program = "import sys, shoal.lab.soak.checker; print(*(name for name in sys.modules if name.startswith('shoal.')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    assert "shoal.lab.sim.checkers" in loaded
+    assert "shoal.lab.sim.scenarios.channel_checkers" in loaded
     rooms = {name.split(".")[1] for name in loaded}
     assert not rooms & {"channels", "bus", "redis", "cluster"}
 

@@ -17,7 +17,7 @@ from shoal.balance.records import STATE_KEY, BalancerState, Why, encode, why_key
 from shoal.plan.keys import RING_KEY, entry_key, pool_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 
 
 @pytest.fixture
@@ -56,7 +56,11 @@ async def test_top_shows_servers_and_busiest_channels(site: Site, capsys: pytest
 async def test_top_shows_what_the_balancer_did_and_why(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     await site.coordinator.put(pool_key("s9"), b"drain")
     status, facts = await run_json_command(capsys, "top")
-    assert (status, facts["balance"]["plans"], facts["balance"]["standing"]) == (1, [], {"s1": "home", "s9": "drain"})
+    assert (status, facts["balance"]["plans"], facts["balance"]["pool_states"]) == (
+        1,
+        [],
+        {"s1": "home", "s9": "drain"},
+    )
     single, spread = Place(Mode.SINGLE, ("s1",)), Place(Mode.ALL_SUBSCRIBERS, ("s1", "s9"))
     why = Why(time.time(), "shoal", "abc" * 20, 1.0, single, spread, "replicate", {"left_before": 0.91})
     await site.coordinator.put(why_key(b"tile"), encode(why))

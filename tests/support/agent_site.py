@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis_py
+from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.interface import LeaseInfo
@@ -22,7 +23,7 @@ from shoal.load_kinds import KINDS
 from shoal.plan.format import VALUE
 from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.wire.envelope import TELEMETRY_KEY
 
 TIMEOUT_S = 60.0
@@ -108,7 +109,7 @@ class Site:
 async def agent_site() -> AsyncIterator[Site]:
     """A server and a coordinator that holds a plan; nothing of it is left afterwards."""
     with RedisServer(aof=True) as redis, RedisServer() as server:
-        async with await RedisCoordinator.connect(f"{redis.host}:{redis.port}") as coordinator:
+        async with await connect_coordinator(f"{redis.host}:{redis.port}") as coordinator:
             site = Site(coordinator, redis, server)
             await site.write_plan()
             try:

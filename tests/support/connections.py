@@ -1,18 +1,30 @@
-"""Shared by the tests of connections: a receiver that keeps everything, connections that end, both event loops."""
+"""Shared by tests: connections to real servers, a receiver that keeps everything, both event loops."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
+from random import SystemRandom
 from typing import Any
 
 import pytest
 import uvloop
 from tests.support.redis_server import RedisServer
 
+from shoal.coordination.redis import RedisCoordinator
+from shoal.wire import blocking_connection
 from shoal.wire.connection import Connection, Receiver
+from shoal.wire.dial import tcp
+
+ask = functools.partial(blocking_connection.ask, dial=tcp)
+
+
+async def connect_coordinator(address: str, **settings: Any) -> RedisCoordinator:
+    """A client of a coordinator on a real server."""
+    return await RedisCoordinator.connect(address, dial=tcp, random=SystemRandom(), **settings)
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -76,6 +88,7 @@ def connection_to(server: RedisServer, receiver: Receiver | None, **settings: An
         "username": "full",
         "password": "secret",
         "name": "test",
+        "dial": tcp,
         "identify": receiver is not None,
     } | settings
     return Connection(server.host, port, receiver=receiver, **login)

@@ -31,7 +31,7 @@ from shoal.message import Attributes, Gap, Item, Message
 from shoal.plan.book import PlanBook
 from shoal.plan.placement import BY_THE_RING
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control, envelope
 from shoal.wire.commands import Command

@@ -15,9 +15,9 @@ from shoal.channels.telemetry.scanner import Scanner
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.moving import ChannelReport
+from shoal.plan.move_request import ChannelReport
 from shoal.plan.placement import Mode, Placement
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel

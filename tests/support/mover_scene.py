@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from tests.support.agent_site import until
+from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
+from shoal.balance.registry import ring_hosts
 from shoal.coordination.interface import Lease
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ForgedEntryError
-from shoal.leader.conductor_shell import ConductorShell, Leading, ring_of
+from shoal.leader.conductor_shell import ConductorShell, Leading
 from shoal.limits import Limits
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import VALUE
@@ -28,10 +30,10 @@ from shoal.plan.keys import (
     moves_prefix,
     report_key,
 )
-from shoal.plan.moving import ChannelReport, MoveRequest, Report, encode_report, encode_request
+from shoal.plan.move_request import ChannelReport, MoveRequest, Report, encode_report, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.plan.steps import ChannelSteps
 
 SERVERS = ("s1", "s2", "s3")
@@ -65,7 +67,7 @@ class MoverScene:
             self.turns += 1
             return self.leading.get(name)
 
-        moving = ConductorShell(self.coordinator, ChannelSteps(Limits()), self.signer, turn, ring_of, POLL_S)
+        moving = ConductorShell(self.coordinator, ChannelSteps(Limits()), self.signer, turn, ring_hosts, POLL_S)
         self.tasks[name] = asyncio.create_task(moving.run())
 
     async def some_turns(self) -> None:
@@ -128,7 +130,7 @@ class MoverScene:
 async def mover_scene() -> AsyncIterator[MoverScene]:
     """A coordinator that holds a plan; nothing of it is left afterwards."""
     with RedisServer(aof=True) as redis:
-        async with await RedisCoordinator.connect(f"{redis.host}:{redis.port}") as coordinator:
+        async with await connect_coordinator(f"{redis.host}:{redis.port}") as coordinator:
             scene = MoverScene(coordinator, f"shoal://{redis.host}:{redis.port}")
             await scene.write_plan()
             try:

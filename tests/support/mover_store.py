@@ -8,10 +8,10 @@ from shoal.coordination.interface import Versioned
 from shoal.limits import Limits
 from shoal.plan.conductor import Conductor, DropRequest, PutEntry, View
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.moving import ChannelReport, MoveRequest, Report, encode_request
+from shoal.plan.move_request import ChannelReport, MoveRequest, Report, encode_request
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.plan.steps import ChannelSteps
 from shoal.rules import Rules
 

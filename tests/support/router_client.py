@@ -23,8 +23,9 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Message
 from shoal.plan.book import PlanBook
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.wire.connection import Connection
+from shoal.wire.dial import tcp
 
 
 class _Ear:
@@ -124,6 +125,7 @@ class RouterClient:
             username=None,
             password=None,
             name=f"shoal:{self.id:012x}",
+            dial=tcp,
             receiver=_Ear(self, wish.server),
         )
         try:

@@ -15,15 +15,15 @@ import secrets
 import msgspec
 
 from shoal.coordination.interface import Lease, Membership
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import CoordinatorError
 from shoal.plan.ring import ServerAddress
+from shoal.runtime import PRODUCTION
 
 
 async def hold_lease(address: ServerAddress, lease_s: float) -> None:
     holder = f"standin-{os.getpid()}-{secrets.token_hex(4)}"
     data = msgspec.msgpack.encode(address)
-    async with await RedisCoordinator.connect(os.environ["SHOAL_URL"]) as coordinator:
+    async with await PRODUCTION.coordinator(os.environ["SHOAL_URL"], 5.0) as coordinator:
         held: Lease | None = None
         member: Membership | None = None
         for _ in itertools.count():

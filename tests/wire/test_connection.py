@@ -11,11 +11,10 @@ from typing import Any
 
 import hiredis
 import pytest
-from tests.support.connections import Collector, connection_to, on_both_loops, opened, peer
+from tests.support.connections import Collector, ask, connection_to, on_both_loops, opened, peer
 from tests.support.redis_server import RedisServer, free_port
 
 from shoal.errors import AuthenticationError, ConnectError, ProtocolError, ServerTooOldError
-from shoal.wire.blocking import ask
 from shoal.wire.commands import encode_commands
 
 PASSWORD = "open sesame"
@@ -140,8 +139,8 @@ async def test_pause_holds_deliveries_back_until_resume(server: RedisServer) -> 
     [
         ({"password": "wrong"}, "refused user 'full'"),
         ({"username": "nobody"}, "refused user 'nobody'"),
-        ({"username": None, "password": None}, "wants a password"),
-        ({"username": "blind"}, r"may not run INFO .* \+info"),
+        ({"username": None, "password": None}, "requires a password"),
+        ({"username": "blind"}, r"has no permission for INFO .* \+info"),
     ],
 )
 @on_both_loops

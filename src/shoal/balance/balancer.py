@@ -14,17 +14,17 @@ requests, the marks, and `BalancerState`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from shoal.balance.change import ChannelMove, Planner, UnitMove
+from shoal.balance.change import ChannelMove, PlannerInput
 from shoal.balance.channel_requests import ChannelRequests
 from shoal.balance.columns import NEVER
 from shoal.balance.effects import (
-    AddServers,
+    AddHosts,
     Effect,
     ProposalReady,
     PutMark,
@@ -46,11 +46,12 @@ from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ende
 from shoal.balance.proposal import Proposal, decode_proposal, kind_of, make_proposal, why_stale
 from shoal.balance.recording import Outcome, make_record
 from shoal.balance.records import APPLIED_MAX, REMOVED_MAX, Answer, Ask, BalancerState, why_of
+from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
 from shoal.balance.under_way import UnderWay, request_id
 from shoal.errors import ConfigError, PlanError
-from shoal.load.kinds import SERVER, Kinds
+from shoal.load.kinds import SERVER
 from shoal.load.window import LoadWindow
 from shoal.logs import get_log
 from shoal.plan.keys import Mark
@@ -77,28 +78,36 @@ QUIET_INTERVAL_S: Final = 60.0
 _log: Final = get_log(__name__)
 
 
+class _Decided(NamedTuple):
+    """A proposal and all that it was made from; `given` is what each planner got, by kind."""
+
+    situation: Situation
+    lost: tuple[bytes, ...]
+    given: dict[str, PlannerInput]
+    proposal: Proposal
+
+
 class Balancer:
-    """Decides for one cluster. `kinds` are those of load windows. `state` and `moved_at` (when each channel was last
-    placed) come from the coordinator, where an earlier leader left them. `planners` plan units of other kinds than
-    channels."""
+    """Decides for one cluster. `registry` has the kinds of load windows, and the planners of other kinds of units than
+    channels. `state` and `moved_at` (when each channel was last placed) come from the coordinator, where an earlier
+    leader left them."""
 
     def __init__(
         self,
         settings: BalanceSettings,
         options: BalancerOptions,
-        kinds: Kinds,
+        registry: Registry,
         state: BalancerState | None = None,
         moved_at: dict[bytes, float] | None = None,
         rules: Rules = ALL_RULES,
-        planners: Iterable[Planner] = (),
     ) -> None:
-        self._planners = tuple(planners)
+        self._planners = registry.planners
         channels = ChannelRequests()
         self._requests: dict[str, Any] = {channels.kind: channels}
         self._requests.update((planner.kind, planner) for planner in self._planners)
         self._settings = settings
         self._options = options
-        self._kinds = kinds
+        self._kinds = registry.load
         self._state = self._written = state or BalancerState()
         self._moved_at = {} if moved_at is None else moved_at
         self._rules = rules
@@ -113,11 +122,12 @@ class Balancer:
         self._joined_at: dict[str, float] | None = None
         self._under_way: UnderWay | None = None
         self._taken_over = False
-        self._asked_for = 0
-        self._asked_at = 0.0
+        self._asked: dict[str, tuple[int, float]] = {}
+        """By kind: how many hosts the provider was asked for without an answer yet, and when."""
+        self._refused_at: dict[str, float] = {}
+        """By kind: when the provider last refused hosts."""
         self._quiet_at = -QUIET_INTERVAL_S
         self._failure = ""
-        self._add_refused_at = -options.retry_s
 
     @property
     def state(self) -> BalancerState:
@@ -129,22 +139,27 @@ class Balancer:
         """How many moves of the plan under way have not ended."""
         return self._under_way.waiting if self._under_way else 0
 
-    @property
-    def _adding(self) -> int:
-        """Servers that were asked for and have not joined yet, whether or not the provider has answered."""
-        return len(self._state.adding) + self._asked_for
+    def _adding(self, kind: str) -> int:
+        """Hosts of a kind that were asked for and have not come yet, whether or not the provider has answered."""
+        state = self._state
+        begun = len(state.adding) if kind == SERVER else sum(of == kind for of, _ in state.adding_hosts.values())
+        return begun + self._asked.get(kind, (0, 0.0))[0]
 
     # -- what the adapter tells ------------------------------------------------------------------------------
 
-    def added(self, servers: Sequence[str], now_s: float) -> None:
-        """The provider has begun to start these servers."""
-        self._asked_for = 0
-        self._state = replace(self._state, adding={**self._state.adding, **dict.fromkeys(servers, now_s)})
+    def added(self, kind: str, hosts: Sequence[str], now_s: float) -> None:
+        """The provider has begun to start these hosts."""
+        self._asked.pop(kind, None)
+        if kind == SERVER:
+            self._state = replace(self._state, adding={**self._state.adding, **dict.fromkeys(hosts, now_s)})
+        else:
+            begun = {**self._state.adding_hosts, **dict.fromkeys(hosts, (kind, now_s))}
+            self._state = replace(self._state, adding_hosts=begun)
 
-    def refused(self, now_s: float) -> None:
+    def refused(self, kind: str, now_s: float) -> None:
         """The provider did not add what it was asked for. It is asked again after a while, if that is still wanted."""
-        self._asked_for = 0
-        self._add_refused_at = now_s
+        self._asked.pop(kind, None)
+        self._refused_at[kind] = now_s
 
     def removed(self, server: str) -> None:
         """The provider has removed a server for good."""
@@ -221,16 +236,26 @@ class Balancer:
         self._state = replace(self._state, digest="")
 
     def _note_joins(self, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
-        """Servers that were asked for: they have come, or have taken too long and are given up."""
-        if now_s - self._asked_at >= self._options.join_timeout_s:
-            self._asked_for = 0
+        """Hosts that were asked for: they have come, or have taken too long and are given up."""
+        timeout_s = self._options.join_timeout_s
+        self._asked = {kind: asked for kind, asked in self._asked.items() if now_s - asked[1] < timeout_s}
+        if self._state.adding_hosts:
+            there = set(self._window.hosts["host"].to_pylist()) if self._window else set()
+            self._state = replace(
+                self._state,
+                adding_hosts={
+                    host: (kind, since)
+                    for host, (kind, since) in self._state.adding_hosts.items()
+                    if host not in there and now_s - since < timeout_s
+                },
+            )
         adding = dict(self._state.adding)
         for server, since in self._state.adding.items():
             if server in ring.ids:
                 del adding[server]
-            elif now_s - since >= self._options.join_timeout_s:
+            elif now_s - since >= timeout_s:
                 del adding[server]
-                yield PutMark(server, Mark.OUT, f"it did not join within {self._options.join_timeout_s:g} s")
+                yield PutMark(server, Mark.OUT, f"it did not join within {timeout_s:g} s")
         self._state = replace(self._state, adding=adding)
 
     # -- asks ------------------------------------------------------------------------------------------------
@@ -246,7 +271,7 @@ class Balancer:
 
     def _propose_for(self, id: str, ask: Ask, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
         try:
-            situation, lost, proposal = self._propose(ask.policy or self._options.policy, view, ring)
+            decided = self._propose(ask.policy or self._options.policy, view, ring)
         except ConfigError as error:
             yield Reply(id, Answer(str(error)))
             return
@@ -254,10 +279,11 @@ class Balancer:
             _log.exception("the policy failed", policy=ask.policy)
             yield Reply(id, Answer(f"the policy failed: {error!r}"))
             return
+        proposal = decided.proposal
         data, digest = proposal.encode(), proposal.digest
-        yield self._record(situation, lost, proposal, now_s, asked=True)
+        yield self._record(decided, now_s, asked=True)
         yield ProposalReady(digest, data)
-        yield Reply(id, Answer("", digest, data, len(proposal.moves)))
+        yield Reply(id, Answer("", digest, data, proposal.moves_count))
 
     def _apply_for(self, id: str, ask: Ask, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
         why_not = None
@@ -275,7 +301,7 @@ class Balancer:
             yield Reply(id, Answer(why_not or "", ask.digest))
             return
         yield from self._apply(proposal, view, ring, now_s)
-        yield Reply(id, Answer("", ask.digest, b"", len(proposal.moves)))
+        yield Reply(id, Answer("", ask.digest, b"", proposal.moves_count))
 
     @property
     def _is_busy(self) -> bool:
@@ -307,7 +333,7 @@ class Balancer:
             yield from risen
             return
         try:
-            situation, lost, proposal = self._propose(self._options.policy, view, ring)
+            decided = self._propose(self._options.policy, view, ring)
         except Exception as error:
             if repr(error) != self._failure:
                 self._failure = repr(error)
@@ -315,12 +341,12 @@ class Balancer:
                 yield RecordOutcome(Outcome(now_s, "", "failed", {"policy": self._options.policy, "why": repr(error)}))
             return
         self._failure = ""
-        if not proposal.is_empty:
-            yield self._record(situation, lost, proposal, now_s, asked=False)
-            yield from self._apply(proposal, view, ring, now_s)
-        elif len(situation.channels) <= QUIET_CHANNELS_MAX or now_s - self._quiet_at >= QUIET_INTERVAL_S:
+        if not decided.proposal.is_empty:
+            yield self._record(decided, now_s, asked=False)
+            yield from self._apply(decided.proposal, view, ring, now_s)
+        elif len(decided.situation.channels) <= QUIET_CHANNELS_MAX or now_s - self._quiet_at >= QUIET_INTERVAL_S:
             self._quiet_at = now_s
-            yield self._record(situation, lost, proposal, now_s, asked=False)
+            yield self._record(decided, now_s, asked=False)
 
     def _covers(self, window: LoadWindow, ring: Ring) -> bool:
         """Whether a window tells of all members of the ring but those that joined too late for it; one that stays
@@ -335,13 +361,18 @@ class Balancer:
         self._missing += 1
         return self._missing > MISSING_WINDOWS_MAX
 
-    def _propose(self, name: str, view: View, ring: Ring) -> tuple[Situation, tuple[bytes, ...], Proposal]:
-        """What a policy wants now: the situation, the channels whose servers are dead, and the proposal."""
+    def _propose(self, name: str, view: View, ring: Ring) -> _Decided:
+        """What a policy and the planners of other kinds want now."""
         assert self._window is not None
         decide = policy(name)
         situation = self._situation(self._window, view, ring)
         lost = lost_channels(view.entries, ring)
         decision = with_lost(situation, decide(situation, self._settings), lost)
+        hosts = {kind for kind, _ in self._state.adding_hosts.values()} | self._asked.keys() - {SERVER}
+        adding = {kind: self._adding(kind) for kind in sorted(hosts)}
+        given = {
+            planner.kind: PlannerInput(self._window, view.units[planner.kind], adding) for planner in self._planners
+        }
         proposal = make_proposal(
             situation,
             decision,
@@ -349,20 +380,14 @@ class Balancer:
             settings=self._settings,
             ring_version=ring.version,
             revision_of=view.units[CHANNEL].revision,
-            others=tuple(self._other_moves(view, situation.at_s)),
+            others=[change for planner in self._planners for change in planner.plan(given[planner.kind])],
         )
-        return situation, lost, proposal
+        return _Decided(situation, lost, given, proposal)
 
-    def _other_moves(self, view: View, now_s: float) -> Iterator[UnitMove]:
-        """The moves of units of other kinds that their planners want."""
-        for planner in self._planners:
-            yield from planner.plan(view.units[planner.kind], now_s)
-
-    def _record(
-        self, situation: Situation, lost: tuple[bytes, ...], proposal: Proposal, now_s: float, *, asked: bool
-    ) -> RecordDecision:
+    def _record(self, decided: _Decided, now_s: float, *, asked: bool) -> RecordDecision:
         assert self._window is not None
-        record = make_record(situation, proposal, self._settings, self._window, lost, at_s=now_s, asked=asked)
+        situation, lost, given, proposal = decided
+        record = make_record(situation, proposal, self._settings, self._window, lost, given, at_s=now_s, asked=asked)
         return RecordDecision(record, proposal.is_empty)
 
     def _situation(self, window: LoadWindow, view: View, ring: Ring) -> Situation:
@@ -373,7 +398,7 @@ class Balancer:
             pool=Pool(
                 servers_min=here if provider.is_fixed else provider.servers_min,
                 servers_max=here if provider.is_fixed else max(most, here),
-                adding=self._adding,
+                adding=self._adding(SERVER),
                 new_capacity=provider.new_capacity,
                 new_cpu_capacity=provider.new_cpu_capacity,
                 new_cost=provider.new_cost,
@@ -411,14 +436,26 @@ class Balancer:
             elif change.server in view.marks:
                 yield PutMark(change.server, keep_mark(view.marks[change.server]), change.reason)
         if added:
-            self._asked_for, self._asked_at = added, now_s
-            yield AddServers(added)
-        yield RecordOutcome(Outcome(now_s, digest, "applied", {"moves": len(proposal.moves), "add": added}))
+            yield self._ask_for(AddHosts(SERVER, added), now_s)
+        for wanted in proposal.hosts:
+            if self._may_ask(wanted.kind, now_s):
+                added += wanted.count
+                yield self._ask_for(AddHosts(wanted.kind, wanted.count, wanted.site), now_s)
+        yield RecordOutcome(Outcome(now_s, digest, "applied", {"moves": proposal.moves_count, "add": added}))
+
+    def _ask_for(self, hosts: AddHosts, now_s: float) -> AddHosts:
+        before, _ = self._asked.get(hosts.kind, (0, now_s))
+        self._asked[hosts.kind] = before + hosts.count, now_s
+        return hosts
+
+    def _may_ask(self, kind: str, now_s: float) -> bool:
+        """Whether the provider has not refused such hosts just now."""
+        return now_s - self._refused_at.get(kind, NEVER) >= self._options.retry_s
 
     def _room(self, count: int, view: View, ring: Ring, now_s: float) -> int:
         """How many of the servers that are wanted can be asked for."""
-        if now_s - self._add_refused_at < self._options.retry_s:
+        if not self._may_ask(SERVER, now_s):
             return 0
         provider = view.provider
-        room = provider.servers_max - len(ring.ids) - self._adding
+        room = provider.servers_max - len(ring.ids) - self._adding(SERVER)
         return max(0, min(count, room, count if provider.spare is None else provider.spare))

@@ -12,9 +12,10 @@ from typing import Any, Final, Literal, Protocol, TypeVar, Union
 
 import msgspec
 
+from shoal.load.window import LoadWindow
 from shoal.plan.kinds import CHANNEL, SERVER
 from shoal.plan.placement import Mode, check_servers
-from shoal.plan.signing import UnitEntry
+from shoal.plan.signature import UnitEntry
 
 
 class Change(msgspec.Struct, frozen=True, tag_field="change"):
@@ -80,6 +81,22 @@ class ServerChange(Change, frozen=True, tag=SERVER):
     figures: dict[str, float]
 
 
+@registered
+class HostsWanted(Change, frozen=True, tag="hosts"):
+    """Hosts of another kind than servers to add, at a site."""
+
+    kind: str
+    count: int
+    site: str
+    reason: str
+    figures: dict[str, float]
+
+    def check(self) -> None:
+        """Refuses a number of hosts that makes no sense, and servers, which only the policy adds."""
+        if self.count < 1 or self.kind == SERVER:
+            raise ValueError(f"{self.count} hosts of kind {self.kind} cannot be asked for")
+
+
 class MoveAsked(Protocol):
     """A request to move a unit, as a plan writes it."""
 
@@ -105,9 +122,19 @@ class Units:
         return entry.newness if entry else 0
 
 
+@dataclass(frozen=True, slots=True)
+class PlannerInput:
+    """All that a planner may look at: the load window with the hosts and units of all kinds, its units in the
+    coordinator, and by kind how many hosts were asked for and have not reported yet."""
+
+    window: LoadWindow
+    units: Units
+    adding: Mapping[str, int]
+
+
 class Planner(Protocol):
     """Plans one kind of unit beside the policy, which plans channels. The kind, its entries and its requests are those
-    of its table of steps (`shoal.plan.conductor.Steps`)."""
+    of its table of steps (`shoal.plan.conductor.Steps`). It keeps no state, so that a decision can be replayed."""
 
     @property
     def kind(self) -> str:
@@ -120,8 +147,8 @@ class Planner(Protocol):
     def read_request(self, data: bytes) -> Any:
         """The request in `data`; PlanError if it makes no sense."""
 
-    def plan(self, units: Units, now_s: float) -> Iterable[UnitMove]:
-        """The moves that are wanted now."""
+    def plan(self, given: PlannerInput) -> Iterable[UnitMove | HostsWanted]:
+        """The changes that are wanted now, each with its reason; a pure function."""
 
     def request(self, move: Any, id: str) -> MoveAsked:
         """The request that asks the conductor for a move."""

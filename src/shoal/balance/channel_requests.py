@@ -10,7 +10,7 @@ from typing import Final
 from shoal.balance.change import ChannelMove
 from shoal.plan.entry import Entry
 from shoal.plan.kinds import CHANNEL
-from shoal.plan.moving import MoveRequest
+from shoal.plan.move_request import MoveRequest
 
 _TOLD_AT_ONCE: Final = ("drain", "lost", "merge")
 """Reasons for which clients are told of a move at once, and not with the next message: a server is to become empty."""

@@ -16,7 +16,7 @@ from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import CHANNEL
-from shoal.plan.moving import MoveRequest
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.ring import Ring
 
 
@@ -91,10 +91,12 @@ class PutMark(msgspec.Struct, frozen=True):
     why: str
 
 
-class AddServers(msgspec.Struct, frozen=True):
-    """Servers to ask the provider for; `Balancer.added` or `Balancer.refused` is told what came of it."""
+class AddHosts(msgspec.Struct, frozen=True):
+    """Hosts of a kind to ask the provider for; `Balancer.added` or `Balancer.refused` is told what came of it."""
 
+    kind: str
     count: int
+    site: str = ""
 
 
 class RemoveServer(msgspec.Struct, frozen=True):
@@ -141,7 +143,7 @@ Effect: TypeAlias = (
     | WriteUnitMove
     | HurryMove
     | PutMark
-    | AddServers
+    | AddHosts
     | RemoveServer
     | PutState
     | ProposalReady

@@ -160,7 +160,7 @@ def _parts(placements: Placements, rows: Ints, places: Ints, sent: Floats, settl
 
 def _living(entry: Entry, place_of: Mapping[str, int]) -> tuple[Mode, tuple[int, ...]] | None:
     """What the ring has left of an entry, by the rule of `PlanBook.placement`; None if that is nothing."""
-    for placement in (entry.publishing, *reversed(entry.standing)):
+    for placement in (entry.publishing, *reversed(entry.subscribed)):
         places = tuple(place_of[server] for server in placement.servers if server in place_of)
         if places:
             return placement.mode, places

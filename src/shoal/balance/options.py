@@ -1,6 +1,7 @@
-"""What can be set about the balancer itself, beside the settings of its policy.
+"""Options of the balancer itself; those of the policies are in `settings.py`.
 
-Owns the record and its checks. Each wait has a name and a unit, and says what happens at its end.
+Owns the record and its checks. Every timeout has a name, a unit and a defined end. `PUBLIC` names the options that
+users may need to change.
 """
 
 from __future__ import annotations
@@ -14,51 +15,51 @@ from shoal.errors import ConfigError
 from shoal.plan.ring import ServerAddress
 
 SERVERS_MAX: Final = 1000
-_POOL_ENTRY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})@(\[[^]]+\]|[^:@\s]+):(\d{1,5})")
+_POOL_ENTRY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})@(\[[^]]+\]|[^:@\s]+):(\d{1,5})(?:/([^/@\s]+))?")
 
 
 class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a balancer works."""
+    """The table `[balancer]` of the configuration file."""
 
     policy: str = "shoal"
-    """The policy that it goes by."""
+    """The policy that decides: `shoal`, `dynamoth`, `slots`, ... (see policies.md)."""
 
     auto: bool = False
-    """Whether what the policy wants is done at once. If not, it is proposed and applied on request only."""
+    """Whether decisions are carried out at once. Otherwise they are proposals, applied with `shoal plan apply`."""
 
     servers_min: int = 1
-    """No server is drained if fewer than so many would be left."""
+    """Smallest number of servers. No server is drained below it."""
 
     servers_max: int = 8
-    """No server is added beyond so many."""
+    """Largest number of servers. No server is added above it."""
 
     pool: str = ""
-    """A fixed pool of servers, `id@host:port,...`, each with its agent running. Empty: the local cluster's supervisor
-    starts and ends servers, or nobody does where there is none."""
+    """A fixed pool of servers, `id@host:port,...`, each with a running agent; with several sites `id@host:port/site`.
+    Empty: the supervisor of a local cluster starts and stops servers; without one the number of servers is fixed."""
 
     new_max_out_bytes_per_s: float = 125_000_000.0
-    """What a server that is added may send. A local cluster says it itself."""
+    """Capacity of an added server. A local cluster reports it itself."""
 
     forecast: str = ""
-    """A file of forecasts, as `shoal pipeline forecast` writes it, read again when it is new. Empty: none."""
+    """A file written by `shoal pipeline forecast`. It is read again after each change."""
 
     move_timeout_s: float = 60.0
-    """How long the moves of a plan are waited for. Then the next plan may be made; the mover goes on with them."""
+    """How long the balancer waits for the moves of a plan. Then it may make the next plan; the moves continue."""
 
     join_timeout_s: float = 60.0
-    """How long a server that was asked for may take to join. Then it is given up, and may be asked for again."""
+    """How long a requested server may take to join. Then the request is dropped and may be repeated."""
 
     retry_s: float = 5.0
-    """Wait before the provider is asked again for what it refused."""
+    """Delay before a request that the provider refused is repeated."""
 
     empty_s: float = 5.0
-    """How long a drained server must be without subscribers and publications before it is removed."""
+    """How long a drained server must have no subscribers and no publications before it is removed."""
 
     keep_records: bool = True
-    """Whether a drained server stays until all that was recorded there is archived: its records go with it."""
+    """Whether a drained server is kept until its records are archived. Its records are lost when it is removed."""
 
     def validate(self) -> None:
-        """Raise ConfigError if a value cannot be, or if two of them cannot be together."""
+        """Raise ConfigError if a value is invalid or two values contradict each other."""
         for name in ("new_max_out_bytes_per_s", "move_timeout_s", "join_timeout_s", "retry_s", "empty_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"balancer.{name} is {getattr(self, name)!r}", do="give a number above 0")
@@ -76,11 +77,25 @@ class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for word in words:
             match = _POOL_ENTRY.fullmatch(word)
             if match is None:
-                raise ConfigError(f"balancer.pool has {word!r}", do="write each server as id@host:port")
-            found.append(ServerAddress(match[1], match[2].strip("[]"), int(match[3])))
+                raise ConfigError(f"balancer.pool has {word!r}", do="write each server as id@host:port[/site]")
+            found.append(ServerAddress(match[1], match[2].strip("[]"), int(match[3]), match[4] or ""))
         if len({server.id for server in found}) < len(found):
             raise ConfigError("balancer.pool names a server twice", do="name each id once")
         return tuple(found)
 
 
 DEFAULT_OPTIONS: Final = BalancerOptions()
+
+PUBLIC: Final = frozenset(
+    {
+        "policy",
+        "auto",
+        "servers_min",
+        "servers_max",
+        "pool",
+        "new_max_out_bytes_per_s",
+        "forecast",
+        "keep_records",
+    }
+)
+"""Options that users may need to change. The others are internal: they can be set, but may change between versions."""

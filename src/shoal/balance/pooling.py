@@ -21,7 +21,7 @@ from shoal.load.kinds import CHANNEL, SERVER
 from shoal.load.window import LoadWindow
 from shoal.plan.entry import Phase
 from shoal.plan.keys import Mark
-from shoal.plan.moving import MoveRequest
+from shoal.plan.move_request import MoveRequest
 from shoal.plan.ring import Ring
 
 TAKES: Final = (None, Mark.GUEST)

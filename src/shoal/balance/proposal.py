@@ -2,7 +2,7 @@
 
 Owns the record, its canonical bytes and its digest, and the check that the plan is still the one it was made from. A
 proposal is shown, kept and applied as one: to apply a digest is to apply exactly the bytes that have it. It holds the
-policy's decision about channels and servers, and the moves of other kinds of units (`shoal.balance.change`).
+policy's decision about channels and servers, and what the planners of other kinds want (`shoal.balance.change`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from shoal.balance.change import ChannelMove, Place, ServerChange, UnitMove, read_change
+from shoal.balance.change import ChannelMove, HostsWanted, Place, ServerChange, UnitMove, read_change
 from shoal.balance.columns import MODES, Floats, Placements, host_loads
 from shoal.balance.decision import Decision, Reason, changed
 from shoal.balance.settings import BalanceSettings
@@ -64,6 +64,16 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     def others(self) -> tuple[UnitMove, ...]:
         """The moves of units of other kinds."""
         return tuple(move for move in self.changes if isinstance(move, UnitMove) and not isinstance(move, ChannelMove))
+
+    @property
+    def moves_count(self) -> int:
+        """How many units of all kinds move."""
+        return sum(isinstance(change, UnitMove) for change in self.changes)
+
+    @property
+    def hosts(self) -> tuple[HostsWanted, ...]:
+        """The hosts of other kinds than servers to add."""
+        return tuple(change for change in self.changes if isinstance(change, HostsWanted))
 
     def encode(self) -> bytes:
         """The canonical bytes."""
@@ -132,11 +142,13 @@ def make_proposal(
     settings: BalanceSettings,
     ring_version: int,
     revision_of: Callable[[bytes], int],
-    others: tuple[UnitMove, ...] = (),
+    others: Iterable[UnitMove | HostsWanted] = (),
 ) -> Proposal:
     """Puts names to a decision. `revision_of` tells how new the entry of a channel is, 0 if it has none. `others` are
-    the moves of other kinds of units."""
-    moves = (*_moves(situation, decision, revision_of), *others)
+    the changes that the planners of other kinds want."""
+    wanted = tuple(others)
+    hosts = tuple(change for change in wanted if isinstance(change, HostsWanted))
+    moves = (*_moves(situation, decision, revision_of), *(move for move in wanted if isinstance(move, UnitMove)))
     before, after = expected_ratios(situation, decision)
     return Proposal(
         policy=policy,
@@ -144,7 +156,7 @@ def make_proposal(
         window_end_s=situation.at_s,
         ring_version=ring_version,
         basis=basis_of(ring_version, ((kind_of(move), move.unit, move.revision) for move in moves)),
-        changes=(*moves, *_server_changes(situation, decision)),
+        changes=(*moves, *_server_changes(situation, decision), *hosts),
         max_ratio_before=before,
         max_ratio_after=after,
     )

@@ -2,13 +2,15 @@
 
 Owns the form of a record and the replay. Where records are kept is in `shoal.leader.audit_log`. A record holds the
 situation itself (the load window joined with plan and pool: what the policy saw, to the last bit) beside the window
-that it was made from, so that a replay needs nothing else.
+that it was made from, and for each planner of another kind the units that it was given, so that a replay needs nothing
+else but the same policy and planners.
 
-Version 3 names the kind of the units. A record of version 2, which is about channels, can be shown but not replayed.
+A record of version 2 can be shown but not replayed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
@@ -16,16 +18,18 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from shoal.balance.change import HostsWanted, Planner, PlannerInput, UnitMove, Units
 from shoal.balance.columns import Channels, Hosts, Placements
 from shoal.balance.forecast import Forecast
 from shoal.balance.lost import with_lost
 from shoal.balance.policies import policy
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of, make_proposal, upgrade_proposal
+from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
-from shoal.errors import PlanError
-from shoal.load.kinds import CHANNEL
+from shoal.errors import PlanError, ProtocolError
 from shoal.load.window import LoadWindow
+from shoal.plan.move_request import encode_body
 
 RECORD_VERSION: Final = 3
 SHOWN_VERSIONS: Final = (2, RECORD_VERSION)
@@ -49,11 +53,21 @@ class SituationRecord(msgspec.Struct, frozen=True):
     """What was expected; empty if nothing was."""
 
 
+class PlannerRecord(msgspec.Struct, frozen=True):
+    """What the planner of one kind was given beside the load window: the encoded entries and requests of its units, and
+    how many hosts were on their way."""
+
+    kind: str
+    entries: tuple[bytes, ...]
+    requests: tuple[bytes, ...]
+    adding: dict[str, int]
+
+
 class DecisionRecord(msgspec.Struct, frozen=True):
     """One decision: what it was made from, and the proposal that came of it.
 
     `window` is the load window as Arrow IPC, `revisions` how new the entries of the channels were that are to move,
-    `lost` the channels whose entries name dead servers.
+    `lost` the channels whose entries name dead servers, `planners` what those of other kinds were given.
     """
 
     version: int
@@ -67,8 +81,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     revisions: tuple[tuple[bytes, int], ...]
     lost: tuple[bytes, ...]
     proposal: bytes
-    kind: str = CHANNEL
-    """The kind of the units; version 2 does not say."""
+    planners: tuple[PlannerRecord, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -115,11 +128,12 @@ def make_record(
     settings: BalanceSettings,
     window: LoadWindow,
     lost: tuple[bytes, ...],
+    given: Mapping[str, PlannerInput],
     *,
     at_s: float,
     asked: bool,
 ) -> DecisionRecord:
-    """The record of a decision."""
+    """The record of a decision; `given` is what each planner got, by kind."""
     return DecisionRecord(
         version=RECORD_VERSION,
         at_s=at_s,
@@ -132,13 +146,13 @@ def make_record(
         revisions=tuple((move.unit, move.revision) for move in proposal.moves),
         lost=lost,
         proposal=proposal.encode(),
-        kind=CHANNEL,
+        planners=tuple(_planner_record(kind, each) for kind, each in given.items()),
     )
 
 
-def replay(record: DecisionRecord) -> Proposal:
-    """Makes the decision of a record again; moves of other kinds than channels are taken from the record. The same
-    decision has the same digest as the record. PlanError if the record is too old."""
+def replay(record: DecisionRecord, registry: Registry) -> Proposal:
+    """Makes the decision of a record again, with the policy and the planners. The same decision has the same digest as
+    the record. PlanError if the record is too old, or if this process lacks a planner."""
     if record.version != RECORD_VERSION:
         raise PlanError(
             f"a decision record of version {record.version} can be shown, not replayed: {RECORD_VERSION} can",
@@ -154,7 +168,7 @@ def replay(record: DecisionRecord) -> Proposal:
         settings=record.settings,
         ring_version=record.ring_version,
         revision_of=lambda channel: revisions.get(channel, 0),
-        others=proposal_of(record).others,
+        others=_replanned(record, registry),
     )
 
 
@@ -162,6 +176,42 @@ def proposal_of(record: DecisionRecord) -> Proposal:
     """The proposal of a record."""
     read = decode_proposal if record.version == RECORD_VERSION else upgrade_proposal
     return read(record.proposal)
+
+
+# -- planners of other kinds ---------------------------------------------------------------------------------
+
+
+def _planner_record(kind: str, given: PlannerInput) -> PlannerRecord:
+    units = given.units
+    return PlannerRecord(
+        kind,
+        tuple(_encoder.encode(entry) for _, entry in sorted(units.entries.items())),
+        tuple(encode_body(kind, request) for _, request in sorted(units.requests.items())),
+        dict(given.adding),
+    )
+
+
+def _replanned(record: DecisionRecord, registry: Registry) -> Iterator[UnitMove | HostsWanted]:
+    """What the planners want, given what they were given."""
+    planners = {planner.kind: planner for planner in registry.planners}
+    for given in record.planners:
+        planner = planners.get(given.kind)
+        if planner is None:
+            raise PlanError(f"this process has no planner for {given.kind}", do="use the Shoal that wrote the record")
+        try:
+            window = LoadWindow.from_bytes(record.window, registry.load)
+        except ProtocolError as error:
+            raise PlanError(f"the load window of a record cannot be read: {error}") from error
+        yield from planner.plan(PlannerInput(window, _units_of(given, planner), given.adding))
+
+
+def _units_of(given: PlannerRecord, planner: Planner) -> Units:
+    try:
+        entries = [msgspec.msgpack.decode(data, type=planner.entry_type) for data in given.entries]
+    except (msgspec.DecodeError, ValueError) as error:
+        raise PlanError(f"the entries of a record cannot be read: {error}") from error
+    requests = [planner.read_request(data) for data in given.requests]
+    return Units({entry.unit: entry for entry in entries}, {request.unit: request for request in requests})
 
 
 # -- situations ----------------------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ class BalancerState(msgspec.Struct, frozen=True):
     """Servers that were removed last, newest first."""
     applied: tuple[str, ...] = ()
     """Digests of the plans that were applied last, newest first."""
+    adding_hosts: dict[str, tuple[str, float]] = {}
+    """Hosts of other kinds that were asked for and have not reported yet: the kind, and since when."""
 
 
 class Why(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
-"""The balancer's settings: thresholds, waits and bounds, each with a name and a unit.
+"""Settings of the policies: thresholds, waits and bounds, each with a name and a unit.
 
-Owns the record and its checks. A policy takes what it needs and ignores the rest; ratios are of a server's capacity.
+Owns the record and its checks. A policy uses the settings that it needs. Ratios are relative to a server's capacity.
+`PUBLIC` names the few that users may need to change.
 """
 
 from __future__ import annotations
@@ -14,52 +15,52 @@ from shoal.errors import ConfigError
 
 
 class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set about balancing."""
+    """The table `[balance]` of the configuration file."""
 
     # -- Windows ---------------------------------------------------------------------------------------------
 
     window_s: int = 2
-    """How long a load window is, in whole seconds: the analyzer's unit."""
+    """Length of a load window in whole seconds, the unit of the analyzer."""
 
     lateness_s: float = 1.5
-    """How long after its end a window waits for records that are late. Then it is closed without them."""
+    """How long a window waits after its end for late records. Then it is closed without them."""
 
     past_windows: int = 30
-    """How many windows back a trend is seen from."""
+    """Number of windows from which a trend is estimated."""
 
     # -- All policies ----------------------------------------------------------------------------------------
 
     high_ratio: float = 0.80
-    """Load ratio above which a server is overloaded, and is relieved."""
+    """Load ratio above which a server is overloaded and channels are moved away."""
 
     safe_ratio: float = 0.70
-    """Load ratio below which an overloaded server is brought, and above which no server is filled."""
+    """Target load ratio: overloaded servers are relieved until they are below it, and no server is filled above it."""
 
     grow_ratio: float = 0.60
-    """Average load ratio above which a server is added when the present ones cannot be brought below `high_ratio`."""
+    """Average load ratio above which a server is added if the present servers cannot be brought below `high_ratio`."""
 
     low_ratio: float = 0.35
-    """Average load ratio below which servers are freed."""
+    """Average load ratio below which servers are drained and removed."""
 
     fail_ratio: float = 1.15
     """Load ratio at which a server fails."""
 
     wait_s: float = 10.0
-    """Least time between two plans (the paper's T_wait)."""
+    """Shortest time between two plans (T_wait in the Dynamoth paper)."""
 
     # -- Dynamoth --------------------------------------------------------------------------------------------
 
     all_subscribers_ratio: float = 20.0
-    """Publications a second for each subscriber above which a channel's subscribers stand at several servers."""
+    """Publications per second and subscriber above which a channel is replicated as `all_subscribers`."""
 
     all_publishers_ratio: float = 40.0
-    """Subscribers for each publication a second above which a channel's publishers use several servers."""
+    """Subscribers per publication a second above which a channel is replicated as `all_publishers`."""
 
     publications_min: float = 400.0
-    """Publications a second below which a channel is not replicated for them."""
+    """Publications per second below which a channel is not replicated as `all_subscribers`."""
 
     subscribers_min: int = 200
-    """Subscribers below which a channel is not replicated for them."""
+    """Subscribers below which a channel is not replicated as `all_publishers`."""
 
     # -- Shoal -----------------------------------------------------------------------------------------------
 
@@ -67,29 +68,29 @@ class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Channels that one plan may move."""
 
     moved_share: float = 0.35
-    """What one plan may bring to a server, as a part of what the server could carry beside its load (up to
-    `fail_ratio`). At 0.35 moves make no server fail even if all that moves goes by both ways for a while."""
+    """Load that one plan may move to a server, as a share of its free capacity up to `fail_ratio`. At 0.35 no server
+    fails even if all moving load is forwarded by both servers for a while."""
 
     settle_s: float = 20.0
-    """For how long a channel that was placed stays there, unless its server fails or is overloaded beyond help."""
+    """How long a channel stays after a move, unless its server fails or stays overloaded."""
 
     horizon_s: float = 20.0
-    """How far ahead growth is anticipated: about the time that a new server takes to be there and to be filled."""
+    """How far ahead the trend is extrapolated: about the time until a new server has joined and carries load."""
 
     forecast_s: float = 60.0
-    """How far ahead a forecast is looked at, if there is one: servers are there, and filled, before its peak."""
+    """How far ahead a forecast is read, so that servers have joined and carry load before its peak."""
 
     replicas_max: int = 16
     """Servers that one channel may have."""
 
     server_hour_price: float = 1.0
-    """What an hour of a new server costs, in the unit of `move_price`."""
+    """Cost of a new server for one hour, in the unit of `move_price`."""
 
     move_price: float = 0.0005
-    """What moving one channel is worth avoiding, in the unit of `server_hour_price`."""
+    """Cost of moving one channel, in the unit of `server_hour_price`."""
 
     def validate(self) -> None:
-        """Raise ConfigError if a value cannot be, or if two of them cannot be together."""
+        """Raise ConfigError if a value is invalid or two values contradict each other."""
         for name in self.__struct_fields__:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"balance.{name} is {getattr(self, name)!r}", do="give a number above 0")
@@ -103,3 +104,6 @@ class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 DEFAULT_SETTINGS: Final = BalanceSettings()
+
+PUBLIC: Final = frozenset({"high_ratio", "safe_ratio", "low_ratio", "wait_s"})
+"""Settings that users may need to change. The others are internal: they can be set, but may change between versions."""

@@ -29,7 +29,7 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import GivenAttributes
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.commands import Request
@@ -72,7 +72,7 @@ def connect(
     Enter it (`async with`) or await its `open()`; nothing is sent before. `name` appears in logs and metrics. `archive`
     is an archive directory, which `subscribe(since=...)` reads in addition to the records.
     """
-    return Bus(url, limits=limits, name=name, archive=archive)
+    return Bus(url, runtime=PRODUCTION, limits=limits, name=name, archive=archive)
 
 
 class Bus:
@@ -82,13 +82,13 @@ class Bus:
         self,
         url: str | None = None,
         *,
+        runtime: Runtime,
         limits: Limits | None = None,
         name: str | None = None,
         archive: str | Path | None = None,
-        runtime: Runtime = PRODUCTION,
         rules: Rules = ALL_RULES,
     ) -> None:
-        """See `connect`. `runtime` and `rules` are for tests and the simulator."""
+        """See `connect`, which chooses the `runtime`. `rules` is for the simulator."""
         self.limits = limits or DEFAULT_LIMITS
         self.limits.validate()
         self._runtime = runtime

@@ -15,7 +15,7 @@ from shoal.channels.client.context import Connect
 from shoal.coordination.link import Address
 from shoal.errors import ConnectError, ProtocolError, ShoalError
 from shoal.limits import Limits
-from shoal.wire.address_book import AS_ANNOUNCED, AddressBook
+from shoal.wire.address_book import AddressBook
 from shoal.wire.backoff import Backoff
 from shoal.wire.commands import Command
 from shoal.wire.connection import Connection
@@ -110,9 +110,7 @@ class BusConnection:
 class Dialer:
     """Opens connections, with a delay for servers that were tried before."""
 
-    def __init__(
-        self, address: Address, name: str, limits: Limits, random: Random, book: AddressBook = AS_ANNOUNCED
-    ) -> None:
+    def __init__(self, address: Address, name: str, limits: Limits, random: Random, book: AddressBook) -> None:
         self._address = address
         self._name = name
         self._limits = limits

@@ -19,7 +19,7 @@ from shoal.logs import get_log
 from shoal.plan.format import require_format
 from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.recording_marks import recorded_patterns
-from shoal.runtime import PRODUCTION, Runtime
+from shoal.runtime import Runtime
 from shoal.wire.backoff import Backoff
 
 FETCH_PAUSE_S: Final = 0.25
@@ -31,7 +31,7 @@ _log: Final = get_log(__name__)
 class PlanSource:
     """One coordinator and the login there; the servers accept the same user and password."""
 
-    def __init__(self, url: str, timeout_s: float, runtime: Runtime = PRODUCTION) -> None:
+    def __init__(self, url: str, timeout_s: float, runtime: Runtime) -> None:
         if "://" in url and not url.startswith("shoal://"):
             scheme = url.split("://", 1)[0]
             raise ConfigError(f"{scheme}:// is not a cluster address", do="write shoal://user:password@host:port")

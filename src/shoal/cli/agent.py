@@ -40,6 +40,7 @@ def register(subparsers: Subparsers) -> None:
         help="address of the server; clients connect to it too",
     )
     parser.add_argument("--site", default="", metavar="NAME", help="site of the server, where there are several")
+    parser.add_argument("--rack", default="", metavar="NAME", help="what fails together with the server at its site")
     parser.add_argument(
         "--max-out-bytes-per-s",
         type=float,
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         logs.configure(level="info", format=args.settings.log_format)
     host, port = read_address(args.address)
     options = AgentOptions(
-        address=ServerAddress(_server_id(args.server), host, port, args.site),
+        address=ServerAddress(_server_id(args.server), host, port, args.site, args.rack),
         max_out_bytes_per_s=_bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S),
         metrics_port=_metrics_port(args.metrics_port),
         limits=args.settings.limits,

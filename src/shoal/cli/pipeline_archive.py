@@ -157,9 +157,10 @@ class _Cluster:
         from shoal.bus.plan_source import PlanSource
         from shoal.cli.channels import cluster_url
         from shoal.cluster.acl import PIPELINE
+        from shoal.runtime import PRODUCTION
 
         url = cluster_url(args.url, args.settings, role=PIPELINE)
-        self._source = PlanSource(url, args.settings.limits.connect_timeout_s)
+        self._source = PlanSource(url, args.settings.limits.connect_timeout_s, PRODUCTION)
         self._servers: tuple[ServerAddress, ...] = ()
         self.servers()
 
@@ -172,7 +173,7 @@ class _Cluster:
 
     def servers(self) -> tuple[ServerAddress, ...]:
         """Return the servers of the ring; the last known ones while the coordinator is unavailable."""
-        from shoal.plan.signing import Verifier
+        from shoal.plan.signature import Verifier
 
         try:
             key, ring = asyncio.run(self._source.key_and_ring())

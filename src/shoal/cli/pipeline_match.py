@@ -1,6 +1,6 @@
 """`shoal pipeline match`: matches a set of filters against an archive.
 
-Owns its flags and output. The work is in `shoal.pipeline.matching_job`.
+Owns its flags and output. The work is in `shoal.pipeline.bulk_match_job`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.cli.pipeline import add_spark_flags, session_options
 
 if TYPE_CHECKING:
+    from shoal.pipeline.bulk_match_job import MatchResult
     from shoal.pipeline.filter_sets import FilterSet
-    from shoal.pipeline.matching_job import MatchResult
 
 
 def add(jobs: Subparsers) -> None:
@@ -51,13 +51,13 @@ def add(jobs: Subparsers) -> None:
 
 def run_match(args: argparse.Namespace) -> int:
     """Match, and print the result."""
-    from shoal.pipeline import matching_job
+    from shoal.pipeline import bulk_match_job
 
     if args.out is not None:
-        matching_job.check_out(args.out, args.archive)
+        bulk_match_job.check_out(args.out, args.archive)
     filters = filter_set(args)
     if args.in_process:
-        found = matching_job.match_in_process(filters, args.archive, args.output, args.out)
+        found = bulk_match_job.match_in_process(filters, args.archive, args.output, args.out)
     else:
         from shoal.pipeline.session import running
         from shoal.pipeline.spark.progress import shown
@@ -65,7 +65,7 @@ def run_match(args: argparse.Namespace) -> int:
         options = session_options(args, "shoal match")
         note("starting Spark")
         with running(options) as spark, shown(spark, "tasks", note):
-            found = matching_job.match_on_spark(spark, filters, args.archive, args.output, args.out)
+            found = bulk_match_job.match_on_spark(spark, filters, args.archive, args.output, args.out)
     facts = msgspec.to_builtins(found) | {"events_per_s": found.events / found.seconds, "archive": args.archive}
     result(args, facts, _text(found))
     return 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shoal.lab.experiments.result import Drawing
-    from shoal.pipeline.what_if_job import Days, Finding
+    from shoal.pipeline.what_if_job import Days, WhatIfResult
 
 CONFIG_FILE: Final = "best.toml"
 RUNS_FILE: Final = "runs.parquet"
@@ -116,7 +116,7 @@ def generate(args: argparse.Namespace) -> None:
     note(f"generated {days} days of load in {args.windows}")
 
 
-def _facts(found: Finding, *, cases: int) -> dict[str, Any]:
+def _facts(found: WhatIfResult, *, cases: int) -> dict[str, Any]:
     from shoal.pipeline import what_if, what_if_job
 
     return {
@@ -139,7 +139,7 @@ def _facts(found: Finding, *, cases: int) -> dict[str, Any]:
     }
 
 
-def _why(found: Finding, cases: int) -> str:
+def _why(found: WhatIfResult, cases: int) -> str:
     days = len(set(found.runs["day"].to_pylist()))
     asked = f"of {cases} cases over {days} days of recorded load, by shoal pipeline what-if"
     day = f"on the held-back day (day {found.held_back_day})"
@@ -154,11 +154,11 @@ def _why(found: Finding, cases: int) -> str:
     )
 
 
-def _verdict(found: Finding) -> str:
+def _verdict(found: WhatIfResult) -> str:
     """Describe how the best case of the grid did on the held-back day, whichever settings were written."""
-    from shoal.pipeline.what_if import Case
+    from shoal.pipeline.what_if import WhatIfCase
 
-    if found.best == Case():
+    if found.best == WhatIfCase():
         words = "the defaults are the best case"
     else:
         words = "no worse than the defaults" if found.best_no_worse else "worse than the defaults"
@@ -173,7 +173,7 @@ def _case(row: dict[str, Any]) -> str:
     return "\n".join([row["policy"], *(lines or ["  defaults"])])
 
 
-def _show(args: argparse.Namespace, found: Finding) -> None:
+def _show(args: argparse.Namespace, found: WhatIfResult) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -203,7 +203,7 @@ def _show(args: argparse.Namespace, found: Finding) -> None:
 _RESPONSES: Final = ("response_ms_mean", "response_ms_p99")
 
 
-def _draw(days: Days, found: Finding, out: Path) -> list[str]:
+def _draw(days: Days, found: WhatIfResult, out: Path) -> list[str]:
     """Draw the figure; without matplotlib, print a note and return nothing."""
     from shoal.lab.experiments.figures import draw
 
@@ -214,7 +214,7 @@ def _draw(days: Days, found: Finding, out: Path) -> list[str]:
         return []
 
 
-def _drawing(days: Days, found: Finding) -> Drawing:
+def _drawing(days: Days, found: WhatIfResult) -> Drawing:
     """Draw the cost of every case, and the held-back day under the defaults and the chosen case."""
     from shoal.lab.experiments.result import Drawing, Line, Panel
     from shoal.pipeline import what_if
@@ -229,7 +229,7 @@ def _drawing(days: Days, found: Finding) -> Drawing:
         )
     ]
     traffic = days.traffic[found.held_back_day]
-    cases = {"defaults": what_if.Case(), "chosen": found.chosen}
+    cases = {"defaults": what_if.WhatIfCase(), "chosen": found.chosen}
     series = {name: what_if.replay(traffic, case, days.pool) for name, case in cases.items()}
     if found.with_forecast is not None:
         expected = days.forecast(found.held_back_day)

@@ -27,7 +27,7 @@ _TIMEOUT_S: Final = 5.0
 _EXAMPLE: Final = "shoal plan show\nshoal plan show tile.3.4 --json\nshoal plan show --moves"
 
 
-class ServerView(msgspec.Struct, frozen=True):
+class PlanServer(msgspec.Struct, frozen=True):
     """A server of the ring. `lease` is held, none, or unknown if the login cannot read leases. A guest is not a
     home.
     """
@@ -57,7 +57,7 @@ class PlanView(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ring_version: int
     signature_ok: bool
-    servers: tuple[ServerView, ...]
+    servers: tuple[PlanServer, ...]
     entries: tuple[PlacementView, ...]
     channels: tuple[PlacementView, ...]
     moves: tuple[MoveView, ...] | None = None
@@ -119,13 +119,13 @@ def coordinator_of(args: argparse.Namespace) -> tuple[str, bytes | None]:
 
 async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves: bool = False) -> PlanView:
     """Read the plan, verified with `key`, or with the key that the coordinator holds."""
-    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan import keys
     from shoal.plan.book import PlanBook
     from shoal.plan.format import require_format
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
+    from shoal.runtime import PRODUCTION
 
-    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         await require_format(coordinator)
         stored = {name: kept.value for name, kept in (await coordinator.list(keys.PLAN_PREFIX)).items()}
         leases = await _leases(coordinator)
@@ -147,7 +147,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
         ring.version,
         True,
         tuple(
-            ServerView(server.id, server.host, server.port, *_lease_words(leases, server.id), server.id in ring.homes)
+            PlanServer(server.id, server.host, server.port, *_lease_words(leases, server.id), server.id in ring.homes)
             for server in ring.servers
         ),
         tuple(_placement(book, channel, signed) for channel in signed),

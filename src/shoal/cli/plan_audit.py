@@ -94,13 +94,13 @@ def run_explain(args: argparse.Namespace) -> int:
 
 async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[Explanation]:
     from shoal.balance import records
-    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan import keys
     from shoal.plan.book import PlanBook
     from shoal.plan.format import require_format
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
+    from shoal.runtime import PRODUCTION
 
-    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         await require_format(coordinator)
         stored = {name: kept.value for name, kept in (await coordinator.list(keys.PLAN_PREFIX)).items()}
         kept = await coordinator.list(records.WHY_PREFIX)
@@ -181,8 +181,9 @@ def run_audit(args: argparse.Namespace) -> int:
                 "digest": record.digest,
                 "policy": record.policy,
                 "asked": record.asked,
-                "moves": len(proposal.moves),
+                "moves": proposal.moves_count,
                 "servers": [f"{change.what} {change.server or change.count}" for change in proposal.servers],
+                "hosts": [f"add {wanted.count} {wanted.kind}" for wanted in proposal.hosts],
                 "max_ratio_before": proposal.max_ratio_before,
                 "max_ratio_after": proposal.max_ratio_after,
                 "outcomes": [
@@ -202,7 +203,7 @@ def _decision_text(decision: dict[str, Any]) -> str:
     from shoal.balance.recording import RECORD_VERSION
 
     states = ", ".join(outcome["state"] for outcome in decision["outcomes"]) or "proposed"
-    wanted = [f"{decision['moves']} moves", *decision["servers"]]
+    wanted = [f"{decision['moves']} moves", *decision["servers"], *decision["hosts"]]
     return (
         f"{_time_text(decision['at'])}  {decision['digest'][:12]}  {decision['policy']}: {', '.join(wanted)}; busiest "
         f"{decision['max_ratio_before']:.0%} -> {decision['max_ratio_after']:.0%}; {states}"
@@ -213,11 +214,12 @@ def _decision_text(decision: dict[str, Any]) -> str:
 def run_replay(args: argparse.Namespace) -> int:
     """Repeat a decision; exit status 0 only if it is the same."""
     from shoal.balance.recording import replay
+    from shoal.load_kinds import REGISTRY
 
     path = Path(args.record)
     log = _log(args)
     record = log.read(path) if path.is_file() else log.find(args.record)
-    again = replay(record).digest
+    again = replay(record, REGISTRY).digest
     same = again == record.digest
     facts = {"digest": record.digest, "replayed": again, "same": same, "policy": record.policy, "at": record.at_s}
     word = "the same decision" if same else f"a different decision: {again[:12]}"

@@ -1,6 +1,6 @@
 """`shoal plan move`: requests a channel move, and shows its progress.
 
-Owns the request and the wait. The cluster's mover does the work, and continues even if this command ends.
+Owns the request and the wait. The cluster's conductor carries out the move, even if this command ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.coordination.interface import Coordinator, Versioned
     from shoal.plan.book import PlanBook
     from shoal.plan.entry import Entry
-    from shoal.plan.moving import MoveRequest
+    from shoal.plan.move_request import MoveRequest
     from shoal.plan.placement import Placement
 
 _TIMEOUT_S: Final = 5.0
@@ -98,7 +98,7 @@ def run_move(args: argparse.Namespace) -> int:
 
 def make_request(channel: bytes, servers: tuple[str, ...], mode: str, eager: bool) -> MoveRequest:
     """Create a request; raises PlanError if the placement is invalid."""
-    from shoal.plan.moving import MoveRequest
+    from shoal.plan.move_request import MoveRequest
     from shoal.plan.placement import Mode, check_servers
 
     try:
@@ -111,9 +111,9 @@ def make_request(channel: bytes, servers: tuple[str, ...], mode: str, eager: boo
 
 
 async def _move(url: str, key: bytes | None, request: MoveRequest, wait_s: float | None) -> MoveResult:
-    from shoal.coordination.redis import RedisCoordinator
+    from shoal.runtime import PRODUCTION
 
-    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         return await MoveCommand(coordinator, request).run(key, wait_s)
 
 
@@ -130,7 +130,7 @@ class MoveCommand:
     async def run(self, key: bytes | None, wait_s: float | None) -> MoveResult:
         """Send the request and wait for up to `wait_s`; None does not wait."""
         from shoal.plan.keys import move_key
-        from shoal.plan.moving import encode_request
+        from shoal.plan.move_request import encode_request
 
         self._book = await self._checked_book(key)
         if self._is_there():
@@ -141,11 +141,11 @@ class MoveCommand:
         return await self._wait(self._began + wait_s)
 
     async def _checked_book(self, key: bytes | None) -> PlanBook:
-        """Return the plan after checking that it has the servers and that a mover is running."""
+        """Return the plan after checking that it has the servers and that a conductor is running."""
         from shoal.plan import keys
         from shoal.plan.book import PlanBook
         from shoal.plan.format import require_format
-        from shoal.plan.signing import Verifier
+        from shoal.plan.signature import Verifier
 
         channel = self._request.unit
         await require_format(self._coordinator)
@@ -168,10 +168,10 @@ class MoveCommand:
         return book
 
     async def _wait(self, until: float) -> MoveResult:
-        """Wait until the mover has dropped the request or finished it."""
+        """Wait until the conductor has dropped the request or finished it."""
         from shoal.plan.entry import Phase
         from shoal.plan.keys import entry_key, move_key
-        from shoal.plan.moving import decode_request
+        from shoal.plan.move_request import decode_request
 
         channel = self._request.unit
         while True:
@@ -190,7 +190,7 @@ class MoveCommand:
             await asyncio.sleep(_POLL_S)
 
     def _dropped(self) -> MoveResult:
-        """Return the result after the mover has dropped the request."""
+        """Return the result after the conductor has dropped the request."""
         from shoal.plan.entry import Phase
 
         entry = self._entry

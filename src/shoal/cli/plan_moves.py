@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.coordination.interface import Coordinator
     from shoal.plan.book import PlanBook
     from shoal.plan.entry import Entry
-    from shoal.plan.moving import MoveRequest, Report
+    from shoal.plan.move_request import MoveRequest, Report
     from shoal.plan.placement import Placement
 
 
@@ -72,8 +72,8 @@ async def read_moves(coordinator: Coordinator, book: PlanBook) -> tuple[MoveView
 
 
 def _requests(stored: list[bytes]) -> dict[bytes, MoveRequest]:
-    """Return the valid requests; the mover drops the others."""
-    from shoal.plan.moving import decode_request
+    """Return the valid requests; the conductor drops the others."""
+    from shoal.plan.move_request import decode_request
 
     found = {}
     for data in stored:
@@ -86,7 +86,7 @@ def _requests(stored: list[bytes]) -> dict[bytes, MoveRequest]:
 
 
 def _reports(stored: list[bytes]) -> dict[str, Report]:
-    from shoal.plan.moving import decode_report
+    from shoal.plan.move_request import decode_report
 
     found = {}
     for data in stored:

@@ -19,7 +19,7 @@ from shoal.cli.output import Subparsers, add_command, result
 from shoal.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
-    from shoal.balance.change import ChannelMove, ServerChange
+    from shoal.balance.change import Change, ChannelMove, ServerChange
     from shoal.balance.proposal import Proposal
     from shoal.balance.records import Answer, Ask
     from shoal.coordination.interface import Coordinator
@@ -115,10 +115,10 @@ def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> An
 async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> Answer:
     """Send a request to the balancer and wait for its answer; raises PlanError if it is rejected or not answered."""
     from shoal.balance import records
-    from shoal.coordination.redis import RedisCoordinator
+    from shoal.runtime import PRODUCTION
 
     id = secrets.token_hex(8)
-    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         if resolve:
             ask = msgspec.structs.replace(ask, digest=await _whole_digest(coordinator, ask.digest))
         await coordinator.put(records.ask_key(id), records.encode(ask))
@@ -164,6 +164,15 @@ def facts_of(proposal: Proposal) -> dict[str, Any]:
     del facts["format"], facts["changes"]
     facts["moves"] = [_change_facts(move) for move in proposal.moves]
     facts["servers"] = [_change_facts(change) for change in proposal.servers]
+    facts["others"] = [_other_facts(change) for change in (*proposal.others, *proposal.hosts)]
+    return facts
+
+
+def _other_facts(change: Change) -> dict[str, Any]:
+    """Return the change of another kind as JSON fields; its kind is under `change`."""
+    facts: dict[str, Any] = msgspec.to_builtins(change, builtin_types=(bytes,))
+    if (unit := facts.get("unit")) is not None:
+        facts["unit"] = printable(unit)
     return facts
 
 
@@ -178,7 +187,7 @@ def _change_facts(change: ChannelMove | ServerChange) -> dict[str, Any]:
 def text_of(proposal: Proposal) -> str:
     """Format a proposal as text."""
     lines = [
-        f"proposal {proposal.digest[:12]} of policy {proposal.policy}: {len(proposal.moves)} moves, "
+        f"proposal {proposal.digest[:12]} of policy {proposal.policy}: {proposal.moves_count} moves, "
         f"busiest server {proposal.max_ratio_before:.0%} -> {proposal.max_ratio_after:.0%}"
     ]
     for change in proposal.servers:
@@ -191,6 +200,12 @@ def text_of(proposal: Proposal) -> str:
         )
     if len(proposal.moves) > _SHOWN:
         lines.append(f"  and {len(proposal.moves) - _SHOWN} more")
+    for wanted in proposal.hosts:
+        lines.append(f"  add {wanted.count} {wanted.kind}: {wanted.reason}{figures_text(wanted.figures)}")
+    for other in map(_other_facts, proposal.others[:_SHOWN]):
+        lines.append(f"  {other['change']} {other['unit']}: {other['reason']}{figures_text(other['figures'])}")
+    if len(proposal.others) > _SHOWN:
+        lines.append(f"  and {len(proposal.others) - _SHOWN} more")
     if proposal.is_empty:
         lines.append("  no changes")
     return "\n".join(lines)

@@ -84,13 +84,13 @@ def _url(args: argparse.Namespace) -> str:
 async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
     """Set a mark; return whether it changed, and the servers whose agents have not applied it after `WAIT_S`."""
     from shoal.coordination.link import parse_address
-    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
     from shoal.plan.recording_marks import set_recorded
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
+    from shoal.runtime import PRODUCTION
 
-    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         await require_format(coordinator)
         news = await set_recorded(coordinator, pattern, on)
         key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
@@ -113,7 +113,7 @@ def _is_applied(server: ServerAddress, login: Address, pattern: bytes) -> bool |
     import hiredis
 
     from shoal.runtime import PRODUCTION
-    from shoal.wire.blocking import ask
+    from shoal.wire.blocking_connection import ask
     from shoal.wire.record_entry import MARKS_KEY, read_marks
 
     try:
@@ -125,8 +125,8 @@ def _is_applied(server: ServerAddress, login: Address, pattern: bytes) -> bool |
 
 
 async def _recorded(url: str) -> list[bytes]:
-    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.recording_marks import recorded_patterns
+    from shoal.runtime import PRODUCTION
 
-    async with await RedisCoordinator.connect(url, timeout_s=_TIMEOUT_S) as coordinator:
+    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         return await recorded_patterns(coordinator)

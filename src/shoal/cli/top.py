@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.coordination.interface import Coordinator
     from shoal.load.record import Record
     from shoal.plan.ring import Ring, ServerAddress
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
 
 REFRESH_S: Final = 1.0
 CHANNELS: Final = 20
@@ -39,7 +39,7 @@ _ASK_TIMEOUT_S: Final = 2.0
 _COORDINATOR_TIMEOUT_S: Final = 5.0
 
 
-class ServerLoad(msgspec.Struct, frozen=True):
+class ServerRow(msgspec.Struct, frozen=True):
     """A server's last recorded second. `trouble` explains missing or outdated data."""
 
     id: str
@@ -70,7 +70,7 @@ class ChannelLoad(msgspec.Struct, frozen=True):
     pattern_subscribers: int
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class ClusterSnapshot(msgspec.Struct, frozen=True):
     """All data at one moment, busiest channels first. `balance` is None if the ring is unknown."""
 
     at: float
@@ -78,7 +78,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Mean load ratio of the servers that report."""
     load_max: float | None
     """Load ratio of the busiest server."""
-    servers: tuple[ServerLoad, ...]
+    servers: tuple[ServerRow, ...]
     channels: tuple[ChannelLoad, ...]
     balance: BalanceView | None
 
@@ -144,7 +144,7 @@ def run_top(args: argparse.Namespace) -> int:
     return 0 if any(server.second is not None for server in snapshot.servers) else 1
 
 
-async def _show(args: argparse.Namespace) -> Snapshot:
+async def _show(args: argparse.Namespace) -> ClusterSnapshot:
     async with _opened(args) as source:
         snapshot = await look(source, args.channels)
         if not args.once and not (args.json and args.seconds is None):
@@ -154,7 +154,7 @@ async def _show(args: argparse.Namespace) -> Snapshot:
         return snapshot
 
 
-async def _watch(args: argparse.Namespace, source: Source, snapshot: Snapshot) -> Snapshot:
+async def _watch(args: argparse.Namespace, source: Source, snapshot: ClusterSnapshot) -> ClusterSnapshot:
     """Show snapshots until the time is over or the user exits."""
     from rich.live import Live
 
@@ -176,9 +176,9 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
     """Open the cluster of the settings, or the local one: its servers and its coordinator."""
     from shoal.cluster.acl import READER
     from shoal.cluster.state import find_cluster
-    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.ring import ServerAddress
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
+    from shoal.runtime import PRODUCTION
 
     async with contextlib.AsyncExitStack() as stack:
         if args.settings.coordinator:
@@ -189,7 +189,7 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
         coordinator: Coordinator | None = None
         with contextlib.suppress(CoordinatorError):  # telemetry can be read without it
             url = state.url_for(READER)
-            opened = await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S)
+            opened = await PRODUCTION.coordinator(url, _COORDINATOR_TIMEOUT_S)
             coordinator = await stack.enter_async_context(opened)
         login = READER, state.passwords[READER]
         yield Source(servers, login, coordinator, Verifier(bytes.fromhex(state.public_key)))
@@ -197,13 +197,13 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
 
 async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
     from shoal.coordination.link import parse_address
-    from shoal.coordination.redis import RedisCoordinator
     from shoal.plan.format import require_format
     from shoal.plan.keys import PUBLIC_KEY, RING_KEY
-    from shoal.plan.signing import Verifier
+    from shoal.plan.signature import Verifier
+    from shoal.runtime import PRODUCTION
 
     address = parse_address(url, None, None)
-    coordinator = await RedisCoordinator.connect(url, timeout_s=_COORDINATOR_TIMEOUT_S)
+    coordinator = await PRODUCTION.coordinator(url, _COORDINATOR_TIMEOUT_S)
     await stack.enter_async_context(coordinator)
     await require_format(coordinator)
     key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
@@ -213,12 +213,12 @@ async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
     return Source(verifier.ring(ring.value).servers, (address.username, address.password), coordinator, verifier)
 
 
-async def look(source: Source, channels_max: int) -> Snapshot:
+async def look(source: Source, channels_max: int) -> ClusterSnapshot:
     """Read the plan from the coordinator, and the last record of all servers in parallel."""
     balance = await source.look()
     servers, channels = await asyncio.to_thread(_loads, source, channels_max)
     ratios = [load.load_ratio for load in servers if load.load_ratio is not None and load.trouble is None]
-    return Snapshot(
+    return ClusterSnapshot(
         at=time.time(),
         load_mean=sum(ratios) / len(ratios) if ratios else None,
         load_max=max(ratios, default=None),
@@ -228,7 +228,7 @@ async def look(source: Source, channels_max: int) -> Snapshot:
     )
 
 
-def _loads(source: Source, channels_max: int) -> tuple[list[ServerLoad], list[ChannelLoad]]:
+def _loads(source: Source, channels_max: int) -> tuple[list[ServerRow], list[ChannelLoad]]:
     with ThreadPoolExecutor(max_workers=min(len(source.servers), 32)) as pool:
         found = list(pool.map(lambda server: _last_record(source, server), source.servers))
     now = time.time()
@@ -236,7 +236,7 @@ def _loads(source: Source, channels_max: int) -> tuple[list[ServerLoad], list[Ch
     channels: list[ChannelLoad] = []
     for server, (written_at, record, trouble) in zip(source.servers, found, strict=True):
         if record is None:
-            servers.append(ServerLoad(server.id, f"{server.host}:{server.port}", trouble))
+            servers.append(ServerRow(server.id, f"{server.host}:{server.port}", trouble))
         else:
             servers.append(summarize(server, record, now - written_at))
             if now - written_at < STALE_S:
@@ -250,7 +250,7 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
     from shoal.load.record import DATA_FIELD, decode
     from shoal.load_kinds import KINDS
     from shoal.runtime import PRODUCTION
-    from shoal.wire.blocking import ask
+    from shoal.wire.blocking_connection import ask
     from shoal.wire.envelope import TELEMETRY_KEY
 
     try:
@@ -268,11 +268,11 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
         return 0.0, None, "its telemetry stream has invalid data"
 
 
-def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerLoad:
+def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerRow:
     """Return the row of a server."""
     row: Mapping[str, Any] = record.host
     interval_s = row["interval_s"] or 1.0
-    return ServerLoad(
+    return ServerRow(
         id=server.id,
         address=f"{server.host}:{server.port}",
         trouble=f"no data for {age_s:.0f} s" if age_s >= STALE_S else None,
@@ -313,7 +313,7 @@ def busiest(server: str, record: Record, channels_max: int) -> Iterable[ChannelL
         )
 
 
-def render(snapshot: Snapshot) -> Group:
+def render(snapshot: ClusterSnapshot) -> Group:
     """Return tables of servers, channels and the balancer's last moves."""
     from rich.console import Group
     from rich.table import Table
@@ -326,12 +326,12 @@ def render(snapshot: Snapshot) -> Group:
     for heading in ("publ./s", "sent/s", "out", "load", "CPU", "connections", "channels"):
         servers.add_column(heading, justify="right")
     servers.add_column("note")
-    standing = snapshot.balance.standing if snapshot.balance else {}
+    pool_states = snapshot.balance.pool_states if snapshot.balance else {}
     for load in snapshot.servers:
         servers.add_row(
             load.id,
             load.address,
-            standing.get(load.id, "-"),
+            pool_states.get(load.id, "-"),
             *(_count(load.publications_per_s), _count(load.sent_per_s), _bytes(load.bytes_out_per_s)),
             *(_share(load.load_ratio), _share(load.cpu_share)),
             *(_count(load.connections), _count(load.channels)),

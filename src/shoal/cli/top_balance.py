@@ -55,7 +55,7 @@ class BalanceView(msgspec.Struct, frozen=True):
     """The balancer's state in the coordinator. `trouble` explains missing data."""
 
     ring_version: int
-    standing: dict[str, str]
+    pool_states: dict[str, str]
     """Pool state by server: home, guest, freeing, drain, out or lost."""
     placed: int = 0
     """Channels placed by the balancer."""
@@ -70,9 +70,9 @@ class BalanceView(msgspec.Struct, frozen=True):
     moves: tuple[MoveRow, ...] = ()
     trouble: str | None = None
 
-    def standing_as(self, *how: str) -> tuple[str, ...]:
+    def servers_in(self, *how: str) -> tuple[str, ...]:
         """Return the servers in these pool states."""
-        return tuple(server for server, state in self.standing.items() if state in how)
+        return tuple(server for server, state in self.pool_states.items() if state in how)
 
 
 class BalanceReader:
@@ -97,7 +97,7 @@ class BalanceReader:
             state = decode(stored.value, BalancerState) if stored else BalancerState()
             await self._read_whys(stored)
         except (CoordinatorError, PlanError) as error:
-            return BalanceView(ring.version, standing_of(ring, {}), trouble=str(error))
+            return BalanceView(ring.version, pool_states_of(ring, {}), trouble=str(error))
         return view_of(ring, marks, state, self._whys, time.time())
 
     async def _read_whys(self, state: Versioned | None) -> None:
@@ -115,7 +115,7 @@ class BalanceReader:
         self._read_at = version
 
 
-def standing_of(ring: Ring, marks: Mapping[str, Mark]) -> dict[str, str]:
+def pool_states_of(ring: Ring, marks: Mapping[str, Mark]) -> dict[str, str]:
     """Return the pool states of servers in the ring and of servers with a mark."""
     found = {server: "home" if server in ring.homes else "guest" for server in ring.ids}
     return found | {server: mark.value for server, mark in marks.items()}
@@ -128,7 +128,7 @@ def view_of(
     newest = sorted(whys.items(), key=lambda item: (-item[1].at_s, -item[1].figures.get("bytes_out", 0.0), item[0]))
     return BalanceView(
         ring_version=ring.version,
-        standing=standing_of(ring, marks),
+        pool_states=pool_states_of(ring, marks),
         placed=len(whys),
         replicated=sum(len(why.after.servers) > 1 for why in whys.values()),
         plan_under_way=state.digest,
@@ -202,9 +202,9 @@ def _lines(view: BalanceView) -> Iterable[str]:
         yield f"plan {_short(plan.digest)} by {plan.policy}, {_ago(plan.age_s)} ago: {plan.moves} moves ({reasons})"
     groups = {
         "being added": view.adding,
-        "being drained": view.standing_as("freeing", "drain"),
-        "out of the ring": tuple(server for server in view.standing_as("out") if server not in view.removed),
-        "lost": view.standing_as("lost"),
+        "being drained": view.servers_in("freeing", "drain"),
+        "out of the ring": tuple(server for server in view.servers_in("out") if server not in view.removed),
+        "lost": view.servers_in("lost"),
         "removed": view.removed[:MOVES_SHOWN],
     }
     changes = [f"{what} {', '.join(servers)}" for what, servers in groups.items() if servers]

@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 
 from shoal.cluster import process
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING
 from shoal.cluster.control_socket import request
 from shoal.cluster.local import ClusterStatus
 from shoal.cluster.process import is_running, kill_process, log_tail, wait_until
 from shoal.cluster.state import ClusterState, StateDir
-from shoal.cluster.timing import DEFAULT_TIMING
 from shoal.errors import AlreadyRunningError, ClusterError, NotRunningError
 
 _START_TIMEOUT_S: Final = 3 * DEFAULT_TIMING.start_timeout_s
@@ -27,7 +27,7 @@ _STOP_TIMEOUT_S: Final = 4 * DEFAULT_TIMING.stop_grace_s
 _ASK_TIMEOUT_S: Final = 5.0
 
 
-class Ended(msgspec.Struct, frozen=True):
+class StopResult(msgspec.Struct, frozen=True):
     """The result of `down`."""
 
     clean: bool
@@ -65,7 +65,7 @@ def up(directory: StateDir, servers: int, agent: str = "", flags: Sequence[str] 
     raise ClusterError("the cluster did not start", do=_failure_text(directory) or f"see its log\n{log_end}")
 
 
-def down(directory: StateDir) -> Ended:
+def down(directory: StateDir) -> StopResult:
     """Stop the background cluster and remove all leftovers; raises NotRunningError if there are none."""
     owner = directory.owner()
     state = _read_or_none(directory)
@@ -79,7 +79,7 @@ def down(directory: StateDir) -> Ended:
     killed = _kill_leftovers(state)
     if directory.root.exists():
         _remove_leftovers(directory)
-    return Ended(clean, killed)
+    return StopResult(clean, killed)
 
 
 def _request_stop(directory: StateDir) -> bool:

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from shoal.cluster.process import Process, exit_text, log_tail
-from shoal.cluster.timing import Timing
+from shoal.cluster.cluster_timeouts import Timing
+from shoal.cluster.process import ChildProcess, exit_text, log_tail
 from shoal.errors import ClusterError, NotRunningError
 from shoal.logs import get_log
 
@@ -69,14 +69,14 @@ class Child:
         kind: str,
         log: Path,
         timing: Timing,
-        launch: Callable[[], Process],
+        launch: Callable[[], ChildProcess],
         ready: Callable[[], Awaitable[bool]],
         changed: Callable[[], None],
     ) -> None:
         self.name = name
         self.kind = kind
         self.log = log
-        self.process: Process | None = None
+        self.process: ChildProcess | None = None
         self._timing = timing
         self._launch_process = launch
         self._ready = ready
@@ -170,7 +170,7 @@ class Child:
     def _stable(self) -> bool:
         return time.monotonic() - self._started_at >= self._timing.stable_after_s
 
-    def _alive(self) -> Process:
+    def _alive(self) -> ChildProcess:
         if self.process is None or self.process.exit_code is not None:
             raise NotRunningError(f"{self.name} is not running", do="wait until it has been restarted")
         return self.process

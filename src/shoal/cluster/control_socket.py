@@ -39,7 +39,7 @@ ADD_MAX: Final = 100
 Action = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove"]
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to the supervisor; `name` is the process or host, `count` the number of hosts of `kind` to add at
     `site`."""
 
@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     site: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class ControlReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of a request; `servers` are the added servers."""
 
     ok: bool
@@ -59,8 +59,8 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     servers: tuple[str, ...] = ()
 
 
-_requests: Final = msgspec.json.Decoder(Request)
-_answers: Final = msgspec.json.Decoder(Answer)
+_requests: Final = msgspec.json.Decoder(ControlRequest)
+_answers: Final = msgspec.json.Decoder(ControlReply)
 
 
 @contextlib.asynccontextmanager
@@ -89,12 +89,12 @@ async def serve_requests(cluster: LocalCluster, end: Callable[[], None]) -> Asyn
         yield
 
 
-async def _answer(cluster: LocalCluster, line: bytes) -> Answer:
+async def _answer(cluster: LocalCluster, line: bytes) -> ControlReply:
     try:
         request = _requests.decode(line)
         match request.do:
             case "status":
-                return Answer(True, status=cluster.status())
+                return ControlReply(True, status=cluster.status())
             case "kill":
                 await cluster.kill(request.name)
             case "restart":
@@ -111,16 +111,16 @@ async def _answer(cluster: LocalCluster, line: bytes) -> Answer:
                 if not 1 <= request.count <= ADD_MAX:
                     raise ClusterError(f"cannot add {request.count} {request.kind}s", do=f"ask for 1 to {ADD_MAX}")
                 added = await cluster.add_hosts(request.kind, request.count, request.site)
-                return Answer(True, servers=added)
+                return ControlReply(True, servers=added)
             case "remove":
                 await cluster.remove_host(request.name)
             case "down":
                 pass
     except msgspec.DecodeError as error:
-        return Answer(False, f"invalid request: {error}")
+        return ControlReply(False, f"invalid request: {error}")
     except (ShoalError, TimeoutError) as error:
-        return Answer(False, str(error) or "the request timed out")
-    return Answer(True)
+        return ControlReply(False, str(error) or "the request timed out")
+    return ControlReply(True)
 
 
 def request(
@@ -132,7 +132,7 @@ def request(
     kind: str = SERVER,
     site: str = "",
     timeout_s: float = ANSWER_TIMEOUT_S,
-) -> Answer:
+) -> ControlReply:
     """Send a request to the supervisor of a state directory; blocks. Raises NotRunningError without an answer,
     ClusterError if it is rejected.
     """
@@ -140,7 +140,7 @@ def request(
         with socket.socket(socket.AF_UNIX) as connection, _short_path(directory.socket_file) as path:
             connection.settimeout(timeout_s)
             connection.connect(path)
-            connection.sendall(msgspec.json.encode(Request(do, name, count, kind, site)) + b"\n")
+            connection.sendall(msgspec.json.encode(ControlRequest(do, name, count, kind, site)) + b"\n")
             data = b"".join(iter(lambda: connection.recv(REQUEST_BYTES_MAX), b""))
         answer = _answers.decode(data)
     except (OSError, msgspec.DecodeError) as error:

@@ -1,7 +1,7 @@
 """The processes of a local cluster: coordinator, hosts by kind (servers with their agents), and balancers.
 
-Owns which of them there are, under which names, and how single ones come and go. The order in which a whole cluster
-starts and stops is in `shoal.cluster.local`. The id of a host is never given to another one.
+Owns the list of processes, their names, and starting and stopping single ones. The order in which a whole cluster
+starts and stops is in `shoal.cluster.local`. The id of a host is never reused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Final
 
 from shoal.cluster.acl import ADMIN, coordinator_acl_file, data_acl_file
 from shoal.cluster.child import Child, ChildStatus
-from shoal.cluster.host_kinds import HostKind
+from shoal.cluster.cluster_timeouts import Timing
+from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.parts import (
     WINDOWS_JOB,
     AgentCommand,
@@ -29,17 +30,18 @@ from shoal.cluster.parts import (
 )
 from shoal.cluster.process import ProcessId
 from shoal.cluster.servers import ServerProgram
-from shoal.cluster.state import AgentState, Endpoint, StateDir
-from shoal.cluster.timing import Timing
+from shoal.cluster.state import AgentState, ServerProcess, StateDir
 from shoal.errors import ClusterError
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
 
 COORDINATOR: Final = "coordinator"
+_OWN_KINDS: Final = ("coordinator", "server", "agent", "balancer", "pipeline")
+"""Kinds of the processes that the fleet starts itself; all others belong to hosts of kinds that were offered to it."""
 
 
 class Fleet:
-    """All children of one cluster. `changed` is told of every start and end of one."""
+    """All children of one cluster. `changed` is called after every start and end of a child."""
 
     def __init__(
         self,
@@ -62,11 +64,11 @@ class Fleet:
         self._children: dict[str, Child] = {}
         self._servers: dict[str, ServerPart] = {}
         self._coordinator: ServerPart | None = None
-        self._kinds: dict[str, HostKind] = {}
+        self._kinds: dict[str, HostLauncher] = {}
         self._numbered: Counter[str] = Counter()
         self._kind_of: dict[str, str] = {}
 
-    # -- who is there ----------------------------------------------------------------------------------------
+    # -- the list --------------------------------------------------------------------------------------------
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -75,7 +77,7 @@ class Fleet:
 
     @property
     def servers(self) -> tuple[ServerAddress, ...]:
-        """The servers and where they listen."""
+        """The servers and their addresses."""
         return tuple(part.address for part in self._servers.values())
 
     @property
@@ -86,11 +88,11 @@ class Fleet:
                 yield server, child
 
     @property
-    def coordinator(self) -> Endpoint | None:
-        """Where the coordinator is, once it runs."""
+    def coordinator(self) -> ServerProcess | None:
+        """The coordinator; None before it runs."""
         return _endpoint(self._coordinator) if self._coordinator else None
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
+    def endpoints(self) -> tuple[ServerProcess, ...]:
         """The servers and their processes."""
         return tuple(_endpoint(part) for part in self._servers.values())
 
@@ -99,33 +101,41 @@ class Fleet:
         return tuple(AgentState(server, process_id(child)) for server, child in self.agents)
 
     def processes_of(self, kind: str) -> tuple[ProcessId, ...]:
-        """The processes of one kind that run."""
+        """The running processes of one kind."""
         children = (child for child in self._children.values() if child.kind == kind)
         return tuple(process for child in children if (process := process_id(child)) is not None)
 
+    def other_processes(self) -> dict[str, tuple[ProcessId, ...]]:
+        """The processes that run of other kinds than those that every cluster has, by kind."""
+        kinds = sorted({child.kind for child in self._children.values()} - {*_OWN_KINDS})
+        return {kind: self.processes_of(kind) for kind in kinds}
+
     def statuses(self) -> tuple[ChildStatus, ...]:
-        """All processes, in the order in which people expect them."""
-        return tuple(self._children[name].status() for name in self._names() if name in self._children)
+        """All processes, in the order of the status display."""
+        return tuple(self._children[name].status() for name in self._names())
 
     def child(self, name: str) -> Child:
-        """The process of a name; ClusterError if there is none."""
+        """The process with this name; ClusterError if there is none."""
         child = self._children.get(name)
         if child is None:
             raise ClusterError(f"there is no process {name!r}", do=f"name one of {', '.join(self._names())}")
         return child
 
     def _names(self) -> list[str]:
-        balancers = sorted(name for name, child in self._children.items() if child.kind == "balancer")
-        return [COORDINATOR, *self._servers, *map(agent_name, self._servers), *balancers, WINDOWS_JOB]
+        """All processes; those of hosts of other kinds come after the agents."""
+        first = (COORDINATOR, *self._servers, *map(agent_name, self._servers))
+        last = (*sorted(name for name, child in self._children.items() if child.kind == "balancer"), WINDOWS_JOB)
+        others = [name for name in self._children if name not in {*first, *last}]
+        return [name for name in (*first, *others, *last) if name in self._children]
 
-    # -- coming ----------------------------------------------------------------------------------------------
+    # -- starting --------------------------------------------------------------------------------------------
 
     async def start_coordinator(self) -> None:
         """Starts the coordinator."""
         self._coordinator = await self._start_server(COORDINATOR)
 
-    def offer(self, kind: HostKind) -> None:
-        """Hosts of this kind can be added from now on."""
+    def offer(self, kind: HostLauncher) -> None:
+        """Allows hosts of this kind to be added from now on."""
         self._kinds[kind.kind] = kind
 
     async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
@@ -140,33 +150,34 @@ class Fleet:
         return tuple(ids)
 
     async def remove(self, host: str) -> None:
-        """Ends a host for good; ClusterError if there is no such host."""
+        """Stops a host permanently; ClusterError if there is no such host."""
         kind = self._kinds.get(self._kind_of.get(host, SERVER))
         if kind is None:
-            raise ClusterError(f"nothing here can end {host!r}", do="end it by hand")
+            raise ClusterError(f"no launcher of this cluster can stop {host!r}", do="stop it by hand")
         await kind.remove(host)
         self._kind_of.pop(host, None)
 
     async def start_child(self, child: Child) -> None:
-        """Starts a process of a host's, and watches it with the others."""
+        """Starts a process of a host and supervises it with the others."""
         self._children[child.name] = child
         await child.start()
+        self._changed()
 
     async def end_child(self, name: str) -> None:
-        """Ends a process of a host's."""
+        """Stops a process of a host."""
         if child := self._children.pop(name, None):
             await child.stop()
             self._changed()
 
     def new_ids(self, count: int, prefix: str = "s") -> list[str]:
-        """Ids that no host has had."""
+        """Ids that no host has used."""
         first = self._numbered[prefix] + 1
         self._numbered[prefix] += count
         return [f"{prefix}{number}" for number in range(first, first + count)]
 
     async def start_servers(self, ids: Sequence[str], site: str = "") -> None:
-        """Starts servers, all at once; when one fails the others are waited for, so that the clean-up knows them
-        all."""
+        """Starts servers in parallel. If one fails, the others are awaited too, so that the clean-up knows all of
+        them."""
         starts = (self._start_server(server, site) for server in ids)
         results = await asyncio.gather(*starts, return_exceptions=True)
         failures = []
@@ -189,7 +200,7 @@ class Fleet:
             await child.start()
 
     async def start_balancers(self, count: int, flags: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Starts balancers: one of them will lead."""
+        """Starts balancers. One of them will lead."""
         for number in range(1, count + 1):
             name = f"balancer-{number}"
             child = make_balancer(name, self._directory, flags, environment, self._timing, self._changed)
@@ -221,10 +232,10 @@ class Fleet:
         self._children[name] = part.child
         return part
 
-    # -- going -----------------------------------------------------------------------------------------------
+    # -- stopping --------------------------------------------------------------------------------------------
 
     async def remove_server(self, server: str) -> None:
-        """Ends a server and its agent for good; ClusterError if there is no such server."""
+        """Stops a server and its agent permanently; ClusterError if there is no such server."""
         if server not in self._servers:
             raise ClusterError(f"there is no server {server!r}", do=f"name one of {', '.join(self._servers)}")
         for name in (agent_name(server), server):
@@ -235,22 +246,21 @@ class Fleet:
         self._changed()
 
     async def stop(self) -> None:
-        """Ends all processes, each before those that it needs."""
-        needed = ("agent", "server", "coordinator")
-        others = sorted({child.kind for child in self._children.values()} - {"pipeline", "balancer", *needed})
-        for kind in ("pipeline", "balancer", *others, *needed):
+        """Stops all processes, each before the ones that it depends on."""
+        others = sorted({child.kind for child in self._children.values()} - {*_OWN_KINDS})
+        for kind in ("pipeline", "balancer", *others, "agent", "server", "coordinator"):
             await asyncio.gather(*(child.stop() for child in self._children.values() if child.kind == kind))
 
     def stop_now(self) -> None:
-        """Ends all processes that are left by SIGKILL; needs no event loop."""
+        """Kills all remaining processes (SIGKILL); needs no event loop."""
         for child in self._children.values():
             child.stop_now()
 
 
-def _endpoint(part: ServerPart) -> Endpoint:
-    return Endpoint(part.address.id, part.address.host, part.address.port, process_id(part.child))
+def _endpoint(part: ServerPart) -> ServerProcess:
+    return ServerProcess(part.address.id, part.address.host, part.address.port, process_id(part.child))
 
 
 def process_id(child: Child) -> ProcessId | None:
-    """The process of a child, while it runs."""
+    """The process of a child; None if it does not run."""
     return child.process.id if child.process is not None and child.process.exit_code is None else None

@@ -1,9 +1,8 @@
-"""A cluster of local processes that belongs to this process: coordinator, servers, agents, and who leads: the
-keeper of the ring and the mover in this process, or balancers in processes of their own.
+"""A cluster of local child processes: coordinator, servers, agents, and a leader. The leader is either part of this
+process (ring keeper and conductor), or one of several balancer processes.
 
-Owns the order in which they start and stop, and that none of them is left behind: children die with this
-process whatever happens to it. The background cluster of `shoal up` is one of these in a process of its own;
-tests, the demo and measurements use it directly.
+Owns the order in which they start and stop. No child survives this process, however it ends. The background cluster of
+`shoal up` runs in a supervisor process; tests, the demo and measurements use this class directly.
 
     async with LocalCluster(servers=3) as cluster:
         bus = shoal.connect(cluster.url)
@@ -27,10 +26,11 @@ from typing import Final, Self
 from shoal.balance.options import DEFAULT_OPTIONS
 from shoal.balance.window_source import Way
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import serve_requests
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
 from shoal.cluster.fleet import Fleet
-from shoal.cluster.host_kinds import HostKind
+from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent
 from shoal.cluster.process import ProcessId, log_tail, start_ticks
 from shoal.cluster.ring_watch import RingWatch
@@ -38,9 +38,7 @@ from shoal.cluster.servers import choose_program
 from shoal.cluster.state import ClusterState, Lock, StateDir, write_private
 from shoal.cluster.status import ClusterStatus as ClusterStatus
 from shoal.cluster.status import ServerStatus
-from shoal.cluster.timing import DEFAULT_TIMING, Timing
 from shoal.coordination.interface import Coordinator
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError, NotRunningError
 from shoal.leader.keeper_shell import KeeperView
 from shoal.leader.leadership import Leader
@@ -48,21 +46,22 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.keys import Mark, pool_key
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
+from shoal.runtime import PRODUCTION
 
 _READY_POLL_S: Final = 0.02
-_NO_VIEW: Final = KeeperView(False, False, (), None, "the keeper does not run")
+_NO_VIEW: Final = KeeperView(False, False, (), None, "the ring keeper does not run")
 
 
 class LocalCluster:
     """An async context manager; entering returns when all servers hold their lease and the ring is written.
 
-    `state_dir` None means a temporary directory. Without `agents` nobody holds leases, so there is no ring
-    either, and entering returns when the servers answer. With `balancers` these lead, by `policy`, and do what it wants
-    if `auto`, with `servers_min` (default: as many as there are at first) to `servers_max` servers; without them the
-    ring is kept and channels are moved from within this process. `balancer_environment` has settings of the balancers
-    (`shoal.config.environment_of`); `max_out_bytes_per_s` is what each server may send, as far as its load is judged.
-    With `windows` of Spark, a Spark job beside the balancers folds load windows too.
+    `state_dir` None means a temporary directory. Without `agents` there are no leases and no ring, and entering returns
+    when the servers answer. With `balancers`, one of them leads with `policy`, carries out its decisions if `auto`, and
+    keeps the number of servers between `servers_min` (default: the initial number) and `servers_max`. Without
+    balancers, this process keeps the ring and moves channels. `balancer_environment` has settings of the balancers
+    (`shoal.config.environment_of`). `max_out_bytes_per_s` is the capacity of each server. If `windows` is Spark, a
+    Spark job folds load windows for the balancers.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class LocalCluster:
         windows: Way = Way.IN_PROCESS,
     ) -> None:
         if servers < 1:
-            raise ClusterError(f"a cluster of {servers} servers cannot be", do="ask for at least one")
+            raise ClusterError(f"a cluster cannot have {servers} servers", do="give a number from 1")
         self._first_servers = servers
         self._named_dir = None if state_dir is None else Path(state_dir).absolute()
         self._with_agents = agents
@@ -116,9 +115,9 @@ class LocalCluster:
         self._started = False
         self._stack = contextlib.AsyncExitStack()
         self.ended = asyncio.Event()
-        """Set when somebody has asked for the end of the cluster."""
+        """Set when the end of the cluster was requested."""
 
-    # -- what it is ------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -131,7 +130,7 @@ class LocalCluster:
 
     @property
     def servers(self) -> tuple[ServerAddress, ...]:
-        """The servers and where they listen."""
+        """The servers and their addresses."""
         return self._running.servers
 
     @property
@@ -143,7 +142,7 @@ class LocalCluster:
 
     @property
     def state(self) -> ClusterState:
-        """What is written down about the cluster."""
+        """The state as recorded in the state directory."""
         fleet = self._running
         coordinator = fleet.coordinator
         if coordinator is None:
@@ -159,11 +158,12 @@ class LocalCluster:
             public_key=self._signer.public.hex(),
             balancers=fleet.processes_of("balancer"),
             pipeline=fleet.processes_of("pipeline"),
+            others=fleet.other_processes(),
             max_out_bytes_per_s=self._max_out_bytes_per_s,
         )
 
     def status(self) -> ClusterStatus:
-        """How it is now."""
+        """The current status."""
         view = self._view
         ring_ids = view.ring.ids if view.ring else ()
         state = self.state
@@ -184,18 +184,18 @@ class LocalCluster:
             windows=view.windows,
         )
 
-    # -- what can be done to it ------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------
 
     async def kill(self, name: str) -> None:
-        """Crashes a process (`s1`, `agent-s1`, `coordinator`, `balancer-1`); it is mended unless it is held."""
+        """Kills a process (`s1`, `agent-s1`, `coordinator`, `balancer-1`); it is restarted unless it is held."""
         await self._running.child(name).kill()
 
     async def restart(self, name: str) -> None:
-        """Ends a process if it runs, and starts it now, held or not; returns when it answers."""
+        """Stops a process if it runs, starts it again, even if it is held, and returns when it answers."""
         await self._running.child(name).restart()
 
     def hold(self, name: str) -> None:
-        """Keeps a process down once it has ended, until `release`."""
+        """Prevents the restart of a process after its next exit, until `release`."""
         self._running.child(name).hold()
 
     def release(self, name: str) -> None:
@@ -207,29 +207,29 @@ class LocalCluster:
         self._running.child(name).pause()
 
     def resume(self, name: str) -> None:
-        """Lets a frozen process go on."""
+        """Continues a frozen process."""
         self._running.child(name).resume()
 
     async def add_server(self) -> ServerAddress:
-        """Starts one more server with its agent; it will join the ring as a guest."""
+        """Starts one more server with its agent. It will join the ring as a guest."""
         (server,) = await self.add_servers(1)
         return next(address for address in self.servers if address.id == server)
 
     async def add_servers(self, count: int) -> tuple[str, ...]:
-        """Starts more servers with their agents, under ids that were never used; they will join the ring as guests."""
+        """Starts more servers with their agents, with new ids. They will join the ring as guests."""
         return await self.add_hosts(SERVER, count)
 
     @property
     def fleet(self) -> Fleet:
-        """The processes; other kinds of hosts than servers are offered to it."""
+        """The processes. Launchers of other kinds of hosts are added to it."""
         return self._running
 
     async def add_hosts(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
-        """Starts more hosts of a kind, under ids that were never used."""
+        """Starts more hosts of a kind, with new ids."""
         return await self._running.add(kind, count, site)
 
     async def remove_host(self, name: str) -> None:
-        """Ends a host and its agent for good, whatever it holds: drain it before."""
+        """Stops a host and its agent permanently, even if it has channels: drain it first."""
         await self._running.remove(name)
 
     async def _add_servers(self, ids: Sequence[str], site: str) -> None:
@@ -250,7 +250,7 @@ class LocalCluster:
             raise
 
     async def wait_until_ready(self) -> None:
-        """Until the ring holds all servers; an error with the log of whoever is in the way."""
+        """Waits until the ring has all servers. If a process keeps crashing, raises ClusterError with its log."""
         deadline = time.monotonic() + self._timing.start_timeout_s
         while not self._is_ready():
             for _, child in self._running.agents:
@@ -289,7 +289,7 @@ class LocalCluster:
         self._fleet = fleet = Fleet(
             directory, program, self._passwords, self._timing, self._agent_command, self._sites, self._write_state
         )
-        fleet.offer(HostKind(SERVER, "s", self._add_servers, fleet.remove_server))
+        fleet.offer(HostLauncher(SERVER, "s", self._add_servers, fleet.remove_server))
         await fleet.start_coordinator()
         await fleet.start_servers(fleet.new_ids(self._first_servers))
         self._started = True
@@ -308,7 +308,7 @@ class LocalCluster:
         return Signer(private)
 
     async def _start_leader(self, fleet: Fleet) -> None:
-        coordinator = await RedisCoordinator.connect(self.url_for(ADMIN), timeout_s=self._limits.server_lease_s / 2)
+        coordinator = await PRODUCTION.coordinator(self.url_for(ADMIN), self._limits.server_lease_s / 2)
         self._coordinator = coordinator
         self._stack.push_async_callback(coordinator.close)
         leader: Leader | RingWatch
@@ -334,8 +334,8 @@ class LocalCluster:
         )
 
     async def _stop(self) -> None:
-        """Ends everything in the order that upsets nobody: leader, agents, servers, coordinator. Then the
-        files."""
+        """Stops leader, agents, servers and coordinator, in this order, so that none reports the loss of another.
+        Removes the files last."""
         self._started = False
         try:
             await self._stack.aclose()
@@ -355,7 +355,7 @@ class LocalCluster:
             shutil.rmtree(self._directory.root, ignore_errors=True)
         self._directory = self._lock = self._fleet = self._leader = self._coordinator = None
 
-    # -- small things ----------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     @property
     def _running(self) -> Fleet:
@@ -374,8 +374,8 @@ class LocalCluster:
         return view.ring is not None and set(self._running.ids) <= {*view.ring.ids} & {*view.leases}
 
     def _write_state(self) -> None:
-        """Keeps the file in step with the processes; before all servers are there, nothing is worth
-        writing."""
+        """Updates the state file after a change of the processes. Nothing is written before all servers have
+        started."""
         if self._started:
             self.directory.write(self.state)
 

@@ -1,4 +1,4 @@
-"""The provider of a local cluster: its supervisor starts and ends servers.
+"""The provider of a local cluster: its supervisor starts and stops servers.
 
 Owns the requests to the supervisor. The balancer decides when they are made (see `shoal.leader.providers`).
 """
@@ -14,7 +14,7 @@ from shoal.cluster.state import StateDir
 
 
 class LocalProcesses:
-    """The supervisor of a local cluster starts and ends processes."""
+    """The supervisor of a local cluster starts and stops processes."""
 
     def __init__(self, directory: StateDir, options: BalancerOptions) -> None:
         self._directory = directory
@@ -22,7 +22,7 @@ class LocalProcesses:
         self._known = self._fresh(())
 
     def state(self) -> ProviderState:
-        """What the supervisor has written down."""
+        """The state that the supervisor has recorded."""
         written = self._directory.read()
         if written is not None:
             ids = tuple(server.id for server in written.servers)
@@ -35,7 +35,7 @@ class LocalProcesses:
         return answer.servers
 
     async def remove(self, host: str) -> None:
-        """Asks the supervisor to end a host's processes."""
+        """Asks the supervisor to stop the processes of a host."""
         await asyncio.to_thread(request, self._directory, "remove", host)
 
     def _fresh(self, servers: tuple[str, ...], capacity: float | None = None) -> ProviderState:

@@ -1,29 +1,30 @@
-"""The parts of a local cluster: a server of ours on a port that it keeps for life, and the agent beside it.
+"""The parts of a local cluster: servers, each with a fixed port and an agent, balancers, and the Spark job.
 
-Owns how each kind of child is launched and when it counts as ready. When they are started, ended and mended
-is the business of `shoal.cluster.local` and `shoal.cluster.child`.
+Owns the command of each kind of child and its readiness check. `shoal.cluster.local` starts and stops the children,
+`shoal.cluster.child` restarts them after a crash.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import hiredis
 import msgspec
 
 from shoal.cluster import process
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.child import Child
-from shoal.cluster.process import Process
+from shoal.cluster.cluster_timeouts import Timing
+from shoal.cluster.process import ChildProcess
 from shoal.cluster.servers import HOST, ServerProgram, ServerSetup, free_port, port_was_taken, write_setup
 from shoal.cluster.state import StateDir
-from shoal.cluster.timing import Timing
-from shoal.errors import ClusterError, PortInUseError
+from shoal.errors import ClusterError, PortInUseError, ShoalError
 from shoal.plan.ring import ServerAddress
-from shoal.wire.commands import encode_commands
+from shoal.runtime import PRODUCTION
+from shoal.wire.connection import Connection
 
 AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
 
@@ -32,25 +33,25 @@ WINDOWS_JOB: Final = "load-windows"
 _ANSWER_TIMEOUT_S: Final = 1.0
 
 
-class Site(msgspec.Struct, frozen=True):
-    """Where a server runs: the address that it listens on, and the words in front of its command that take it there
-    (into a network namespace, for example)."""
+class LaunchSite(msgspec.Struct, frozen=True):
+    """Where a server runs: its listening address, and a prefix of its command (to enter a network namespace, for
+    example)."""
 
     host: str = HOST
     prefix: tuple[str, ...] = ()
 
 
-Sites: TypeAlias = Callable[[str], Site]
-"""From the name of a server, or of the coordinator, to its site."""
+Sites: TypeAlias = Callable[[str], LaunchSite]
+"""Returns the launch site of a server, or of the coordinator, by name."""
 
 
-def loopback(_: str) -> Site:
-    """The site of every server by default."""
-    return Site()
+def loopback(_: str) -> LaunchSite:
+    """The default launch site of every server."""
+    return LaunchSite()
 
 
 class ServerPlan(msgspec.Struct, frozen=True):
-    """What a server is to be, before it has a port."""
+    """The description of a server that has no port yet."""
 
     id: str
     kind: str
@@ -59,13 +60,13 @@ class ServerPlan(msgspec.Struct, frozen=True):
     acl: str
     durable: bool
     admin_password: str
-    site: Site = Site()
+    site: LaunchSite = LaunchSite()
     announced_site: str = ""
     """The site that the server's agent announces (`ServerAddress.site`)."""
 
 
 class ServerPart(msgspec.Struct, frozen=True):
-    """A server that runs, or is being mended: its child and its address, which stays the same for life."""
+    """A server that runs or is being restarted: its child process and its address, which a restart does not change."""
 
     child: Child
     address: ServerAddress
@@ -75,11 +76,13 @@ def shoal_agent(server: ServerAddress) -> Sequence[str]:
     """The command of the agent that Shoal ships."""
     address = f"{server.host}:{server.port}"
     command = [sys.executable, "-m", "shoal.cli", "agent", "--server", server.id, "--address", address]
-    return [*command, "--site", server.site] if server.site else command
+    for flag, name in (("--site", server.site), ("--rack", server.rack)):
+        command += [flag, name] if name else []
+    return command
 
 
 def limited(command: AgentCommand, max_out_bytes_per_s: float | None) -> AgentCommand:
-    """The command of an agent whose server may send so much; None leaves it at the agent's own default."""
+    """The agent command with a capacity for its server; None means the agent's own default."""
     if max_out_bytes_per_s is None:
         return command
     return lambda server: [*command(server), "--max-out-bytes-per-s", repr(max_out_bytes_per_s)]
@@ -88,7 +91,7 @@ def limited(command: AgentCommand, max_out_bytes_per_s: float | None) -> AgentCo
 async def start_server(
     plan: ServerPlan, program: ServerProgram, timing: Timing, changed: Callable[[], None], taken: set[int]
 ) -> ServerPart:
-    """Starts a server on a free port, and on another one when somebody else takes that meanwhile."""
+    """Starts a server on a free port; tries another port if a foreign process takes it in the meantime."""
     for _ in range(timing.port_tries_max):
         port = free_port(timing.port_tries_max, taken)
         taken.add(port)
@@ -115,7 +118,7 @@ async def start_server(
         return ServerPart(child, ServerAddress(plan.id, plan.site.host, port, plan.announced_site))
     raise PortInUseError(
         f"{plan.id} found {timing.port_tries_max} ports taken one after the other",
-        do="try again when less goes on",
+        do="try again when fewer programs are starting",
     )
 
 
@@ -127,7 +130,7 @@ def make_agent(
     timing: Timing,
     changed: Callable[[], None],
 ) -> Child:
-    """The agent of a server, not yet started; it counts as started with its process, its lease is seen
+    """The agent of a server, not yet started. It counts as started when its process runs; leases are checked
     elsewhere."""
     words = command(server)
     return Child(
@@ -149,7 +152,7 @@ def make_balancer(
     timing: Timing,
     changed: Callable[[], None],
 ) -> Child:
-    """A balancer of a local cluster, not yet started; it reads where everything is from the state directory."""
+    """A balancer of a local cluster, not yet started. It reads all addresses from the state directory."""
     words = [sys.executable, "-m", "shoal.cli", "balancer", "--state-dir", str(directory.root), *flags]
     log = directory.log(name)
     return Child(
@@ -166,7 +169,7 @@ def make_balancer(
 def make_windows_job(
     directory: StateDir, environment: Mapping[str, str], timing: Timing, changed: Callable[[], None]
 ) -> Child:
-    """The Spark job that folds load windows, not yet started; when it is warm is seen by the balancer."""
+    """The Spark job that folds load windows, not yet started. The balancer sees when it is warm."""
     words = [sys.executable, "-m", "shoal.cli", "pipeline", "load", "--state-dir", str(directory.root)]
     log = directory.log(WINDOWS_JOB)
     return Child(
@@ -187,19 +190,25 @@ def agent_name(server: str) -> str:
 
 async def answers(host: str, port: int, user: str, password: str) -> bool:
     """Whether a server of ours answers on the port: one that knows the user, and that has read its data."""
+    connection = Connection(
+        host,
+        port,
+        username=user,
+        password=password,
+        name="shoal-supervisor",
+        dial=PRODUCTION.dial,
+        connect_timeout_s=_ANSWER_TIMEOUT_S,
+        answer_timeout_s=_ANSWER_TIMEOUT_S,
+    )
     try:
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(encode_commands([(b"AUTH", user.encode(), password.encode()), (b"PING",)]))
-                return [await reader.readline(), await reader.readline()] == [b"+OK\r\n", b"+PONG\r\n"]
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
+        async with connection:
+            await connection.ask((b"PING",))
+    except (ShoalError, hiredis.ReplyError):  # a server that still reads its data refuses PING
         return False
+    return True
 
 
-def _launcher(command: Sequence[str], log: Path) -> Callable[[], Process]:
+def _launcher(command: Sequence[str], log: Path) -> Callable[[], ChildProcess]:
     return lambda: process.start(command, log)
 
 

@@ -34,7 +34,7 @@ class ProcessId(msgspec.Struct, frozen=True):
     start_ticks: int
 
 
-class Process:
+class ChildProcess:
     """A child of this process that dies with it, by SIGKILL if necessary."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
@@ -86,7 +86,7 @@ class Process:
             self._popen.wait()
 
 
-def start(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Process:
+def start(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> ChildProcess:
     """Start a child that is killed when this process exits; its output is appended to `log`."""
     parent = os.getpid()
     with open(log, "ab", opener=_private) as output:
@@ -99,7 +99,7 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str] | No
             start_new_session=True,
             preexec_fn=lambda: _kill_with_parent(parent),
         )
-    return Process(popen)
+    return ChildProcess(popen)
 
 
 def start_detached(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -15,7 +15,7 @@ from shoal.errors import CoordinatorError, PlanError, VersionError
 from shoal.leader.keeper_shell import LEASES, KeeperView
 from shoal.plan.format import require_format
 from shoal.plan.keys import KEEPER_LEASE, RING_KEY
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 NO_LEADER: Final = "no balancer is leading"
 

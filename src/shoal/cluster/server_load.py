@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from shoal.cluster.acl import ADMIN
-from shoal.cluster.state import ClusterState, Endpoint
+from shoal.cluster.state import ClusterState, ServerProcess
 from shoal.errors import ShoalError
-from shoal.wire.blocking import ask
+from shoal.runtime import PRODUCTION
+from shoal.wire.blocking_connection import ask
 
 Sample: TypeAlias = tuple[float, dict[str, str]]
 """The time and the fields of an INFO reply."""
@@ -49,10 +50,12 @@ def parse_info(text: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _sample(state: ClusterState, server: Endpoint, timeout_s: float) -> Sample | None:
+def _sample(state: ClusterState, server: ServerProcess, timeout_s: float) -> Sample | None:
     password = state.passwords[ADMIN]
     try:
-        reply: Any = ask(server.host, server.port, ADMIN, password, "INFO", "all", timeout_s=timeout_s)
+        reply: Any = ask(
+            server.host, server.port, ADMIN, password, "INFO", "all", dial=PRODUCTION.dial, timeout_s=timeout_s
+        )
     except ShoalError:
         return None
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)

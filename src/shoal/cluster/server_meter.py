@@ -18,6 +18,7 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.load.kinds import CHANNEL, SERVER
 from shoal.load.reports import arrivals, read_report
 from shoal.load_kinds import KINDS
+from shoal.runtime import PRODUCTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,9 @@ class ServerMeter:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
-        self._reader = TelemetryReader(READER, cluster.state.passwords[READER], DEFAULT_LIMITS, asyncio.Event())
+        self._reader = TelemetryReader(
+            READER, cluster.state.passwords[READER], DEFAULT_LIMITS, asyncio.Event(), PRODUCTION
+        )
 
     async def __aenter__(self) -> Self:
         self.follow()

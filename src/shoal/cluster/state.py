@@ -1,17 +1,17 @@
-"""The state directory: where a local cluster writes down what it is, and where others find it.
+"""The state directory: a local cluster records its addresses, passwords and processes here for other programs.
 
-Owns the layout of the directory and the file `cluster.json`. Starts and stops nothing. Everything in it is
-readable by its owner only: it holds the passwords and the key that signs the plan.
+Owns the layout of the directory and the file `cluster.json`. Starts and stops nothing. Only the owner can read the
+directory, because it holds the passwords and the key that signs the plan.
 
-    cluster.json   what runs and how to reach it
+    cluster.json   processes and addresses
     key            the private key that signs rings and entries
-    lock           held by the supervisor while it runs, and says who that is
-    control.sock   where the supervisor takes requests
-    failure        why the last start failed, until somebody has read it
+    lock           held by the supervisor while it runs; contains its process id
+    control.sock   the supervisor's socket for requests
+    failure        why the last start failed, until it has been reported
     logs/          one file for each process
     audit/         the balancer's decisions
     pipeline/      what Spark's jobs remember
-    coordinator/, servers/   what the servers themselves need
+    coordinator/, servers/   working directories of the servers
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ FORMAT: Final = 2
 """The format of `cluster.json`."""
 STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
 LET_GO_TIMEOUT_S: Final = 5.0
-"""How long the lock of a supervisor that is dead is waited for."""
+"""How long to wait for the lock of a supervisor that is dead."""
 _LET_GO_POLL_S: Final = 0.02
 _FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "failure", "lock")
 _DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit", "pipeline")
 
 
-class Endpoint(msgspec.Struct, frozen=True):
-    """A server (or the coordinator) of the cluster: where it listens, and its process if it runs."""
+class ServerProcess(msgspec.Struct, frozen=True):
+    """A server (or the coordinator) of the cluster: its address, and its process if it runs."""
 
     id: str
     host: str
@@ -63,20 +63,22 @@ class ClusterState(msgspec.Struct, frozen=True):
     cluster: str
     started_at: float
     supervisor: ProcessId
-    coordinator: Endpoint
-    servers: tuple[Endpoint, ...]
+    coordinator: ServerProcess
+    servers: tuple[ServerProcess, ...]
     agents: tuple[AgentState, ...]
     passwords: dict[str, str]
     public_key: str
     balancers: tuple[ProcessId, ...] = ()
     max_out_bytes_per_s: float | None = None
-    """What a server may send; None is the agent's own default."""
+    """Capacity of each server; None means the agent's own default."""
     pipeline: tuple[ProcessId, ...] = ()
-    """The Spark job that folds load windows, if it was asked for."""
+    """The Spark job that folds load windows, if there is one."""
+    others: dict[str, tuple[ProcessId, ...]] = {}
+    """The processes of other kinds of hosts than servers, by kind."""
     format: int = FORMAT
 
     def url_for(self, role: str) -> str:
-        """The address of the cluster for a role; user and password hold for the coordinator and for all
+        """The address of the cluster for a role. User and password are the same on the coordinator and all
         servers."""
         if role not in self.passwords:
             raise ClusterError(
@@ -85,15 +87,16 @@ class ClusterState(msgspec.Struct, frozen=True):
         return f"shoal://{role}:{self.passwords[role]}@{self.coordinator.host}:{self.coordinator.port}"
 
     def processes(self) -> Iterator[ProcessId]:
-        """All processes of the cluster but the supervisor."""
+        """All processes of the cluster except the supervisor."""
         endpoints = (self.coordinator, *self.servers)
         agents = (agent.process for agent in self.agents)
         known = [*(endpoint.process for endpoint in endpoints), *agents, *self.balancers, *self.pipeline]
+        known += [process for processes in self.others.values() for process in processes]
         yield from (process for process in known if process is not None)
 
 
 class _Marked(msgspec.Struct, frozen=True):
-    """What is read before anything else of `cluster.json`; before format 2 it had no number."""
+    """The format number of `cluster.json`, read before anything else. Format 1 had no number."""
 
     format: int = 1
 
@@ -116,27 +119,27 @@ class StateDir:
         return self.logs / f"{name}.log"
 
     def prepare(self) -> None:
-        """Makes the directory, or makes sure that it is ours to use."""
+        """Creates the directory, or checks that an existing one can be used."""
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             entries = {entry.name for entry in self.root.iterdir()}
         except OSError as error:
             raise ClusterError(
                 f"the state directory {self.root} cannot be used: {error.strerror}",
-                do="name another by --state-dir",
+                do="choose another with --state-dir",
             ) from error
         if strangers := entries - {*_FILES, *_DIRECTORIES}:
             raise ClusterError(
-                f"{self.root} holds other files ({', '.join(sorted(strangers)[:3])}): no state directory",
-                do="name an empty or a new one by --state-dir",
+                f"{self.root} is not a state directory: it contains {', '.join(sorted(strangers)[:3])}",
+                do="choose an empty or a new one with --state-dir",
             )
         if self.root.stat().st_uid != os.geteuid():
-            raise ClusterError(f"{self.root} belongs to another user", do="name another by --state-dir")
+            raise ClusterError(f"{self.root} belongs to another user", do="choose another with --state-dir")
         self.root.chmod(0o700)
         self.logs.mkdir(mode=0o700, exist_ok=True)
 
     def has_remains(self) -> bool:
-        """Whether something of a cluster lies here, and nothing of anybody else."""
+        """Whether the directory contains files of a cluster and no other files."""
         try:
             entries = {entry.name for entry in self.root.iterdir()}
         except (FileNotFoundError, NotADirectoryError):
@@ -144,9 +147,9 @@ class StateDir:
         return not entries <= {*_DIRECTORIES} and entries <= {*_FILES, *_DIRECTORIES}
 
     def lock(self) -> Lock:
-        """Takes the directory for this process; AlreadyRunningError if a supervisor holds it.
+        """Locks the directory for this process; AlreadyRunningError if a supervisor holds the lock.
 
-        One that was killed counts as dead before the last of its threads has let go of the lock: that is waited for.
+        A killed supervisor counts as dead before its last thread has released the lock, so this waits for the release.
         """
         give_up_at = time.monotonic() + LET_GO_TIMEOUT_S
         while True:
@@ -162,7 +165,7 @@ class StateDir:
             lock.close()
 
     def owner(self) -> ProcessId | None:
-        """The supervisor that holds the directory; None if nobody does."""
+        """The supervisor that holds the lock; None if there is none."""
         try:
             owner = msgspec.json.decode(self.lock_file.read_bytes(), type=ProcessId)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -170,18 +173,18 @@ class StateDir:
         return owner if is_running(owner) else None
 
     def write(self, state: ClusterState) -> None:
-        """Writes the state down, at once or not at all."""
+        """Writes the state atomically."""
         new = self.root / "cluster.json.new"
         write_private(new, msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
         new.replace(self.cluster_file)
 
     def read(self) -> ClusterState | None:
-        """What is written down; None if nothing is. VersionError if another version of Shoal wrote it."""
+        """The recorded state; None if there is none. VersionError if another version of Shoal wrote it."""
         try:
             data = self.cluster_file.read_bytes()
             if (found := msgspec.json.decode(data, type=_Marked).format) != FORMAT:
                 raise VersionError(
-                    f"{self.cluster_file} is of format {found}, this version of Shoal knows {FORMAT}",
+                    f"{self.cluster_file} has format {found}, this version of Shoal reads {FORMAT}",
                     do="stop the cluster with the version that started it; if none runs there, remove the file",
                 )
             return msgspec.json.decode(data, type=ClusterState)
@@ -193,11 +196,11 @@ class StateDir:
             ) from error
         except msgspec.DecodeError as error:
             raise ClusterError(
-                f"{self.cluster_file} cannot be read: {error}", do="run `shoal down`, then `shoal up`"
+                f"cannot read {self.cluster_file}: {error}", do="run `shoal down`, then `shoal up`"
             ) from error
 
     def clear(self) -> None:
-        """Removes everything that a cluster leaves here, and the directory itself if that was all."""
+        """Removes all files of a cluster, and the directory itself if it is empty then."""
         for name in _DIRECTORIES:
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in _FILES:
@@ -207,8 +210,8 @@ class StateDir:
 
 
 class Lock:
-    """An exclusive lock on a file that names its holder, for as long as this process lives or until
-    `close`."""
+    """An exclusive lock on a file that contains its holder. It is released by `close` or at the end of this
+    process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -218,40 +221,40 @@ class Lock:
         except BlockingIOError:
             os.close(self._descriptor)
             raise AlreadyRunningError(
-                f"a cluster runs in {path.parent} already",
-                do="use it, stop it by `shoal down`, or name another --state-dir",
+                f"a cluster is already running in {path.parent}",
+                do="use it, stop it with `shoal down`, or choose another --state-dir",
             ) from None
         owner = ProcessId(os.getpid(), start_ticks(os.getpid()) or 0)
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, msgspec.json.encode(owner), 0)
 
     def is_current(self) -> bool:
-        """Whether the file that is locked still is the one under its name: its last holder removes it."""
+        """Whether the locked file still has its name. Its last holder removes it."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
         except FileNotFoundError:
             return False
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         os.close(self._descriptor)
 
 
 def state_dir_at(path: str | Path | None) -> StateDir:
-    """The state directory that was named, else $SHOAL_STATE_DIR, else the default of the settings."""
+    """The named state directory, else $SHOAL_STATE_DIR, else the default of the settings."""
     chosen = path or os.environ.get(STATE_DIR_VARIABLE) or default_state_dir()
     return StateDir(Path(chosen).expanduser().absolute())
 
 
 def find_cluster(state_dir: str | Path | None = None) -> ClusterState:
-    """The local cluster that runs; ClusterNotFoundError with what to do if there is none."""
+    """The running local cluster; ClusterNotFoundError, with advice, if there is none."""
     directory = state_dir_at(state_dir)
     state = directory.read()
     if state is None:
-        raise ClusterNotFoundError(f"no cluster runs in {directory.root}", do="run `shoal up`, or name another address")
+        raise ClusterNotFoundError(f"no cluster runs in {directory.root}", do="run `shoal up`, or give another address")
     if not is_running(state.supervisor):
         raise ClusterNotFoundError(
-            f"the cluster in {directory.root} has ended without cleaning up",
+            f"the cluster in {directory.root} ended without cleaning up",
             do="run `shoal up` to start a new one",
         )
     return state

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from random import Random, SystemRandom
+from random import Random
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -29,7 +29,7 @@ from shoal.errors import (
 from shoal.wire.backoff import Backoff
 from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
-from shoal.wire.dial import Dial, tcp
+from shoal.wire.dial import Dial
 
 CONNECTIONS_MAX: Final = 4
 """Request connections of one coordinator client; further requests wait for a free one."""
@@ -123,14 +123,14 @@ class Link:
     `timeout_s` bounds every operation, including retries and collisions. After it: CoordinatorUnavailableError.
     """
 
-    def __init__(self, address: Address, timeout_s: float, *, random: Random | None = None, dial: Dial = tcp) -> None:
+    def __init__(self, address: Address, timeout_s: float, *, dial: Dial, random: Random) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self.wait_s = timeout_s / ATTEMPTS_PER_TIMEOUT
         """How long one connection may take to answer."""
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
-        self._random = random or SystemRandom()
+        self._random = random
         self._dial = dial
         self._closed = False
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import AsyncGenerator, Sequence
-from random import Random, SystemRandom
+from random import Random
 from typing import Final, Self
 
 from shoal.coordination import names
@@ -37,7 +37,7 @@ from shoal.coordination.link import Link, parse_address
 from shoal.coordination.writer import Writer
 from shoal.errors import ConfigError, CoordinatorError, CoordinatorUnavailableError
 from shoal.logs import get_log
-from shoal.wire.dial import Dial, tcp
+from shoal.wire.dial import Dial
 
 _log: Final = get_log(__name__)
 
@@ -84,25 +84,23 @@ class RedisCoordinator(Coordinator):
         cls,
         address: str,
         *,
+        dial: Dial,
+        random: Random,
         username: str | None = None,
         password: str | None = None,
         timeout_s: float = 5.0,
         poll_s: float = POLL_S,
-        random: Random | None = None,
-        dial: Dial = tcp,
     ) -> Self:
         """Connect to `host:port`, `shoal://host:port` or `redis://user:password@host:port`.
 
         `timeout_s` bounds this call and each later operation, including reconnects. `poll_s` is how often an idle watch
         checks for missed notifications. Raises CoordinatorUnavailableError, AuthenticationError or ServerTooOldError.
-        The simulator passes `random` and `dial`.
         """
         if not 0 < timeout_s <= 3600 or not 0 < poll_s <= 3600:
             raise ConfigError(
                 f"timeout_s is {timeout_s} and poll_s is {poll_s}", do="choose values above 0 and at most 3600"
             )
-        random = random or SystemRandom()
-        link = Link(parse_address(address, username, password), timeout_s, random=random, dial=dial)
+        link = Link(parse_address(address, username, password), timeout_s, dial=dial, random=random)
         try:
             await link.check_connection()
         except BaseException:
@@ -169,8 +167,8 @@ class RedisCoordinator(Coordinator):
         names.check_name("member", member)
         names.check_size("member's data", data, names.MEMBER_DATA_BYTES_MAX)
         names.check_ttl(ttl_s)
-        life = f"{self._random.getrandbits(64):016x}"  # each join is a separate holder, even under the same name
-        token = await self._grants.take(f"{MEMBER}{group}/{member}", life, data, ttl_s, takeover=True)
+        holder = f"{self._random.getrandbits(64):016x}"  # each join is a separate holder, even under the same name
+        token = await self._grants.take(f"{MEMBER}{group}/{member}", holder, data, ttl_s, takeover=True)
         assert token is not None, "a takeover is never refused"
         return RedisMembership(self._grants, group, member, token, ttl_s)
 

@@ -2,7 +2,7 @@
 
 Owns the overlap of subscriptions with advertisements, and the table that maintains it while both come and go. Never
 touches links: the overlay floods advertisements, sends a subscription back along the paths of those that it overlaps
-with, and withdraws it when the last of them is gone.
+with, and withdraws it when the last of them is withdrawn.
 
 An advertisement is one conjunction. Its events carry exactly the attributes that it names, except those that it says
 are absent, and each satisfies its constraint; `is number` (the papers' `[high,isPresent,0]`) promises only the kind. So

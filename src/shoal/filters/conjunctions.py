@@ -64,7 +64,7 @@ class Conjunction(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_
         )
 
     def meet(self, other: Conjunction) -> Conjunction | None:
-        """What both match; None if that is certainly nothing."""
+        """The conjunction that matches the events that both match. None if no event can match both."""
         both = dict(self.constraints)
         for attribute, constraint in other.constraints:
             mine = both.get(attribute)

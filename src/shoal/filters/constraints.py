@@ -69,7 +69,7 @@ class Exists(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
         return not isinstance(other, Absent)
 
     def meet(self, other: Constraint) -> Constraint | None:
-        """What the other constraint says about values; None if it requires absence."""
+        """The other constraint restricted to values; None if it requires absence."""
         if isinstance(other, Unlike):
             return Unlike(False, other.strings)
         return None if isinstance(other, Absent) else other
@@ -116,7 +116,7 @@ class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
         return self.meet(other) is not None
 
     def meet(self, other: Constraint) -> Constraint | None:
-        """What both accept; None if that is certainly nothing."""
+        """The constraint that accepts what both accept. None if no value can satisfy both."""
         match other:
             case Unlike(may_be_absent, strings):
                 return Unlike(self.may_be_absent and may_be_absent, _without_both(self.strings, strings))
@@ -160,7 +160,7 @@ KIND_CONSTRAINTS: Final[Mapping[str, Constraint]] = {
 
 
 def constraint_of(predicates: Iterable[Predicate]) -> Constraint | None:
-    """What predicates on one attribute mean together; None if no value satisfies them all.
+    """The constraint that several predicates on one attribute form; None if no value satisfies them all.
 
     At least one predicate is needed; FilterError otherwise.
     """

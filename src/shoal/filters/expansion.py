@@ -282,7 +282,7 @@ class _Expansion:
         return step.result()
 
     def _product(self, parts: Iterable[Expression], *, negated: bool) -> _Alternatives:
-        """What satisfies all parts: plain conjunctions of predicates in one go, then the others."""
+        """The alternatives that satisfy all parts: plain conjunctions of predicates in one go, then the others."""
         plain: list[Leaf] = []
         others: list[Expression] = []
         for part in parts:

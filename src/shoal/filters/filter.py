@@ -61,7 +61,7 @@ class Filter(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_hash=
         return any(mine.intersects(theirs) for mine in self.conjunctions for theirs in other.conjunctions)
 
     def meet(self, other: Filter) -> Filter | None:
-        """What both match; None if that is certainly nothing."""
+        """The filter that matches the events that both match. None if no event can match both."""
         check_filter(other)
         met = [mine.meet(theirs) for mine in self.conjunctions for theirs in other.conjunctions]
         left = [conjunction for conjunction in met if conjunction is not None]

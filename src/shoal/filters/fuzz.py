@@ -1,4 +1,4 @@
-"""Fuzzing of the language: generated texts, and what must be true of every one of them.
+"""Fuzzing of the language: generated texts, and the checks that each of them must pass.
 
 Owns how the texts are made from a seed, and the three promises that are checked. No text makes the parser raise
 anything but FilterError (EventError for events); an accepted text parses to the same filter after printing; an error
@@ -56,7 +56,7 @@ _FAILURES_MAX: Final = 20
 
 
 class FuzzReport(msgspec.Struct):
-    """What a run saw. It succeeded if there are no failures."""
+    """The result of a run. It succeeded if there are no failures."""
 
     seed: int
     texts: int = 0

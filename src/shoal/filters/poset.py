@@ -26,7 +26,7 @@ from shoal.filters.filter import Filter, check_filter
 
 
 class Insertion(NamedTuple):
-    """What an insert changed."""
+    """The changes that an insert made."""
 
     is_new: bool
     """Whether the filter had no subscribers before."""
@@ -37,7 +37,7 @@ class Insertion(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """What a remove changed."""
+    """The changes that a remove made."""
 
     is_gone: bool
     """Whether the filter has no subscribers left."""

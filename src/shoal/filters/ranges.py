@@ -68,7 +68,7 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
         return self.meet(other) is not None
 
     def meet(self, other: Constraint) -> Constraint | None:
-        """What both accept; None if that is nothing."""
+        """The set that both accept; None if it is empty."""
         if isinstance(other, Numbers):
             return numbers_of(max(self.low, other.low), min(self.high, other.high), (*self.excluded, *other.excluded))
         if isinstance(other, OneOf):
@@ -127,7 +127,7 @@ class OneOf(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
         return any(map(other.accepts, self.values))
 
     def meet(self, other: Constraint) -> Constraint | None:
-        """What both accept; None if that is nothing."""
+        """The set that both accept; None if it is empty."""
         return one_of(filter(other.accepts, self.values))
 
     def predicates(self, attribute: str) -> tuple[Predicate, ...]:

@@ -162,7 +162,7 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
         return self.meet(other) is not None
 
     def meet(self, other: Constraint) -> Constraint | None:
-        """What both accept; None if that is certainly nothing."""
+        """The strings that both accept. None if no string can satisfy both."""
         if isinstance(other, OneOf):
             return one_of(filter(self.accepts, other.values))
         if isinstance(other, Numbers):

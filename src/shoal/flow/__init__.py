@@ -1,8 +1,7 @@
 """The flow simulator: rates instead of messages, columns instead of objects.
 
-    latencies = distance_model()
-    game = RGame(RGameMap(side=8), ramp(120, 1200, each_s=1.0), latencies, seed=17)
-    series = FlowSimulator(game, policy("shoal"), BalanceSettings(), Models(), seed=17).run()
+    channels = ZipfChannels(Zipf(10_000, publications_per_s=5e4), ramp(0.1, 1.0, 0.01), distance_model(), seed=17)
+    series = FlowSimulator(channels, policy("shoal"), BalanceSettings(), Models(), seed=17).run()
     series.column("response_ms")
 
 It runs the product's policies on models of servers, moves and the pool. It has no connections and no messages, and time

@@ -16,6 +16,8 @@ import numpy as np
 from shoal.balance.columns import Floats
 from shoal.errors import ConfigError
 
+SAMPLES_PER_RESPONSE: Final = 2
+"""Latency samples in a response time: from a client to a server, and from there to a client."""
 NORTH_AMERICA: Final = (24.0, 60.0, -130.0, -55.0)
 """Latitude and longitude, from and to: the paper uses measurements from North America only."""
 CITIES_FILE: Final = "wondernetwork_cities.csv"
@@ -64,7 +66,7 @@ class Latencies:
     source: str
 
     def mean_ms(self, rng: np.random.Generator, messages: int, samples_each: int) -> float:
-        """The mean latency of so many messages with so many samples each; 0 without messages."""
+        """The mean latency of a number of messages with `samples_each` samples each; 0 without messages."""
         if not messages:
             return 0.0
         return float(rng.choice(self.samples_ms, size=(messages, samples_each)).sum(axis=1).mean())

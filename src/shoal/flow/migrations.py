@@ -1,4 +1,4 @@
-"""Migrations: channels on their way from where they are to where the plan wants them, and the load that this causes.
+"""Migrations: channels that move to the servers of the new plan, and the load that this causes.
 
 Owns both placements (decided, and in force), the moves between them, and the extra load of moving channels. Servers are
 named by their row in the pool.

@@ -51,7 +51,7 @@ class ServerModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def limit_bytes_per_s(self) -> float:
-        """What it can really send."""
+        """The rate that it can really send."""
         return self.capacity_bytes_per_s * self.fail_ratio
 
     def validate(self) -> None:

@@ -50,7 +50,7 @@ class Series:
         return np.array([getattr(second, name) for second in self.seconds], np.float64)
 
     def sampled(self, columns: Sequence[str], every_s: int) -> dict[str, list[float]]:
-        """Some figures of every so many seconds, with the seconds themselves and those of all decisions."""
+        """Some figures at intervals of `every_s`, with the seconds themselves and those of all decisions."""
         return {
             "second": list(range(0, len(self), every_s)),
             **{name: [round(value, 3) for value in self.column(name)[::every_s].tolist()] for name in columns},

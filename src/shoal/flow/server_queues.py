@@ -47,7 +47,7 @@ class ServerQueues:
         self._waiting = np.zeros(0)
 
     def grow(self, servers: int) -> None:
-        """Makes room for so many servers."""
+        """Makes room for a number of servers."""
         more = servers - len(self._backlog_bytes)
         self._backlog_bytes = np.append(self._backlog_bytes, np.zeros(more))
         self._backlog_cores = np.append(self._backlog_cores, np.zeros(more))

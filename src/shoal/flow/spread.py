@@ -4,7 +4,7 @@ Owns the elements: one for each server of each channel, with its share. Clients 
 each, chosen by their ids, so that shares are even only on average: with `n` clients on `k` servers a share is off by
 about `sqrt((k - 1) / n)` of itself, as if clients were drawn one by one. The deviation depends on the seed, the channel
 and the position of the server in the placement, since clients choose by position. So a channel keeps its shares while
-clients come and go, and when one of its servers is replaced.
+clients join and leave, and when one of its servers is replaced.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
-from shoal.wire.blocking import BlockingConnection
+from shoal.wire.blocking_connection import BlockingConnection
 
 TIMEOUT_S: Final = 10.0
 """How long a server may take to answer."""

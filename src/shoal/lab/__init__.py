@@ -1,9 +1,9 @@
-"""What benchmarks, soaks, experiments, the demo and the flow simulator have in common.
+"""Benchmarks, soaks, experiments, the demo and the protocol simulator. This level has what they share.
 
-    load/       load in child processes
+    harness/    load in child processes
     rgame.py    the movement of players in RGame, the game of the Dynamoth paper
     machine.py  the machine, and how busy its processors are
     totals.py   counts that are added up over rounds and processes
 
-Nothing here is part of the product, and no package that ships imports it.
+The lab is not part of the product. Only the command line imports it, to start its commands.
 """

@@ -1,8 +1,8 @@
 """RGame, the game of the Dynamoth paper (section V.A): how players move, and on which tile each of them is.
 
 Owns the movement, in columns with one row for each player, and the arithmetic of tiles. The map is the unit square,
-cut into `side` by `side` tiles; a tile is a channel. The flow simulator counts the players of each tile; players on
-real buses ask where they are. Knows nothing of buses or traffic: time is an argument, chance is a seeded generator.
+cut into `side` by `side` tiles; a tile is a channel. Simulated games count the players of each tile; players on real
+buses ask for their tile. Uses no buses and no clock; time and the random generator are arguments.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 UPDATES_PER_S: Final = 3.0
 """How often each player publishes its position, as in the paper."""
-SAMPLES_PER_RESPONSE: Final = 2
-"""Latency samples in a response time: from a client to a server, and from there to a client."""
 
 _Floats: TypeAlias = NDArray[np.float64]
 _Bools: TypeAlias = NDArray[np.bool_]

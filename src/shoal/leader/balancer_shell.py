@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from shoal.balance.balancer import Balancer
-from shoal.balance.change import Planner
 from shoal.balance.effects import (
-    AddServers,
+    AddHosts,
     Effect,
     HurryMove,
     ProposalReady,
@@ -34,6 +33,7 @@ from shoal.balance.effects import (
 )
 from shoal.balance.options import BalancerOptions
 from shoal.balance.recording import DecisionRecord, Outcome, proposal_of
+from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.warming import warm_up
 from shoal.balance.window_source import Standing, Way, WindowSource
@@ -51,12 +51,11 @@ from shoal.load.fold import fold
 from shoal.load.fold_state import FoldCounters, FoldState
 from shoal.load.reports import refusals
 from shoal.load.window import LoadWindow
-from shoal.load_kinds import KINDS
+from shoal.load_kinds import REGISTRY
 from shoal.logs import get_log
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER
 from shoal.rules import ALL_RULES, Rules, rule
-from shoal.runtime import PRODUCTION
 
 FRESH_LOAD: Final = rule(
     "fresh_load", "A balancer that begins to lead drops the load that it measured when it led before."
@@ -92,7 +91,7 @@ class Audit(Protocol):
 class Balancing:
     """Runs a balancer. `leading` says by which right, or None while another process leads. `poll_s` is how often it
     looks without news; `spark` reads the load windows that a Spark job hands over, if there shall be one; `records`
-    says which drained servers hold records, if those are waited for."""
+    says which drained servers hold records, if those are waited for; `registry` has the kinds of units and hosts."""
 
     def __init__(
         self,
@@ -108,10 +107,11 @@ class Balancing:
         spark: WindowReader | None = None,
         records: RecordWatch | None = None,
         rules: Rules = ALL_RULES,
-        wall: Callable[[], float] = PRODUCTION.wall,
-        planners: Sequence[Planner] = (),
+        *,
+        wall: Callable[[], float],
+        registry: Registry = REGISTRY,
     ) -> None:
-        self._planners = planners
+        self._registry = registry
         self._store = store
         self._reader = reader
         self._provider = provider
@@ -189,7 +189,7 @@ class Balancing:
         if self._core is None or lease.token != self._token:
             state, moved_at = await self._store.load()
             await self._store.sweep(leading.fence)
-            self._core = Balancer(self._settings, self._options, KINDS, state, moved_at, self._rules, self._planners)
+            self._core = Balancer(self._settings, self._options, self._registry, state, moved_at, self._rules)
             if FRESH_LOAD in self._rules:
                 self._fold = FoldState()
             self._windows = WindowSource(self._wall(), wanted=self._spark is not None)
@@ -229,7 +229,7 @@ class Balancing:
         """Folds what was read, and asks the core; in a thread."""
         windows: list[LoadWindow]
         garbage = self._fold.counters.garbage
-        windows, self._fold = fold(self._fold, read, now_s, self._settings, KINDS)
+        windows, self._fold = fold(self._fold, read, now_s, self._settings, self._registry.load)
         if self._fold.counters.garbage > garbage:
             self._report_refused(read, now_s)
         metrics.WINDOWS.inc(len(windows))
@@ -243,7 +243,7 @@ class Balancing:
         if now_s - self._refused_at < _REFUSED_LOG_S:
             return
         self._refused_at = now_s
-        for row, why in refusals(read, 1, KINDS):
+        for row, why in refusals(read, 1, self._registry.load):
             host = read["host"][row].as_py()
             _log.warning("telemetry cannot be read; load windows lack it", host=host, why=why)
 
@@ -274,7 +274,7 @@ class Balancing:
         for effect in effects:
             if isinstance(effect, RecordDecision):
                 await self._record(effect)
-        calls = [effect for effect in effects if isinstance(effect, (AddServers, RemoveServer))]
+        calls = [effect for effect in effects if isinstance(effect, (AddHosts, RemoveServer))]
         state = PutState(core.state) if calls or any(isinstance(effect, PutState) for effect in effects) else None
         if state is not None and STATE_FIRST in self._rules:
             await self._store.put_state(state, fence)
@@ -306,7 +306,7 @@ class Balancing:
         if state is not None and STATE_FIRST not in self._rules:
             await self._store.put_state(state, fence)
         for call in calls:
-            self._start(self._add(call.count, fence) if isinstance(call, AddServers) else self._remove(call))
+            self._start(self._add(call, fence) if isinstance(call, AddHosts) else self._remove(call))
 
     async def _record(self, effect: RecordDecision | RecordOutcome) -> None:
         """Writes to the audit log; what cannot be written is reported, and decided all the same."""
@@ -329,8 +329,9 @@ class Balancing:
                 "decided",
                 digest=effect.record.digest[:12],
                 policy=proposal.policy,
-                moves=len(proposal.moves),
+                moves=proposal.moves_count,
                 servers=",".join(f"{change.what} {change.server or change.count}" for change in proposal.servers),
+                hosts=",".join(f"add {wanted.count} {wanted.kind}" for wanted in proposal.hosts),
                 max_ratio=round(proposal.max_ratio_before, 3),
                 expected=round(proposal.max_ratio_after, 3),
             )
@@ -352,20 +353,22 @@ class Balancing:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _add(self, count: int, fence: Lease | None) -> None:
+    async def _add(self, wanted: AddHosts, fence: Lease | None) -> None:
+        kind = wanted.kind
         try:
-            servers = await self._provider.add(SERVER, count)
-            for server in servers:
-                if GUEST in self._rules and self._store.marks.get(server) is not Mark.GUEST:
-                    await self._store.put_mark(PutMark(server, Mark.GUEST, "it is added"), fence)
+            hosts = await self._provider.add(kind, wanted.count, wanted.site)
+            for host in hosts if kind == SERVER and GUEST in self._rules else ():
+                if self._store.marks.get(host) is not Mark.GUEST:
+                    await self._store.put_mark(PutMark(host, Mark.GUEST, "it is added"), fence)
         except (ShoalError, OSError) as error:
             metrics.REFUSALS.inc()
-            _log.warning("no server was added", wanted=count, why=str(error))
-            self._tell(lambda core: core.refused(self._wall()))
+            _log.warning("no host was added", kind=kind, wanted=wanted.count, why=str(error))
+            self._tell(lambda core: core.refused(kind, self._wall()))
             return
-        metrics.SERVERS_ADDED.inc(len(servers))
-        _log.info("servers are added", servers=",".join(servers))
-        self._tell(lambda core: core.added(servers, self._wall()))
+        if kind == SERVER:
+            metrics.SERVERS_ADDED.inc(len(hosts))
+        _log.info("hosts are added", kind=kind, hosts=",".join(hosts))
+        self._tell(lambda core: core.added(kind, hosts, self._wall()))
 
     async def _remove(self, remove: RemoveServer) -> None:
         try:

@@ -18,13 +18,14 @@ from shoal.balance.window_source import Standing
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
 from shoal.leader.mirror import Mirror
+from shoal.load_kinds import REGISTRY
 from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import CHANNEL
-from shoal.plan.moving import MoveRequest, decode_request, encode_body
-from shoal.plan.signing import Verifier
+from shoal.plan.move_request import MoveRequest, decode_request, encode_body
+from shoal.plan.signature import Verifier
 
 ANSWERS_MAX: Final = 64
 """Answers that nobody has read. The oldest are dropped by the next leader."""
@@ -37,7 +38,11 @@ class BalancingStore:
     of units than channels."""
 
     def __init__(
-        self, coordinator: Coordinator, public_key: bytes, changed: asyncio.Event, planners: Iterable[Planner] = ()
+        self,
+        coordinator: Coordinator,
+        public_key: bytes,
+        changed: asyncio.Event,
+        planners: Iterable[Planner] = REGISTRY.planners,
     ) -> None:
         self._coordinator = coordinator
         self._verifier = Verifier(public_key)

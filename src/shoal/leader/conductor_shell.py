@@ -19,7 +19,7 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.conductor import Conductor, DropRequest, E, H, P, PutEntry, Q, Steps, View
 from shoal.plan.ring import Ring
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 
 _GATHER_S: Final = 0.01
 """How long news may gather before a look."""
@@ -34,15 +34,10 @@ class Leading(msgspec.Struct, frozen=True):
     fence: Lease | None
 
 
-def ring_of(leading: Leading) -> Ring | None:
-    """The hosts of channels."""
-    return leading.ring
-
-
 class ConductorShell(Generic[E, H, P, Q]):
     """Moves the units of one kind by its table of steps. `leading` is the right to do so, or None while another process
-    leads; each time in the lead begins with a new conductor. `hosts` tells where units may live; `poll_s` is how often
-    to look without news."""
+    leads; each time in the lead begins with a new conductor. `hosts` tells where units may live, given the ring;
+    `poll_s` is how often to look without news."""
 
     def __init__(
         self,
@@ -50,7 +45,7 @@ class ConductorShell(Generic[E, H, P, Q]):
         steps: Steps[E, H, P, Q],
         signer: Signer,
         leading: Callable[[], Leading | None],
-        hosts: Callable[[Leading], H | None],
+        hosts: Callable[[Ring | None], H | None],
         poll_s: float,
     ) -> None:
         self._coordinator = coordinator
@@ -102,7 +97,7 @@ class ConductorShell(Generic[E, H, P, Q]):
     async def _look(self, leading: Leading) -> float:
         if self._conductor is None or leading.lease.token != self._token:
             self._conductor, self._token = Conductor(self._steps, self._signer), leading.lease.token
-        view = View(self._hosts(leading), self._entries.values, self._requests.values, self._reports.values)
+        view = View(self._hosts(leading.ring), self._entries.values, self._requests.values, self._reports.values)
         writes = self._conductor.observe(view, self._clock())
         trouble = await self._write(writes, leading.fence) if writes else None
         self._complain(trouble)

@@ -6,7 +6,6 @@ goes on without a forecast.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -28,7 +27,7 @@ _log: Final = get_log(__name__)
 class ForecastFile:
     """A file of forecasts; an empty path is none. `clock` is that of the load windows."""
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self._path = Path(path) if path else None
         self._clock = clock
         self._seen: tuple[int, int] | None = None

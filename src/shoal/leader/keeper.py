@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from shoal.limits import Limits
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 
 GAP_SHARE: Final = 0.25
 RETURN_SHARE: Final = 0.5

@@ -17,12 +17,12 @@ from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError, VersionError
 from shoal.leader.conductor_shell import Leading
 from shoal.leader.keeper import Keeper, Snapshot
-from shoal.leader.timing import LeaderTiming
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.logs import get_log
 from shoal.plan.format import FORMAT, stored_format
 from shoal.plan.keys import FORMAT_KEY, KEEPER_LEASE, POOL_PREFIX, PUBLIC_KEY, RING_KEY, pool_server, read_mark
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.plan.upgrade import upgrade_plan
 from shoal.rules import ALL_RULES, Rules, rule
 

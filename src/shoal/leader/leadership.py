@@ -10,20 +10,21 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+from shoal.balance.registry import Registry
 from shoal.coordination.interface import Coordinator
-from shoal.leader.conductor_shell import ConductorShell, Leading, ring_of
+from shoal.leader.conductor_shell import ConductorShell, Leading
 from shoal.leader.keeper import Keeper
 from shoal.leader.keeper_shell import KeeperView, Keeping
-from shoal.leader.timing import LeaderTiming
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.limits import Limits
-from shoal.plan.signing import Signer
-from shoal.plan.steps import ChannelSteps
+from shoal.load_kinds import REGISTRY
+from shoal.plan.signature import Signer
 from shoal.rules import ALL_RULES, Rules
 
 
 class Leader:
-    """Keeps the ring and moves channels while it leads; `holder` names this run of this process. `expected` are the
-    servers that the first ring waits for."""
+    """Keeps the ring and moves units while it leads; `holder` names this run of this process. `expected` are the
+    servers that the first ring waits for; `registry` has the kinds of units that move."""
 
     def __init__(
         self,
@@ -34,17 +35,21 @@ class Leader:
         expected: Iterable[str],
         holder: str,
         rules: Rules = ALL_RULES,
+        registry: Registry = REGISTRY,
     ) -> None:
         keeper = Keeper(signer, limits, expected, timing.first_ring_wait_s)
         self._keeping = Keeping(coordinator, signer, keeper, timing, holder, rules)
-        self._moving = ConductorShell(
-            coordinator,
-            ChannelSteps(limits, rules),
-            signer,
-            lambda: self._keeping.leading,
-            ring_of,
-            timing.keeper_poll_s,
-        )
+        self._conductors = [
+            ConductorShell(
+                coordinator,
+                kind.steps(limits, rules),
+                signer,
+                lambda: self._keeping.leading,
+                kind.hosts,
+                timing.keeper_poll_s,
+            )
+            for kind in registry.units
+        ]
 
     @property
     def view(self) -> KeeperView:
@@ -58,7 +63,7 @@ class Leader:
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:
         """Leads, or waits to lead, and does other work beside it, until it is cancelled; then the lease is given up."""
-        works = (self._keeping.run(), self._moving.run(), *others)
+        works = (self._keeping.run(), *(conductor.run() for conductor in self._conductors), *others)
         tasks = [asyncio.create_task(work) for work in works]
         try:
             await asyncio.gather(*tasks)

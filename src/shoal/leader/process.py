@@ -14,21 +14,23 @@ from pathlib import Path
 import msgspec
 
 from shoal.balance.options import BalancerOptions
+from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window_source import Way
 from shoal.coordination.link import parse_address
 from shoal.leader.audit_log import AuditLog
 from shoal.leader.balancer_shell import Balancing
 from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
 from shoal.leader.providers import FixedPool, Nobody, Provider
 from shoal.leader.record_watch import RecordWatch
 from shoal.leader.telemetry_reader import TelemetryReader
-from shoal.leader.timing import LeaderTiming
 from shoal.leader.window_reader import WindowReader
 from shoal.limits import Limits
+from shoal.load_kinds import REGISTRY
 from shoal.metrics import MetricsPage
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.runtime import PRODUCTION
 
 
@@ -52,21 +54,21 @@ class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
     timing: LeaderTiming = LeaderTiming()
 
 
-async def balance(setup: BalancerSetup) -> None:
-    """Leads or stands by until it is cancelled."""
+async def balance(setup: BalancerSetup, registry: Registry = REGISTRY) -> None:
+    """Leads or stands by until it is cancelled. `registry` has the kinds of units and hosts."""
     limits, options = setup.limits, setup.options
     signer = Signer(setup.key)
     changed = asyncio.Event()
     async with await PRODUCTION.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
         holder = f"balancer-{os.getpid()}-{PRODUCTION.random.getrandbits(32):08x}"
-        leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder)
-        store = BalancingStore(coordinator, signer.public, changed)
+        leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder, registry=registry)
+        store = BalancingStore(coordinator, signer.public, changed, registry.planners)
         spark = None
         if setup.windows is Way.SPARK:
-            spark = WindowReader(parse_address(setup.url, None, None), limits, changed)
+            spark = WindowReader(parse_address(setup.url, None, None), limits, changed, PRODUCTION, registry.load)
         balancing = Balancing(
             store,
-            TelemetryReader(*setup.reader, limits, changed),
+            TelemetryReader(*setup.reader, limits, changed, PRODUCTION),
             _provider(setup, store),
             AuditLog(setup.audit),
             lambda: leader.leading,
@@ -75,7 +77,9 @@ async def balance(setup: BalancerSetup) -> None:
             changed,
             setup.timing.keeper_poll_s,
             spark,
-            RecordWatch(*setup.reader, limits) if options.keep_records else None,
+            RecordWatch(*setup.reader, limits, PRODUCTION.address_book) if options.keep_records else None,
+            wall=PRODUCTION.wall,
+            registry=registry,
         )
         await leader.run(balancing.run())
 

@@ -55,7 +55,8 @@ class FixedPool:
             raise ClusterError(f"the pool has servers only, no {kind}", do="start it by hand")
         chosen = tuple(server for server in self._reserve() if site in ("", self._sites[server]))[:count]
         if not chosen:
-            raise ClusterError("no server of the pool is in reserve", do="add addresses to balancer.pool")
+            where = f" at site {site}" if site else ""
+            raise ClusterError(f"no server of the pool is in reserve{where}", do="add addresses to balancer.pool")
         return chosen
 
     async def remove(self, host: str) -> None:

@@ -18,7 +18,7 @@ from shoal.leader.reader_connection import reader_connection
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
-from shoal.wire.address_book import AS_ANNOUNCED, AddressBook
+from shoal.wire.address_book import AddressBook
 from shoal.wire.connection import Connection
 from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY, record_key
 
@@ -31,9 +31,7 @@ _log: Final = get_log(__name__)
 class RecordWatch:
     """Knows which of the servers that it follows hold records that are not archived."""
 
-    def __init__(
-        self, username: str | None, password: str | None, limits: Limits, book: AddressBook = AS_ANNOUNCED
-    ) -> None:
+    def __init__(self, username: str | None, password: str | None, limits: Limits, book: AddressBook) -> None:
         self._username = username
         self._password = password
         self._limits = limits

@@ -23,7 +23,7 @@ from shoal.limits import Limits
 from shoal.load.record import DATA_FIELD, ID_FIELD
 from shoal.load.reports import BATCH_SCHEMA, entries_to_batch
 from shoal.plan.ring import ServerAddress
-from shoal.runtime import PRODUCTION, Runtime
+from shoal.runtime import Runtime
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import TELEMETRY_KEY
 
@@ -43,7 +43,7 @@ class TelemetryReader:
         password: str | None,
         limits: Limits,
         news: asyncio.Event,
-        runtime: Runtime = PRODUCTION,
+        runtime: Runtime,
     ) -> None:
         self._username = username
         self._password = password

@@ -15,11 +15,12 @@ from shoal.errors import ProtocolError
 from shoal.leader.reader_connection import reader_connection
 from shoal.leader.stream_follower import follow_stream, stream_entries
 from shoal.limits import Limits
+from shoal.load.kinds import Kinds
 from shoal.load.window import LoadWindow
 from shoal.load.window_feed import ALIVE_KEY, FEED_KEY, read_command, read_window
 from shoal.load_kinds import KINDS
 from shoal.logs import get_log
-from shoal.runtime import PRODUCTION, Runtime
+from shoal.runtime import Runtime
 from shoal.wire.address_book import Endpoint
 from shoal.wire.connection import Connection
 
@@ -40,8 +41,10 @@ class WindowReader:
         address: Address,
         limits: Limits,
         news: asyncio.Event,
-        runtime: Runtime = PRODUCTION,
+        runtime: Runtime,
+        kinds: Kinds = KINDS,
     ) -> None:
+        self._kinds = kinds
         self._address = address
         self._limits = limits
         self._news = news
@@ -82,7 +85,7 @@ class WindowReader:
         for id, fields in stream_entries(found):
             position = id
             try:
-                self._windows.append(read_window(fields, KINDS))
+                self._windows.append(read_window(fields, self._kinds))
                 self._news.set()
             except ProtocolError as error:
                 _log.warning("a load window of Spark cannot be read", why=str(error))

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from shoal.errors import ProtocolError
 from shoal.load.kinds import INTERVAL_S, UNCOUNTED, Folding, HostKind, Kinds, Type, UnitKind
-from shoal.load.record import HostRow, Record, RecordId, decode, encode
+from shoal.load.record import HostRow, RecordId, decode
 from shoal.load.table import UnitTable
 
 BATCH_SCHEMA: Final = pa.schema(
@@ -72,15 +72,6 @@ def entries_to_batch(entries: Iterable[tuple[bytes, bytes]], arrived_s: float) -
             rows.append((*RecordId.decode(id_text), arrived_s, data))
         except ProtocolError:
             rows.append((None, None, None, None, arrived_s, data))
-    return _batch(rows)
-
-
-def records_to_batch(records: Iterable[tuple[Record, float]]) -> pa.RecordBatch:
-    """A batch of records, each with the time of its arrival."""
-    return _batch([(*record.id, arrived_s, encode(record)) for record, arrived_s in records])
-
-
-def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     columns = list(zip(*rows, strict=True)) or [()] * len(BATCH_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, BATCH_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=BATCH_SCHEMA)

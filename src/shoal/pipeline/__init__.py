@@ -6,7 +6,7 @@
     load_service.py      the same as a long-running job that sends windows to the balancer
     archive/             recorded channels into Parquet
     event_archive.py     reads archives for the jobs below
-    matching.py, _job    filters against an archive; filter_sets.py reads and compiles the filters
+    bulk_match.py, _job  filters against an archive; filter_sets.py reads and compiles the filters
     profiles.py, _job    loads and overlaps of filters, from samples of an archive
     kept_windows.py      load windows in a folder; generated_windows.py makes some from a seed
     what_if.py, _job     policies and settings replayed over kept windows

@@ -28,7 +28,7 @@ from shoal.errors import PipelineError
 from shoal.history import manifest as manifests
 from shoal.history.archive import read_columns
 from shoal.history.table import SCHEMA, dedupe
-from shoal.pipeline.matching import PLACE
+from shoal.pipeline.bulk_match import PLACE
 from shoal.pipeline.spark.tasks import Task, map_numbers
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ from shoal.pipeline.job_folders import locked
 from shoal.pipeline.kept_windows import WindowKeeper
 from shoal.pipeline.load_job import LoadFacts, LoadJob, Take, start
 from shoal.pipeline.session import SessionOptions, running
-from shoal.wire.blocking import BlockingConnection
+from shoal.runtime import PRODUCTION
+from shoal.wire.blocking_connection import ask
 from shoal.wire.commands import Command
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class WindowSender:
     def _write(self, command: Command) -> None:
         where = self._address
         try:
-            with self._lock, BlockingConnection(where.host, where.port, where.username, where.password) as asking:
-                asking.ask(*command)
+            with self._lock:
+                ask(where.host, where.port, where.username, where.password, *command, dial=PRODUCTION.dial)
             self._last_error = ""
         except (ShoalError, hiredis.ReplyError) as error:
             self._log_error(str(error))

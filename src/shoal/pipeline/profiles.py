@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.filters.index import Index
-from shoal.pipeline.matching import Query, events_of, wire_table
+from shoal.pipeline.bulk_match import Query, events_of, wire_table
 
 PROFILES_VERSION: Final = "1"
 BLOCK_SAMPLES: Final = 1024

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shoal.errors import PipelineError
-from shoal.pipeline import event_archive, matching, profiles
+from shoal.pipeline import bulk_match, event_archive, profiles
 from shoal.pipeline.filter_sets import FilterSet, opened
 from shoal.pipeline.job_folders import make_folder
 from shoal.pipeline.profiles import Bits, Sample
@@ -101,7 +101,7 @@ def run(
 
 def _sample(filters: FilterSet, path: Path, options: ProfileOptions, spark: SparkSession | None) -> Sample:
     archive = event_archive.open_archive(path)
-    query = matching.query_of(archive.schema, "ids", filters.attributes)
+    query = bulk_match.query_of(archive.schema, "ids", filters.attributes)
     columns = [name for name in archive.schema.names if name in {*query.columns, profiles.PAYLOAD, "published_at"}]
     count, seed = options.samples, options.seed
 

@@ -78,7 +78,7 @@ RUN_SCHEMA: Final = pa.schema(
 )
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class WhatIfCase(msgspec.Struct, frozen=True, kw_only=True):
     """A policy and its settings. `settings` contains what differs from the defaults."""
 
     policy: str = DEFAULT_POLICY
@@ -100,7 +100,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             ) from None
 
 
-class ServerPool(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayPool(msgspec.Struct, frozen=True, kw_only=True):
     """The servers of a replay."""
 
     capacity_bytes_per_s: float
@@ -121,7 +121,7 @@ class ServerPool(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_grid(path: Path | None) -> list[Case]:
+def read_grid(path: Path | None) -> list[WhatIfCase]:
     """The cases of a grid: the defaults first, then every valid combination of each table.
 
     A file is TOML with tables `[[grid]]`: `policy` and settings of `[balance]`, each a value or a list of values.
@@ -136,7 +136,7 @@ def read_grid(path: Path | None) -> list[Case]:
             raise ConfigError(f"{path} has no grid", do=_GRID_ADVICE) from None
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise ConfigError(f"the grid of {path} is not a list of tables", do=_GRID_ADVICE)
-    cases = [Case()]
+    cases = [WhatIfCase()]
     for table in tables:
         for case in _product(table):
             if case not in cases:
@@ -144,7 +144,7 @@ def read_grid(path: Path | None) -> list[Case]:
     return cases
 
 
-def _product(table: Mapping[str, Any]) -> Iterable[Case]:
+def _product(table: Mapping[str, Any]) -> Iterable[WhatIfCase]:
     """The combinations of a table, without those whose thresholds are out of order."""
     values = {name: value if isinstance(value, list) else [value] for name, value in table.items()}
     for name in (name for name, several in values.items() if not several):
@@ -158,7 +158,7 @@ def _product(table: Mapping[str, Any]) -> Iterable[Case]:
             raise ConfigError(f"there is no policy {chosen!r}", do=f"name one of {', '.join(POLICIES)} in the grid")
         given = dict(zip(values, numbers, strict=True))
         changed = {name: value for name, value in given.items() if value != getattr(DEFAULT_SETTINGS, name)}
-        case = Case(policy=chosen, settings=changed)
+        case = WhatIfCase(policy=chosen, settings=changed)
         if _is_ordered(case.unchecked()):
             case.balance()
             yield case
@@ -169,7 +169,7 @@ def _is_ordered(settings: BalanceSettings) -> bool:
     return settings.low_ratio < settings.safe_ratio < settings.high_ratio < settings.fail_ratio
 
 
-def replay(traffic: pa.Table, case: Case, pool: ServerPool, forecast: Forecast | None = None) -> Series:
+def replay(traffic: pa.Table, case: WhatIfCase, pool: ReplayPool, forecast: Forecast | None = None) -> Series:
     """Replays a table of traffic, second by second. A forecast uses the clock of the recording."""
     load = Recorded(traffic, LATENCY_MS)
     if forecast is not None:
@@ -179,7 +179,7 @@ def replay(traffic: pa.Table, case: Case, pool: ServerPool, forecast: Forecast |
 
 
 def run(
-    number: int, case: Case, day: int, traffic: pa.Table, pool: ServerPool, forecast: Forecast | None = None
+    number: int, case: WhatIfCase, day: int, traffic: pa.Table, pool: ReplayPool, forecast: Forecast | None = None
 ) -> pa.RecordBatch:
     """One run, as a row of figures."""
     series = replay(traffic, case, pool, forecast)

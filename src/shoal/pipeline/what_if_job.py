@@ -32,7 +32,7 @@ from shoal.pipeline.forecast import forecast_of, forecasts, loads_of
 from shoal.pipeline.kept_windows import read_windows, read_windows_manifest
 from shoal.pipeline.spark.tasks import collect_numbers
 from shoal.pipeline.spark.worker_files import send
-from shoal.pipeline.what_if import Case, ServerPool
+from shoal.pipeline.what_if import ReplayPool, WhatIfCase
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ class Days(msgspec.Struct, frozen=True, kw_only=True):
     loads: pa.Table
     """Load of groups of servers, for forecasts."""
     day_s: int
-    pool: ServerPool
+    pool: ReplayPool
     source: str
 
     def forecast(self, day: int) -> Forecast | None:
@@ -65,16 +65,16 @@ class Days(msgspec.Struct, frozen=True, kw_only=True):
         return forecast_of(forecasts(past, self.day_s))
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class WhatIfResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result."""
 
     runs: pa.Table
     """Every run of the grid over the days that were not held back."""
     held_back: pa.Table
     """The runs of the held-back day: the defaults, and the best case if it differs."""
-    best: Case
+    best: WhatIfCase
     """The cheapest case over the days that were not held back."""
-    chosen: Case
+    chosen: WhatIfCase
     """The best case, or the defaults if it is worse on the held-back day."""
     held_back_day: int
     chosen_cost: float
@@ -109,7 +109,7 @@ def read_days(folder: Path, *, servers_min: int, servers_max: int, start_s: int)
         )
     first = kept[min(kept)][0]
     capacity = pc.mean(first.hosts_of(SERVER)["capacity_bytes_per_s"]).as_py()
-    pool = ServerPool(
+    pool = ReplayPool(
         capacity_bytes_per_s=capacity or ServerModel().capacity_bytes_per_s,
         servers_first=first.hosts_of(SERVER).num_rows,
         servers_min=servers_min,
@@ -132,8 +132,8 @@ def day_held_back(days: Days, wanted: str) -> int:
 
 
 def find(
-    days: Days, cases: Sequence[Case], held_back: int, spark: SparkSession | None = None, note: Note = print
-) -> Finding:
+    days: Days, cases: Sequence[WhatIfCase], held_back: int, spark: SparkSession | None = None, note: Note = print
+) -> WhatIfResult:
     """Runs the grid and chooses; without `spark`, in process."""
     chosen_by = [day for day in days.traffic if day != held_back]
     if not chosen_by:
@@ -145,7 +145,7 @@ def find(
     last = _run([(number, held_back) for number in sorted({0, best})], days, cases, spark, note)
     costs = dict(zip(last["case"].to_pylist(), last["cost"].to_pylist(), strict=True))
     chosen = best if costs[best] <= costs[0] else 0
-    return Finding(
+    return WhatIfResult(
         runs=runs,
         held_back=last,
         best=cases[best],
@@ -158,7 +158,7 @@ def find(
     )
 
 
-def _with_forecast(days: Days, number: int, case: Case, day: int, note: Note) -> pa.Table | None:
+def _with_forecast(days: Days, number: int, case: WhatIfCase, day: int, note: Note) -> pa.Table | None:
     """The run of a case with a forecast. A failure is only noted: this run is an extra, and an error would discard all
     other runs."""
     if case.policy != what_if.DEFAULT_POLICY:
@@ -173,7 +173,7 @@ def _with_forecast(days: Days, number: int, case: Case, day: int, note: Note) ->
         return None
 
 
-def write_config(case: Case, path: Path, why: str) -> None:
+def write_config(case: WhatIfCase, path: Path, why: str) -> None:
     """Writes the settings of a case to a file for `--config`, and reads it back to check it."""
     lines = [f"# {line}" for line in why.splitlines()]
     lines += ["", "[balancer]", f'policy = "{case.policy}"', "", "[balance]"]
@@ -188,7 +188,7 @@ def write_config(case: Case, path: Path, why: str) -> None:
 def _run(
     tasks: Sequence[tuple[int, int]],
     days: Days,
-    cases: Sequence[Case],
+    cases: Sequence[WhatIfCase],
     spark: SparkSession | None,
     note: Note,
 ) -> pa.Table:

@@ -1,1 +1,1 @@
-"""Where channels live: placements, the hash ring, signed and versioned entries, and the plan that they form."""
+"""The plan: placements, the hash ring, and signed, versioned entries."""

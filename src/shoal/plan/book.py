@@ -1,6 +1,7 @@
-"""The plan book: the part of the plan that one client or agent holds, and the rule by which it grows newer.
+"""The plan book: the part of the plan that one client or agent knows.
 
-Owns the choice between an entry and the ring. Accepts only what is signed and not older than what it has.
+Owns the choice between an entry and the ring. It accepts only signed rings and entries that are not older than the
+known ones.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from shoal.errors import StaleEntryError
 from shoal.plan.entry import Entry
 from shoal.plan.placement import Placement, at_home
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 
 _REDUCED: Final = 1 << 31
-"""Set in the version of what is left of a placement."""
+"""Set in the version of a reduced placement."""
 
 
 class PlanBook:
-    """A ring and the entries that its holder has met.
+    """A ring and the known entries.
 
-    A channel without an entry lives where the ring says, under a version made from the ring's. An entry that lost all
-    its servers falls back to that. A placement whose servers have partly left the ring is reduced to those that remain,
-    under a version that tells which they are.
+    The ring places a channel without an entry, under a version derived from the ring's. An entry that has lost all its
+    servers falls back to that. A placement that has lost some of its servers is reduced to the remaining ones, under a
+    version derived from their ids.
     """
 
     def __init__(self, verifier: Verifier) -> None:
@@ -36,12 +37,12 @@ class PlanBook:
 
     @property
     def ring(self) -> Ring | None:
-        """The newest ring seen."""
+        """The newest known ring."""
         return self._ring
 
     @property
     def signed_ring(self) -> bytes:
-        """The newest ring as it was signed, to pass on."""
+        """The newest ring in its signed form, to pass on."""
         return self._signed_ring
 
     @property
@@ -51,11 +52,11 @@ class PlanBook:
 
     @property
     def entries(self) -> Mapping[bytes, Entry]:
-        """The entries as they were signed, without the ring's corrections."""
+        """The entries as signed, without corrections by the ring."""
         return self._entries
 
     def accept_ring(self, data: bytes) -> bool:
-        """Takes a signed ring; says whether it is news. ForgedEntryError or StaleEntryError if it may not be used."""
+        """Takes a signed ring; returns whether it is new. Raises ForgedEntryError or StaleEntryError."""
         ring = self._verifier.ring(data)
         if ring.version < self.version:
             raise StaleEntryError(f"ring version {ring.version} is older than {self.version}, which is in use")
@@ -65,7 +66,8 @@ class PlanBook:
         return True
 
     def accept_entry(self, data: bytes) -> tuple[bytes, bool]:
-        """Takes a signed entry; returns its channel and whether it is news."""
+        """Takes a signed entry; returns its channel and whether it is new. Raises ForgedEntryError or
+        StaleEntryError."""
         entry = self._verifier.entry(data)
         known = self._entries.get(entry.unit)
         if known == entry:
@@ -84,48 +86,48 @@ class PlanBook:
         return entry.unit, True
 
     def signed_entry(self, channel: bytes) -> bytes:
-        """The channel's entry as it was signed; empty if the ring decides."""
+        """The channel's entry in its signed form; empty if the ring decides."""
         return self._signed_entries.get(channel, b"")
 
     def forget_entry(self, channel: bytes) -> None:
-        """Drops an entry that has not been used for long; the home's agent will tell it again."""
+        """Drops an entry that has not been used for long; the home's agent sends it again when needed."""
         self._entries.pop(channel, None)
         self._signed_entries.pop(channel, None)
 
     def entry(self, channel: bytes) -> Entry | None:
-        """The channel's entry as it was signed; None if the ring decides."""
+        """The channel's entry as signed; None if the ring decides."""
         return self._entries.get(channel)
 
     def revision(self, channel: bytes) -> int:
-        """How new the holder's knowledge of the channel is; 0 if the ring decides."""
+        """The revision of the channel's known entry; 0 if the ring decides."""
         entry = self._entries.get(channel)
         return entry.newness if entry else 0
 
     def placement(self, channel: bytes) -> Placement:
-        """Where publishers of the channel publish, as far as the holder of this book knows."""
+        """The placement that publishers of the channel use, by this book."""
         entry = self._entries.get(channel)
         if entry is None:
             return self._at_home(channel)
-        for placement in (entry.publishing, *reversed(entry.standing)):
+        for placement in (entry.publishing, *reversed(entry.subscribed)):
             reduced = self._reduced(placement)
             if reduced is not None:
                 return reduced
         return self._at_home(channel)
 
-    def standing(self, channel: bytes) -> tuple[Placement, ...]:
-        """The placements that every subscriber of the channel stands by: more than one while it moves."""
+    def subscribed(self, channel: bytes) -> tuple[Placement, ...]:
+        """The placements at which every subscriber of the channel is subscribed: more than one while it moves."""
         entry = self._entries.get(channel)
         if entry is None:
             return (self._at_home(channel),)
-        standing = [reduced for placement in entry.standing if (reduced := self._reduced(placement)) is not None]
-        return tuple(standing) or (self._at_home(channel),)
+        subscribed = [reduced for placement in entry.subscribed if (reduced := self._reduced(placement)) is not None]
+        return tuple(subscribed) or (self._at_home(channel),)
 
     def _at_home(self, channel: bytes) -> Placement:
         ring = self._require_ring()
         return at_home(ring.version, ring.home(channel))
 
     def _reduced(self, placement: Placement) -> Placement | None:
-        """What the ring has left of a placement; None if that is nothing."""
+        """The placement, reduced to the servers in the ring; None if there are none."""
         ring = self._require_ring()
         alive = tuple(server for server in placement.servers if ring.address(server))
         if len(alive) == len(placement.servers):
@@ -133,7 +135,7 @@ class PlanBook:
         return Placement(_reduced_version(placement.version, alive), placement.mode, alive) if alive else None
 
     def earlier_servers(self, channel: bytes) -> tuple[str, ...]:
-        """Where publishers that have not heard of the last changes of the ring may still publish."""
+        """The servers on which publishers with an outdated ring may still publish."""
         ring = self._require_ring()
         entry = self._entries.get(channel)
         if entry is None or not all(map(ring.address, entry.servers)):
@@ -142,7 +144,7 @@ class PlanBook:
         return ring.earlier_homes(channel) if missed else ()
 
     def address(self, server: str) -> ServerAddress | None:
-        """Where a server listens; None if it is not in the ring."""
+        """The address of a server; None if it is not in the ring."""
         return self._ring.address(server) if self._ring else None
 
     def _require_ring(self) -> Ring:
@@ -152,6 +154,5 @@ class PlanBook:
 
 
 def _reduced_version(version: int, alive: tuple[str, ...]) -> int:
-    """A version for what is left of a placement: the same for everybody, and never that of a placement as it was
-    signed."""
+    """The version of a reduced placement: the same in every process, and never that of a signed placement."""
     return _REDUCED | zlib.crc32(f"{version}/{'/'.join(alive)}".encode())

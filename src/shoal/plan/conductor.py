@@ -1,15 +1,15 @@
-"""The conductor: carries units of one kind from one place to another, phase by phase.
+"""The conductor: moves units of one kind from host to host, phase by phase.
 
-Owns what every migration protocol needs: learning signed entries, versions, requests and reports; timeouts; giving up;
-going on where an earlier leader stopped. The phases themselves are a table of steps that each kind brings (`Steps`, for
-channels in `shoal.plan.steps`). A core without I/O: it gets what the coordinator holds, and the time, and returns what
-to write. `shoal.leader.conductor_shell` is its shell.
+Owns the common part of all migration protocols: signed entries, versions, requests and reports; timeouts; giving up;
+continuing the moves of an earlier leader. Each kind supplies its phases as a table of steps (`Steps`; for channels in
+`shoal.plan.steps`). It is a core without I/O: its inputs are the state of the coordinator and the time, its results are
+writes. `shoal.leader.conductor_shell` is its shell.
 
-All that a conductor must know is in the entries, so another leader can go on at any point. It remembers only since when
-it has seen each entry in its phase, so timeouts begin anew with the first look of a new leader.
+The entries contain the whole state of a move, so another leader can continue at any point. The conductor itself only
+remembers when it first saw each entry in its phase, so timeouts start again with a new leader.
 
-A request stands until its move has ended, or until no one needs to wait for the rest of it. It is dropped with a reason
-if it cannot be read, names another unit, is not possible, or its move is given up.
+A request is kept until its move has ended, or until the rest of the move need not be awaited. It is dropped with a
+reason if it is unreadable, names another unit or is impossible, or if its move is given up.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from typing import Final, Generic, Protocol, TypeVar
 from shoal.coordination.interface import Versioned
 from shoal.errors import ForgedEntryError, PlanError
 from shoal.logs import get_log
-from shoal.plan.signing import Signer, UnitEntry, Verifier
+from shoal.plan.signature import Signer, UnitEntry, Verifier
 
 _log: Final = get_log(__name__)
 
 E = TypeVar("E", bound=UnitEntry)
 """The entry of a kind."""
 H = TypeVar("H")
-"""The hosts as the kind sees them: the ring for channels."""
+"""The hosts of the kind: the ring for channels."""
 P = TypeVar("P", bound="HostReport")
-"""What a host's agent reports."""
+"""The report of a host's agent."""
 Q = TypeVar("Q", bound="UnitRequest")
 """A request."""
 
 
 class HostReport(Protocol):
-    """What the agent of one host says of the units that move there."""
+    """The report of one host's agent about the moving units there."""
 
     @property
     def host(self) -> str:
@@ -53,8 +53,8 @@ class UnitRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Case(Generic[E, H, P]):
-    """One unit that has an entry, and what is known about it. `over(timeout_s)` tells whether its phase has lasted for
-    that long; if not, the conductor looks again when it has."""
+    """One unit with an entry, and the known facts. `over(timeout_s)` returns whether its phase has lasted that long; if
+    not, the conductor checks again when it has."""
 
     entry: E
     hosts: H
@@ -64,8 +64,8 @@ class Case(Generic[E, H, P]):
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[E]):
-    """What is due for a unit: the next entry, if any. `dropped` says why a request ends: empty if it was fulfilled,
-    None as long as it stands. `given_up` says why the move of the entry before was given up."""
+    """The next step for a unit: an entry, if any. `dropped` is why a request ends: empty if it was fulfilled, None if
+    it is kept. `given_up` is why the move of the previous entry was given up."""
 
     entry: E | None = None
     dropped: str | None = None
@@ -81,31 +81,31 @@ class Steps(Protocol[E, H, P, Q]):
 
     @property
     def entry_type(self) -> type[E]:
-        """The struct of its entries; its tag is the kind."""
+        """The struct of its entries; the tag is the kind."""
 
     def read_request(self, data: bytes) -> Q:
-        """The request in `data`; PlanError if it makes no sense."""
+        """The request in `data`; PlanError if it is invalid."""
 
     def read_report(self, data: bytes) -> P:
-        """The report in `data`; ProtocolError if it makes no sense."""
+        """The report in `data`; ProtocolError if it is invalid."""
 
     def answer(self, request: Q, case: Case[E, H, P] | None, hosts: H) -> Step[E]:
-        """What a request leads to; `case` is None if the unit has no entry."""
+        """The step for a request; `case` is None if the unit has no entry."""
 
     def go_on(self, case: Case[E, H, P]) -> Step[E]:
         """The next entry of a move, if it is due."""
 
     def is_settled(self, case: Case[E, H, P]) -> bool:
-        """Whether the request of a move can end although the move has not."""
+        """Whether the request can end before the move does."""
 
     def facts(self, entry: E) -> Mapping[str, object]:
-        """What the log tells about an entry."""
+        """The fields that the log shows for an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class View(Generic[H, P]):
-    """What the coordinator holds: signed entries and encoded requests by unit, reports by host. `hosts` is None as long
-    as nothing can be decided."""
+    """The state of the coordinator: signed entries and encoded requests by unit, reports by host. `hosts` is None while
+    nothing can be decided."""
 
     hosts: H | None
     entries: Mapping[bytes, Versioned]
@@ -115,8 +115,8 @@ class View(Generic[H, P]):
 
 @dataclass(frozen=True, slots=True)
 class PutEntry(Generic[E]):
-    """An entry to write, if its key still has the version `expect` (0: does not exist). `given_up` says why a move was
-    given up by it; `begins` tells whether it is the first of a move."""
+    """An entry to write if its key still has the version `expect` (0: does not exist). `given_up` is why it gives up a
+    move; `begins` is true for the first entry of a move."""
 
     unit: bytes
     entry: E
@@ -128,8 +128,8 @@ class PutEntry(Generic[E]):
 
 @dataclass(frozen=True, slots=True)
 class DropRequest:
-    """A request to delete, if its key still has the version `expect`. `reason` says why it came to nothing; empty if
-    it was carried out."""
+    """A request to delete if its key still has the version `expect`. `reason` is why it failed; empty if it was carried
+    out."""
 
     unit: bytes
     expect: int
@@ -138,7 +138,7 @@ class DropRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Known(Generic[E]):
-    """An entry under the version of its key, and since when its phase has been seen."""
+    """An entry, the version of its key, and when its phase was first seen."""
 
     version: int
     entry: E | None
@@ -146,7 +146,7 @@ class _Known(Generic[E]):
 
 
 class Conductor(Generic[E, H, P, Q]):
-    """Decides the next entries of all units of one kind that move, or should."""
+    """Decides the next entries of all units of one kind that move or are requested to."""
 
     def __init__(self, steps: Steps[E, H, P, Q], signer: Signer) -> None:
         self.steps = steps
@@ -159,16 +159,16 @@ class Conductor(Generic[E, H, P, Q]):
 
     @property
     def next_check_s(self) -> float | None:
-        """After how long a new look may decide something that the last one could not; None if only news can."""
+        """After how long to call `observe` again without a change; None if only a change can matter."""
         return self._wait_s
 
     @property
     def moving(self) -> int:
-        """The number of units that move, by the last look."""
+        """The number of moving units at the last call of `observe`."""
         return len(self._moving)
 
     def observe(self, view: View[H, P], now: float) -> list[PutEntry[E] | DropRequest]:
-        """Takes what the coordinator holds now; returns what to write."""
+        """Takes the state of the coordinator; returns the writes."""
         self._wait_s = None
         self._learn(view.entries, now)
         if view.hosts is None:
@@ -179,7 +179,7 @@ class Conductor(Generic[E, H, P, Q]):
         return writes
 
     def _learn(self, entries: Mapping[bytes, Versioned], now: float) -> None:
-        """Takes in the entries that are new since the last look."""
+        """Takes the entries that have changed since the last call."""
         for unit in [unit for unit in self._known if unit not in entries]:
             del self._known[unit]
             self._moving.discard(unit)
@@ -196,18 +196,18 @@ class Conductor(Generic[E, H, P, Q]):
                 self._moving.discard(unit)
 
     def _open(self, unit: bytes, data: bytes) -> E | None:
-        """The entry in `data`; None, with a report, if no reader would believe it: then the unit has none. Entries that
-        this conductor has signed itself are not checked again, since they are most of its work."""
+        """The entry in `data`; None, with a warning, if it is invalid: then the unit has none. Most entries were signed
+        by this conductor itself and are not verified again."""
         put = self._signed.pop(unit, None)
         if put is not None and put.data == data:
             return put.entry
         try:
             entry = self._verifier.line(data, self.steps.entry_type)
         except ForgedEntryError as error:
-            _log.warning("an entry is not believed", kind=self.steps.kind, unit=unit, why=str(error))
+            _log.warning("invalid plan entry ignored", kind=self.steps.kind, unit=unit, why=str(error))
             return None
         if entry.unit != unit:
-            _log.warning("an entry lies under the name of another unit", unit=unit, names=entry.unit)
+            _log.warning("plan entry of another unit ignored", unit=unit, names=entry.unit)
             return None
         return entry
 
@@ -246,7 +246,7 @@ class Conductor(Generic[E, H, P, Q]):
         return self.steps.answer(request, case, hosts)
 
     def _is_over(self, age_s: float, timeout_s: float) -> bool:
-        """Whether a phase has lasted for so long; if not, when to look again."""
+        """Whether a phase has lasted that long; if not, notes when to check again."""
         left_s = timeout_s - age_s
         if left_s > 0:
             self._wait_s = left_s if self._wait_s is None else min(self._wait_s, left_s)

@@ -1,18 +1,18 @@
-"""A channel's plan entry: where the channel lives, and how far its last move has come.
+"""A channel's plan entry: its placement, and the phase of its last move.
 
-Owns what a phase means for publishers, subscribers and agents. A move goes through its phases in order, each under a
-revision of its own:
+Owns the meaning of each phase for publishers, subscribers and agents. A move goes through its phases in order, each
+under its own revision:
 
-    prepare   the agents concerned learn of the new placement; nothing changes for clients
+    prepare   the agents involved learn the new placement; nothing changes for clients
     widen     subscribers subscribe at the new servers too
     switch    publishers use the new placement
     narrow    subscribers leave the old servers
     end       no subscriber is left at the old servers
 
 So in every phase all subscribers are subscribed wherever a publisher may publish. A second move before the end of the
-first only makes the list of earlier placements longer.
+first extends the list of earlier placements.
 
-The first field of the encoded entry is the kind of the unit (`tag`), so that a reader of another kind refuses it.
+The first field of the encoded entry is the kind of unit (`tag`), so that readers of another kind reject it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shoal.plan.placement import BY_THE_RING, Placement, check_servers
 
 
 class Phase(enum.StrEnum):
-    """How far the last move of a channel has come."""
+    """The phase of a channel's last move."""
 
     PREPARE = "prepare"
     WIDEN = "widen"
@@ -36,13 +36,13 @@ class Phase(enum.StrEnum):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, tag=CHANNEL):
-    """The plan's line for one channel, which is the `unit`.
+    """The plan entry of one channel, the `unit`.
 
-    `placement` is the newest; `earlier` are those before it that have not ended, oldest first, and at `narrow` those
-    that are being left. `publish` is the version of the placement that publishers use, 0 for the newest.
-    `revision` grows with every phase; 0 means the version of the placement. `eager`: clients that
-    are behind are told at once, and not with their next message. `helped` are servers with subscribers that did not
-    follow: what is published elsewhere is forwarded there. `since` is the revision at which the phase began.
+    `placement` is the newest; `earlier` are the previous ones still in use, oldest first, and in `narrow` those that
+    subscribers are leaving. `publish` is the version of the placement that publishers use, 0 for the newest. `revision`
+    grows with every phase; 0 means the version of the placement. With `eager`, clients that are behind are notified
+    immediately, not with their next message. `helped` are servers with subscribers that did not follow: agents forward
+    messages there. `since` is the revision at which the phase began.
     """
 
     unit: bytes
@@ -61,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag=CHANNEL):
         return self.revision or self.placement.version
 
     @property
-    def standing(self) -> tuple[Placement, ...]:
+    def subscribed(self) -> tuple[Placement, ...]:
         """The placements at which every subscriber is subscribed."""
         if self.phase is Phase.PREPARE:
             return self.earlier
@@ -71,7 +71,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag=CHANNEL):
 
     @property
     def follows_from(self) -> int:
-        """A subscriber that has confirmed this revision or a newer one is not behind; 0 if none can be."""
+        """A subscriber that has confirmed this revision or a newer one is not behind; 0 if no subscriber can be
+        behind."""
         if self.phase in (Phase.WIDEN, Phase.SWITCH):
             return self.placement.version + 1
         return self.since if self.phase is Phase.NARROW else 0
@@ -86,29 +87,29 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag=CHANNEL):
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Every server of every placement that has not ended, each once."""
+        """All servers of all placements in use, without repetition."""
         placements = (*self.earlier, self.placement)
         return tuple(dict.fromkeys(server for placement in placements for server in placement.servers))
 
     @property
     def is_moving(self) -> bool:
-        """Whether its last move has not ended."""
+        """Whether its last move is still going on."""
         return self.phase is not Phase.END
 
     @property
     def stage(self) -> tuple[Phase, int]:
-        """The phase, and the revision at which it began: timeouts begin anew when it changes."""
+        """The phase, and the revision at which it began. Timeouts restart when it changes."""
         return self.phase, self.since
 
     def check(self) -> None:
-        """Refuses an entry that makes no sense, with ValueError."""
+        """Raises ValueError if the entry is inconsistent."""
         check_entry(self)
         for placement in (*self.earlier, self.placement):
             check_servers(placement.mode, placement.servers)
 
 
 def check_entry(entry: Entry) -> None:
-    """Refuses phases, placements and revisions that do not fit each other."""
+    """Raises ValueError if phase, placements and revisions contradict each other."""
     versions = [placement.version for placement in (*entry.earlier, entry.placement)]
     signed = [version for version in versions if not version & BY_THE_RING]
     if len(set(versions)) != len(versions) or sorted(signed) != signed:
@@ -116,11 +117,11 @@ def check_entry(entry: Entry) -> None:
     if entry.phase in (Phase.PREPARE, Phase.WIDEN, Phase.SWITCH, Phase.NARROW) and not entry.earlier:
         raise ValueError(f"an entry in phase {entry.phase.value} has no earlier placement")
     if entry.phase is Phase.END and (entry.earlier or entry.helped):
-        raise ValueError("an entry whose move has ended has earlier placements, or servers that are helped")
+        raise ValueError("an entry whose move has ended has earlier placements or helped servers")
     if entry.phase is not Phase.END and entry.placement.version & BY_THE_RING:
-        raise ValueError("a channel moves to a placement of an entry, not to one that follows from the ring")
+        raise ValueError("a channel cannot move to a placement derived from the ring")
     if entry.publish and entry.publish not in versions:
-        raise ValueError("an entry names a version to publish by that it does not have")
+        raise ValueError("an entry has no placement with the version that publishers should use")
     publishes_new = entry.publishing is entry.placement
     if publishes_new is not (entry.phase in (Phase.SWITCH, Phase.NARROW, Phase.END)):
         raise ValueError(f"in phase {entry.phase.value} publishers cannot use version {entry.publishing.version}")

@@ -1,7 +1,7 @@
-"""The format of the plan in the coordinator: one number in clear, which every process reads before the plan.
+"""The format of the plan in the coordinator: one plain number, which every process reads before the plan.
 
-Owns the number, and what to do when the one in the coordinator differs. A plan without a number is of format 1. A
-leader upgrades it (`shoal.plan.upgrade`); every other process waits for that, or ends with advice.
+Owns the number, and the behaviour if the coordinator has another one. A plan without a number is of format 1. A leader
+upgrades it (`shoal.plan.upgrade`); every other process waits for that, or exits with advice.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from shoal.plan.keys import FORMAT_KEY, RING_KEY
 FORMAT: Final = 2
 """The format that this version reads and writes."""
 UNMARKED: Final = 1
-"""The format of a plan from before formats had a number."""
+"""The format of a plan without a number."""
 VALUE: Final = str(FORMAT).encode()
 """The format as it is stored."""
 
 
 def stored_format(value: bytes | None) -> int:
-    """The format that the coordinator names. VersionError if this process cannot read it."""
+    """The format stored in the coordinator. VersionError if this process cannot read it."""
     if value is None:
         return UNMARKED
     text = value[:20].decode("ascii", "replace")
@@ -43,7 +43,7 @@ async def read_format(coordinator: Coordinator) -> int:
 
 
 def check_format(value: bytes | None) -> None:
-    """Refuses a plan that this process cannot use: a newer one, or an older one that no leader has upgraded yet."""
+    """Raises VersionError if this process cannot use the plan: it is newer, or older and not upgraded yet."""
     if (found := stored_format(value)) < FORMAT:
         raise VersionError(
             f"the plan in the coordinator is of format {found}, this process needs {FORMAT}",
@@ -52,6 +52,6 @@ def check_format(value: bytes | None) -> None:
 
 
 async def require_format(coordinator: Coordinator) -> None:
-    """Refuses the plan in the coordinator if this process cannot use it. No plan is fine."""
+    """Raises VersionError if this process cannot use the plan in the coordinator. A missing plan is allowed."""
     if await read_format(coordinator) not in (0, FORMAT):
         check_format(None)

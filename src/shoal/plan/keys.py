@@ -1,19 +1,19 @@
-"""Where the plan lies in the coordinator: the names of its keys.
+"""The keys of the plan in the coordinator.
 
-Owns the names, and how the name of a unit becomes part of one. Never touches the coordinator.
+Owns their names, and the encoding of a unit's name in a key. It never touches the coordinator.
 
-    plan/format                   the format of everything below, in clear: see `shoal.plan.format`
-    plan/key                      the public key by which rings and entries are checked
+    plan/format                   the format of everything below, as plain text: see `shoal.plan.format`
+    plan/key                      the public key that verifies rings and entries
     plan/ring                     the signed ring
     plan/entries/<kind>/<unit>    the signed entry of one unit
-    plan/recorded/<pattern>       a mark: the channels that the pattern matches are recorded
-    moves/<kind>/<unit>           a move that was asked for, until it has ended
-    reports/<kind>/<host>         what the host's agent says of the units that move there
-    pool/<server>                 the server's state in the pool, unless it is a home that takes channels: see `Mark`
+    plan/recorded/<pattern>       a mark: channels that match the pattern are recorded
+    moves/<kind>/<unit>           a requested move, until it has ended
+    reports/<kind>/<host>         the report of the host's agent about moving units there
+    pool/<server>                 the server's state in the pool, if it is not a normal home: see `Mark`
 
-Kinds are those of `shoal.plan.kinds`; functions without one are about channels. The name of a unit may hold any bytes,
-a key only text of limited length, so the name is written in base64url without padding: the longest name of a channel,
-512 bytes, takes 683 characters.
+Kinds are those of `shoal.plan.kinds`; the default is channels. A unit's name may contain any bytes, but a key is text
+of limited length, so the name is encoded as base64url without padding: 683 characters for the longest channel name, 512
+bytes.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class Mark(enum.StrEnum):
     """The state of a server in the pool. One without a mark is a home and takes channels."""
 
     GUEST = "guest"
-    """In the ring, but no channel's home: it takes what is placed there by entries."""
+    """In the ring, but not a home: it holds only channels that entries place there."""
     FREEING = "freeing"
     """Still a home; nothing new is placed there, and its channels are moved elsewhere."""
     DRAIN = "drain"
-    """A guest on which nothing new is placed: it is emptied, then it leaves."""
+    """A guest on which nothing new is placed: it is emptied, then removed from the ring."""
     OUT = "out"
-    """Not in the ring, though its agent may run: it was drained, or is a spare."""
+    """Not in the ring, although its agent may run: it was drained, or is a spare."""
     LOST = "lost"
     """It died. It may come back, as a guest, once no entry names it."""
 
     @property
     def is_guest(self) -> bool:
-        """Whether the server is no home, if it is in the ring at all."""
+        """Whether the server is a guest if it is in the ring."""
         return self is not Mark.FREEING
 
     @property
@@ -67,7 +67,7 @@ class Mark(enum.StrEnum):
 
 
 def entries_prefix(kind: str = CHANNEL) -> str:
-    """What the keys of all entries of a kind begin with."""
+    """The prefix of all entry keys of a kind."""
     return f"{ENTRIES_PREFIX}{kind}/"
 
 
@@ -77,22 +77,22 @@ def entry_key(unit: bytes, kind: str = CHANNEL) -> str:
 
 
 def entry_unit(key: str, kind: str = CHANNEL) -> bytes | None:
-    """The unit whose entry has this key; None if the key is not that of any entry of the kind."""
+    """The unit whose entry has this key; None if it is not an entry key of the kind."""
     return unit_of(key, entries_prefix(kind))
 
 
 def recorded_key(pattern: bytes) -> str:
-    """The key of the mark that the channels of a pattern are recorded."""
+    """The key of the recording mark of a pattern."""
     return RECORDED_PREFIX + unit_text(pattern)
 
 
 def recorded_pattern(key: str) -> bytes | None:
-    """The pattern that is marked by this key; None if the key is no such mark."""
+    """The pattern of a recording mark; None if the key is not one."""
     return unit_of(key, RECORDED_PREFIX) if key.startswith(RECORDED_PREFIX) else None
 
 
 def moves_prefix(kind: str = CHANNEL) -> str:
-    """What the keys of all requests of a kind begin with."""
+    """The prefix of all request keys of a kind."""
     return f"{MOVES_PREFIX}{kind}/"
 
 
@@ -102,12 +102,12 @@ def move_key(unit: bytes, kind: str = CHANNEL) -> str:
 
 
 def move_unit(key: str, kind: str = CHANNEL) -> bytes | None:
-    """The unit whose move is asked for under this key; None if the key is not that of any request of the kind."""
+    """The unit of the request with this key; None if it is not a request key of the kind."""
     return unit_of(key, moves_prefix(kind))
 
 
 def reports_prefix(kind: str = CHANNEL) -> str:
-    """What the keys of all reports about a kind begin with."""
+    """The prefix of all report keys of a kind."""
     return f"{REPORTS_PREFIX}{kind}/"
 
 
@@ -122,12 +122,12 @@ def pool_key(server: str) -> str:
 
 
 def pool_server(key: str) -> str:
-    """The server that a key of the pool is about."""
+    """The server of a pool key."""
     return key.removeprefix(POOL_PREFIX)
 
 
 def read_mark(value: bytes) -> Mark:
-    """The mark that a value stands for. An unknown one is read as `GUEST`: the server is no home, nothing more."""
+    """The mark with this value. An unknown one is read as `GUEST`: the server is not a home."""
     try:
         return Mark(value.decode())
     except ValueError:
@@ -135,12 +135,12 @@ def read_mark(value: bytes) -> Mark:
 
 
 def unit_text(unit: bytes) -> str:
-    """The name of a unit as part of a key."""
+    """The name of a unit, encoded for a key."""
     return base64.urlsafe_b64encode(unit).rstrip(b"=").decode()
 
 
 def unit_of(key: str, prefix: str) -> bytes | None:
-    """The unit whose name makes a key with this prefix; None if none does."""
+    """The unit of a key with this prefix; None if the key is not valid."""
     text = key.removeprefix(prefix)
     try:
         unit = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -1,6 +1,6 @@
-"""Kinds of units and hosts: what the plan can place, and where.
+"""Kinds of units and hosts that the plan knows.
 
-Owns the names that keys, entries, requests and reports carry. A unit is what moves (a channel); a host is what holds it
+Owns the names used in keys, entries, requests and reports. A unit is placed and moved (a channel); a host holds units
 (a server). A new kind is a new name here, a planner, and a table of steps for `shoal.plan.conductor`.
 """
 

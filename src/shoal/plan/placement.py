@@ -1,6 +1,6 @@
-"""Placements: on which servers a channel lives, and which of them a given client uses.
+"""Placements: the servers of a channel, and which of them a client uses.
 
-Owns the three kinds of placement. Decides nothing about when a channel moves.
+Owns the three modes. It does not decide when a channel moves.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ class Mode(enum.StrEnum):
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
-    """The servers of one channel, and the version under which they hold it."""
+    """The servers of one channel, and the version of this placement."""
 
     version: int
     mode: Mode
     servers: tuple[str, ...]
 
     def subscribe_servers(self, client: int) -> tuple[str, ...]:
-        """Where this client subscribes: everywhere, but for all_publishers, where one server is enough."""
+        """Where this client subscribes: on all servers, except for all_publishers, where one is enough."""
         return (self._own(client),) if self.mode is Mode.ALL_PUBLISHERS else self.servers
 
     def publish_servers(self, client: int) -> tuple[str, ...]:
-        """Where this client publishes: on one server, but for all_publishers, where every server needs a copy."""
+        """Where this client publishes: on one server, except for all_publishers, where every server needs a copy."""
         return self.servers if self.mode is Mode.ALL_PUBLISHERS else (self._own(client),)
 
     def _own(self, client: int) -> str:
-        """The server that the client keeps to; client ids are random, so clients spread evenly."""
+        """The server of this client. Client ids are random, so clients spread evenly."""
         return self.servers[client % len(self.servers)]
 
 
 BY_THE_RING: Final = 1 << 30
-"""Set in the version of a placement that follows from the ring: no entry's placement has it, so nobody can take what
-was published by the ring for something that was published by an entry."""
+"""Set in the version of a placement derived from the ring. Placements of entries never have it, so the two cannot be
+confused."""
 
 
 def at_home(ring_version: int, home: str) -> Placement:
@@ -50,7 +50,7 @@ def at_home(ring_version: int, home: str) -> Placement:
 
 
 def check_servers(mode: Mode, servers: tuple[str, ...]) -> None:
-    """Refuses a placement that cannot be: no server, one server twice, several servers for `single`."""
+    """Raises ValueError for an impossible placement: no server, a server twice, several servers for `single`."""
     if not servers:
         raise ValueError("a placement needs at least one server")
     if len(set(servers)) != len(servers):

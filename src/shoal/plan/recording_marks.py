@@ -1,6 +1,6 @@
-"""Which channels are recorded: the marks beside the plan in the coordinator.
+"""Recording marks: the patterns of recorded channels, stored with the plan.
 
-Owns how a mark is set, taken away and read. Agents watch the marks with the plan; clients may read them.
+Owns how a mark is set, removed and read. Agents watch the marks with the plan; clients may read them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _ON = b"on"
 
 
 async def set_recorded(coordinator: Coordinator, pattern: bytes, on: bool) -> bool:
-    """Marks the channels of a pattern as recorded, or no longer; whether that was news."""
+    """Sets or removes the mark of a pattern; returns whether that changed anything."""
     if pattern.startswith(RESERVED_PREFIX):
-        raise ChannelNameError(f"{pattern.decode()} is Shoal's own and cannot be recorded")
+        raise ChannelNameError(f"{pattern.decode()} is an internal channel of Shoal and cannot be recorded")
     known = await coordinator.get(recorded_key(pattern))
     if (known is not None) == on:
         return False

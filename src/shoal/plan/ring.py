@@ -1,7 +1,7 @@
-"""The hash ring: where a channel lives when the plan does not say otherwise.
+"""The hash ring: the home of every channel without a plan entry.
 
-Owns the mapping from channel names to home servers. Every client and agent computes the same home from the same
-ring, on any machine, in any process: the hash is BLAKE2b, never Python's `hash`.
+Owns the mapping from channel names to home servers. Every process computes the same home from the same ring: the hash
+is BLAKE2b, not Python's `hash`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 from msgspec.structs import replace
 
 POINTS_PER_SERVER: Final = 100
-"""Virtual points of each server: enough that shares differ by about a tenth."""
+"""Virtual points per server: with these, shares differ by about a tenth."""
 
 
 class ServerAddress(msgspec.Struct, frozen=True, array_like=True):
-    """A server as clients know it: a short id that never changes, and where it listens. `shoal.wire.address_book` tells
-    how to reach it from here."""
+    """The announced address of a server: a short id that never changes, and where it listens.
+    `shoal.wire.address_book` knows how to reach it from this process."""
 
     id: str
     host: str
@@ -29,31 +29,31 @@ class ServerAddress(msgspec.Struct, frozen=True, array_like=True):
     site: str = ""
     """The data centre or region; empty if there is only one."""
     rack: str = ""
-    """What fails together within a site; empty if unknown."""
+    """The failure domain within a site; empty if unknown."""
     tls: bool = False
     """Whether the server expects TLS."""
 
 
 RINGS_REMEMBERED: Final = 8
-"""How many earlier memberships a ring carries, so that a client that missed some knows which servers came and went."""
+"""Earlier memberships in a ring, so that a client that missed some knows which servers were added and removed."""
 
 RINGS_LIVED_BY: Final = 3
-"""How many of them publishers may still use, because they have not heard of the last changes."""
+"""Earlier memberships that publishers may still use, because they do not know the last changes."""
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True):
-    """Who was in a ring: all of its servers, and those of them that were guests."""
+    """The servers of a ring, and which of them are guests."""
 
     ids: tuple[str, ...]
     guests: tuple[str, ...] = ()
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """The members at which channels live by default: all but the guests."""
+        """The homes of channels: all members except the guests."""
         return tuple(member for member in self.ids if member not in self.guests)
 
     def home(self, channel: bytes) -> str:
-        """The member at which the channel lived by default."""
+        """The home of a channel."""
         return _home(self.homes, channel)
 
 
@@ -66,12 +66,12 @@ class AgentKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """The servers that take channels, under a version that grows with every change of membership.
+    """The servers that hold channels. The version grows with every change of membership.
 
-    `guests` are members that are no channel's home: they hold only what entries place there. So a server can join
-    without taking channels from others, and give its channels away before it leaves. `earlier` are the memberships
-    before, newest first. `scheme` is how control messages are authenticated (0: they are not), fixed when the cluster
-    begins; `agent_keys` are the public keys of the agents, which scheme 1 needs (see docs/identity.md).
+    `guests` are members that are not homes: they hold only channels that entries place there. So a server can join
+    without taking channels from others, and give its channels away before it leaves. `earlier` are the previous
+    memberships, newest first. `scheme` is how control messages are authenticated (0: not at all), fixed when the
+    cluster is created; `agent_keys` are the public keys of the agents, which scheme 1 needs (see docs/identity.md).
     """
 
     version: int
@@ -80,25 +80,25 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
     guests: tuple[str, ...] = ()
     scheme: int = 0
     lease_ms: int = 0
-    """The server lease of the cluster; 0 if a ring of format 1 did not tell."""
+    """The server lease of the cluster; 0 if unknown, in a ring of format 1."""
     agent_keys: tuple[AgentKey, ...] = ()
 
     def next(self, servers: tuple[ServerAddress, ...], guests: tuple[str, ...] = ()) -> Ring:
-        """The ring that follows this one with other members."""
+        """The next version of this ring, with other members."""
         earlier = (self.members, *self.earlier)[:RINGS_REMEMBERED]
         return replace(self, version=self.version + 1, servers=servers, earlier=earlier, guests=guests)
 
     def home(self, channel: bytes) -> str:
-        """The id of the server at which the channel lives by default."""
+        """The id of the channel's home."""
         return _home(self.homes, channel)
 
     def homes_of(self, channels: Iterable[bytes]) -> list[str]:
-        """The home of each of many channels."""
+        """The homes of many channels."""
         points, owners = _points(self.homes)
         return [owners[bisect_right(points, ring_hash(channel)) % len(points)] for channel in channels]
 
     def earlier_homes(self, channel: bytes) -> tuple[str, ...]:
-        """Where the channel lived by the rings before, as far as those servers are still members."""
+        """The channel's homes by earlier rings, if they are still members."""
         homes = (members.home(channel) for members in self.lived_by)
         return tuple(dict.fromkeys(home for home in homes if home in self.ids))
 
@@ -108,13 +108,13 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return self.earlier[:RINGS_LIVED_BY]
 
     def since(self, known: Ring) -> tuple[Members, ...] | None:
-        """The memberships between an older ring and this one; None if there were more than are remembered."""
+        """The memberships between an older ring and this one; None if some are no longer stored."""
         between = self.version - known.version - 1
         return self.earlier[:between] if between <= len(self.earlier) else None
 
     def memberships(self, first: int, last: int) -> tuple[Members, ...] | None:
-        """The memberships of the rings from one version to another, this one included; None if some of them are not
-        remembered."""
+        """The memberships of the ring versions `first` to `last`, this one included; None if some are no longer
+        stored."""
         if first > min(last, self.version):
             return ()
         if first < self.version - len(self.earlier):
@@ -123,7 +123,7 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return newest_first[max(0, self.version - last) : self.version - first + 1]
 
     def address(self, server: str) -> ServerAddress | None:
-        """Where a server listens; None if it is not a member."""
+        """The address of a server; None if it is not a member."""
         cached: dict[str, ServerAddress] | None = self.__dict__.get("addresses")
         if cached is None:
             cached = self.__dict__["addresses"] = {member.id: member for member in self.servers}
@@ -131,7 +131,7 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of the members, in the ring's own order."""
+        """The ids of the members, in ring order."""
         cached: tuple[str, ...] | None = self.__dict__.get("ids")
         if cached is None:
             cached = self.__dict__["ids"] = tuple(member.id for member in self.servers)
@@ -139,12 +139,12 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def members(self) -> Members:
-        """Who is in it."""
+        """The current membership."""
         return Members(self.ids, self.guests)
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """The ids of the members at which channels live by default."""
+        """The ids of the homes."""
         cached: tuple[str, ...] | None = self.__dict__.get("homes")
         if cached is None:
             cached = self.__dict__["homes"] = self.members.homes
@@ -152,7 +152,7 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 def _home(homes: tuple[str, ...], channel: bytes) -> str:
-    """Where a channel lives if these servers are homes."""
+    """The home of a channel among these servers."""
     points, owners = _points(homes)
     return owners[bisect_right(points, ring_hash(channel)) % len(points)]
 

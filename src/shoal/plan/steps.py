@@ -1,19 +1,19 @@
-"""The steps of a channel's move: when each is due, and which entry follows.
+"""The steps of a channel's move: when each is due, and the entry that follows.
 
-Owns the table of phases and events, how each step changes an entry, and what each phase waits for. It is the table that
-the conductor (`shoal.plan.conductor`) uses for channels.
+Owns the table of phases and events, the change of the entry at each step, and the condition that ends each phase. The
+conductor (`shoal.plan.conductor`) uses it for channels.
 
-    prepare   until the agents concerned report the entry; given up after `prepare_timeout_s`
-    widen     until no subscriber is behind; after `widen_timeout_s` the servers of those that are get help
+    prepare   until the agents involved report the entry; given up after `prepare_timeout_s`
+    widen     until no subscriber is behind; after `widen_timeout_s` the servers of those subscribers are helped
     switch    until the agents of the old servers have handed over
-    narrow    until no subscriber is behind or left at the old servers; help is kept in step with the need for it
+    narrow    until no subscriber is behind or left at the old servers; meanwhile the helped servers are kept up to date
 
-Concerned are the servers of all placements that have not ended, those that are helped, and the home; one that is not in
-the ring is not waited for.
+Involved are the servers of all placements in use, the helped servers, and the home. A server that is not in the ring is
+not waited for. A helped server has subscribers that did not follow: agents forward messages to it.
 
-A placement none of whose servers is in the ring is of no use to publishers: it is left out when a new list of
-placements is made, and a channel that has no other one lives at its home. But its servers are helped from then on: if
-one comes back before the move is over, it may have subscribers that know neither of that nor of any other place.
+Publishers cannot use a placement without a server in the ring. A new list of placements leaves it out, and a channel
+without another placement lives at its home. Its servers are helped from then on: if one comes back before the move
+ends, it may have subscribers that know of no other server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shoal.limits import Limits
 from shoal.plan.conductor import Case, Step
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.kinds import CHANNEL
-from shoal.plan.moving import ChannelReport, MoveRequest, Report, decode_report, decode_request
+from shoal.plan.move_request import ChannelReport, MoveRequest, Report, decode_report, decode_request
 from shoal.plan.placement import Mode, Placement, at_home
 from shoal.plan.ring import Ring
 from shoal.rules import ALL_RULES, Rules, rule
@@ -48,8 +48,8 @@ MOVE: Final[Mapping[tuple[Phase, str], Phase]] = {
     (Phase.PREPARE, "given up, publishers to follow"): Phase.WIDEN,
     (Phase.PREPARE, "given up, publishers followed"): Phase.SWITCH,
     (Phase.WIDEN, "asked"): Phase.PREPARE,
-    (Phase.WIDEN, "subscribers stand"): Phase.SWITCH,
-    (Phase.WIDEN, "time over"): Phase.SWITCH,
+    (Phase.WIDEN, "subscribers ready"): Phase.SWITCH,
+    (Phase.WIDEN, "timeout"): Phase.SWITCH,
     (Phase.WIDEN, "given up"): Phase.END,
     (Phase.WIDEN, "given up, some are helped"): Phase.NARROW,
     (Phase.WIDEN, "given up, publishers to follow"): Phase.WIDEN,
@@ -63,15 +63,16 @@ MOVE: Final[Mapping[tuple[Phase, str], Phase]] = {
     (Phase.NARROW, "others are helped"): Phase.NARROW,
     (Phase.NARROW, "all left"): Phase.END,
 }
-"""How a move goes. It is given up when the agents do not learn of it in time (prepare), or when none of its new servers
-is in the ring any more. `hurry`, which makes a move eager, is possible in every phase but the last and changes none.
+"""The next phase by phase and event. A move is given up if the agents do not learn of it in time (prepare), or if none
+of its new servers is in the ring any more. `hurry`, which makes a move eager, is possible in every phase but the last
+and does not change the phase.
 """
 _IDLE_SHARE: Final = 0.25
-"""The part of `widen_timeout_s` after which a channel on which nothing is published counts as idle."""
+"""The part of `widen_timeout_s` after which a channel without messages counts as idle."""
 
 
 def step(phase: Phase, event: str) -> Phase:
-    """The phase that follows. An event that the table does not know is a bug of ours."""
+    """The next phase. An event that is not in the table is a bug."""
     try:
         return MOVE[phase, event]
     except KeyError:
@@ -79,31 +80,31 @@ def step(phase: Phase, event: str) -> Phase:
 
 
 def next_revision(ring: Ring, entry: Entry | None) -> int:
-    """A revision newer than everything that is known of the channel."""
+    """A revision newer than all known revisions of the channel."""
     return max(ring.version, entry.newness if entry else 0) + 1
 
 
 def is_alive(placement: Placement, ring: Ring) -> bool:
-    """Whether the ring has any of a placement's servers."""
+    """Whether any server of a placement is in the ring."""
     return any(server in ring.ids for server in placement.servers)
 
 
 def unended(channel: bytes, entry: Entry | None, ring: Ring) -> tuple[tuple[Placement, ...], Placement]:
-    """The placements at which subscribers are, oldest first, and the one of them that publishers use."""
-    standing = tuple(placement for placement in entry.standing if is_alive(placement, ring)) if entry else ()
-    if entry is None or not standing:
+    """The placements with subscribers, oldest first, and the one that publishers use."""
+    subscribed = tuple(placement for placement in entry.subscribed if is_alive(placement, ring)) if entry else ()
+    if entry is None or not subscribed:
         home = at_home(ring.version, ring.home(channel))
         return (home,), home
-    return standing, entry.publishing if entry.publishing in standing else standing[-1]
+    return subscribed, entry.publishing if entry.publishing in subscribed else subscribed[-1]
 
 
 def _left_out(entry: Entry, ring: Ring) -> set[str]:
-    """The servers of the placements at which subscribers were, and of which the ring has nothing left."""
-    return {s for placement in entry.standing if not is_alive(placement, ring) for s in placement.servers}
+    """The servers of placements with subscribers, and without a server in the ring."""
+    return {s for placement in entry.subscribed if not is_alive(placement, ring) for s in placement.servers}
 
 
 def begin(entry: Entry | None, ring: Ring, request: MoveRequest, helped: Iterable[str] = ()) -> Entry:
-    """The first entry of a move, whatever state the channel is in."""
+    """The first entry of a move, from any phase of the channel."""
     phase = step(entry.phase if entry else Phase.END, "asked")
     revision = next_revision(ring, entry)
     earlier, publishing = unended(request.unit, entry, ring)
@@ -113,7 +114,7 @@ def begin(entry: Entry | None, ring: Ring, request: MoveRequest, helped: Iterabl
 
 
 def begin_again(entry: Entry, ring: Ring, *, event: str = "asked", eager: bool | None = None) -> Entry:
-    """The same move once more, from where the channel lives now."""
+    """The same move again, from the current placements of the channel."""
     revision = next_revision(ring, entry)
     earlier, publishing = unended(entry.unit, entry, ring)
     return replace(
@@ -130,17 +131,17 @@ def begin_again(entry: Entry, ring: Ring, *, event: str = "asked", eager: bool |
 
 
 def widen(entry: Entry, ring: Ring) -> Entry:
-    """All agents concerned know of the move."""
+    """All agents involved know of the move."""
     return _next(entry, ring, step(entry.phase, "agents know"))
 
 
 def switch(entry: Entry, ring: Ring, event: str, helped: Iterable[str] = ()) -> Entry:
-    """Subscribers are at the new placement, but for those on the servers that are helped."""
+    """All subscribers are at the new placement, except those on the helped servers."""
     return replace(_next(entry, ring, step(entry.phase, event)), publish=0, helped=_sorted(helped))
 
 
 def switch_unwidened(entry: Entry, ring: Ring) -> Entry:
-    """Publishers use the new placement before any subscriber is there: the rule `widen_before_switch` is broken."""
+    """Publishers use the new placement before any subscriber is there. This breaks the rule `widen_before_switch`."""
     return replace(_next(entry, ring, Phase.SWITCH), publish=0, helped=())
 
 
@@ -150,7 +151,7 @@ def narrow(entry: Entry, ring: Ring) -> Entry:
 
 
 def help_others(entry: Entry, ring: Ring, helped: Iterable[str]) -> Entry:
-    """While subscribers leave, other servers need help than before. The phase stays the same."""
+    """While subscribers leave, the set of servers that need help has changed. The phase stays the same."""
     phase = step(entry.phase, "others are helped")
     return replace(entry, phase=phase, helped=_sorted(helped), revision=next_revision(ring, entry))
 
@@ -162,9 +163,9 @@ def end(entry: Entry, ring: Ring) -> Entry:
 
 
 def hurry(entry: Entry, ring: Ring) -> Entry:
-    """Clients that are behind are told at once from now on.
+    """Clients that are behind are notified immediately from now on.
 
-    A move in prepare begins again: the revision after that of a placement is always the one that widens.
+    A move in prepare begins again, because the revision after that of a placement is always the one that widens.
     """
     if entry.phase is Phase.PREPARE:
         return begin_again(entry, ring, eager=True)
@@ -172,10 +173,10 @@ def hurry(entry: Entry, ring: Ring) -> Entry:
 
 
 def give_up(entry: Entry, ring: Ring) -> Entry:
-    """What there was before the move: its placements, and the publishers where they are.
+    """The state before the move: its placements, with publishers where they are.
 
-    Where one placement remains, the move has ended; but if subscribers elsewhere are still helped, the placement is
-    renewed instead, so that the help goes on until they have come.
+    If one placement remains, the move has ended. If subscribers elsewhere are still helped, the placement is renewed
+    instead, so that the help continues until they have moved.
     """
     left = tuple(placement for placement in entry.earlier if is_alive(placement, ring)) or entry.earlier[-1:]
     newest = left[-1]
@@ -212,7 +213,7 @@ _Case: TypeAlias = Case[Entry, Ring, Report]
 
 
 class _Move:
-    """One channel that has an entry, and what is known about it."""
+    """One channel with an entry, and the known facts."""
 
     def __init__(self, case: _Case) -> None:
         self.entry = case.entry
@@ -222,20 +223,20 @@ class _Move:
 
     @property
     def newest(self) -> tuple[str, ...]:
-        """Where the channel is going: its home if the new servers have all left the ring."""
+        """The target servers; the home if none of them is in the ring."""
         return self.here(self.entry.placement.servers) or (self.ring.home(self.entry.unit),)
 
     @property
     def concerned(self) -> tuple[str, ...]:
-        """The servers whose agents have a part in the move."""
+        """The servers whose agents take part in the move."""
         return self.here((*self.entry.servers, *self.entry.helped, self.ring.home(self.entry.unit)))
 
     def here(self, servers: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of some servers that are in the ring, each once."""
+        """The servers that are in the ring, without repetition."""
         return tuple(server for server in dict.fromkeys(servers) if server in self.ring.ids)
 
     def report(self, server: str) -> ChannelReport | None:
-        """What a server's agent says of this very entry; None as long as it does not know it."""
+        """The report of a server's agent about this entry; None if the agent does not know the entry yet."""
         report = self._reports.get(server)
         said = report.channels.get(self.entry.unit) if report else None
         return said if said is not None and said.revision >= self.entry.newness else None
@@ -245,24 +246,24 @@ class _Move:
         return tuple(server for server in servers if self.report(server) is None)
 
     def is_behind(self, server: str) -> bool:
-        """Whether subscribers on a server may not have followed the entry."""
+        """Whether a server may have subscribers that have not followed the entry."""
         said = self.report(server)
         return said is None or said.behind > 0
 
     def is_waited_for(self, server: str) -> bool:
-        """Whether the end of the move waits for a server: a subscriber is behind there, or has not left yet."""
+        """Whether the end of the move waits for a server: one of its subscribers is behind, or has not left yet."""
         said = self.report(server)
         return said is None or said.behind > 0 or (said.here > 0 and server not in self.newest)
 
     def reaches_all(self, server: str) -> bool:
-        """Whether all that is published by the new placement comes to a server without help."""
+        """Whether all messages published by the new placement reach a server without help."""
         newest = self.newest
         spread = self.entry.placement.mode is Mode.ALL_SUBSCRIBERS and len(newest) > 1
         return server in newest and not spread
 
     def in_need(self) -> tuple[str, ...]:
-        """The servers with subscribers that may miss what is published by the new placement. One that has not reported
-        yet is in need if it was before, or if publishers are about to switch."""
+        """The servers with subscribers that may miss messages published by the new placement. A server that has not
+        reported yet counts if it was helped before, or if publishers are about to switch."""
         narrows = self.entry.phase is Phase.NARROW
 
         def in_need(server: str) -> bool:
@@ -273,7 +274,7 @@ class _Move:
         return tuple(sorted(server for server in self.concerned if in_need(server) and not self.reaches_all(server)))
 
     def still_helped(self) -> set[str]:
-        """The servers that need help when a new move begins: as before, and those that subscribers were leaving."""
+        """The servers that need help when a new move begins: those before, and those that subscribers were leaving."""
         helped = {*self.here(self.entry.helped)}
         return helped | {*self.in_need()} if self.entry.phase is Phase.NARROW else helped
 
@@ -296,15 +297,15 @@ class ChannelSteps:
         }
 
     def read_request(self, data: bytes) -> MoveRequest:
-        """The request in `data`; PlanError if it makes no sense."""
+        """The request in `data`; PlanError if it is invalid."""
         return decode_request(data)
 
     def read_report(self, data: bytes) -> Report:
-        """The report in `data`; ProtocolError if it makes no sense."""
+        """The report in `data`; ProtocolError if it is invalid."""
         return decode_report(data)
 
     def facts(self, entry: Entry) -> Mapping[str, object]:
-        """What the log tells about an entry."""
+        """The fields that the log shows for an entry."""
         return {
             "channel": entry.unit,
             "phase": entry.phase.value,
@@ -313,18 +314,18 @@ class ChannelSteps:
         }
 
     def answer(self, request: MoveRequest, case: _Case | None, hosts: Ring) -> Step[Entry]:
-        """The entry with which a request begins, and why the request ends."""
+        """The first entry for a request, or why the request ends."""
         ring, entry = hosts, case.entry if case else None
         if entry is not None and _is_target(entry.placement, request):
             if entry.phase is Phase.END:
                 return Step(dropped="")
             return Step(hurry(entry, ring) if request.eager and not entry.eager else None)
         if request.goes_there:
-            return Step(dropped="the channel goes elsewhere, or nowhere")
+            return Step(dropped="the channel is not moving there")
         if strangers := [server for server in request.servers if server not in ring.ids]:
             return Step(dropped=f"the ring has no server {', '.join(strangers)}")
         placements, _ = unended(request.unit, entry, ring)
-        dead = entry is not None and not any(is_alive(placement, ring) for placement in entry.standing)
+        dead = entry is not None and not any(is_alive(placement, ring) for placement in entry.subscribed)
         if len(placements) == 1 and _is_target(placements[0], request) and not dead:
             gone_back = entry is not None and entry.phase is Phase.PREPARE
             return Step(give_up(entry, ring) if entry and gone_back else None, "the channel lives there already")
@@ -338,7 +339,7 @@ class ChannelSteps:
         return self._due[entry.phase](_Move(case))
 
     def is_settled(self, case: _Case) -> bool:
-        """Whether the rest of a move concerns idle and plain clients only, so that its request can end."""
+        """Whether only idle and plain clients remain, so that the request can end."""
         if case.entry.phase is not Phase.NARROW:
             return False
         move = _Move(case)
@@ -360,13 +361,13 @@ class ChannelSteps:
         return Step()
 
     def _widen(self, move: _Move) -> Step[Entry]:
-        """Publishers switch only to servers whose agents know of it: others would not answer them."""
+        """Publishers switch only to servers whose agents know of the move: others would not answer them."""
         unaware = move.unaware(move.concerned) if PREPARE in self._rules else ()
         aware = [server for server in move.concerned if move.report(server) is not None]
         if not unaware and not any(map(move.is_behind, aware)):
-            return Step(switch(move.entry, move.ring, "subscribers stand"))
+            return Step(switch(move.entry, move.ring, "subscribers ready"))
         if move.is_over(self._widen_timeout_s) and not {*unaware} & {*move.newest}:
-            return Step(switch(move.entry, move.ring, "time over", move.in_need()))
+            return Step(switch(move.entry, move.ring, "timeout", move.in_need()))
         return Step()
 
     def _switch(self, move: _Move) -> Step[Entry]:
@@ -377,8 +378,8 @@ class ChannelSteps:
         return Step()
 
     def _narrow(self, move: _Move) -> Step[Entry]:
-        """A subscriber that followed while the placement widened needs no help to leave, so help is reviewed only after
-        a while."""
+        """A subscriber that followed in `widen` needs no help to leave, so the helped servers are checked only after a
+        while."""
         if not any(map(move.is_waited_for, move.concerned)):
             return Step(end(move.entry, move.ring))
         if move.is_over(self._widen_timeout_s):

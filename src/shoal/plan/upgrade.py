@@ -1,12 +1,12 @@
-"""Upgrades a plan of format 1 to format 2, once, before a leader leads.
+"""Upgrades a plan from format 1 to format 2, once, before a leader starts to lead.
 
-Owns the old forms, and the order of the writes. A plan of format 1 has no `plan/format`, keys without the kind of unit,
-and another signed wrapper. The format is written last: a leader that dies on the way leaves a plan that still counts as
-format 1, and the next one goes on with what is left.
+Owns the old structures, and the order of the writes. A plan of format 1 has no `plan/format`, keys without the kind of
+unit, and another signed wrapper. The format is written last: if the leader dies before, the plan still counts as format
+1, and the next leader upgrades the rest.
 
-    ring                      signed anew under its key
-    entries                   signed anew under the key with the kind; the old key is deleted
-    requests                  written anew under the key with the kind; the old key is deleted
+    ring                      signed again, same key
+    entries                   signed again under a key with the kind; the old key is deleted
+    requests                  written again under a key with the kind; the old key is deleted
     reports                   deleted: agents of this version write their own
 """
 
@@ -26,13 +26,13 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import VALUE
-from shoal.plan.moving import MoveRequest, encode_request
+from shoal.plan.move_request import MoveRequest, encode_request
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 
 BATCH: Final = 256
-"""Entries between two renewals of the lease: checking and signing them takes some 40 ms."""
+"""Entries between two renewals of the lease: verifying and signing them takes about 40 ms."""
 _log: Final = get_log(__name__)
 
 T = TypeVar("T")
@@ -72,8 +72,8 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 async def upgrade_plan(coordinator: Coordinator, signer: Signer, lease: Lease, lease_ms: int) -> None:
-    """Brings the plan to the format of this version. ForgedEntryError if its ring was signed with another key: then
-    nothing is changed. Every write is fenced by `lease`."""
+    """Upgrades the plan to the format of this version. Raises ForgedEntryError, and changes nothing, if its ring was
+    signed with another key. Every write is fenced by `lease`."""
     stored = await coordinator.get(keys.RING_KEY)
     if stored is not None:
         if (ring := _upgraded_ring(stored.value, signer, lease_ms)) is not None:
@@ -82,7 +82,7 @@ async def upgrade_plan(coordinator: Coordinator, signer: Signer, lease: Lease, l
         await _upgrade_requests(coordinator, lease)
         reports = _old(await coordinator.list(keys.REPORTS_PREFIX), keys.REPORTS_PREFIX)
         await _write(coordinator, (KeyWrite(keys.REPORTS_PREFIX + server, None) for server, _ in reports), lease)
-        _log.info("upgraded the plan", format=VALUE.decode())
+        _log.info("plan upgraded", format=VALUE.decode())
     await coordinator.put(keys.FORMAT_KEY, VALUE, fence=lease)
 
 
@@ -90,7 +90,7 @@ async def _upgrade_entries(coordinator: Coordinator, signer: Signer, lease: Leas
     entries = _old(await coordinator.list(keys.ENTRIES_PREFIX), keys.ENTRIES_PREFIX)
     for start in range(0, len(entries), BATCH):
         if not await coordinator.renew(lease):
-            raise LeaseLostError("the lease of the plan ended while the plan was upgraded")
+            raise LeaseLostError("the lease of the plan was lost while the plan was upgraded")
         batch = entries[start : start + BATCH]
         upgraded = (_upgraded_entry(name, data, signer) for name, data in batch)
         await _write(coordinator, filter(None, upgraded), lease)
@@ -104,7 +104,7 @@ async def _upgrade_requests(coordinator: Coordinator, lease: Lease) -> None:
 
 
 def _old(stored: Mapping[str, Versioned], prefix: str) -> list[tuple[str, bytes]]:
-    """The names and values of the keys that carry no kind."""
+    """The names and values of the keys without a kind."""
     names = ((key.removeprefix(prefix), kept.value) for key, kept in sorted(stored.items()))
     return [(name, value) for name, value in names if "/" not in name]
 
@@ -116,7 +116,7 @@ async def _write(coordinator: Coordinator, writes: Iterable[KeyWrite], lease: Le
 
 
 def _upgraded_ring(data: bytes, signer: Signer, lease_ms: int) -> Ring | None:
-    """The ring of format 1 in `data`; None if it was upgraded before."""
+    """The ring of format 1 in `data`; None if it is already upgraded."""
     try:
         return replace(_open(signer.public, b"shoal ring", data, Ring), lease_ms=lease_ms)
     except ForgedEntryError:
@@ -125,14 +125,14 @@ def _upgraded_ring(data: bytes, signer: Signer, lease_ms: int) -> Ring | None:
 
 
 def _upgraded_entry(name: str, data: bytes, signer: Signer) -> KeyWrite | None:
-    """The write that replaces an entry of format 1; None, with a report, if no reader would have believed it."""
+    """The write that replaces an entry of format 1; None, with a warning, if the entry is invalid."""
     try:
         old = _open(signer.public, b"shoal entry", data, _Entry)
         if keys.unit_text(old.channel) != name:
-            raise ForgedEntryError("it lies under the name of another channel")
+            raise ForgedEntryError("its key is that of another channel")
         return KeyWrite(keys.entry_key(old.channel), signer.line(Entry(*astuple(old))))
     except (ForgedEntryError, ValueError) as error:
-        _log.warning("an entry of format 1 is dropped", key=keys.ENTRIES_PREFIX + name, why=str(error))
+        _log.warning("invalid entry of format 1 dropped", key=keys.ENTRIES_PREFIX + name, why=str(error))
         return None
 
 
@@ -140,13 +140,13 @@ def _upgraded_request(name: str, data: bytes) -> KeyWrite | None:
     try:
         old = msgspec.msgpack.decode(data, type=_Request)
     except (ValueError, RecursionError) as error:
-        _log.warning("a request of format 1 is dropped", key=keys.MOVES_PREFIX + name, why=str(error))
+        _log.warning("invalid request of format 1 dropped", key=keys.MOVES_PREFIX + name, why=str(error))
         return None
     return KeyWrite(keys.move_key(old.channel), encode_request(MoveRequest(*astuple(old))))
 
 
 def _open(public: bytes, kind: bytes, data: bytes, type: type[T]) -> T:
-    """What a wrapper of format 1 holds, if this cluster signed it."""
+    """The content of a wrapper of format 1; ForgedEntryError if this cluster did not sign it."""
     try:
         signed = msgspec.msgpack.decode(data, type=_Signed)
         if signed.kind != kind:
@@ -154,4 +154,4 @@ def _open(public: bytes, kind: bytes, data: bytes, type: type[T]) -> T:
         Ed25519PublicKey.from_public_bytes(public).verify(signed.signature, kind + b"\0" + signed.body)
         return msgspec.msgpack.decode(signed.body, type=type)
     except (ValueError, RecursionError, InvalidSignature) as error:
-        raise ForgedEntryError("it does not carry this cluster's signature") from error
+        raise ForgedEntryError("its signature is not this cluster's") from error

@@ -1,1 +1,1 @@
-"""What travels: RESP on hiredis, the envelope of a message, the control messages between clients and agents."""
+"""The wire: connections and RESP, the envelope of messages, control messages between clients and agents."""

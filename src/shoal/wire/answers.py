@@ -1,6 +1,6 @@
-"""Replies matched with the requests that wait for them.
+"""Matches replies with the requests that wait for them.
 
-Owns the queue of requests on one connection. Sends nothing and keeps no time: `shoal.wire.connection` does both.
+Owns the queue of requests of one connection. `shoal.wire.connection` sends them and limits the wait.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shoal.errors import ConnectError, ProtocolError
 from shoal.wire.handshake import NO_REDIS
 
 _CONFIRMATIONS: Final = (b"subscribe", b"unsubscribe", b"psubscribe", b"punsubscribe", b"ssubscribe", b"sunsubscribe")
-"""Pushes that answer a command. Each answers one, so a command asked for here names one channel."""
+"""Pushes that answer a command. Redis sends one push per channel, so a request here names one channel."""
 
 
 class _Waiting:
-    """A request on its way: how many replies it needs, and those that have come."""
+    """A request in flight: the number of replies that it needs, and the replies so far."""
 
     __slots__ = ("answered", "count", "replies")
 
@@ -31,7 +31,7 @@ class _Waiting:
 
 
 class Answers:
-    """The receiver of a connection that asks. Replies go to requests, other pushes to `pushed`."""
+    """The receiver of a connection in request mode. Replies go to requests, other pushes to `pushed`."""
 
     def __init__(self, where: str, pushed: Callable[[list[Any]], None] | None) -> None:
         self._where = where
@@ -39,18 +39,18 @@ class Answers:
         self._waiting: deque[_Waiting] = deque()
 
     def expect(self, count: int, answered: asyncio.Future[list[Any]]) -> None:
-        """The next `count` replies that nothing else waits for are the result of `answered`."""
+        """Assign the next `count` unassigned replies to `answered`."""
         self._waiting.append(_Waiting(count, answered))
 
     def received(self, frames: list[Any]) -> None:
-        """Hands frames out. A request whose caller has gone still takes its replies."""
+        """Assign frames to requests. A request whose caller was cancelled still consumes its replies."""
         for frame in frames:
             if isinstance(frame, hiredis.PushNotification) and not (frame and frame[0] in _CONFIRMATIONS):
                 if self._pushed is not None:
                     self._pushed(frame)
                 continue
             if not self._waiting:
-                raise ProtocolError(f"{self._where} sent more than it was asked for", do=NO_REDIS)
+                raise ProtocolError(f"{self._where} sent an unexpected reply", do=NO_REDIS)
             waiting = self._waiting[0]
             waiting.replies.append(frame)
             if len(waiting.replies) == waiting.count:
@@ -59,13 +59,13 @@ class Answers:
                     waiting.answered.set_result(waiting.replies)
 
     def lost(self, error: Exception | None) -> None:
-        """Fails all requests that wait."""
+        """Fail all waiting requests."""
         for waiting in self._waiting:
             if not waiting.answered.done():
                 waiting.answered.set_exception(
-                    error or ConnectError(f"the connection to {self._where} was closed before the answer came")
+                    error or ConnectError(f"the connection to {self._where} was closed before the reply arrived")
                 )
         self._waiting.clear()
 
     def can_send(self) -> None:
-        """Nothing waits to be sent."""
+        """Do nothing: no sender waits here."""

@@ -1,7 +1,7 @@
-"""How long to wait before the next attempt to reach a server: decorrelated jitter.
+"""Delays between attempts to reach a server: decorrelated jitter.
 
-Owns the arithmetic of the delay only. The caller decides when to try again, keeps the clock and hands in the
-random source, so that a simulation replays the same delays from the same seed.
+Owns the arithmetic of the delay only. The caller waits, and passes the random source, so that a simulation replays the
+same delays from the same seed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from random import Random
 
 
 class Backoff:
-    """Delays that grow while a server stays away and that differ from one client to the next.
+    """Delays that grow while a server is unreachable and that differ between clients.
 
-    Each delay is drawn evenly between `reconnect_delay_s_min` and three times the one before, and cut at
-    `reconnect_delay_s_max`. So the clients of a server that comes back do not arrive in waves, which they
-    would if all of them doubled the same delay.
+    Each delay is drawn uniformly between `reconnect_delay_s_min` and three times the previous one, and capped at
+    `reconnect_delay_s_max`. With plain doubling, all clients of a restarted server would reconnect in waves.
     """
 
     __slots__ = ("_delay_s", "_delay_s_max", "_delay_s_min", "_random")
@@ -31,11 +30,11 @@ class Backoff:
         self._random = random
 
     def next_delay_s(self) -> float:
-        """The seconds to wait before the next attempt."""
+        """Return the delay before the next attempt, in seconds."""
         drawn = self._random.uniform(self._delay_s_min, 3 * self._delay_s)
         self._delay_s = min(self._delay_s_max, drawn)
         return self._delay_s
 
     def reset(self) -> None:
-        """Start small again; called when a connection has proved itself."""
+        """Start with short delays again; called when a connection works."""
         self._delay_s = self._delay_s_min

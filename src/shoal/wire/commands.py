@@ -13,23 +13,22 @@ from hiredis import pack_command
 Command: TypeAlias = tuple[bytes, ...]
 
 Request: TypeAlias = tuple[bytes | str | int, ...]
-"""A command whose arguments need not be bytes yet: text is sent as UTF-8, a number in decimal digits."""
+"""A command with arguments that are encoded when sent: text as UTF-8, numbers in decimal."""
 
 _LENGTHS: Final = tuple(b"%d\r\n" % length for length in range(4096))
-"""The length lines of the payloads that most messages have: a look-up is cheaper than formatting a number."""
+"""Length lines of common payload sizes: a lookup is cheaper than formatting a number."""
 
 _HEADS_MAX: Final = 4096
-"""Channels whose PUBLISH head is remembered; when the table is full it starts over."""
+"""Size of the cache of PUBLISH heads; it is cleared when full."""
 
 _heads: Final[dict[bytes, bytes]] = {}
 
 
 def encode_commands(commands: Sequence[Command]) -> bytes:
-    """All commands as one pipeline of bytes, in their order.
+    """Encode commands in order, as one pipeline.
 
-    PUBLISH, which is nearly all of the traffic, is put together from a remembered head for each channel:
-    half the cost of `hiredis.pack_command` at 130 bytes, a third at 1 KB in batches. Everything else goes
-    through hiredis.
+    PUBLISH is nearly all of the traffic. It is assembled from a cached head per channel, at half the cost of
+    `hiredis.pack_command` for 130 bytes and a third for 1 KB in batches. hiredis encodes everything else.
     """
     parts: list[bytes] = []
     append = parts.append
@@ -37,23 +36,23 @@ def encode_commands(commands: Sequence[Command]) -> bytes:
     for command in commands:
         if command[0] == b"PUBLISH" and len(command) == 3:
             _, channel, payload = command
-            append(head_of(channel) or _remember_head(channel))
+            append(head_of(channel) or _cache_head(channel))
             length = len(payload)
             append(_LENGTHS[length] if length < 4096 else b"%d\r\n" % length)
             append(payload)
             append(b"\r\n")
         else:
-            append(pack_command(command))  # type: ignore[arg-type]  # its stub knows tuples of one item only
+            append(pack_command(command))  # type: ignore[arg-type]  # its stub allows only tuples of one item
     return b"".join(parts)
 
 
 def encode_requests(requests: Sequence[Request]) -> bytes:
-    """All requests as one pipeline of bytes, in their order."""
-    return b"".join(map(pack_command, requests))  # type: ignore[arg-type]  # its stub knows tuples of one item only
+    """Encode requests in order, as one pipeline."""
+    return b"".join(map(pack_command, requests))  # type: ignore[arg-type]  # its stub allows only tuples of one item
 
 
-def _remember_head(channel: bytes) -> bytes:
-    """The bytes of a PUBLISH up to the payload's length."""
+def _cache_head(channel: bytes) -> bytes:
+    """Cache and return the bytes of a PUBLISH up to the length of the payload."""
     if len(_heads) >= _HEADS_MAX:
         _heads.clear()
     head = _heads[channel] = b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$" % (len(channel), channel)

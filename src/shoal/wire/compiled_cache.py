@@ -1,8 +1,8 @@
 """The directory in which compiled loops are cached.
 
-Owns the choice: numba's own (`NUMBA_CACHE_DIR`, beside the source, the user's cache), else a private directory of the
-user, because cached code is executed; else none, and every process compiles for itself. Knows nothing of what is
-compiled.
+Owns the choice: numba's own directory (`NUMBA_CACHE_DIR`, beside the source, the user's cache), else a private
+directory of the user (private because cached code is executed), else none, and every process compiles for itself. It
+does not depend on the code that is compiled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def keep(compiled: Any) -> Any:
     """Caches a compiled loop on disk for the next process."""
     try:
         compiled.enable_caching()
-    except RuntimeError:  # numba finds no place that it can write to
+    except RuntimeError:  # numba found no writable directory
         place = own_place()
         if place is not None:
             with _numba_in(place):
@@ -39,7 +39,7 @@ def keep(compiled: Any) -> Any:
 
 @cache
 def own_place() -> Path | None:
-    """The directory for loops if numba finds none; None, with a warning, if there is no private one."""
+    """The directory for loops if numba found none; None, with a warning, if there is no private one."""
     without_home: dict[str, str] = {}
     for environ in (os.environ, without_home):
         try:
@@ -53,8 +53,8 @@ def own_place() -> Path | None:
         except OSError:
             continue
     _log.warning(
-        "compiled loops cannot be kept, so every process compiles for up to a minute: "
-        "name a directory of your own in NUMBA_CACHE_DIR"
+        "compiled loops cannot be cached, so every process compiles for up to a minute: "
+        "set NUMBA_CACHE_DIR to a directory of your own"
     )
     return None
 

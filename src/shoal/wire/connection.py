@@ -1,20 +1,20 @@
-"""One TCP connection to one Redis or Valkey server: all traffic with servers goes through it.
+"""One connection to one Redis or Valkey server. All traffic with servers uses it.
 
-Owns opening and closing, its bounded write buffer, the pace of reading and the order of what it delivers. It never
-decides when to connect again or what a frame means. Opening is in `shoal.wire.dial`, encoding in
-`shoal.wire.commands`, decoding in `shoal.wire.frames`, the handshake in `shoal.wire.handshake`.
+Owns opening and closing, the bounded write buffer, the pace of reading and the order of delivery. It never decides when
+to reconnect and never interprets a frame. Dialling is in `shoal.wire.dial`, encoding in `shoal.wire.commands`, decoding
+in `shoal.wire.frames`, the handshake in `shoal.wire.handshake`.
 
-What arrives after the handshake is delivered in one of three ways, chosen by the receiver:
+After the handshake, input is delivered in one of three modes:
 
     receiver=Receiver(...)    frames: replies and pushes, as objects (clients, links between servers)
-    raw=RawReceiver(...)      bytes, in batches (the agent, whose scanner makes no objects of them)
-    neither                   answers: `await connection.ask(...)` returns replies; other pushes go to `pushed`
+    raw=RawReceiver(...)      bytes, in batches (the agent, whose scanner creates no objects)
+    neither                   requests: `await connection.ask(...)` returns replies; other pushes go to `pushed`
 
     new --open()--> connecting --answered--> open --close(), abort(), error, end--> closed
                         |                                               lost() once
                         +--refused, timed out, cut: open() raises, lost() is never called--> closed
 
-Everything runs on the event loop's thread. A connection opens once; to connect again, make another.
+Everything runs on the thread of the event loop. A connection opens once; to reconnect, create another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import hiredis
 from shoal.errors import ConnectError, ProtocolError
 from shoal.wire.answers import Answers
 from shoal.wire.commands import Command, Request, encode_commands, encode_requests
-from shoal.wire.dial import Dial, tcp
+from shoal.wire.dial import Dial
 from shoal.wire.frames import FrameReader
 from shoal.wire.handshake import NO_REDIS, ServerIdentity, handshake_commands, judge_handshake
 
@@ -41,51 +41,51 @@ READ_TURN_BYTES: Final = 1 << 17
 
 READ_BATCH_BYTES: Final = 65536
 READ_PAUSE_S: Final = 0.001
-"""Raw bytes: after a read of less than `READ_BATCH_BYTES` the next one waits this long, so that a thousand messages a
-second cost a thousand wake-ups at most, and forty thousand no more. A message after a quiet moment is read at once.
+"""In raw mode, the read after a read of less than `READ_BATCH_BYTES` waits this long. So there are at most a thousand
+wake-ups per second at any message rate. The first message after a pause is read immediately.
 """
 
 _NO_BUFFER: Final = bytearray()
 _buffers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, bytearray]] = WeakKeyDictionary()
-"""One read buffer for all connections of an event loop, so that it stays in the processor's caches. Every read is used
-up before the next.
+"""One read buffer per event loop, shared by its connections, so that it stays in the CPU caches. Each read is consumed
+before the next.
 """
 
 
 class Receiver(Protocol):
-    """Receives frames. The calls of one connection do not nest; none comes before `open` has succeeded."""
+    """Receives frames. Calls of one connection do not nest. There are none before `open` has succeeded."""
 
     def received(self, frames: list[Any]) -> None:
-        """Frames in the order of the wire, at least one.
+        """At least one frame arrived, in wire order.
 
-        An instance of `hiredis.PushNotification` (a list) is a push; everything else is the reply to the
-        oldest command that awaits one, a refusal being a `hiredis.ReplyError`. The list is the receiver's to
-        keep. If this raises, the connection is cut and `lost` is given the exception.
+        A `hiredis.PushNotification` (a list) is a push. Any other frame is the reply to the oldest unanswered command;
+        a `hiredis.ReplyError` is a refusal. The receiver may keep the list. If this raises, the connection is aborted
+        and `lost` gets the exception.
         """
 
     def lost(self, error: Exception | None) -> None:
-        """The connection is gone: once for each connection that opened; None if `close` or `abort` ended it."""
+        """The connection ended. Called once if it had opened; `error` is None after `close` or `abort`."""
 
     def can_send(self) -> None:
-        """The connection is writable again after it was not."""
+        """The connection is writable again."""
 
 
 class RawReceiver(Protocol):
-    """Receives bytes; apart from that as `Receiver`."""
+    """Receives bytes; otherwise like `Receiver`."""
 
     def received(self, data: bytes) -> None:
-        """Bytes in the order of the wire, at least one. If this raises, the connection is cut."""
+        """At least one byte arrived, in wire order. If this raises, the connection is aborted."""
 
     def lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection ended."""
 
     def can_send(self) -> None:
-        """The connection is writable again after it was not."""
+        """The connection is writable again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStatistics:
-    """What one connection has carried since it opened. `frames` are pushes and replies; there are none in raw bytes."""
+    """Traffic of one connection since it opened. `frames` counts pushes and replies; it is 0 in raw mode."""
 
     bytes_in: int
     bytes_out: int
@@ -94,9 +94,9 @@ class ConnectionStatistics:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection to one server: pipelined and bounded. `async with` opens it, and aborts it at the end.
+    """One connection to one server, pipelined and bounded. `async with` opens it, and aborts it at the end.
 
-    The methods of `asyncio.BufferedProtocol` are for the transport only.
+    Only the transport calls the methods of `asyncio.BufferedProtocol`.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class Connection(asyncio.BufferedProtocol):
         username: str | None,
         password: str | None,
         name: str,
+        dial: Dial,
         receiver: Receiver | None = None,
         raw: RawReceiver | None = None,
         pushed: Callable[[list[Any]], None] | None = None,
         identify: bool = False,
-        dial: Dial = tcp,
         connect_timeout_s: float = 5.0,
         answer_timeout_s: float = 5.0,
         write_buffer_bytes_high: int = 1 << 20,
@@ -119,11 +119,11 @@ class Connection(asyncio.BufferedProtocol):
         frame_bytes_max: int = 1 << 26,
         read_slice_bytes: int = 16384,
     ) -> None:
-        """Prepare a connection; `open` connects it.
+        """Create a connection; `open` connects it.
 
-        `identify` asks the server for its `run_id`, which takes the right to INFO. Above
-        `write_buffer_bytes_high` unsent bytes the connection is not `writable`; commands that would lift them above
-        `write_buffer_bytes_max` are refused. The room between is for commands that cannot wait, such as a PING.
+        `identify` reads the server's `run_id`, which needs permission for INFO. Above `write_buffer_bytes_high` unsent
+        bytes the connection is not `writable`; commands that would exceed `write_buffer_bytes_max` are refused. The
+        room between the two is for commands that cannot wait, such as PING.
         """
         if not 0 < 2 * write_buffer_bytes_high <= write_buffer_bytes_max:
             raise ValueError("write_buffer_bytes_max must be at least twice write_buffer_bytes_high")
@@ -132,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         self.host = host
         self.port = port
         self.ended = asyncio.Event()
-        """Set when the connection is gone."""
+        """Set when the connection has ended."""
         self._username = username
         self._hello = handshake_commands(username, password, name, identify=identify)
         self._answers = Answers(self._where, pushed) if receiver is None and raw is None else None
@@ -149,8 +149,8 @@ class Connection(asyncio.BufferedProtocol):
         self._fd = -1
         self._buffer = _NO_BUFFER
         self._identity: ServerIdentity | None = None
-        self._greeted: asyncio.Future[list[Any]] | None = None
-        self._greetings: list[Any] = []
+        self._handshake_done: asyncio.Future[list[Any]] | None = None
+        self._handshake_replies: list[Any] = []
         self._opened = False
         self._usable = False
         self._ended_by_us = False
@@ -166,35 +166,35 @@ class Connection(asyncio.BufferedProtocol):
     # -- opening ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, log in, check the server.
+        """Connect, log in and check the server.
 
-        Raises `ConnectError` (unreachable, cut, silent for `connect_timeout_s`), `AuthenticationError`
-        (password or missing permission), `ServerTooOldError`, or `ProtocolError` (no Redis server at all).
+        Raises `ConnectError` (unreachable, disconnected, no reply within `connect_timeout_s`), `AuthenticationError`
+        (wrong password or missing permission), `ServerTooOldError`, or `ProtocolError` (not a Redis server).
         """
-        if self._greeted is not None:
-            raise RuntimeError("a connection opens once; make another to connect again")
+        if self._handshake_done is not None:
+            raise RuntimeError("a connection opens once; create another one to reconnect")
         self._loop = loop = asyncio.get_running_loop()
         self._buffer = _shared_buffer(loop)
-        self._greeted = loop.create_future()
+        self._handshake_done = loop.create_future()
         try:
-            replies = await self._shake_hands(self._greeted)
+            replies = await self._handshake(self._handshake_done)
             self._identity = judge_handshake(replies, where=self._where, username=self._username)
             if self._transport is None:
-                raise ConnectError(f"{self._where} closed the connection at once")
+                raise ConnectError(f"{self._where} closed the connection immediately")
         except BaseException:
-            self._greeted.cancel()
+            self._handshake_done.cancel()
             if self._transport is not None:
                 self._transport.abort()
             raise
         self._opened = self._usable = True
 
-    async def _shake_hands(self, greeted: asyncio.Future[list[Any]]) -> list[Any]:
+    async def _handshake(self, done: asyncio.Future[list[Any]]) -> list[Any]:
         """Connect and do the handshake within `connect_timeout_s`."""
         try:
             async with asyncio.timeout(self._connect_timeout_s) as limit:
                 transport = await self._dial(lambda: self, self.host, self.port)
                 transport.write(encode_commands(self._hello))
-                return await greeted
+                return await done
         except (OSError, UnicodeError) as error:
             if not limit.expired():
                 raise ConnectError(f"cannot connect to {self._where}: {error}") from error
@@ -222,16 +222,16 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def run_id(self) -> str:
-        """The id of this run of the server, if it was asked for: another one means that it was restarted."""
+        """The server's run id, if it was requested. It changes when the server restarts."""
         run_id = self._known_identity.run_id
         if run_id is None:
-            raise RuntimeError("the run of a server is known only with identify=True")
+            raise RuntimeError("the run id is known only with identify=True")
         return run_id
 
     @property
     def _known_identity(self) -> ServerIdentity:
         if self._identity is None:
-            raise RuntimeError("the server is known only after open()")
+            raise RuntimeError("the identity of the server is known only after open()")
         return self._identity
 
     @property
@@ -242,41 +242,40 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def usable(self) -> bool:
-        """Whether commands can be sent: it is open and has not begun to end."""
+        """Whether commands can be sent: the connection is open and not closing."""
         return self._usable
 
     @property
     def writable(self) -> bool:
-        """Whether more should be sent now; after False, `Receiver.can_send` tells when."""
+        """Whether more should be sent now. After False, `Receiver.can_send` is called when it is True again."""
         return self._usable and not self._full
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Send commands in their order; commands sent in one turn of the event loop are written together.
+        """Send commands in order; commands sent in one turn of the event loop are written together.
 
-        Raises `ConnectError`, and sends none of them, when the connection is not open or when they would lift
-        what is unsent above `write_buffer_bytes_max`: the server does not read, and the caller decides
-        whether to `abort`.
+        Raises `ConnectError` and sends none of them if the connection is not open, or if unsent bytes would exceed
+        `write_buffer_bytes_max`: the server does not read, and the caller decides whether to `abort`.
         """
         if not self._enqueue(encode_commands(commands)):
             cast(asyncio.AbstractEventLoop, self._loop).call_soon(self._flush)
         self._commands += len(commands)
 
     def send_now(self, commands: Sequence[Command]) -> None:
-        """As `send`, but written at once, behind what is pending: for callers that gather commands themselves."""
+        """Like `send`, but write immediately, after pending commands: for callers that batch commands themselves."""
         self._enqueue(encode_commands(commands))
         self._commands += len(commands)
         self._flush()
 
     async def ask(self, *requests: Request, timeout_s: float | None = None) -> list[Any]:
-        """Send requests together and return their replies in order; the first refusal among them is raised.
+        """Send requests together and return their replies in order.
 
-        Raises `hiredis.ReplyError` (a refusal, once all replies have come), or `ConnectError` when the connection is
-        not open, is lost or gives no answer within `timeout_s` (None: `answer_timeout_s`), which ends it. Several
-        callers may ask at a time, and one that is cancelled leaves the connection in order. SUBSCRIBE and its kin take
-        one channel each here.
+        Raises the first `hiredis.ReplyError` among the replies, once all have arrived, and `ConnectError` if the
+        connection is not open, is lost, or gives no reply within `timeout_s` (None: `answer_timeout_s`), which ends it.
+        Several callers may wait at a time; a cancelled one does not disturb the others. SUBSCRIBE and similar commands
+        must name one channel each.
         """
         if self._answers is None:
-            raise RuntimeError("a connection with a receiver does not ask")
+            raise RuntimeError("a connection with a receiver cannot ask")
         loop = cast(asyncio.AbstractEventLoop, self._loop)
         self._enqueue(encode_requests(requests))
         answered: asyncio.Future[list[Any]] = loop.create_future()
@@ -298,7 +297,7 @@ class Connection(asyncio.BufferedProtocol):
         self._fail(ConnectError(f"{self._where} has not answered within {patience_s:g} s"))
 
     def _enqueue(self, data: bytes) -> bool:
-        """Put data behind what is pending; say whether anything was."""
+        """Append data to the pending writes; return whether there were any before."""
         if not self._usable:
             why = f" ({self._error})" if self._error is not None else ""
             raise ConnectError(f"the connection to {self._where} is not open{why}")
@@ -310,17 +309,17 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._pending) > 1
 
     def _check_room(self, pending_bytes: int) -> None:
-        """Above the high-water mark: no longer writable, and refuse what does not fit at all."""
+        """Mark the connection as not writable; raise ConnectError if the data does not fit at all."""
         unsent = pending_bytes + cast(asyncio.Transport, self._transport).get_write_buffer_size()
         if unsent > self._max:
             raise ConnectError(
-                f"{unsent} bytes would wait for {self._where}, which reads too slowly",
+                f"{self._where} reads too slowly: {unsent} bytes would be unsent",
                 do=f"send while the connection is writable, or raise write_buffer_bytes_max ({self._max})",
             )
         self._full = True
 
     def _flush(self) -> None:
-        """Hand everything pending to the transport in one write."""
+        """Pass all pending data to the transport in one write."""
         pending = self._pending
         if not pending or self._transport is None:
             return
@@ -332,10 +331,9 @@ class Connection(asyncio.BufferedProtocol):
         self._tell_writable()
 
     def _write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Write to a plain socket itself when nothing is ahead: a transport of uvloop would wait for its loop's next
-        turn.
+        """Write directly to a plain socket if the transport's buffer is empty: uvloop would wait for its next turn.
 
-        What the socket does not take, and every error, is the transport's.
+        The transport gets the bytes that the socket does not take, and reports all errors.
         """
         if self._fd >= 0 and not transport.get_write_buffer_size():
             try:
@@ -348,7 +346,7 @@ class Connection(asyncio.BufferedProtocol):
         transport.write(data)
 
     def _tell_writable(self) -> None:
-        """Tell the receiver if the connection has become writable again."""
+        """Notify the receiver if the connection has become writable again."""
         if self._full and not self._stalled and self._usable and self._pending_bytes <= self._high:
             self._full = False
             cast(Receiver | RawReceiver, self._receiver or self._raw).can_send()
@@ -356,21 +354,21 @@ class Connection(asyncio.BufferedProtocol):
     # -- receiving and ending --------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stop reading; what has been read already (one read at most) is still delivered.
+        """Stop reading. Bytes that were already read (at most one read) are still delivered.
 
-        While paused, the end of the connection is noticed by sending only.
+        While paused, only a send notices that the connection has ended.
         """
         self._paused = self._usable
         self._read_or_not()
 
     def resume(self) -> None:
-        """Read on after `pause`."""
+        """Continue reading after `pause`."""
         self._paused = False
         self._read_or_not()
 
     def _rest(self, pause_s: float) -> None:
-        """Stop reading for a while, at least until the loop's next turn: an event loop may read again and again while
-        there is more, and the consumers of what was read would not get a turn.
+        """Stop reading for `pause_s`, at least until the next turn of the loop. An event loop may read repeatedly while
+        there is input, and consumers would not get a turn.
         """
         if not self._resting:
             self._resting = True
@@ -394,9 +392,9 @@ class Connection(asyncio.BufferedProtocol):
                 transport.resume_reading()
 
     def close(self) -> None:
-        """Send what is pending, then end the connection; nothing is delivered any more.
+        """Send pending data, then end the connection; nothing more is delivered.
 
-        It takes as long as the server takes to read: a caller that cannot wait calls `abort` later.
+        This takes until the server has read everything. A caller that cannot wait calls `abort` later.
         """
         if self._usable:
             self._usable = False
@@ -405,7 +403,7 @@ class Connection(asyncio.BufferedProtocol):
             cast(asyncio.Transport, self._transport).close()
 
     def abort(self, error: Exception | None = None) -> None:
-        """End the connection now; what is pending is dropped, nothing is delivered any more but `error` to `lost`."""
+        """End the connection now and drop pending data; nothing more is delivered except `error` to `lost`."""
         if self._opened and self._transport is not None:
             if error is not None:
                 self._fail(error)
@@ -417,17 +415,17 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def error(self) -> Exception | None:
-        """Why the connection ended, if not by `close` or `abort`."""
+        """Why the connection ended; None after `close` or `abort`."""
         return self._error
 
     def statistics(self) -> ConnectionStatistics:
-        """What the connection has carried so far."""
+        """Return the traffic so far."""
         return ConnectionStatistics(self._bytes_in, self._bytes_out, self._commands, self._frames)
 
     # -- called by the transport -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Set our own high-water mark, and look for a socket that may be written to directly."""
+        """Set the high-water mark, and find out whether the socket may be written to directly."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._high, low=self._high // 4)
         plain = transport.get_extra_info("ssl_object") is None
@@ -435,14 +433,14 @@ class Connection(asyncio.BufferedProtocol):
         self._fd = -1 if connected is None else connected.fileno()
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Where the next read goes."""
+        """Return the buffer for the next read."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Deliver what has come: frames slice by slice, raw bytes as they are."""
+        """Deliver the read: frames slice by slice, or raw bytes unchanged."""
         try:
             if not self._opened:
-                self._collect_greetings(nbytes)
+                self._collect_handshake_replies(nbytes)
                 return
             self._bytes_in += nbytes
             receiver = self._receiver
@@ -454,13 +452,13 @@ class Connection(asyncio.BufferedProtocol):
                     return
                 self._frames += len(frames)
                 receiver.received(frames)
-            if nbytes == READ_TURN_BYTES and self._answers is None:  # a request waits for the whole answer anyway
+            if nbytes == READ_TURN_BYTES and self._answers is None:  # a request waits for the whole reply anyway
                 self._rest(0.0)
         except Exception as error:
             self._fail(error)
 
     def _deliver_raw(self, nbytes: int) -> None:
-        """Deliver bytes, and rest a moment if they were few."""
+        """Deliver bytes, and pause reading if they were few."""
         if self._usable:
             cast(RawReceiver, self._raw).received(memoryview(self._buffer)[:nbytes].tobytes())
             if nbytes < READ_BATCH_BYTES:
@@ -468,18 +466,18 @@ class Connection(asyncio.BufferedProtocol):
             elif nbytes == READ_TURN_BYTES:
                 self._rest(0.0)
 
-    def _collect_greetings(self, nbytes: int) -> None:
-        """The replies of the handshake; anything that follows them unasked is no RESP3."""
+    def _collect_handshake_replies(self, nbytes: int) -> None:
+        """Collect the replies of the handshake. Anything after them is a protocol error."""
         for frames in self._reader.read(self._buffer, nbytes):
-            self._greetings += frames
-        if len(self._greetings) > len(self._hello):
-            raise ProtocolError(f"{self._where} sent more than it was asked for", do=NO_REDIS)
-        greeted = self._greeted
-        if len(self._greetings) == len(self._hello) and greeted is not None and not greeted.done():
-            greeted.set_result(self._greetings)
+            self._handshake_replies += frames
+        if len(self._handshake_replies) > len(self._hello):
+            raise ProtocolError(f"{self._where} sent an unexpected reply", do=NO_REDIS)
+        done = self._handshake_done
+        if len(self._handshake_replies) == len(self._hello) and done is not None and not done.done():
+            done.set_result(self._handshake_replies)
 
     def pause_writing(self) -> None:
-        """The transport holds more than the high-water mark."""
+        """The transport's buffer is above the high-water mark."""
         self._stalled = self._full = True
 
     def resume_writing(self) -> None:
@@ -488,11 +486,11 @@ class Connection(asyncio.BufferedProtocol):
         self._tell_writable()
 
     def eof_received(self) -> None:
-        """The server ends the connection: whatever is unsent will never be read."""
+        """The server closed the connection, so unsent data will never be read."""
         self._fail(ConnectError(f"{self._where} closed the connection"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone: `open` raises, or the receiver is told."""
+        """The connection ended: `open` raises, or the receiver is notified."""
         self._usable = False
         self._transport = None
         self._pending.clear()
@@ -502,11 +500,11 @@ class Connection(asyncio.BufferedProtocol):
         self.ended.set()
         if self._opened:
             cast(Receiver | RawReceiver, self._receiver or self._raw).lost(self._error)
-        elif self._greeted is not None and not self._greeted.done():
-            self._greeted.set_exception(self._error or ConnectError(f"{self._where} closed the connection"))
+        elif self._handshake_done is not None and not self._handshake_done.done():
+            self._handshake_done.set_exception(self._error or ConnectError(f"{self._where} closed the connection"))
 
     def _fail(self, error: Exception) -> None:
-        """End the connection because of an error; the receiver or the caller of `open` will be given it."""
+        """End the connection because of an error, which the receiver or the caller of `open` gets."""
         if self._error is None and not self._ended_by_us:
             self._error = error
         self._usable = False

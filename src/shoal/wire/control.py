@@ -17,7 +17,7 @@ A message is a head of 24 bytes, little-endian, and a body, a MessagePack array 
     reserved    2 bytes   zero, not checked
     client      u64       the sender (to agents, between clients), the receiver (from agents), 0 (to all)
     number      u64       to agents: grows with every message of the client. Welcome, Answer, Resend, Healed: the nonce
-                          of the question. Refused: the number of the refused message. Notice: 0. Heartbeat, Resync:
+                          of the request. Refused: the number of the refused message. Notice: 0. Heartbeat, Resync:
                           their own count
 
 The head and the body of Refused keep their layout in later versions, so that any version can refuse any other. Readers
@@ -25,7 +25,7 @@ ignore additional fields at the end of a body, so that fields can be added witho
 
 Any client that may publish on the server can send any of these messages, so decoding is strict: bytes that do not
 decode raise `ProtocolError`, and the receiver counts and drops them. Rings and placements travel inside as signed bytes
-(see `shoal.plan.signing`).
+(see `shoal.plan.signature`).
 """
 
 from __future__ import annotations
@@ -138,12 +138,12 @@ class Welcome(_Body, frozen=True):
 class Answer(_Body, frozen=True):
     """An agent's answer to a Hello: the signed placement, if there is one, and the baseline.
 
-    `incarnation` names the time in which the agent has heard everything on the server without a break. `streams` lists
-    the streams heard in it, `absent` those of earlier incarnations that have not been heard in this one. `remembers` is
-    false if the agent cannot know all of those, because it was not there in the incarnation that the client named.
-    `complete` is false if the agent's tables had no room for some stream. `entry` is empty if the ring decides, `ring`
-    if the client's is as new. `since` is the version of the ring when the agent's process began: publishers that
-    came by a later ring were answered by this process.
+    `incarnation` identifies the period in which the agent has heard everything on the server without a break. `streams`
+    lists the streams heard in it, `absent` those of earlier incarnations that have not been heard in this one.
+    `remembers` is false if the agent cannot know all of those, because it was not there in the incarnation that the
+    client named. `complete` is false if the agent's tables had no room for some stream. `entry` is empty if the ring
+    decides, `ring` if the client's is as new. `since` is the version of the ring when the agent's process started:
+    publishers that used a later ring were answered by this process.
 
     Long lists come in several parts, in order; `part` counts from 0. Entry and ring are in the first one.
     """
@@ -185,7 +185,7 @@ class Heartbeat(_Body, frozen=True):
 
 
 class Resync(_Body, frozen=True):
-    """An agent asks all clients of its server what they do there: its incarnation has just begun."""
+    """An agent asks all clients of its server for their subscriptions and streams: its incarnation has just begun."""
 
     server: str
     instance: U64
@@ -193,7 +193,7 @@ class Resync(_Body, frozen=True):
 
 
 class Heal(_Body, frozen=True):
-    """A subscriber misses messages of a stream and asks its publisher for them."""
+    """A subscriber requests missing messages of a stream from its publisher."""
 
     channel: bytes
     stream: U64
@@ -202,7 +202,7 @@ class Heal(_Body, frozen=True):
 
 
 class Resend(_Body, frozen=True):
-    """A message once more, for one subscriber that missed it; `blob` is the message with its envelope."""
+    """A message resent to one subscriber that missed it; `blob` is the message with its envelope."""
 
     channel: bytes
     blob: bytes
@@ -211,7 +211,7 @@ class Resend(_Body, frozen=True):
 class Healed(_Body, frozen=True):
     """The end of a page of resends: messages below `floor` are no longer available.
 
-    Servers have confirmed the stream up to `last`, and it has numbers up to `assigned`. `first` repeats the question.
+    Servers have confirmed the stream up to `last`, and it has numbers up to `assigned`. `first` repeats the request.
     """
 
     channel: bytes
@@ -248,7 +248,7 @@ class Left(_Body, frozen=True):
 
 
 class Refused(_Body, frozen=True):
-    """An agent does not take a message. `code` is `REFUSED_VERSION`, or one that docs/identity.md names."""
+    """An agent rejects a message. `code` is `REFUSED_VERSION`, or one that docs/identity.md names."""
 
     code: str
     version_min: U8
@@ -258,7 +258,7 @@ class Refused(_Body, frozen=True):
 
 
 REFUSED_VERSION: Final = "version"
-"""The agent does not speak the version of the message."""
+"""The agent does not support the version of the message."""
 
 ToAgent: TypeAlias = Greet | Hello | Bye | Present | Subscribed | Left
 FromAgent: TypeAlias = Welcome | Answer | Notice | Refused
@@ -281,7 +281,7 @@ _KINDS: Final[dict[int, type[Control]]] = {
     12: Notice,
     13: Subscribed,
     14: Left,
-    # 15 to 18 are those of enrolment
+    # 15 to 18 are reserved for enrolment
     19: Refused,
 }
 _kind_of: Final = {body: kind for kind, body in _KINDS.items()}
@@ -298,7 +298,7 @@ PAGE_ITEMS_MAX: Final = 1024
 PAGE_BYTES_MAX: Final = 16_384
 """Size of the lists in one part of a Present or an Answer. With three lists a Present stays below 64 KiB."""
 _ITEM_BYTES: Final = 24
-"""What an item takes beside its name, at most."""
+"""Most bytes of an item in addition to its name."""
 
 
 class Head(NamedTuple):
@@ -327,7 +327,7 @@ def encode(message: Control, client: int = 0, number: int = 0) -> bytes:
 
 
 def read_head(data: bytes) -> Head | None:
-    """The head of a control message of any version from 2 on; None if `data` is no such message."""
+    """The head of a control message of version 2 or later; None if `data` is not one."""
     if data[:2] != _MARK or len(data) < HEAD_BYTES:
         return None
     _, *fields = _HEAD.unpack_from(data)
@@ -336,7 +336,7 @@ def read_head(data: bytes) -> Head | None:
 
 
 def is_format_1(data: bytes) -> bool:
-    """Whether `data` begins as a control message of format 1 did."""
+    """Whether `data` begins like a control message of format 1."""
     return data[:2] == _MARK_1
 
 

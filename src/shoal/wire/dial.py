@@ -1,6 +1,6 @@
-"""How a connection is opened: the one place for TCP, and later for TLS, a delay proxy or the simulator's network.
+"""Dialers open connections: over TCP, through a delay proxy, or on the simulator's network.
 
-Owns the type of a dialer and the plain TCP one. Never reads or writes: that is the protocol's business.
+Owns the type of a dialer and the TCP dialer. It never reads or writes; the protocol does.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 Dial: TypeAlias = Callable[[Callable[[], asyncio.BaseProtocol], str, int], Awaitable[asyncio.Transport]]
-"""Opens a connection to a host and port for a new protocol and returns its transport; raises OSError if it cannot.
+"""Opens a connection to a host and port for a new protocol and returns its transport; raises OSError on failure.
 
 A transport that offers a plain `socket` (`get_extra_info`) and no `ssl_object` must allow writing to that socket
-directly while its own write buffer is empty. One that delays or transforms bytes offers no socket.
+directly while its own write buffer is empty. A transport that delays or transforms bytes offers no socket.
 """
 
 
 async def tcp(protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.Transport:
-    """A TCP connection that sends small writes at once and probes a peer that has been silent for long."""
+    """Open a TCP connection without Nagle's delay and with keep-alive probes."""
     transport, _ = await asyncio.get_running_loop().create_connection(protocol_factory, host, port)
     connected = transport.get_extra_info("socket")
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

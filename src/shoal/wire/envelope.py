@@ -1,7 +1,7 @@
 """The envelope: the binary header in front of every payload that Shoal publishes.
 
-Owns the layout of the header, of format 2 and of format 1, which only recorded messages still have. Also owns the names
-of the internal channels. Never touches a socket or a clock. Format 2, little-endian, 40 bytes:
+Owns the layout of the header in format 2, and in format 1, which only recorded messages still have. Also owns the names
+of the internal channels. It never touches a socket or a clock. Format 2, little-endian, 40 bytes:
 
     magic      u16   F5 5B: 0xF5 cannot begin UTF-8 text, so no text payload looks like an envelope
     flags      u8    ATTRIBUTES | BEACON | FORWARDED | FINAL | FOREIGN; the other bits are reserved
@@ -116,7 +116,8 @@ def prefix(flags: int, version: int, stream: int) -> bytes:
 
 
 def beacon(version: int, stream: int, last: int, settled: int, time_us: int, final: bool = False) -> bytes:
-    """A beacon: how far a stream has come. Sent after a burst, before the first message to a server, and at the end."""
+    """A beacon: the last sequence number of a stream. Sent after a burst, before the first message to a server, and at
+    the end."""
     flags = BEACON | FINAL if final else BEACON
     return HEADER.pack(MAGIC, flags, version, stream, last, time_us) + _U64.pack(settled)
 
@@ -164,7 +165,7 @@ def read_header(blob: bytes) -> Header | None:
 
 
 def encode_attributes(attributes: GivenAttributes, limits: Limits) -> bytes:
-    """Length and map, as they stand between header and payload. PublishError if readers could not use them.
+    """Length and map, as placed between header and payload. PublishError if readers could not use them.
 
     Attributes with the value None are left out.
     """
@@ -180,7 +181,7 @@ def encode_attributes(attributes: GivenAttributes, limits: Limits) -> bytes:
         if not isinstance(value, str | int | float | bool):
             raise PublishError(f"attribute {name!r} must be str, int, float or bool, not {type(value).__name__}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise PublishError(f"attribute {name!r} is {value}: NaN and infinities are refused")
+            raise PublishError(f"attribute {name!r} is {value}: NaN and infinities are rejected")
         present[name] = value
     if len(present) > limits.attributes_max:
         raise PublishError(f"a message carries at most {limits.attributes_max} attributes, this one has {len(present)}")
@@ -189,7 +190,9 @@ def encode_attributes(attributes: GivenAttributes, limits: Limits) -> bytes:
     except OverflowError as error:
         raise PublishError("an integer attribute does not fit in 64 bits; send it as a string") from error
     except UnicodeEncodeError as error:
-        raise PublishError("an attribute holds text that UTF-8 cannot carry; send it as something else") from error
+        raise PublishError(
+            "an attribute has text that cannot be encoded as UTF-8; remove the lone surrogates"
+        ) from error
     if len(body) > limits.attributes_bytes_max:
         raise PublishError(
             f"attributes take {len(body)} bytes, more than attributes_bytes_max={limits.attributes_bytes_max}"
@@ -210,13 +213,13 @@ def split_attributes(blob: bytes, at: int) -> tuple[Attributes, bytes]:
 
 
 def check_channel_name(name: str | bytes | bytearray | memoryview, limits: Limits) -> bytes:
-    """The bytes of a channel name or pattern; ChannelNameError if it cannot be one."""
+    """The bytes of a channel name or pattern; ChannelNameError if it is not valid."""
     if not isinstance(name, str | bytes | bytearray | memoryview):
         raise ChannelNameError(f"a channel name is str or bytes, not {type(name).__name__}")
     try:
         raw = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else bytes(name)
     except UnicodeEncodeError as error:
-        raise ChannelNameError(f"the channel name {name!r} holds text that UTF-8 cannot carry") from error
+        raise ChannelNameError(f"the channel name {name!r} cannot be encoded as UTF-8") from error
     if not raw:
         raise ChannelNameError("a channel name must not be empty")
     if len(raw) > limits.channel_name_bytes_max:
@@ -225,9 +228,7 @@ def check_channel_name(name: str | bytes | bytearray | memoryview, limits: Limit
             f"more than channel_name_bytes_max={limits.channel_name_bytes_max}"
         )
     if raw.startswith(RESERVED_PREFIX):
-        raise ChannelNameError(
-            f"channel names that begin with {RESERVED_PREFIX.decode()!r} are reserved for Shoal itself"
-        )
+        raise ChannelNameError(f"channel names that begin with {RESERVED_PREFIX.decode()!r} are reserved for Shoal")
     return raw
 
 

@@ -1,6 +1,6 @@
-"""From the bytes of a server to frames: pushes and replies, in the order in which they came.
+"""Decodes the bytes from a server into frames: pushes and replies, in wire order.
 
-Owns the hiredis reader and the bound on what an unfinished frame may hold. Never touches a socket.
+Owns the hiredis reader and the limit on the size of a frame. It never touches a socket.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import hiredis
 from shoal.errors import ProtocolError
 
 _NOTHING: Final = object()
-"""What the reader answers when it needs more bytes. Its default, False, is also a RESP3 value."""
+"""The reader's result when it needs more bytes. Its default, False, is also a RESP3 value."""
 
 
 class FrameReader:
-    """Turns what arrives on one connection into frames.
+    """Decodes the frames of one connection.
 
-    A frame is what hiredis makes of it under RESP3: a push is a `hiredis.PushNotification` (a list), an
-    error reply a `hiredis.ReplyError`, everything else a plain reply.
+    Frames are decoded by hiredis under RESP3: a push is a `hiredis.PushNotification` (a list), an error reply a
+    `hiredis.ReplyError`, everything else a plain reply.
 
-    hiredis is fed slices of `read_slice_bytes`, because its cost for a frame grows with what lies unread
-    behind it (it moves the rest to the front): a frame of 1 KB costs 0.4 us in slices of 16 KB, 0.7 us in
-    64 KB and 2 us in 256 KB.
+    hiredis gets slices of `read_slice_bytes`, because after each frame it moves the unread rest to the front. A frame
+    of 1 KB costs 0.4 us in slices of 16 KB, 0.7 us in 64 KB and 2 us in 256 KB.
     """
 
     __slots__ = ("_frame_bytes_max", "_read_slice_bytes", "_reader", "_unfinished_bytes")
@@ -36,10 +35,10 @@ class FrameReader:
         self._unfinished_bytes = 0
 
     def read(self, data: bytes | bytearray, size: int | None = None) -> Iterator[list[Any]]:
-        """The frames that `data`, or its first `size` bytes, completes, a list for each slice that completes any.
+        """Yield the frames completed by `data`, or by its first `size` bytes, in one list per slice that completes any.
 
-        Raises `ProtocolError` after the last good frame when what follows is no RESP3, or when a frame
-        grows above `frame_bytes_max` (to within one slice). The reader is of no use afterwards.
+        Raises `ProtocolError` after the last valid frame if the following bytes are not RESP3, or if a frame is larger
+        than `frame_bytes_max` (to within one slice). The reader cannot be used afterwards.
         """
         reader = self._reader
         slice_bytes = self._read_slice_bytes
@@ -55,7 +54,7 @@ class FrameReader:
                 # MemoryError: an array of absurd length. TypeError: a map whose key is a list.
                 if frames:
                     yield frames
-                raise ProtocolError(f"this is no RESP3: {str(error) or type(error).__name__}") from error
+                raise ProtocolError(f"the server sent no RESP3: {str(error) or type(error).__name__}") from error
             if frames:
                 self._unfinished_bytes = 0
                 yield frames
@@ -64,5 +63,5 @@ class FrameReader:
                 if self._unfinished_bytes > self._frame_bytes_max:
                     raise ProtocolError(
                         f"a frame of more than {self._frame_bytes_max} bytes arrived",
-                        do="raise frame_bytes_max if messages or values of this size are meant to be",
+                        do="raise frame_bytes_max if messages or values of this size are intended",
                     )

@@ -1,21 +1,20 @@
 """The pattern language of PSUBSCRIBE, exactly as Redis reads it.
 
-Owns: the meaning of a Redis pattern (`*`, `?`, `[a-c]`, `[^x]`, escapes). Never touches channels' names or
-rights.
+Owns the meaning of a Redis pattern (`*`, `?`, `[a-c]`, `[^x]`, escapes). It never checks channel names or permissions.
 
-The reference is `stringmatchlen` of Redis. Corners that it has and most globs have not:
+The reference is `stringmatchlen` of Redis. It differs from most globs:
 
-- A pattern that is not empty never matches the empty string, not even `*`.
+- A non-empty pattern never matches the empty string, not even `*`.
 - `[` without `]` is a class up to the end of the pattern; `[^` alone is any one byte; `[]` matches nothing.
-- `]` ends a class wherever it stands; a range whose ends are swapped is turned round.
-- Ranges compare *signed* bytes (what C compilers give on x86-64), so `[a-\\xff]` is 0xff and 0x00 to 0x61.
-- Since the fix of CVE-2024-31228 a pattern with more than 1000 `*` that are not at its end matches nothing.
+- `]` always ends a class, even as its first byte; a range with swapped ends is reversed.
+- Ranges compare *signed* bytes (as C compilers on x86-64 do), so `[a-\\xff]` is 0xff and 0x00 to 0x61.
+- Since the fix of CVE-2024-31228, a pattern with more than 1000 `*` before its end matches nothing.
 
-A pattern is compiled to a regular expression in which everything between two stars is an atomic group: the
-leftmost place of such a part is as good as any later one, so there is never a reason to go back, and a
-hostile pattern costs at most (length of pattern) x (length of string).
+A pattern is compiled to a regular expression in which the text between two stars is an atomic group. The leftmost match
+of a group is always as good as a later one, so the matcher never backtracks, and a hostile pattern costs at most
+(length of pattern) x (length of string).
 
-The agent matches patterns against whole columns of names with `shoal.channels.telemetry.pattern_kernel`, a second
+Agents match patterns against whole columns of names with `shoal.channels.telemetry.pattern_kernel`, a second
 implementation for numba; a test checks that both agree.
 """
 
@@ -24,25 +23,25 @@ from functools import lru_cache
 from typing import Final
 
 STARS_MAX: Final = 1000
-"""Stars (not at the end) beyond which Redis gives up and says no."""
+"""Most stars before the end of a pattern; with more, Redis reports no match."""
 
 _NEVER: Final = re.compile(rb"(?!)")
 
 
 def glob_match(pattern: bytes, string: bytes) -> bool:
-    """Whether Redis would deliver a message on channel `string` to a subscriber of `pattern`."""
+    """Return whether Redis delivers a message on channel `string` to a subscriber of `pattern`."""
     return compile_glob(pattern).match(string) is not None
 
 
 @lru_cache(maxsize=4096)
 def compile_glob(pattern: bytes) -> re.Pattern[bytes]:
-    """A regular expression whose `match(string)` is not None exactly when `pattern` matches `string`."""
+    """Return a regular expression whose `match(string)` is not None exactly when `pattern` matches `string`."""
     parts, ends_in_star = _parts(pattern)
     stars = len(parts) - 1
     if stars - ends_in_star > STARS_MAX:
         return _NEVER
     if ends_in_star:
-        # A star at the end takes the rest, but nothing that is not empty matches the empty string.
+        # A star at the end takes the rest, but a non-empty pattern does not match the empty string.
         middle = b"".join(b"(?>.*?%s)" % part for part in parts[1:-1])
         not_empty = b"(?=.)" if parts[0] == b"" else b""
         return re.compile(not_empty + parts[0] + middle, re.DOTALL)
@@ -53,9 +52,8 @@ def compile_glob(pattern: bytes) -> re.Pattern[bytes]:
 
 
 def _parts(pattern: bytes) -> tuple[list[bytes], bool]:
-    """The pattern cut at its stars, each part as a regular expression of fixed length; whether it ends in a
-    star.
-    """
+    """Split the pattern at its stars into regular expressions of fixed length; also return whether it ends in a
+    star."""
     parts: list[bytes] = []
     part = bytearray()
     position, end = 0, len(pattern)
@@ -86,7 +84,7 @@ def _parts(pattern: bytes) -> tuple[list[bytes], bool]:
 
 
 def _class(pattern: bytes, position: int) -> tuple[set[int], int]:
-    """The bytes that the class starting after `[` at `position` accepts, and where the pattern goes on."""
+    """Return the bytes that the class after `[` at `position` accepts, and the position after the class."""
     end = len(pattern)
     negated = pattern[position : position + 1] == b"^"
     if negated:
@@ -109,13 +107,13 @@ def _class(pattern: bytes, position: int) -> tuple[set[int], int]:
 
 
 def _signed_range(first: int, last: int) -> list[int]:
-    """The bytes from `first` to `last`, in either direction, in the order of signed bytes."""
+    """Return the bytes from `first` to `last`, in either direction, in the order of signed bytes."""
     low, high = sorted((first - 256 if first > 127 else first, last - 256 if last > 127 else last))
     return [value & 0xFF for value in range(low, high + 1)]
 
 
 def _class_expression(members: set[int]) -> bytes:
-    """A regular expression for one byte out of `members`."""
+    """Return a regular expression for one byte of `members`."""
     if not members:
         return b"(?!)"
     if len(members) == 256:

@@ -1,10 +1,11 @@
 """Compiled access to raw bytes: unaligned loads, hashing, comparing, RESP lengths.
 
-Owns the few byte-level functions that the compiled loops of the analyzer and of the filters' index share, and how such
-a loop is compiled (cached on disk, on first use, never on import). Knows nothing of channels; touches no socket.
+Owns the byte-level functions shared by the compiled loops of the analyzer and of the filters' index, and how such a
+loop is compiled (on first use, never on import, and cached on disk). It does not depend on channels and touches no
+socket.
 
-A `load_u64` may read up to 7 bytes behind what it is asked about, so every buffer that is handed to these
-functions ends in `PADDING_BYTES` bytes that nobody uses.
+`load_u64` may read up to 7 bytes past the requested range, so every buffer passed to these functions ends with
+`PADDING_BYTES` unused bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if sys.byteorder != "little":  # the envelope and the word-wise loads below are 
     raise ImportError("the compiled loops need a little-endian machine")
 
 _logger: Final = logging.getLogger("shoal")
-"""Who reads of compilations knows nothing of this module."""
+"""Compilations are logged under this name, not under that of this module: it means nothing to users."""
 
 PADDING_BYTES: Final = 8
 NEED_MORE: Final = -2
@@ -38,7 +39,7 @@ MALFORMED: Final = -3
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Records: TypeAlias = Any
-"""An array of records, or one of them; inside a kernel their fields are attributes that no checker knows."""
+"""An array of records, or one record; inside a kernel their fields are attributes unknown to type checkers."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PRIME_1: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -94,7 +95,7 @@ def compilation_announced() -> Iterator[None]:
 
 @cache
 def announce_compilations() -> None:
-    """The same for the rest of the process, for a library whose first caller is not known."""
+    """The same for the rest of the process: for a library, whose first caller is unknown."""
     event.register("numba:compile", _CompileNotice(logging.WARNING, "the matching kernels"))  # type: ignore[no-untyped-call]
 
 
@@ -109,7 +110,7 @@ class _CompileNotice(event.Listener):
         self._part = part
 
     def on_start(self, _event: Any) -> None:
-        """A compilation begins; logs the first one of a part."""
+        """Logs the first compilation of a part."""
         if self._part not in self.said:
             self.said.add(self._part)
             what = f"compiling {self._part}, once on this machine and version"
@@ -153,8 +154,8 @@ load_u64: Final = cast(Callable[[Bytes, int], np.uint64], _load_u64)
 """The 8 bytes at an index, little-endian, whatever the alignment."""
 
 borrow: Final = cast(Callable[[Any], Any], _borrow)
-"""The same array without its reference count, for use inside a kernel whose caller holds the array: every
-hand-over of a counted array costs two atomic operations, and there are a dozen for each message."""
+"""The same array without its reference count, for use inside a kernel whose caller holds the array. Passing a counted
+array costs two atomic operations, and that happens a dozen times per message."""
 
 
 @part
@@ -165,7 +166,7 @@ def tail_mask(length: int) -> np.uint64:
 
 @part
 def hash_words(data: Bytes, start: int, length: int, seed: np.uint64) -> np.uint64:
-    """A 64-bit hash of some bytes. Not for keeping secrets: names are compared after a match."""
+    """A 64-bit hash of some bytes. It is not cryptographic: names are compared after a match."""
     value = seed ^ (np.uint64(length) * _PRIME_2)
     at = start
     end = start + length
@@ -205,10 +206,10 @@ def same_words(left: Bytes, left_at: int, right: Bytes, right_at: int, length: i
 
 @part
 def read_length(data: Bytes, start: int, end: int) -> tuple[int, int]:
-    """A RESP length line: the number (-1 for null) and where the next byte stands.
+    """Parses a RESP length line: the number (-1 for null) and the index after the line.
 
-    As strict as hiredis: digits only, no leading zero, `-1` the only negative. The number is `NEED_MORE`
-    when the line is not complete before `end`, `MALFORMED` when it can never become a length.
+    As strict as hiredis: digits only, no leading zero, `-1` the only negative number. The number is `NEED_MORE` if the
+    line is incomplete at `end`, and `MALFORMED` if it cannot become a length.
     """
     at = start
     value = 0
@@ -235,5 +236,5 @@ def read_length(data: Bytes, start: int, end: int) -> tuple[int, int]:
 
 @part
 def is_line_end(data: Bytes, at: int) -> bool:
-    """Whether CR LF stand at an index; both bytes must be there."""
+    """Whether CR LF is at an index; both bytes must be in the buffer."""
     return bool(data[at] == _CR and data[at + 1] == _LF)

@@ -1,21 +1,21 @@
-"""The record of a channel on one server: where it lies, and what its entries look like.
+"""The record of a channel on one server: its key and the layout of its entries.
 
-Owns the names of the keys and the layout of an entry. Never touches a socket or a clock.
+Owns the names of the keys and the layout. It never touches a socket or a clock.
 
     __shoal:recorded             a set: the channels that have a record on this server
     __shoal:recorded:<channel>   a stream: the record of one channel
-    __shoal:recorded-marks       what the server's agent records: the patterns that it knows of, as MessagePack
-    __shoal:recorded-archived    up to when all records of this server are in an archive: milliseconds of its clock
+    __shoal:recorded-marks       the patterns that the server's agent records, as MessagePack
+    __shoal:recorded-archived    all records up to this time are archived: milliseconds by the server's clock
 
-An entry has two fields: `n`, a number that grows by one with each entry of the record, so that a reader sees when
-entries are missing before it (they were trimmed), and one of
+An entry has two fields: `n`, which grows by one with each entry of the record, so that readers notice trimmed entries,
+and one of
 
-    m   a message, with the envelope that it was published with; one of a plain Redis client has an envelope with
-        FOREIGN and no time: that of its entry counts. Or a final beacon: the stream has ended.
-    g   a gap: what the recorder of this server did not hear
-    s   the streams that the recorder knows, each with its last number: where a new agent goes on from
+    m   a message with its original envelope. A message of a plain Redis client has an envelope with FOREIGN and no
+        time; the time of the entry counts. Or a final beacon: the stream has ended.
+    g   a gap: messages that the recorder of this server did not receive
+    s   the streams that the recorder knows, each with its last number: a new agent continues from there
 
-A gap is a claim of one server. What another server's record holds is not missing: readers take all records together.
+A gap is a claim of one server. Readers merge all records, so messages in another server's record are not missing.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ GAP_FIELD: Final = b"g"
 STREAMS_FIELD: Final = b"s"
 
 NUMBER_MAX: Final = (1 << 63) - 1
-"""The largest number of an entry or a message that rows can hold; honest ones never come near it."""
+"""The largest number of an entry or a message that rows can hold. Valid numbers stay far below it."""
 
 StreamEnds: TypeAlias = list[tuple[int, int]]
 """Stream, and its last number (with `ENDED` if it has ended)."""
 
 
 class RecordedGap(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers of a stream that a recorder did not hear. Stream 0: nobody can say whose. Last 0: up to an end that
-    nobody knows. `since_ms` is when the recorder had last written, 0 if that does not matter."""
+    """Numbers of a stream that a recorder did not receive. `stream` 0 means unknown, `last` 0 an unknown end.
+    `since_ms` is the time of the recorder's last write before the gap, 0 if that does not matter."""
 
     stream: int
     first: int
@@ -69,8 +69,8 @@ class RecordedGap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordedMessage(NamedTuple):
-    """A message, or the end of a stream, as an entry holds it. Stream 0: a plain Redis client's. The body of the
-    envelope `blob` begins at `body_at`."""
+    """A message or the end of a stream, from an entry. `stream` is 0 for a message of a plain Redis client. The body of
+    the envelope `blob` begins at `body_at`."""
 
     stream: int
     sequence: int
@@ -81,7 +81,7 @@ class RecordedMessage(NamedTuple):
 
     @property
     def is_end(self) -> bool:
-        """Whether it says that the stream has ended, and is no message."""
+        """Whether this is the end of the stream, not a message."""
         return bool(self.flags & BEACON)
 
     def split(self) -> tuple[Attributes | None, bytes]:
@@ -92,7 +92,7 @@ class RecordedMessage(NamedTuple):
 
 
 Fields: TypeAlias = tuple[bytes, ...]
-Said: TypeAlias = RecordedMessage | RecordedGap | StreamEnds
+Content: TypeAlias = RecordedMessage | RecordedGap | StreamEnds
 
 _gaps: Final = msgspec.msgpack.Decoder(RecordedGap)
 _ends: Final = msgspec.msgpack.Decoder(list[tuple[int, int]])
@@ -121,7 +121,7 @@ def encode_marks(patterns: Iterable[bytes]) -> bytes:
 
 
 def read_marks(value: Any) -> list[bytes]:
-    """The patterns that an agent records; none if the value is not ours."""
+    """The patterns that an agent records; empty if the value is not Shoal's."""
     try:
         return _marks.decode(value or b"")
     except (msgspec.MsgspecError, TypeError):
@@ -129,32 +129,32 @@ def read_marks(value: Any) -> list[bytes]:
 
 
 def message_fields(number: int, blob: bytes) -> Fields:
-    """The entry of a message that has its envelope."""
+    """The fields of an entry for a message with its envelope."""
     return NUMBER_FIELD, b"%d" % number, MESSAGE_FIELD, blob
 
 
 def gap_fields(number: int, gap: RecordedGap) -> Fields:
-    """The entry of a gap."""
+    """The fields of an entry for a gap."""
     return NUMBER_FIELD, b"%d" % number, GAP_FIELD, _encoder.encode(gap)
 
 
 def streams_fields(number: int, ends: StreamEnds) -> Fields:
-    """The entry that says how far each stream has come."""
+    """The fields of an entry for the last number of each stream."""
     return NUMBER_FIELD, b"%d" % number, STREAMS_FIELD, _encoder.encode(ends)
 
 
 def foreign_blob(payload: bytes) -> bytes:
-    """The message of a plain Redis client in an envelope, as records hold it."""
+    """The message of a plain Redis client, in the envelope that records use."""
     return HEADER.pack(MAGIC, FOREIGN, 0, 0, 0, 0) + payload
 
 
-def read_entry(fields: Any) -> tuple[int, Said]:
-    """Number and content of an entry, whose fields are a flat list or a mapping; ProtocolError if it is none."""
+def read_entry(fields: Any) -> tuple[int, Content]:
+    """Number and content of an entry, from a flat list or a mapping of fields; ProtocolError if it is invalid."""
     try:
         pairs = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
         number = int(pairs[NUMBER_FIELD])
         if not 0 <= number <= NUMBER_MAX:
-            raise ValueError("a number that no record counts to")
+            raise ValueError("its number is out of range")
         ((kind, value),) = (pair for pair in pairs.items() if pair[0] != NUMBER_FIELD)
         if kind == MESSAGE_FIELD:
             return number, _read_message(value)
@@ -164,7 +164,7 @@ def read_entry(fields: Any) -> tuple[int, Said]:
             return number, _ends.decode(value)
     except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise ProtocolError(f"not an entry of a record: {error}") from error
-    raise ProtocolError(f"an entry of a record has a field {kind[:20]!r} that nobody knows")
+    raise ProtocolError(f"an entry of a record has an unknown field {kind[:20]!r}")
 
 
 def _read_message(blob: bytes) -> RecordedMessage:
@@ -175,7 +175,7 @@ def _read_message(blob: bytes) -> RecordedMessage:
     if flags & UNKNOWN_FLAGS:
         raise ValueError(f"a message with unknown flags 0x{flags & UNKNOWN_FLAGS:02x}: read it with a newer version")
     if flags & BEACON and not flags & FINAL:
-        raise ValueError("a beacon that ends nothing")
+        raise ValueError("a beacon that is not final")
     if flags & FOREIGN:
         stream = sequence = time_us = 0
     elif not stream or not sequence:

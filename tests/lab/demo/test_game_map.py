@@ -50,17 +50,17 @@ def test_time_passes_in_whole_steps() -> None:
 
 
 def test_players_sent_to_the_town_arrive_soon_and_stay_until_they_are_released() -> None:
-    game_map = GameMap(6, 25, (3, 0), 0.0)
+    game_map, town = GameMap(6, 25, (3, 0), 0.0), "tile.0.3"
     game_map.advance(5.0)
     for second in range(5, 60):
         game_map.gather(20)
         game_map.advance(float(second))
         if second >= 20:
-            assert set(channels(game_map, 20)) == {game_map.town_channel}
-    assert channels(game_map, 25)[20:] != [game_map.town_channel] * 5
+            assert set(channels(game_map, 20)) == {town}
+    assert channels(game_map, 25)[20:] != [town] * 5
     game_map.gather(0)
     game_map.advance(90.0)
-    assert channels(game_map, 20).count(game_map.town_channel) < 5
+    assert channels(game_map, 20).count(town) < 5
 
 
 @pytest.mark.parametrize(("players", "tiles"), [(1, 2), (200, 6), (2000, 18)])

@@ -58,7 +58,7 @@ def test_no_server_is_killed_after_the_end() -> None:
     assert events.kills == 0
 
 
-def test_a_kill_is_noticed_mended_and_healed() -> None:
+def test_a_kill_is_noticed_restarted_and_healed() -> None:
     events = make_events()
     events.look(status(), 3.9, 3.9)
     assert events.due(4.0) == ["s2"]
@@ -71,7 +71,7 @@ def test_a_kill_is_noticed_mended_and_healed() -> None:
     assert texts(events) == [
         "s2 killed (kill -9)",
         "noticed: s2 ended (killed by SIGKILL)",
-        "mended: s2 runs again, 0.5 s after it was killed",
+        "restarted: s2 runs again, 0.5 s after it was killed",
         "healed: all updates are back, 1.2 s after s2 was killed",
     ]
 

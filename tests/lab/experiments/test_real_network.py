@@ -16,7 +16,7 @@ import pytest
 from shoal.cluster.process import wait_until
 from shoal.cluster.servers import HOST
 from shoal.lab.experiments.real import network as networks
-from shoal.lab.experiments.real.limited_cluster import FAIL_RATIO, ServerLink
+from shoal.lab.experiments.real.limited_cluster import FAIL_RATIO, LinkLimit
 from shoal.lab.experiments.real.network import ExperimentNetwork, may_limit, run_on_network
 
 LINK_BYTES_PER_S = 500_000
@@ -69,7 +69,7 @@ def test_without_limits_servers_are_on_the_loopback_interface() -> None:
 def test_links_cannot_be_limited_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert not may_limit()
-    assert ServerLink(1e6, 1.4).limit is None
+    assert LinkLimit(1e6, 1.4).limit is None
 
 
 def test_links_cannot_be_limited_without_tc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_an_error_in_an_experiment_is_raised() -> None:
 
 
 def test_a_link_is_full_at_the_ratio_at_which_servers_fail() -> None:
-    link = ServerLink(bytes_per_s=1e6, wire_share=1.25)
+    link = LinkLimit(bytes_per_s=1e6, wire_share=1.25)
     assert link.capacity_bytes_per_s * FAIL_RATIO * link.wire_share == pytest.approx(link.bytes_per_s)
 
 

@@ -10,7 +10,7 @@ from shoal.cluster.server_meter import ServerSecond
 from shoal.flow import distance_model
 from shoal.lab.experiments import ExperimentOptions, experiments
 from shoal.lab.experiments.real import flow_check, replication
-from shoal.lab.experiments.real.limited_cluster import ServerLink
+from shoal.lab.experiments.real.limited_cluster import LinkLimit
 from shoal.lab.experiments.real.network import ExperimentNetwork, may_limit, run_on_network
 from shoal.lab.experiments.real.observation import mean_load_ratio
 from shoal.lab.experiments.real.replication import (
@@ -23,8 +23,8 @@ from shoal.lab.experiments.real.replication import (
     supported,
 )
 
-NARROW = ServerLink(bytes_per_s=30e3, wire_share=1.36)
-WIDE = ServerLink(bytes_per_s=4e6, wire_share=1.36)
+NARROW = LinkLimit(bytes_per_s=30e3, wire_share=1.36)
+WIDE = LinkLimit(bytes_per_s=4e6, wire_share=1.36)
 
 
 def point(size: int, response_ms: float, undelivered: int = 0, load_ratio: float = 0.5) -> Point:

@@ -8,7 +8,8 @@ import pytest
 from tests.flow.flows import SERVER
 
 from shoal.flow import FlowSecond, FlowSimulator, Models, PoolModel, Series, distance_model
-from shoal.flow.workloads import RGame, RGameMap, ramp
+from shoal.flow.workloads import ramp
+from shoal.lab.experiments.sim.rgame_load import RGame, RGameMap
 from shoal.lab.experiments.sim.verdict import bound, is_too_much, supported
 
 FINE = FlowSecond(

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.lab.sim.checkers import FOREIGN, Expectations, Verdict, judge
-from shoal.lab.sim.history import Handed, History, Interval, PublisherRecord, SubscriberRecord, payload_of
+from shoal.lab.sim.checkers import DeliveryCheck, Verdict
+from shoal.lab.sim.history import History, Interval, Published, PublisherRecord, payload_of
+from shoal.lab.sim.scenarios.channel_checkers import FOREIGN, Expectations, judge
+from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory, Handed, SubscriberRecord
 from shoal.message import Gap, Message
 
 ALICE, BOB = 0xA11CE, 0xB0B
@@ -18,7 +20,7 @@ class Story:
     """Alice publishes messages 1, 2, 3, ... at times 1.0, 2.0, 3.0, ...; Bob subscribed at 0.5 and reads at once."""
 
     def __init__(self, count: int = 5, channel: str = CHANNEL) -> None:
-        self.history = History()
+        self.history = ChannelRunHistory()
         self.alice = self.history.publishers[ALICE] = PublisherRecord(ALICE)
         self.bob = SubscriberRecord(CHANNEL, False, BOB, called_at=0.4, in_force_at=0.5)
         self.history.subscribers.append(self.bob)
@@ -30,7 +32,7 @@ class Story:
         """Bob is handed messages, as they were published."""
         for number in numbers:
             published = self.history.messages[number]
-            message = Message(published.channel, payload_of(number, 10), ALICE, published.sequence)
+            message = Message(published.unit, payload_of(number, 10), ALICE, published.sequence)
             self.bob.handed.append(Handed(published.called_at + 0.2 if at is None else at, message))
         return self
 
@@ -292,3 +294,30 @@ def test_publishing_on_a_member_is_no_split() -> None:
     story.history.members = {"s1"}
     story.history.sent("s1", ALICE, 2.0)
     assert story.judge().violations == []
+
+
+# Receivers of other protocols
+
+
+class EvenNumbers:
+    """Wants the messages of every unit that have an even number."""
+
+    in_force_at: float | None = 0.5
+    label = "even numbers"
+
+    def reads(self, unit: str) -> bool:
+        return True
+
+    def wants(self, message: Published) -> bool:
+        return message.number % 2 == 0
+
+
+def test_deliveries_are_checked_by_what_a_receiver_wants() -> None:
+    history, verdict = History(), Verdict()
+    for sequence in range(1, 7):
+        history.publish("queue", ALICE, sequence, float(sequence))
+    check = DeliveryCheck(history, history.by_unit(), EvenNumbers(), verdict)
+    for number in (2, 6, 2, 3):
+        check.take(number, 9.0, payload_of(number, 10))
+    assert [violation.split(":")[0] for violation in verdict.violations] == ["duplicated", "reordered", "invented"]
+    assert [(message.number, followed) for message, followed in check.missing()] == [(4, True)]

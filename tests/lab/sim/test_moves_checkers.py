@@ -8,7 +8,8 @@ import dataclasses
 import pytest
 
 from shoal.lab.sim.checkers import Verdict
-from shoal.lab.sim.history import Interval, SubscriberRecord
+from shoal.lab.sim.history import Interval
+from shoal.lab.sim.scenarios.channel_run_history import SubscriberRecord
 from shoal.lab.sim.scenarios.moves import MovesRun
 from shoal.lab.sim.scenarios.moves_checkers import BEFORE_TROUBLE_S, MovesCheck
 from shoal.lab.sim.scenarios.plain import PlainSubscriber

@@ -14,7 +14,7 @@ from shoal.balance.recording import DecisionRecord, Outcome
 from shoal.balance.settings import BalanceSettings
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.channels.agent.session import SILENT_LEASES_MAX
-from shoal.cluster.timing import DEFAULT_TIMING
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING
 from shoal.coordination.interface import Lease
 from shoal.lab.sim.models.coordinator import ModelCoordinator
 from shoal.lab.sim.models.redis_node import RedisNode
@@ -31,12 +31,14 @@ from shoal.leader.leadership import Leader
 from shoal.leader.providers import Nobody
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
+from shoal.load.fold import fold
+from shoal.load.fold_state import FoldState
 from shoal.load.record import xadd
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.keys import KEEPER_LEASE
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import AGENT_CHANNEL, TELEMETRY_KEY
 
@@ -85,11 +87,11 @@ class Cluster:
             signer = Signer(bytes(32))
             await Leader(coordinator, signer, LIMITS, DEFAULT_TIMING, [SERVER], "leader").run()
 
-    def start_agent(self, node: Node) -> Connections:
+    def start_agent(self, node: Node, site: str = "") -> Connections:
         """Starts the shipped agent on a node; returns what is seen of its connections."""
         seen = Connections(self.world)
         process = self.processes.new(node, tap=seen)
-        options = AgentOptions(address=ServerAddress(SERVER, SERVER, 1), url=COORDINATOR_URL, limits=LIMITS)
+        options = AgentOptions(address=ServerAddress(SERVER, SERVER, 1, site), url=COORDINATOR_URL, limits=LIMITS)
         process.begin(Agent(options, process.runtime).work(lambda: asyncio.sleep(0)))
         return seen
 
@@ -248,6 +250,29 @@ def test_a_balancer_that_leads_again_goes_by_no_load_of_its_last_time_in_the_lea
     later = [end for at, end in balance.decisions if at > lost_at]
     assert later
     assert min(later) > 25.0
+
+
+# Sites
+
+
+def test_the_site_of_an_agent_is_in_its_load_windows(led: Cluster) -> None:
+    led.start_agent(led.network.node("agent"), site="bergen")
+    reader = led.processes.new(led.network.node("reader"))
+    read: list[tuple[str, str]] = []
+
+    async def fold_telemetry() -> None:
+        telemetry = TelemetryReader(None, None, LIMITS, asyncio.Event(), reader.runtime)
+        telemetry.follow([ServerAddress(SERVER, SERVER, 1)])
+        await asyncio.sleep(10.0)
+        settings = BalanceSettings(window_s=2, lateness_s=1.0)
+        windows, _ = fold(FoldState(), telemetry.take(), reader.runtime.wall(), settings, KINDS)
+        hosts = [host for window in windows for host in window.hosts.to_pylist()]
+        read.extend((host["host"], host["site"]) for host in hosts)
+        await telemetry.close()
+
+    reader.begin(fold_telemetry())
+    led.run(12.0)
+    assert {*read} == {(SERVER, "bergen")}
 
 
 # Other versions

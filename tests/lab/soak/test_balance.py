@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.lab.soak.balance import Balance, BalanceLogReader
-from shoal.lab.soak.round_log import DecisionMade, EntryChanged, LoadEnded, LoadRaised, Record, RingMembers, ServerLoad
+from shoal.lab.soak.round_log import DecisionMade, EntryChanged, LoadEnded, LoadLine, LoadRaised, Record, RingMembers
 from shoal.plan.entry import Phase
 from shoal.plan.placement import Mode
 
@@ -20,7 +20,7 @@ def entry(at: float, phase: Phase, servers: tuple[str, ...], channel: str = "hot
 
 
 def loads(*ratios: float, server: str = "s1", begin: float = 10.5) -> list[Record]:
-    return [ServerLoad(server, ratio, 0.1, begin + second) for second, ratio in enumerate(ratios)]
+    return [LoadLine(server, ratio, 0.1, begin + second) for second, ratio in enumerate(ratios)]
 
 
 def summed(*lines: Record, channel: str = "hot", servers: int = 2) -> Balance:
@@ -32,7 +32,7 @@ def summed(*lines: Record, channel: str = "hot", servers: int = 2) -> Balance:
     return reader.sum_up()
 
 
-def test_a_channel_is_replicated_when_its_publishers_are_told_of_several_servers() -> None:
+def test_a_channel_is_replicated_when_its_publishers_are_notified_of_several_servers() -> None:
     found = summed(
         entry(1.0, Phase.END, ("s1",)),
         decided(5.0),

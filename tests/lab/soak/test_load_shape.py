@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from shoal.lab.soak.load_shape import EVERYTHING, ChannelKind, draw, draw_burst_shape
+from shoal.lab.soak.load_shape import EVERYTHING, PublishPattern, draw, draw_burst_shape
 from shoal.limits import DEFAULT_LIMITS
 
 
@@ -24,7 +24,7 @@ def test_processes_share_subscribers_and_patterns_evenly() -> None:
 def test_every_channel_of_a_burst_has_a_publisher_and_a_subscriber_and_buses_are_shared_within_a_process() -> None:
     shape = draw_burst_shape(1, 10.0, 1000, DEFAULT_LIMITS)
     assert [one.name for one in shape.subscribers] == [channel.name for channel in shape.channels]
-    assert all(channel.kind is ChannelKind.PULSE and len(channel.publishers) == 1 for channel in shape.channels)
+    assert all(channel.kind is PublishPattern.PULSE and len(channel.publishers) == 1 for channel in shape.channels)
     assert {number for channel in shape.channels for number in channel.publishers} == set(range(shape.publishers))
     processes: defaultdict[int | None, set[int]] = defaultdict(set)
     for one in shape.subscribers:

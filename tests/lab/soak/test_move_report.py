@@ -6,7 +6,8 @@ from collections import Counter
 
 import msgspec
 
-from shoal.lab.sim.history import Published, SubscriberRecord
+from shoal.lab.sim.history import Published
+from shoal.lab.sim.scenarios.channel_run_history import SubscriberRecord
 from shoal.lab.soak.move_report import MoveLogReader
 from shoal.lab.soak.round_log import (
     ControlSeen,
@@ -30,8 +31,8 @@ def test_control_messages_are_counted_for_lazy_and_eager_moves() -> None:
         reader.take(MoveRequested("c", Mode.SINGLE, (server,), eager, float(version)))
         reader.take(EntryChanged("c", Phase.END, version + 4, version, Mode.SINGLE, (server,), (), version + 1.0))
     seen = [
-        ("notice", 1, 11), ("stand", 1, 11), ("hello", 1, 11), ("notice", 2, 11),
-        ("notice", 1, 21), ("stand", 1, 21), ("gone", 3, 22),
+        ("notice", 1, 11), ("subscribed", 1, 11), ("hello", 1, 11), ("notice", 2, 11),
+        ("notice", 1, 21), ("subscribed", 1, 21), ("left", 3, 22),
         ("hello to publish", 3, 5), ("hello to publish", 3, 21),
         ("hello", 1, 3),
     ]  # fmt: skip
@@ -41,7 +42,7 @@ def test_control_messages_are_counted_for_lazy_and_eager_moves() -> None:
     assert (found.lazy.moves, found.lazy.clients, found.lazy.messages) == (1, 2, 5)
     assert (found.eager.moves, found.eager.clients, found.eager.messages) == (1, 2, 5)
     assert found.lazy.per_move_and_client == 2.5
-    assert found.lazy.by_message == {"notice": 2, "stand": 1, "hello": 1}
+    assert found.lazy.by_message == {"notice": 2, "subscribed": 1, "hello": 1}
     assert reader.corners() == {"move single to single": 2, "idle channel moved": 0}
     assert found.idle_notices == 0
     assert (found.asked, found.ended) == (2, 2)

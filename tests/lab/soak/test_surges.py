@@ -52,7 +52,7 @@ def test_no_bus_receives_a_channel_twice_and_some_subscribers_come_and_go() -> N
         subscribers = surge.shape.subscribers
         shared = [(one.name, one.bus) for one in subscribers if one.bus is not None]
         assert len(shared) == len(set(shared))
-        assert {one.life for one in subscribers} == set(Lifetime)
+        assert {one.lifetime for one in subscribers} == set(Lifetime)
         assert any(one.pattern for one in subscribers)
         assert {number for one in surge.shape.channels for number in one.publishers} == set(
             range(surge.shape.publishers)

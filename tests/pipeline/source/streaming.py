@@ -15,7 +15,8 @@ from shoal.pipeline.source.kinds import Kind
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import ServerOffset
 from shoal.pipeline.source.options import SourceOptions, read_options
-from shoal.wire.blocking import BlockingConnection
+from shoal.wire.blocking_connection import BlockingConnection
+from shoal.wire.dial import tcp
 from shoal.wire.envelope import TELEMETRY_KEY
 
 BASE_S = 1_763_240_000
@@ -37,7 +38,7 @@ class Stream:
         self._server = server
 
     def ask(self, *words: bytes | str | int) -> object:
-        with BlockingConnection(self._server.host, self._server.port, None, None) as asking:
+        with BlockingConnection(self._server.host, self._server.port, None, None, dial=tcp) as asking:
             return asking.ask(*words)
 
     def add(self, records: Iterable[Record], late_ms: int = 50) -> None:

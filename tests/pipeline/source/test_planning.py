@@ -29,7 +29,7 @@ from shoal.pipeline.source.options import read_options
 from shoal.pipeline.source.parts import read_part
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
-from shoal.wire.blocking import BlockingConnection
+from shoal.wire.blocking_connection import BlockingConnection
 
 __all__ = ["empty", "one", "quick", "two"]
 
@@ -166,7 +166,7 @@ def test_a_server_that_does_not_answer_is_warned_of_once_and_read_later(
     assert caplog.text.count("server does not answer; it is read when it does") == 1
 
 
-def test_a_user_without_the_rights_is_told_which_role_has_them() -> None:
+def test_the_error_for_missing_rights_names_the_role() -> None:
     with RedisServer(users=["narrow on >pass ~* &* +hello +ping"]) as server:
         asked = options(server, user="narrow", password="pass")
         with pytest.raises(PipelineError, match=r"s1 .* refused XINFO: .*log in as the role reader or pipeline"):

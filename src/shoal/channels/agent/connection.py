@@ -14,7 +14,7 @@ from shoal.errors import ConnectError, ProtocolError, ShoalError
 from shoal.logs import get_log
 from shoal.wire.commands import Command
 from shoal.wire.connection import Connection
-from shoal.wire.dial import Dial, tcp
+from shoal.wire.dial import Dial
 
 WRITE_BUFFER_BYTES_MAX: Final = 16 << 20
 """Bytes that may wait for a server that does not read. Above it the connection is dropped and replaced."""
@@ -34,7 +34,7 @@ class AgentConnection:
         password: str | None,
         name: str,
         connect_timeout_s: float,
-        dial: Dial = tcp,
+        dial: Dial,
     ) -> None:
         self._where = f"{host}:{port}"
         self._receive: Callable[[bytes], None] | None = None
@@ -86,7 +86,7 @@ class AgentConnection:
     def received(self, data: bytes) -> None:
         """Passes bytes to the consumer."""
         if self._receive is None:
-            raise ProtocolError(f"{self._where} sent more than it was asked for")
+            raise ProtocolError(f"{self._where} sent an unexpected reply")
         try:
             self._receive(data)
         except ShoalError:

@@ -33,7 +33,7 @@ from shoal.channels.timers import Timers, patience
 from shoal.errors import PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
-from shoal.plan.moving import Report
+from shoal.plan.move_request import Report
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
 from shoal.wire.commands import Command

@@ -21,7 +21,7 @@ from shoal.channels.agent.notices import Notices
 from shoal.channels.agent.report import Reporting
 from shoal.channels.states import ANNOUNCE
 from shoal.plan.entry import Phase
-from shoal.plan.moving import Report
+from shoal.plan.move_request import Report
 from shoal.rules import Rules, rule
 from shoal.wire.envelope import (
     BEACON,

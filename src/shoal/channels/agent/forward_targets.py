@@ -69,15 +69,15 @@ class ForwardTargets:
         """Whether the conductor waits for reports of this server's agent about the channel."""
         self.astray = server not in publishing.servers
         """Whether clients that know the plan do not publish here."""
-        standing = book.standing(channel)
-        helped, everywhere = _helped(book, entry), _everywhere(book, entry, (*standing, publishing))
+        subscribed = book.subscribed(channel)
+        helped, everywhere = _helped(book, entry), _everywhere(book, entry, (*subscribed, publishing))
         if FORWARD_NEW_TO_OLD not in rules or not (involved or HOME_HELP in rules):
             helped = ()
         if FORWARD_OLD_TO_NEW not in rules or not (involved or HOME_HELP in rules):
             everywhere = ()
         all_of_them = (*everywhere, *helped)
         self._by_version: dict[int, Servers] = {}
-        for placement in (*standing, publishing):
+        for placement in (*subscribed, publishing):
             if server in placement.servers:
                 left = placement.version != publishing.version
                 self._by_version[placement.version] = _unreached(placement, server, all_of_them if left else helped)

@@ -67,7 +67,7 @@ class MonitorCounters(msgspec.Struct):
 class Monitor:
     """Watches one server, which may send `max_out_bytes_per_s`.
 
-    `own_patterns` are the patterns of agents.
+    `own_patterns` are the patterns of agents; `site` is the site of the server, for its telemetry.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Monitor:
         analyzer: Analyzer,
         max_out_bytes_per_s: float,
         own_patterns: frozenset[bytes],
-        site: str = "",
+        site: str,
     ) -> None:
         self.counters = MonitorCounters()
         self.foreign_patterns = 0

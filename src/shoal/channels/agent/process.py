@@ -41,9 +41,9 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.book import PlanBook
 from shoal.plan.format import FORMAT, stored_format
-from shoal.plan.moving import Report
+from shoal.plan.move_request import Report
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.backoff import Backoff
@@ -84,7 +84,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Agent:
     """The agent of one server: the shell around its core. `run_agent` is the process around it."""
 
-    def __init__(self, options: AgentOptions, runtime: Runtime = PRODUCTION, rules: Rules = ALL_RULES) -> None:
+    def __init__(self, options: AgentOptions, runtime: Runtime, rules: Rules = ALL_RULES) -> None:
         self._address = options.address
         self._options = options
         self._limits = options.limits
@@ -365,6 +365,7 @@ class Agent:
             Analyzer(scanner, LISTED_MAX),
             self._options.max_out_bytes_per_s,
             frozenset({b"*", PEER_PATTERN}),
+            self._address.site,
         )
         if self._metrics is not None:
             self._metrics.watch(core, monitor, self._loop.time)
@@ -401,7 +402,7 @@ def run_agent(options: AgentOptions) -> None:
         ended = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, ended.set)
-        await _first_of(Agent(options).work(_load_in_thread), ended.wait())
+        await _first_of(Agent(options, PRODUCTION).work(_load_in_thread), ended.wait())
         _log.info("agent stopped", server=options.address.id)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

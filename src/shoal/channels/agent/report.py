@@ -19,7 +19,7 @@ from shoal.channels.agent.handover import Handovers
 from shoal.channels.agent.moving_channel import Counted, DispatchHost, MovingChannel
 from shoal.channels.agent.notices import Notices
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.moving import ChannelReport, Report
+from shoal.plan.move_request import ChannelReport, Report
 from shoal.plan.placement import Mode
 from shoal.wire.envelope import inbox_channel
 

@@ -14,7 +14,7 @@ from shoal.coordination.interface import Coordinator
 from shoal.errors import CoordinatorError
 from shoal.logs import get_log
 from shoal.plan.keys import report_key
-from shoal.plan.moving import Report, encode_report
+from shoal.plan.move_request import Report, encode_report
 
 INTERVAL_S: Final = 0.1
 

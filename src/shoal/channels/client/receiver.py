@@ -128,7 +128,7 @@ class Receiver:
         """A stream that no agent listed. On one unbroken connection, by a placement that this client uses, its first
         message here is the first that is owed; otherwise it may have begun elsewhere after the subscription did, and
         everything from 1 is owed."""
-        expected = sub.undivided and any(version == known.version for known in self._context.book.standing(chan.name))
+        expected = sub.undivided and any(version == known.version for known in self._context.book.subscribed(chan.name))
         first = chan.begins(stream_id, heard if expected else 1, heard)
         stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         return stream

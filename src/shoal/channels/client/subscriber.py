@@ -82,14 +82,16 @@ class Subscriber:
         book = self._context.book
         if sub.pattern:
             return book.ring.ids if book.ring else ()
-        standing = book.standing(sub.name)
+        placements = book.subscribed(sub.name)
         rules = self._context.rules
         if NARROW_LAST not in rules:
-            standing = standing[-1:]
+            placements = placements[-1:]
         elif ALL_UNENDED_PLACEMENTS not in rules:
-            standing = standing[-2:]
+            placements = placements[-2:]
         client = self._context.client
-        return tuple(dict.fromkeys(server for placement in standing for server in placement.subscribe_servers(client)))
+        return tuple(
+            dict.fromkeys(server for placement in placements for server in placement.subscribe_servers(client))
+        )
 
     def _earlier(self, sub: SubscriptionCore, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Servers where publishers with an older ring may be, or have been: a subscription asks there, and listens

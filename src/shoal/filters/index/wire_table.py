@@ -130,6 +130,13 @@ def _put_integer(data: Any, at: int, value: int) -> int:
     return _put_bytes(data, at, np.uint64(value), max(width, 1))
 
 
+@part
+def _put_name(data: Any, at: int, name: Any) -> int:
+    for place in range(len(name)):
+        data[at + place] = name[place]
+    return at + len(name)
+
+
 @kernel
 def _add_numbers(sizes: Any, counts: Any, values: Any, valid: Any, kind: int, name_bytes: int) -> None:
     """Adds to the size of each row the bytes of a column of numbers or booleans. `values` have 64 bits each."""
@@ -150,10 +157,7 @@ def _write_numbers(data: Any, cursors: Any, values: Any, valid: Any, kind: int, 
     for row in range(len(cursors)):
         if not valid[row]:
             continue
-        at = cursors[row]
-        for place in range(len(name)):
-            data[at + place] = name[place]
-        at += len(name)
+        at = _put_name(data, cursors[row], name)
         if kind == 0:
             at = _put_integer(data, at, values[row])
         elif kind == 3:
@@ -188,10 +192,7 @@ def _write_strings(data: Any, cursors: Any, offsets: Any, texts: Any, valid: Any
     for row in range(len(cursors)):
         if not valid[row]:
             continue
-        at = cursors[row]
-        for place in range(len(name)):
-            data[at + place] = name[place]
-        at += len(name)
+        at = _put_name(data, cursors[row], name)
         first = offsets[row]
         length = offsets[row + 1] - first
         if length <= 31:

@@ -1,7 +1,6 @@
 """Curves: how the number of clients, or their load, changes over time.
 
-Owns straight lines between points, and two named curves: a day, and the ups and downs of the Dynamoth paper's
-experiment 3.
+Owns straight lines between points, and the shape of a day.
 """
 
 from __future__ import annotations
@@ -39,18 +38,7 @@ def ramp(first: float, last: float, each_s: float, hold_s: float = 0.0) -> Curve
     return Curve((*points, (top_s + hold_s, last)) if hold_s else points)
 
 
-def ups_and_downs(scale: float = 1.0) -> Curve:
-    """Experiment 3: up to 800 clients, down to 200, up to almost 600. The paper gives no times."""
-    points = ((0, 50), (500, 800), (600, 800), (850, 200), (1050, 200), (1300, 590), (1400, 590))
-    return Curve(tuple((float(second), clients * scale) for second, clients in points))
-
-
 NIGHT: Final = (0.32, 0.22, 0.16, 0.13, 0.12, 0.15, 0.24, 0.38, 0.48, 0.53, 0.57, 0.6)
 NOON: Final = (0.63, 0.62, 0.61, 0.64, 0.7, 0.78, 0.87, 0.95, 1.0, 0.96, 0.76, 0.5)
 DAY: Final = (*NIGHT, *NOON)
 """Share of the busiest hour, by hour: lowest before dawn, highest in the evening, as in online games."""
-
-
-def day(hour_s: float = 3600.0) -> Curve:
-    """A day, from midnight to midnight, with hours of `hour_s` seconds. Values are shares of the busiest hour."""
-    return Curve(tuple((hour * hour_s, DAY[hour % 24]) for hour in range(25)))

@@ -63,12 +63,12 @@ def _traffic(window: LoadWindow) -> pa.Table:
     rows, count = coded.indices.to_numpy(), len(coded.dictionary)
     publications, sent, weight = (units[name].to_numpy() for name in ("publications", "messages_sent", "bytes_out"))
     publishers = units["publishers"].fill_null(0).to_numpy()
-    standing = pc.add(units["subscribers"].fill_null(0), units["pattern_subscribers"].fill_null(0)).to_numpy()
+    subscribers = pc.add(units["subscribers"].fill_null(0), units["pattern_subscribers"].fill_null(0)).to_numpy()
     delivered = np.bincount(rows, sent, count)
-    divided = _most(rows, standing, count) > np.bincount(rows, publications, count)
+    divided = _most(rows, subscribers, count) > np.bincount(rows, publications, count)
     published = np.where(divided, _most(rows, publications, count), np.bincount(rows, publications, count))
-    people = np.where(divided, np.bincount(rows, standing, count), _most(rows, standing, count))
-    publications_each = np.divide(delivered, people, out=published.copy(), where=(people > 0) & (delivered > 0))
+    receivers = np.where(divided, np.bincount(rows, subscribers, count), _most(rows, subscribers, count))
+    publications_each = np.divide(delivered, receivers, out=published.copy(), where=(receivers > 0) & (delivered > 0))
     bytes_each = np.divide(
         np.bincount(rows, weight, count), delivered, out=np.full(count, MESSAGE_BYTES), where=delivered > 0
     )
@@ -78,7 +78,7 @@ def _traffic(window: LoadWindow) -> pa.Table:
         coded.dictionary,
         publications_each,
         np.where(divided, _most(rows, publishers, count), np.bincount(rows, publishers, count)).astype(np.int64),
-        people.astype(np.int64),
+        receivers.astype(np.int64),
         bytes_each,
     ]
     return pa.table(columns, schema=TRAFFIC_SCHEMA)

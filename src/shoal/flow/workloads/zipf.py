@@ -1,4 +1,4 @@
-"""Channels with zipf loads: few are busy, most are not. Their load may follow a day, and one may suddenly become hot.
+"""Channels with Zipf loads: few are busy, most are not. Their total load follows a curve.
 
 Owns the loads of up to millions of channels, in columns. The seed gives each channel a random rank.
 """
@@ -11,13 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import Floats, Ints
-from shoal.flow.latency import Latencies
+from shoal.flow.latency import SAMPLES_PER_RESPONSE, Latencies
 from shoal.flow.traffic import Traffic
 from shoal.flow.workloads.curves import Curve
-from shoal.lab.rgame import SAMPLES_PER_RESPONSE
 
 LATENCY_MESSAGES = 2000
-"""Latencies are drawn for so many messages a second."""
+"""Latencies are drawn for this many messages a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +34,13 @@ class Zipf:
     message_bytes: float = 200.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hot:
-    """One channel is hot between two moments."""
-
-    from_s: int
-    until_s: int
-    publications_per_s: float
-    subscribers: int
-
-
 class ZipfChannels:
-    """Channels with zipf loads, scaled by a curve over time. The last channel is the one that becomes hot, if any."""
+    """Channels with Zipf loads, scaled by a curve over time."""
 
-    def __init__(self, zipf: Zipf, scale: Curve, latencies: Latencies, seed: int, *, hot: Hot | None = None) -> None:
+    def __init__(self, zipf: Zipf, scale: Curve, latencies: Latencies, seed: int) -> None:
         rng = np.random.default_rng([seed, zipf.channels])
         weights = rng.permutation((np.arange(zipf.channels) + 1.0) ** -zipf.exponent)
         self._zipf = zipf
-        self._hot = hot
         self._rates: Floats = weights / weights.sum() * zipf.publications_per_s
         self._subscribers: Ints = np.full(zipf.channels, zipf.subscribers, np.int64)
         self.names = pa.array([b"z%d/%d" % (seed, number) for number in range(zipf.channels)], pa.binary())
@@ -62,15 +50,12 @@ class ZipfChannels:
 
     def at(self, second: int) -> Traffic:
         """The traffic of a second."""
-        rates, subscribers = self._rates * self._scale[second], self._subscribers
-        if self._hot is not None and self._hot.from_s <= second < self._hot.until_s:
-            subscribers = subscribers.copy()
-            rates[-1], subscribers[-1] = self._hot.publications_per_s, self._hot.subscribers
+        rates = self._rates * self._scale[second]
         publishers = np.ceil(rates / self._zipf.publications_each_per_s).astype(np.int64)
         return Traffic(
             publications=rates,
             publishers=publishers,
-            subscribers=subscribers,
+            subscribers=self._subscribers,
             message_bytes=self._zipf.message_bytes,
             responses=rates,
             latency_ms=self._latency_ms[second],

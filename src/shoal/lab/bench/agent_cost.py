@@ -20,7 +20,8 @@ from shoal.lab.machine import process_cpu_s
 from shoal.load.kinds import CHANNEL
 from shoal.load.record import DATA_FIELD, decode
 from shoal.load_kinds import KINDS
-from shoal.wire.blocking import ask
+from shoal.runtime import PRODUCTION
+from shoal.wire.blocking_connection import ask
 from shoal.wire.envelope import TELEMETRY_KEY
 
 SETTLE_S_MAX: Final = 20.0
@@ -77,7 +78,9 @@ async def _settled(cluster: LocalCluster, expected: int) -> int:
 async def _observed(cluster: LocalCluster) -> int:
     (server,) = cluster.servers
     password = cluster.state.passwords[READER]
-    reply = await asyncio.to_thread(ask, server.host, server.port, READER, password, "XRANGE", TELEMETRY_KEY, "-", "+")
+    to = PRODUCTION.address_book.reach(server)
+    command = "XRANGE", TELEMETRY_KEY, "-", "+"
+    reply = await asyncio.to_thread(ask, to.host, to.port, READER, password, *command, dial=to.dial)
     observed = 0
     for _, fields in reply:
         record = decode(dict(zip(fields[::2], fields[1::2], strict=True))[DATA_FIELD], KINDS)

@@ -1,7 +1,7 @@
 """The contender `raw`: hiredis in a bare `asyncio.Protocol`, without any Shoal code.
 
 The least that a client in Python can do: it parses, counts, and confirms in order. It detects no loss, does not
-reconnect, limits nothing, and knows one server. Commands of one turn of the event loop go out in one write, and hiredis
+reconnect, limits nothing, and uses one server. Commands of one turn of the event loop go out in one write, and hiredis
 gets its input in slices, as in any good client.
 """
 

@@ -62,10 +62,10 @@ class ClientLibrary(Protocol):
     """A client library; the modules `client_*` implement it."""
 
     async def open_receivers(self, target: Target, channel: str, connections: int) -> list[BenchReceiver]:
-        """Subscribes so many times, each on its own connection; returns when all subscriptions are in force."""
+        """Subscribes this many times, each on its own connection; returns when all subscriptions are in force."""
 
     async def open_publisher(self, target: Target, tasks: int) -> BenchPublisher:
-        """A publisher for so many concurrent tasks."""
+        """A publisher for a number of concurrent tasks."""
 
     async def open_both(self, target: Target, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
         """A subscription and a publisher of one application. The library may use one connection for both."""

@@ -1,6 +1,6 @@
 """A process of one contender: `python -m shoal.lab.bench.contender_worker`, run by `shoal.lab.harness`.
 
-Owns what is measured, and how: the loops here are the same for all contenders. A run has a warm-up and a measured part:
+Owns the measurement: the loops here are the same for all contenders. A run has a warm-up and a measured part:
 
     subscriber   Receive ->  Ready (subscribed)      Ready (warm)                    Measured
     publisher                Publish ->  Ready (warm)         Go ->  measured part   Measured
@@ -94,7 +94,7 @@ class Stopwatch:
         self._cpu_s = time.process_time()
 
     def stop(self, latencies_us: list[float] | None = None) -> Measured:
-        """What was measured since."""
+        """The measurements since then."""
         cpu_s = time.process_time() - self._cpu_s
         return Measured(self._began_at, time.monotonic(), cpu_s, latencies_us or [])
 

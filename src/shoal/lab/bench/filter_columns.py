@@ -43,7 +43,7 @@ UNKNOWN: Final = -2
 """Code of a string that no filter contains."""
 
 
-class Column(msgspec.Struct):
+class FilterColumn(msgspec.Struct):
     """One test on one attribute."""
 
     attribute: str
@@ -109,7 +109,7 @@ class Column(msgspec.Struct):
         return len(self.rows) == count
 
 
-def columns_of(filters: list[Filter]) -> list[Column]:
+def columns_of(filters: list[Filter]) -> list[FilterColumn]:
     """The tests of all filters, in the order of the attributes."""
     found: dict[tuple[str, Test], tuple[list[int], list[Value]]] = {}
     for row, each in enumerate(filters):
@@ -138,7 +138,7 @@ def _tests(constraint: Constraint) -> list[tuple[Test, Value]]:
     raise BenchError(f"a column cannot hold {constraint}")
 
 
-def _column(attribute: str, test: Test, rows: list[int], values: list[Any]) -> Column:
+def _column(attribute: str, test: Test, rows: list[int], values: list[Any]) -> FilterColumn:
     codes: dict[Value, int] = {}
     if test in PATTERNS:
         array = np.array(values, dtype=object)
@@ -146,7 +146,7 @@ def _column(attribute: str, test: Test, rows: list[int], values: list[Any]) -> C
         array = np.array([codes.setdefault(value, len(codes)) for value in values], dtype=np.int32)
     else:
         array = _narrowed(values)
-    return Column(attribute, test, np.array(rows, dtype=np.int64), array, codes)
+    return FilterColumn(attribute, test, np.array(rows, dtype=np.int64), array, codes)
 
 
 def _narrowed(values: list[Number]) -> Array:

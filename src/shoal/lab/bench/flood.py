@@ -21,7 +21,7 @@ TIMEOUT_S: Final = 30.0
 
 
 def flood(target: Target, messages: int, payload_bytes: int) -> int:
-    """Publishes about so many messages, each in an envelope, as fast as the server accepts them; returns the exact
+    """Publishes about this many messages, each in an envelope, as fast as the server accepts them; returns the exact
     number. Blocks.
     """
     header = HEADER.pack(MAGIC, 0, 1, stream_id(1, 1), 1, 1)

@@ -28,7 +28,7 @@ from shoal.lab.bench.matcher import BATCH, SHOAL, EncodedEvents, Ids, Matcher
 from shoal.lab.machine import machine
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
-"""Numbers of subscriptions below the one that was asked for."""
+"""Numbers of subscriptions below the requested one."""
 EVENTS: Final = 20_480
 """Different events at most; long runs repeat them."""
 CHECKED: Final = 20
@@ -164,7 +164,7 @@ def _measured(
 
 
 def sample_of(events: Sequence[bytes], count: int) -> Sequence[bytes]:
-    """So many of the events, evenly spaced."""
+    """A sample of the events, evenly spaced."""
     return events[:: max(1, len(events) // count)][:count]
 
 
@@ -260,7 +260,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def describe(options: MatchOptions, words: str) -> dict[str, str]:
-    """What is measured, in words."""
+    """A description of the measurement."""
     return {
         "all": (
             f"{options.workload}: {words}; every contender starts from the bytes of an event (msgpack) and ends with "

@@ -114,7 +114,7 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill(filters: list[Filter], rounds: int) -> tuple[Index, Filling]:
-    """An index with these filters, whose ids are their positions. It is filled so many times, and more often if that
+    """An index with these filters, whose ids are their positions. It is filled `rounds` times, and more often if that
     takes less than `FILL_S`."""
     table = filter_table(filters)
     bulk: list[float] = []

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from shoal.filters.filter import Filter
 from shoal.filters.values import Value
-from shoal.lab.bench.filter_columns import NOT_THERE, NUMERIC, PATTERNS, Column, Test, columns_of
+from shoal.lab.bench.filter_columns import NOT_THERE, NUMERIC, PATTERNS, FilterColumn, Test, columns_of
 from shoal.lab.bench.matcher import Ids, nbytes_of
 
 NAIVE: Final = "naive"
@@ -31,7 +31,7 @@ class OtherMatcher(ABC):
     name: str
     batched = False
     words: ClassVar[str]
-    """What it does, in words."""
+    """A description of its method."""
 
     def __init__(self, filters: list[Filter]) -> None:
         self._decode = msgspec.msgpack.Decoder(dict[str, str | int | float | bool]).decode
@@ -171,7 +171,7 @@ class PolarsMatcher(OtherMatcher):
         matching = self._polars.col("id").filter(self._polars.all_horizontal(*tests))
         return self._frame.select(matching)["id"].to_numpy()
 
-    def _expression(self, column: Column, everywhere: bool, attributes: dict[str, Value]) -> Any:
+    def _expression(self, column: FilterColumn, everywhere: bool, attributes: dict[str, Value]) -> Any:
         held, value = self._polars.col(column.name), column.operand(attributes)
         match column.test:
             case Test.LOW:
@@ -187,7 +187,7 @@ class PolarsMatcher(OtherMatcher):
         return self._polars.lit(value).str.contains(held, literal=True)
 
     @staticmethod
-    def _dense(column: Column, count: int) -> Any:
+    def _dense(column: FilterColumn, count: int) -> Any:
         dense = column.dense(count, column.passing)
         return dense.tolist() if column.test in PATTERNS else dense
 
@@ -242,14 +242,14 @@ class DuckdbMatcher(OtherMatcher):
         found: Ids = self._connection.execute(f"EXECUTE matching({values})").fetchnumpy()["id"]
         return found
 
-    def _sql(self, column: Column, value: str, count: int) -> str:
+    def _sql(self, column: FilterColumn, value: str, count: int) -> str:
         held = f'"{column.name}"'
         if column.test is Test.EQUAL:
             return f"{held} = {value}" if column.everywhere(count) else f"({held} = {value} OR {held} = {NOT_THERE})"
         return self._tests[column.test].format(held=held, value=value)
 
     @staticmethod
-    def _literal(column: Column, value: Value) -> str:
+    def _literal(column: FilterColumn, value: Value) -> str:
         if isinstance(value, str):
             return "'" + value.replace("'", "''") + "'"
         if column.test in NUMERIC and not math.isfinite(value):

@@ -15,7 +15,6 @@ from statistics import median
 from typing import Any, Final
 
 import msgspec
-import redis
 
 from shoal.cluster.acl import AGENT, PIPELINE
 from shoal.cluster.local import LocalCluster
@@ -24,6 +23,9 @@ from shoal.lab.bench.contender import BenchError
 from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
+from shoal.runtime import PRODUCTION
+from shoal.wire.commands import Request
+from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEADER, MAGIC, stream_id
 from shoal.wire.record_entry import INDEX_KEY, message_fields, record_key
 
@@ -59,7 +61,7 @@ async def _measure(options: ArchiveOptions) -> list[dict[str, Any]]:
         options.note(f"writing records: {options.servers} servers, {rows:,} messages")
         for place, server in enumerate(servers):
             channels = [b"bench.%d" % channel for channel in range(place, options.channels, options.servers)]
-            await asyncio.to_thread(write_records, server, passwords[AGENT], channels, options)
+            await write_records(server, passwords[AGENT], channels, options)
         login = Login(PIPELINE, passwords[PIPELINE])
         speeds: dict[str, list[float]] = {ON_SPARK: [], ONE_CORE: []}
         for number in range(options.rounds + 1):
@@ -85,20 +87,26 @@ def _archive(servers: Sequence[ServerAddress], login: Login, name: str, wanted: 
     return seconds
 
 
-def write_records(server: ServerAddress, password: str, channels: Sequence[bytes], options: ArchiveOptions) -> None:
+async def write_records(
+    server: ServerAddress, password: str, channels: Sequence[bytes], options: ArchiveOptions
+) -> None:
     """Writes the records of some channels, as the agent of a server does."""
-    stream, payload = stream_id(1, 1), b"x" * options.payload_bytes
-    with redis.Redis(host=server.host, port=server.port, username=AGENT, password=password) as connection:
+    payload = b"x" * options.payload_bytes
+    to = PRODUCTION.address_book.reach(server)
+    async with Connection(
+        to.host, to.port, username=AGENT, password=password, name="shoal-bench", dial=to.dial
+    ) as connection:
         for channel in channels:
-            connection.sadd(INDEX_KEY, channel)
-            key = record_key(channel)
+            await connection.ask((b"SADD", INDEX_KEY, channel))
             for first in range(1, options.messages + 1, _PIPELINED):
-                asked = connection.pipeline(transaction=False)
-                for number in range(first, min(first + _PIPELINED, options.messages + 1)):
-                    at_us = FIRST_US + STEP_US * number
-                    fields = message_fields(number, HEADER.pack(MAGIC, 0, 1, stream, number, at_us) + payload)
-                    asked.execute_command("XADD", key, f"{at_us // 1000}-{number}", *fields)
-                asked.execute()
+                numbers = range(first, min(first + _PIPELINED, options.messages + 1))
+                await connection.ask(*(_record_entry(channel, number, payload) for number in numbers))
+
+
+def _record_entry(channel: bytes, number: int, payload: bytes) -> Request:
+    at_us = FIRST_US + STEP_US * number
+    fields = message_fields(number, HEADER.pack(MAGIC, 0, 1, stream_id(1, 1), number, at_us) + payload)
+    return (b"XADD", record_key(channel), f"{at_us // 1000}-{number}", *fields)
 
 
 def _row(name: str, speeds: list[float]) -> dict[str, Any]:

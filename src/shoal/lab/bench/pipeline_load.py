@@ -29,7 +29,8 @@ from shoal.load.table import Ragged, UnitTable
 from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once, start
 from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
-from shoal.wire.blocking import BlockingConnection
+from shoal.runtime import PRODUCTION
+from shoal.wire.blocking_connection import BlockingConnection
 from shoal.wire.envelope import TELEMETRY_KEY
 
 BACKLOG: Final = "load windows, backlog"
@@ -148,7 +149,7 @@ class Agents:
         self._records = {server.id: _record(server.id, channels, place) for place, server in enumerate(servers)}
 
     def write_backlog(self, seconds: int) -> None:
-        """Writes so many seconds from `FIRST_S` on, each as if it had been written just after its end."""
+        """Writes a number of seconds from `FIRST_S` on, each as if it had been written just after its end."""
         for place, server in enumerate(self._servers):
             with self._asking(server) as asking:
                 for second in range(FIRST_S, FIRST_S + seconds):
@@ -166,7 +167,8 @@ class Agents:
                     link.ask(*xadd(self._record_of(server, int(time.time()) - 1), RECORDS_MAX))
 
     def _asking(self, server: ServerAddress) -> BlockingConnection:
-        return BlockingConnection(server.host, server.port, AGENT, self._password)
+        to = PRODUCTION.address_book.reach(server)
+        return BlockingConnection(to.host, to.port, AGENT, self._password, dial=to.dial)
 
     def _record_of(self, server: ServerAddress, second: int) -> Record:
         record = self._records[server.id]
@@ -174,7 +176,7 @@ class Agents:
 
 
 def _record(server: str, channels: int, seed: int) -> Record:
-    """The record of one second of a server with so many channels."""
+    """The record of one second of a server with a number of channels."""
     random = np.random.default_rng(seed)
     clients = Ragged.of_lists([[1, 2, 3]] * channels)
     columns = {

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from shoal.lab.bench.contender import BenchError
 from shoal.lab.bench.loads import hard
+from shoal.pipeline.bulk_match_job import MatchResult, match_in_process, match_on_spark
 from shoal.pipeline.filter_sets import FilterSet, keep
-from shoal.pipeline.matching_job import MatchResult, match_in_process, match_on_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -129,7 +129,7 @@ def _run(contender: PolicyContender, situation: Situation) -> dict[str, float]:
 
 
 def describe(options: PlanOptions) -> dict[str, str]:
-    """What is measured, in words."""
+    """A description of the measurement."""
     return {
         "all": (
             f"{options.channels} channels with zipf loads (exponent {plan_load.EXPONENT:g}), placed by the hash ring "

@@ -8,8 +8,8 @@ leaves, and a server is killed.
     delivery_audit.py   the players' own count of losses, duplicates and reordering
     crowd.py            a process with many players; crowd_orders.py has its orders and reports
     crowds.py           all crowd processes, seen from the demo
-    server_events.py    the kill of a server, and the events that tell of servers
-    balancer_events.py  the events that tell of the balancer's decisions
+    server_events.py    the kill of a server, and the events about servers
+    balancer_events.py  the events about the balancer's decisions
     frames.py           the figures of each second
     view.py             the live view, the headless line and the summary table
 

@@ -1,4 +1,4 @@
-"""Events about the balancer: what it decides, and what becomes of it.
+"""Events about the balancer: its decisions and their outcomes.
 
 Owns the texts and the counts. `BalancerEvents` is pure: it is given proposals and outcomes. `AuditLogReader` reads them
 from the balancer's audit log; nothing here talks to the balancer.

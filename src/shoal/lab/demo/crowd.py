@@ -58,7 +58,7 @@ class Crowd:
         self._map.gather(self._share(players))
 
     def _share(self, players: int) -> int:
-        """How many of so many players belong to this crowd."""
+        """This crowd's share of a number of players."""
         return len(range(self._opened.crowd, players, self._opened.crowds))
 
     async def keep_size(self) -> None:
@@ -127,7 +127,7 @@ class Crowd:
 
 
 async def work(parent: Parent[CrowdOrder]) -> None:
-    """Follows orders until there are no more. Nobody leaves the game then: the cluster ends, too."""
+    """Follows orders until there are no more. Players stay in the game, because the cluster ends too."""
     opened = await parent.order()
     if not isinstance(opened, OpenCrowd):
         return

@@ -1,6 +1,6 @@
 """Orders to a crowd process, and its reports.
 
-Owns both sets of messages. How they travel is the business of `shoal.lab.harness`.
+Owns both sets of messages. `shoal.lab.harness` carries them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Grow(msgspec.Struct, tag=True, frozen=True):
 
 
 class Gather(msgspec.Struct, tag=True, frozen=True):
-    """How many players, those who have played longest, should be in the town. The others walk about."""
+    """Number of players that should be in the town: those that joined first. The others walk about."""
 
     players: int
 

@@ -22,7 +22,7 @@ from shoal.limits import Limits
 CROWDS: Final = 2
 """Processes with players: as many as the smallest machine that we support has cores."""
 ANSWER_S_MAX: Final = 40.0
-"""How long a crowd may take to answer. Its players may drain their buses meanwhile, which has a limit of its own."""
+"""How long a crowd may take to answer. Its players may drain their buses meanwhile, which has a separate limit."""
 
 
 class _Crowd:

@@ -1,4 +1,4 @@
-"""What players count: updates that were lost, delivered twice or out of order.
+"""The players' audit: updates that were lost, delivered twice or out of order.
 
 Owns the comparison of the update numbers that players write into their payloads. It shares no code with the router and
 does not ask it: only what players published and what their subscriptions delivered counts. Pure.
@@ -31,7 +31,7 @@ Publications: TypeAlias = dict[str, dict[int, list[float]]]
 
 
 class Update(NamedTuple):
-    """What a player publishes: who and where it is, and the numbers by which losses are seen.
+    """A player's update: its id, its position, and the numbers that reveal losses.
 
     `number` counts the player's updates on this channel from 1. `at` is when this one was published, `before_at` when
     the one before it was (0 for the first); both on the machine's monotonic clock.
@@ -57,7 +57,7 @@ class Update(NamedTuple):
 _UPDATE: Final = struct.Struct("<IIddff")
 
 
-class Received(msgspec.Struct):
+class PlayerReceipt(msgspec.Struct):
     """What one subscription has received from one player. `missing` holds numbers between `first` and `last` that were
     not delivered and not reported as a gap."""
 
@@ -76,7 +76,7 @@ class Receipt(msgspec.Struct):
     channel: str
     since: float
     until: float | None = None
-    players: dict[int, Received] = msgspec.field(default_factory=dict)
+    players: dict[int, PlayerReceipt] = msgspec.field(default_factory=dict)
     excused: bool = False
     """Whether a gap of unknown publishers was reported: players that were never received are not lost silently."""
 
@@ -106,7 +106,7 @@ class SubscriptionCheck:
         received = receipt.players.get(update.player)
         due = update.before_at > receipt.since
         if received is None:
-            receipt.players[update.player] = Received(update.number, update.number, excused_head=receipt.excused)
+            receipt.players[update.player] = PlayerReceipt(update.number, update.number, excused_head=receipt.excused)
             self._tally.lost += due and not receipt.excused
         elif update.number == received.last + 1:
             received.last = update.number
@@ -126,7 +126,7 @@ class SubscriptionCheck:
         self._tally.gaps_reported += 1
         self.receipt.excused = True
 
-    def _skip(self, received: Received, hole: range, due: bool) -> None:
+    def _skip(self, received: PlayerReceipt, hole: range, due: bool) -> None:
         """Numbers were left out. Those that a gap has reported are not missing silently."""
         silent = range(max(hole.start, min(received.excused_to, hole.stop - 1) + 1), hole.stop)
         received.last = hole.stop
@@ -135,7 +135,7 @@ class SubscriptionCheck:
             received.missing.update(silent)
             self._tally.lost += len(silent)
 
-    def _go_back(self, received: Received, number: int) -> None:
+    def _go_back(self, received: PlayerReceipt, number: int) -> None:
         """A number that is not above the last one was missing so far, or is a duplicate."""
         if number in received.missing:
             received.missing.remove(number)
@@ -158,7 +158,7 @@ def audit(publications: Publications, receipts: Iterable[Receipt]) -> int:
     )
 
 
-def _lost(times: list[float], receipt: Receipt, received: Received | None) -> int:
+def _lost(times: list[float], receipt: Receipt, received: PlayerReceipt | None) -> int:
     """How many updates of one player one subscription misses."""
     first_due = bisect_right(times, receipt.since) + 1
     last_due = len(times) if receipt.until is None else bisect_left(times, receipt.until - TAIL_S)

@@ -1,7 +1,7 @@
 """The map of the demo's game: which tile, and so which channel, each player of a crowd is on.
 
-Owns speeds, the size of the map and the town where players gather. The movement itself is in `shoal.lab.rgame`. Knows
-nothing of buses: time is an argument, chance is a seed.
+Owns speeds, the size of the map and the town where players gather. The movement itself is in `shoal.lab.rgame`. Uses no
+buses; time and seed are arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from shoal.lab.rgame import Meeting, Walk, Walkers
 
 SPEED_TILES_PER_S: Final = 0.15
-"""A tile is crossed in about 6 s, so that subscriptions come and go all the time."""
+"""A tile is crossed in about 6 s, so that subscriptions change all the time."""
 RUN_TILES_PER_S: Final = 1.2
 """Speed on the way to the town."""
 BREAK_S: Final = (0.5, 2.0)
@@ -63,12 +63,7 @@ class GameMap:
         x, y = self._walkers.tile(player, self._tiles)
         return f"tile.{x}.{y}"
 
-    @property
-    def town_channel(self) -> str:
-        """The channel of the tile with the town."""
-        return f"tile.0.{self._tiles // 2}"
-
 
 def tiles_for(players: int) -> int:
-    """The side of a map for so many players."""
+    """The side of a map for a number of players."""
     return max(2, round(math.sqrt(players / PLAYERS_PER_TILE)))

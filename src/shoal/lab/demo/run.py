@@ -39,7 +39,7 @@ SETTLE_S_MAX: Final = 20.0
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for."""
+    """Options of a demo."""
 
     seconds: float
     players: int
@@ -155,7 +155,7 @@ class Demo:
         self._spark_at_s: float | None = None
 
     async def run(self) -> Summary:
-        """Plays for the time that was asked for, or until an interrupt; then audits the deliveries."""
+        """Plays for the requested time, or until an interrupt; then audits the deliveries."""
         self._servers.add(self._start, "plan", f"{len(self._cluster.servers)} servers run; players join")
         async with _background(self._read_loads()), _background(self._read_decisions()):
             while not self._stop.is_set() and time.monotonic() < self._start + self._options.seconds:

@@ -32,7 +32,7 @@ class Outage(msgspec.Struct):
     server: str
     killed_at: float
     noticed: bool = False
-    mended_at: float | None = None
+    restarted_at: float | None = None
     is_without_lease: bool = False
 
 
@@ -86,9 +86,9 @@ class ServerEvents:
         self._look_at_outages(status, now)
         self._look_at_ring(status, now)
         self._look_at_servers(status, now)
-        for outage in [outage for outage in self._outages if outage.mended_at is not None]:
-            assert outage.mended_at is not None
-            if back_until > outage.mended_at + HEALED_AFTER_S:
+        for outage in [outage for outage in self._outages if outage.restarted_at is not None]:
+            assert outage.restarted_at is not None
+            if back_until > outage.restarted_at + HEALED_AFTER_S:
                 self._outages.remove(outage)
                 after_s = now - outage.killed_at
                 self.add(now, "good", f"healed: all updates are back, {after_s:.1f} s after {outage.server} was killed")
@@ -99,7 +99,7 @@ class ServerEvents:
         for outage in self._outages:
             process = states.get(outage.server)
             if process is None:  # the balancer has removed it meanwhile
-                outage.mended_at = now
+                outage.restarted_at = now
                 continue
             after_s = now - outage.killed_at
             runs = process.state == "running" and process.pid is not None
@@ -110,9 +110,9 @@ class ServerEvents:
             if not outage.is_without_lease and outage.server not in leases:
                 outage.is_without_lease = True
                 self.add(now, "seen", f"{outage.server}'s lease expired: players no longer use it")
-            if restarted and outage.mended_at is None:
-                outage.mended_at = now
-                self.add(now, "good", f"mended: {outage.server} runs again, {after_s:.1f} s after it was killed")
+            if restarted and outage.restarted_at is None:
+                outage.restarted_at = now
+                self.add(now, "good", f"restarted: {outage.server} runs again, {after_s:.1f} s after it was killed")
 
     def _look_at_ring(self, status: ClusterStatus, now: float) -> None:
         members = frozenset(server.id for server in status.servers if server.in_ring)
@@ -126,7 +126,7 @@ class ServerEvents:
         self.add(now, "seen" if left else "good", f"ring {status.ring_version}: {' and '.join(changes)}")
         for outage in self._outages:
             if outage.server in left:
-                outage.mended_at = now
+                outage.restarted_at = now
 
     def _look_at_servers(self, status: ClusterStatus, now: float) -> None:
         present = frozenset(server.id for server in status.servers)

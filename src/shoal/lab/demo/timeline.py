@@ -1,7 +1,7 @@
 """The demo's timeline: how many players there are when, when they gather in the town, and how much a server can send.
 
 Owns the times, as shares of the whole, and the sizes. Pure. A short demo shows only the first part: it is over before
-servers could be drained. Everything that is done about the load is decided by the balancer.
+servers could be drained. The balancer alone reacts to the load.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OPTIONS: Final = BalancerOptions(empty_s=2.0)
 
 
 class Timeline(NamedTuple):
-    """A demo of so many seconds, with so many players at its height."""
+    """A demo of `seconds` with at most `players` players."""
 
     seconds: float
     players: int
@@ -77,7 +77,7 @@ class Timeline(NamedTuple):
         return min(self.crowd(elapsed_s), round(wanted))
 
     def phase(self, elapsed_s: float) -> str:
-        """What happens at this time, in words."""
+        """A short description of what happens at this time."""
         at = self.at(elapsed_s)
         if at < GATHER_AT:
             return "the crowd grows"
@@ -97,10 +97,10 @@ class Timeline(NamedTuple):
 
     @property
     def delivery_bytes(self) -> int:
-        """What a server sends to deliver one update to one player."""
+        """Bytes that a server sends to deliver one update to one player."""
         return self.update_bytes + FRAME_BYTES
 
     @property
     def capacity_bytes_per_s(self) -> float:
-        """What a server may send."""
+        """Capacity of a server."""
         return self.players * UPDATES_PER_S * NEIGHBOURS * self.delivery_bytes / CROWD_SERVERS

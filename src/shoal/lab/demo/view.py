@@ -35,7 +35,7 @@ MARKS: Final[dict[EventKind, tuple[str, str]]] = {
 }
 EVENTS_MIN: Final = 3
 WIDE: Final = 100
-"""A terminal with so many columns has room for everything."""
+"""Columns that the whole view needs."""
 TROUBLES_MAX: Final = 5
 
 BAR: Final = 16

@@ -2,7 +2,7 @@
 
     sim/        experiments in the flow simulator, at the papers' scale
     real/       experiments on real servers, scaled to the machine
-    paper.py    what all experiments of the Dynamoth paper share
+    paper.py    shared by all experiments of the Dynamoth paper
     result.py   the result of an experiment
     figures.py  its figures as files
 
@@ -41,6 +41,6 @@ Experiment = Callable[[ExperimentOptions], ExperimentResult]
 def experiments(mode: str) -> dict[str, Experiment]:
     """The experiments of a mode, by name."""
     if mode not in MODES:
-        raise ConfigError(f"there is no mode {mode!r}", do=f"name one of {', '.join(MODES)}")
+        raise ConfigError(f"unknown mode {mode!r}", do=f"choose one of {', '.join(MODES)}")
     table: dict[str, Experiment] = importlib.import_module(f"{__name__}.{mode}").EXPERIMENTS
     return table

@@ -1,6 +1,6 @@
 """The child's side: reads orders, writes reports, and ends with its parent.
 
-Owns the event loop of the process and its standard output. It knows no kind of load: that is the `work` of each
+Owns the event loop of the process and its standard output. The load itself is the `work` of each
 program.
 """
 

@@ -1,23 +1,24 @@
-"""What really happened in a run: who published what when, who subscribed when, and what each subscriber was
-handed.
+"""What really happened in a run: what was published where and when, and by which client.
 
-Owns the record that the checkers judge. It shares nothing with the router: a message is known by a number
-that the scenario writes into its payload, never by the envelope.
+Owns the part of the record that every protocol has, and the numbers by which messages are known. A protocol adds its
+own receivers and events; those of channels are in `shoal.lab.sim.scenarios.channel_run_history`. The record shares no
+code with the protocol: a message is known by a number that the scenario writes into its payload, never by an envelope.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from shoal.message import Gap, Item, Message
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(slots=True)
 class Published:
-    """One message, as the application that published it knows it. Times are true (virtual) times."""
+    """One message, as the application that published it knows it. `unit` is where it was published: a channel, a queue.
+    Times are true (virtual) times."""
 
     number: int
-    channel: str
+    unit: str
     publisher: int
     sequence: int
     called_at: float
@@ -33,43 +34,21 @@ class PublisherRecord:
     crashed: bool = False
 
 
-@dataclass(slots=True)
-class Handed:
-    """One item, as the application got it."""
+class Receiver(Protocol):
+    """One subscription or consumer of one application, as the checkers know it."""
 
-    at: float
-    item: Item
+    in_force_at: float | None
+    """From then on it is owed what it wants."""
 
+    @property
+    def label(self) -> str:
+        """Names it in violations."""
 
-@dataclass(slots=True)
-class SubscriberRecord:
-    """One subscription of one application."""
-
-    name: str
-    pattern: bool
-    client: int
-    called_at: float
-    in_force_at: float | None = None
-    ended_at: float | None = None
-    handed: list[Handed] = field(default_factory=list)
-
-    def reads(self, channel: str) -> bool:
-        """Whether the subscription covers a channel. Patterns of scenarios end in one star."""
-        return channel.startswith(self.name[:-1]) if self.pattern else channel == self.name
+    def reads(self, unit: str) -> bool:
+        """Whether it may want messages of a unit."""
 
     def wants(self, message: Published) -> bool:
-        """Whether a message is owed to the subscription once it is in force."""
-        return self.reads(message.channel)
-
-
-@dataclass(slots=True)
-class Foreign:
-    """A message that a plain Redis client published on some server."""
-
-    number: int
-    channel: str
-    server: str
-    sent_at: float
+        """Whether a message is owed to it once it is in force."""
 
 
 @dataclass(slots=True)
@@ -87,17 +66,11 @@ class History:
     def __init__(self) -> None:
         self.messages: dict[int, Published] = {}
         self.publishers: dict[int, PublisherRecord] = {}
-        self.subscribers: list[SubscriberRecord] = []
-        self.unwatched: list[Interval] = []
-        """Times at which nobody may have watched a server: it died, its agent died, or it left the ring."""
-        self.foreign: list[Foreign] = []
-        self.splits: list[str] = []
-        self.members: set[str] = set()
 
-    def publish(self, channel: str, client: int, sequence: int, at: float) -> int:
+    def publish(self, unit: str, client: int, sequence: int, at: float) -> int:
         """A message was accepted; the number to write into the payload must be `next_number`."""
         number = self.next_number
-        self.messages[number] = Published(number, channel, client, sequence, at)
+        self.messages[number] = Published(number, unit, client, sequence, at)
         return number
 
     @property
@@ -109,15 +82,12 @@ class History:
         """The publisher was told that a server has the message."""
         self.messages[number].confirmed_at = at
 
-    def foreign_sent(self, server: str, channel: bytes, at: float) -> int:
-        """A plain client publishes; returns the number to write into the payload."""
-        self.foreign.append(Foreign(len(self.foreign) + 1, channel.decode(), server, at))
-        return len(self.foreign)
-
-    def sent(self, server: str, client: int, at: float) -> None:
-        """A client sent a message to a server; nobody may do that once the ring is without the server."""
-        if self.members and server not in self.members:
-            self.splits.append(f"client {client:x} published on {server} at t={at:.3f}, after the ring had left it")
+    def by_unit(self) -> dict[str, list[Published]]:
+        """The messages of each unit."""
+        found: dict[str, list[Published]] = defaultdict(list)
+        for message in self.messages.values():
+            found[message.unit].append(message)
+        return found
 
 
 def payload_of(number: int, size: int) -> bytes:
@@ -129,22 +99,3 @@ def number_in(payload: bytes) -> int:
     """The number that a payload carries; 0 if it is none of ours."""
     head = payload.split(b";", 1)[0]
     return int(head) if head.isdigit() else 0
-
-
-def number_of(message: Message) -> int:
-    """The number that a message carries; 0 if it is none of ours."""
-    return number_in(message.payload)
-
-
-__all__ = [
-    "Foreign",
-    "Gap",
-    "Handed",
-    "History",
-    "Interval",
-    "PublisherRecord",
-    "SubscriberRecord",
-    "number_in",
-    "number_of",
-    "payload_of",
-]

@@ -18,7 +18,6 @@ from random import Random
 from typing import Any, Final
 
 from shoal.lab.sim.checkers import Verdict
-from shoal.lab.sim.history import History
 from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelCoordinator
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.faults import Faults
@@ -76,7 +75,6 @@ class Scenario:
         options = self.draw_faults(rng)
         self.draw_shape(rng, options)
         self.network = Network(self.world, options)
-        self.history = History()
         self.exercised: Counter[str] = Counter()
         self.deaths = 0
         """How many processes have died, by faults or by the scenario."""

@@ -1,4 +1,4 @@
-"""The report on the balancer in a round: when it reacted to the raised load, when that helped, and what it moved twice.
+"""The report on the balancer in a round: when it reacted to the raised load, when that helped, and repeated moves.
 
 Owns the sums. It reads the logged lines about the balancer's decisions, the plan's entries, the ring and the servers'
 load. Pure.
@@ -20,21 +20,21 @@ from shoal.plan.entry import Phase
 MEAN_S: Final = 2
 """Seconds over which a server's load is averaged, as in a load window."""
 SILENT_S_MAX: Final = 4
-"""A server that has not reported for so many seconds does not count any more."""
+"""A server that has not reported for this many seconds is left out."""
 LAST_S: Final = 5
-"""The final figures are averages over so many seconds at the end of the load."""
+"""The final figures are averages over this many seconds at the end of the load."""
 _SWITCHED: Final = (Phase.SWITCH, Phase.NARROW, Phase.END)
 
 
 class Balance(msgspec.Struct):
-    """What the balancer did about the raised load. Times are seconds since it was raised; None: never."""
+    """The balancer's reaction to the raised load. Times are seconds since it was raised; None: never."""
 
     decisions: int = 0
     """Decisions since then that changed something."""
     detected_s: float | None = None
     """Until the balancer decided to replicate the hot channel."""
     replicated_s: float | None = None
-    """Until its publishers were told to use several servers."""
+    """Until its publishers were notified to use several servers."""
     replicated_on: tuple[str, ...] = ()
     """The servers of the hot channel at the end."""
     relieved_s: float | None = None
@@ -69,7 +69,7 @@ class BalanceLogReader:
         self._ended_at = float("inf")
         self._decided: list[round_log.DecisionMade] = []
         self._entries: list[round_log.EntryChanged] = []
-        self._loaded: list[round_log.ServerLoad] = []
+        self._loaded: list[round_log.LoadLine] = []
         self._members: list[round_log.RingMembers] = []
         self._places: dict[str, Target] = {}
         """The placement of each channel when the load was raised."""
@@ -83,7 +83,7 @@ class BalanceLogReader:
                 self._ended_at = at
             case round_log.DecisionMade():
                 self._decided.append(record)
-            case round_log.ServerLoad():
+            case round_log.LoadLine():
                 self._loaded.append(record)
             case round_log.RingMembers():
                 self._members.append(record)

@@ -19,12 +19,12 @@ from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.server_meter import ServerMeter
 from shoal.coordination.interface import Coordinator
-from shoal.coordination.redis import RedisCoordinator
 from shoal.lab.soak.load_shape import LoadShape
 from shoal.lab.soak.plan_follower import PlanFollower, followed
-from shoal.lab.soak.round_log import DecisionMade, LoadEnded, LoadRaised, RingMembers, RoundLog, ServerLoad
+from shoal.lab.soak.round_log import DecisionMade, LoadEnded, LoadLine, LoadRaised, RingMembers, RoundLog
 from shoal.leader.audit_log import AuditLog
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
+from shoal.runtime import PRODUCTION
 
 COORDINATOR_S_MAX: Final = 10.0
 LOOK_S: Final = 0.2
@@ -74,7 +74,7 @@ class BalancerFollower(PlanFollower):
             self._meter.follow()
             for second in self._meter.take():
                 at = second.second + 1 + self._clock_s
-                self.log.write(ServerLoad(second.server, second.load_ratio, second.cpu_share, at))
+                self.log.write(LoadLine(second.server, second.load_ratio, second.cpu_share, at))
             for decided in await asyncio.to_thread(self._decisions):
                 self.log.write(decided)
                 if self._is_over:
@@ -119,7 +119,7 @@ class BalancerFollower(PlanFollower):
 async def start_following(cluster: LocalCluster, shape: LoadShape, directory: Path) -> AsyncIterator[BalancerFollower]:
     """Follows the plan, the ring, the decisions and the load until the block is left."""
     async with (
-        await RedisCoordinator.connect(cluster.url_for(ADMIN), timeout_s=COORDINATOR_S_MAX) as coordinator,
+        await PRODUCTION.coordinator(cluster.url_for(ADMIN), COORDINATOR_S_MAX) as coordinator,
         ServerMeter(cluster) as meter,
     ):
         channels = [channel.name for channel in shape.channels]

@@ -1,6 +1,6 @@
 """Soaks with a balancer: the load of a real cluster is raised, and the balancer must react.
 
-Owns what happens in such a round, what the balancer must achieve, and the facts that are printed. The load is in
+Owns the course of such a round, the goals of the balancer, and the facts that are printed. The load is in
 `surges`, the log of the balancer in `balancer_follower`, and the report on it in `balance`.
 
     hot-channel   one channel becomes too large for a server: it must be replicated within seconds
@@ -34,7 +34,7 @@ from shoal.limits import Limits
 
 POLICY: Final = "shoal"
 WARM_S_MAX: Final = 12.0
-"""Longest time with even load at the start, from which the balancer learns what is usual."""
+"""Longest time with even load at the start, from which the balancer learns the usual load."""
 WARM_SHARE: Final = 0.3
 """The share of a shorter soak with even load."""
 REPLICATED_S_MAX: Final = 5.0
@@ -46,7 +46,7 @@ CARRIED_SHARE_MIN: Final = 0.7
 
 
 class SurgeScenario(enum.StrEnum):
-    """What the balancer must handle."""
+    """The load that the balancer must handle."""
 
     HOT_CHANNEL = "hot-channel"
     SCALE_OUT = "scale-out"

@@ -20,7 +20,7 @@ from shoal.lab.experiments.real.clients import MeasuringClients, start_clients
 from shoal.lab.experiments.real.limited_cluster import (
     FAIL_RATIO,
     MACHINE_SHARE_MAX,
-    ServerLink,
+    LinkLimit,
     limited_cluster,
     place_channels,
 )
@@ -30,7 +30,7 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.placement import Mode, Placement
 
 CHANNEL: Final = "soak.hot"
-LINK: Final = ServerLink(bytes_per_s=0.5e6, wire_share=1.15)
+LINK: Final = LinkLimit(bytes_per_s=0.5e6, wire_share=1.15)
 PAYLOAD_BYTES: Final = 1000
 DELIVERY_BYTES: Final = 1200.0
 """Approximate size of a delivery on a link; where links are limited it is measured."""
@@ -83,7 +83,7 @@ class LoadStep(msgspec.Struct, frozen=True):
 
     @property
     def limited_by(self) -> str:
-        """What was the limit."""
+        """The resource that was the limit."""
         if self.link_share >= LINK_FULL:
             return "links"
         if not self.link_share:
@@ -109,7 +109,7 @@ class Carried(msgspec.Struct, frozen=True):
 
     @property
     def limited_by(self) -> str:
-        """What limited all servers together."""
+        """The resource that limited all servers together."""
         failed = [step.limited_by for step in self.several if not step.is_carried]
         return failed[-1] if failed else "nothing"
 

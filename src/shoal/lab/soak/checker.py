@@ -1,7 +1,7 @@
 """The checking process: reads the logs of a round and judges them with the simulator's checkers.
 
-Owns the way from logs to a history, and the report on it. It shares no code with the router: it knows only what
-applications logged. One log of subscribers is in memory at a time. Runs as `python -m shoal.lab.soak.checker`, a
+Owns the way from logs to a history, and the report on it. It shares no code with the router and uses only the
+applications' logs. One log of subscribers is in memory at a time. Runs as `python -m shoal.lab.soak.checker`, a
 process of `shoal.lab.harness`.
 """
 
@@ -18,9 +18,11 @@ from typing import Final, TypeAlias
 import msgspec
 
 from shoal.lab.harness import Parent, run_worker
-from shoal.lab.sim.checkers import Expectations, Verdict, judge
-from shoal.lab.sim.history import Handed, History, Interval, PublisherRecord, SubscriberRecord, payload_of
+from shoal.lab.sim.checkers import Verdict
+from shoal.lab.sim.history import Interval, PublisherRecord, payload_of
 from shoal.lab.sim.history import Published as PublishedMessage
+from shoal.lab.sim.scenarios.channel_checkers import Expectations, judge
+from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory, Handed, SubscriberRecord
 from shoal.lab.soak import round_log
 from shoal.lab.soak.balance import Balance, BalanceLogReader
 from shoal.lab.soak.histogram import Histogram
@@ -91,7 +93,7 @@ class Checker:
     def __init__(self, directory: Path, severity: Severity) -> None:
         self._directory = directory
         self._severity = severity
-        self._history = History()
+        self._history = ChannelRunHistory()
         self._counts: Counter[str] = Counter()
         self._violations: list[str] = []
         self._moves = MoveLogReader()

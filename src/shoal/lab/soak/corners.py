@@ -43,7 +43,7 @@ _BURST: Final = ("pulse", "channel", "moves at once", "router handshakes")
 
 
 def wanted_corners(faults: FaultPlan, seconds: float, moves: int = 0, burst: int = 0) -> Iterator[str]:
-    """Every corner case that a soak with these faults and so many moves can meet in that time."""
+    """Every corner case that a soak with these faults and this number of moves can meet in that time."""
     yield from _BURST if burst else _ALWAYS
     if moves or burst:
         yield from _PLAIN

@@ -1,7 +1,7 @@
 """The faults of a round: kills of agents, servers and the coordinator.
 
-Owns the faults and their log. The cluster's own supervisor restarts what is killed. Some processes are held down until
-their server has left the ring, and are then restarted.
+Owns the faults and their log. The cluster's own supervisor restarts killed processes. Some are held down until their
+server has left the ring, and are then restarted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CALM_S_MAX: Final = 8.0
 
 
 class FaultPlan(msgspec.Struct, frozen=True):
-    """What may be killed."""
+    """The kinds of processes that may be killed."""
 
     kill_agents: bool = False
     kill_servers: bool = False

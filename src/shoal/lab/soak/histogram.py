@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 GROWTH: Final = 1.01
-"""Each bucket is so much wider than the one before, so that a percentile is at most one percent too high."""
+"""Growth of the buckets: a percentile is at most one percent too high."""
 LOWEST_S: Final = 1e-6
 """Shorter times share one bucket."""
 HIGHEST_S: Final = 1e4

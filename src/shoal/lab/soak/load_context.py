@@ -1,4 +1,4 @@
-"""What the tasks of a load process share: the orders so far, the log, and the buses.
+"""The shared state of the tasks of a load process: the orders so far, the log, and the buses.
 
 Owns the opening and closing of buses, so that the counters of their routers reach the log.
 """
@@ -52,7 +52,7 @@ class OrderState:
 
 
 class LoadContext:
-    """What the clients of one process share."""
+    """The shared state of the clients of one process."""
 
     def __init__(self, start: StartLoad, log: RoundLog) -> None:
         self.shape = start.shape

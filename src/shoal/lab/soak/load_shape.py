@@ -20,9 +20,9 @@ SUBSCRIBERS_PER_PUBLISHER: Final = 12
 SUBSCRIBERS_PER_PROCESS: Final = 100
 PROCESSES_MAX: Final = 4
 PATTERN_EVERY: Final = 10
-"""One subscriber in so many has a pattern."""
+"""One subscriber of this number has a pattern."""
 WIDE_EVERY: Final = 10
-"""One pattern in so many matches all channels."""
+"""One pattern of this number matches all channels."""
 EVERYTHING: Final = "soak.*"
 IDLE_CHANNELS: Final = 2
 """Channels without publishers in a round with moves."""
@@ -33,7 +33,7 @@ BURST_BUSES: Final = 16
 BURST_PROCESSES: Final = 2
 
 
-class ChannelKind(enum.StrEnum):
+class PublishPattern(enum.StrEnum):
     """The pattern of publications on a channel."""
 
     BURST = "burst"
@@ -56,8 +56,14 @@ class Lifetime(enum.StrEnum):
     """It unsubscribes and subscribes again."""
 
 
-KINDS: Final = (ChannelKind.BURST, ChannelKind.STEADY, ChannelKind.QUIET, ChannelKind.BURST, ChannelKind.BURST)
-LIVES: Final = (Lifetime.WHOLE, Lifetime.WHOLE, Lifetime.LATE, Lifetime.RESTLESS)
+KINDS: Final = (
+    PublishPattern.BURST,
+    PublishPattern.STEADY,
+    PublishPattern.QUIET,
+    PublishPattern.BURST,
+    PublishPattern.BURST,
+)
+LIFETIMES: Final = (Lifetime.WHOLE, Lifetime.WHOLE, Lifetime.LATE, Lifetime.RESTLESS)
 MODES: Final = (None, None, None, Mode.SINGLE, Mode.ALL_SUBSCRIBERS, None, None, Mode.ALL_PUBLISHERS)
 """Placements of channels, in turn: None leaves a channel to the ring, otherwise the plan has an entry."""
 
@@ -74,19 +80,19 @@ class LoadChannel(msgspec.Struct, frozen=True):
     """One channel. `publishers` are numbers; a paced channel has a `pace`."""
 
     name: str
-    kind: ChannelKind
+    kind: PublishPattern
     publishers: tuple[int, ...]
     placement: Placement | None
     pace: PublishRate | None = None
 
 
-class Subscriber(msgspec.Struct, frozen=True):
+class LoadSubscriber(msgspec.Struct, frozen=True):
     """One subscriber, with one subscription at a time."""
 
     number: int
     name: str
     pattern: bool
-    life: Lifetime
+    lifetime: Lifetime
     slow: bool
     bus: int | None = None
     """The number of the bus that it shares with others; None if it has its own."""
@@ -100,10 +106,10 @@ class LoadShape(msgspec.Struct, frozen=True):
     limits: Limits
     channels: tuple[LoadChannel, ...]
     publishers: int
-    subscribers: tuple[Subscriber, ...]
+    subscribers: tuple[LoadSubscriber, ...]
     subscriber_processes: int
 
-    def process_of(self, subscriber: Subscriber) -> int:
+    def process_of(self, subscriber: LoadSubscriber) -> int:
         """The process of a subscriber. Subscribers with patterns, which receive most, are spread evenly too; those that
         share a bus are in the same process."""
         number = subscriber.number
@@ -122,7 +128,9 @@ def draw(seed: int, seconds: float, servers: list[str], subscribers: int, limits
     count = max(len(MODES), subscribers // SUBSCRIBERS_PER_CHANNEL)
     publishers = max(4, subscribers // SUBSCRIBERS_PER_PUBLISHER)
     spoken = tuple(_channel(index, publishers, servers, rng) for index in range(count))
-    channels = spoken + tuple(LoadChannel(f"{IDLE_PREFIX}{index}", ChannelKind.IDLE, (), None) for index in range(idle))
+    channels = spoken + tuple(
+        LoadChannel(f"{IDLE_PREFIX}{index}", PublishPattern.IDLE, (), None) for index in range(idle)
+    )
     return LoadShape(
         seed=seed,
         seconds=seconds,
@@ -138,7 +146,7 @@ def draw_burst_shape(seed: int, seconds: float, channels: int, limits: Limits) -
     """The load of a round in which many channels move at once. Each has one publisher and one subscriber, which share
     buses with those of other channels."""
     drawn = tuple(
-        LoadChannel(f"soak.{ChannelKind.PULSE}.{index}", ChannelKind.PULSE, (index % BURST_PUBLISHERS,), None)
+        LoadChannel(f"soak.{PublishPattern.PULSE}.{index}", PublishPattern.PULSE, (index % BURST_PUBLISHERS,), None)
         for index in range(channels)
     )
     return LoadShape(
@@ -148,7 +156,7 @@ def draw_burst_shape(seed: int, seconds: float, channels: int, limits: Limits) -
         channels=drawn,
         publishers=min(BURST_PUBLISHERS, channels),
         subscribers=tuple(
-            Subscriber(number, channel.name, False, Lifetime.WHOLE, slow=False, bus=number % BURST_BUSES)
+            LoadSubscriber(number, channel.name, False, Lifetime.WHOLE, slow=False, bus=number % BURST_BUSES)
             for number, channel in enumerate(drawn)
         ),
         subscriber_processes=BURST_PROCESSES,
@@ -166,10 +174,10 @@ def _channel(index: int, publishers: int, servers: list[str], rng: Random) -> Lo
     return LoadChannel(f"soak.{kind}.{index}", kind, tuple(sorted(chosen)), placement)
 
 
-def _subscriber(number: int, channels: tuple[LoadChannel, ...], rng: Random) -> Subscriber:
+def _subscriber(number: int, channels: tuple[LoadChannel, ...], rng: Random) -> LoadSubscriber:
     pattern = number % PATTERN_EVERY == 1
     name = channels[number % len(channels)].name
     if pattern:
         wide = number // PATTERN_EVERY % WIDE_EVERY == 0
         name = EVERYTHING if wide else rng.choice(("soak.quiet.*", "soak.burst.1*", "soak.steady.*", "soak.quiet.*"))
-    return Subscriber(number, name, pattern, LIVES[number % len(LIVES)], slow=rng.random() < 0.1)
+    return LoadSubscriber(number, name, pattern, LIFETIMES[number % len(LIFETIMES)], slow=rng.random() < 0.1)

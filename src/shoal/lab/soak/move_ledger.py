@@ -30,7 +30,7 @@ _ARRIVED: Final = (Phase.NARROW, Phase.END)
 
 
 class Fate(enum.StrEnum):
-    """What became of a move."""
+    """The fate of a move."""
 
     OPEN = "open"
     ENDED = "ended"

@@ -14,7 +14,8 @@ from typing import Final
 
 import msgspec
 
-from shoal.lab.sim.history import Published, SubscriberRecord
+from shoal.lab.sim.history import Published
+from shoal.lab.sim.scenarios.channel_run_history import SubscriberRecord
 from shoal.lab.soak import round_log
 from shoal.lab.soak.load_shape import IDLE_PREFIX
 from shoal.lab.soak.move_ledger import Fate, Ledger
@@ -223,7 +224,7 @@ class MoveLogReader:
         """Everything published since a plain subscriber subscribed should reach it once and in order."""
         of_channel: defaultdict[str, list[Published]] = defaultdict(list)
         for message in messages:
-            of_channel[message.channel].append(message)
+            of_channel[message.unit].append(message)
         for number, sub in self._plain.items():
             seen = Counter(got.number for got in self._plain_got[number])
             published = {message.number: message for message in of_channel[sub.channel]}

@@ -19,18 +19,18 @@ from typing import Final
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.coordination.interface import Coordinator, KeyWrite
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import CoordinatorError
 from shoal.lab.soak.load_orders import PlainPlaces
-from shoal.lab.soak.load_shape import ChannelKind, LoadShape
+from shoal.lab.soak.load_shape import LoadShape, PublishPattern
 from shoal.lab.soak.move_ledger import Fate, target_of
 from shoal.lab.soak.move_schedule import PlannedMove, choose_servers, draw_burst, draw_idle, draw_moves
 from shoal.lab.soak.outcome import SoakOptions
 from shoal.lab.soak.plan_follower import PlanFollower, followed
 from shoal.lab.soak.round_log import MoveRequested, Note, RequestRemoved, RoundLog
 from shoal.plan import keys
-from shoal.plan.moving import MoveRequest, encode_request
-from shoal.plan.signing import Verifier
+from shoal.plan.move_request import MoveRequest, encode_request
+from shoal.plan.signature import Verifier
+from shoal.runtime import PRODUCTION
 
 COORDINATOR_S_MAX: Final = 10.0
 PLAIN_SUBSCRIBERS: Final = 3
@@ -73,8 +73,8 @@ class MoveRequester(PlanFollower):
             await asyncio.sleep(LOOK_S)
 
     async def _request_all(self, moves: dict[str, PlannedMove]) -> None:
-        """Requests moves of different channels at once. They are logged first, since the mover may be faster than the
-        coordinator's answer."""
+        """Requests moves of different channels at once. They are logged first, since the conductor may be faster than
+        the coordinator's answer."""
         requests = [request for move in moves.values() if (request := self._request_of(move)) is not None]
         self.counts["moves at once"] += len(requests) > 1
         at = monotonic()
@@ -89,7 +89,7 @@ class MoveRequester(PlanFollower):
                 [KeyWrite(keys.move_key(request.unit), encode_request(request)) for request in requests]
             )
         except CoordinatorError as error:
-            self.counts["move not asked for: the coordinator was away"] += len(requests)
+            self.counts["move not requested: the coordinator was away"] += len(requests)
             self.log.write(Note(f"{len(requests)} moves could not be requested: {error}", monotonic()))
             for request in requests:
                 self.take(RequestRemoved(request.unit.decode(), monotonic()))
@@ -127,7 +127,7 @@ async def start_moves(
     verifier = Verifier(key)
     rng = shape.rng("moves")
     moves = _draw(shape, options, rng)
-    async with await RedisCoordinator.connect(cluster.url_for(ADMIN), timeout_s=COORDINATOR_S_MAX) as coordinator:
+    async with await PRODUCTION.coordinator(cluster.url_for(ADMIN), COORDINATOR_S_MAX) as coordinator:
         ring = await coordinator.get(keys.RING_KEY)
         assert ring is not None, "a cluster that has started has a ring"
         home = verifier.ring(ring.value).home
@@ -141,10 +141,10 @@ async def start_moves(
 
 
 def _draw(shape: LoadShape, options: SoakOptions, rng: Random) -> list[PlannedMove]:
-    busy = [channel.name for channel in shape.channels if channel.kind is not ChannelKind.IDLE]
+    busy = [channel.name for channel in shape.channels if channel.kind is not PublishPattern.IDLE]
     if options.burst:
         return draw_burst(busy, shape.seconds, rng)
-    idle = [channel.name for channel in shape.channels if channel.kind is ChannelKind.IDLE][: options.moves // 2]
+    idle = [channel.name for channel in shape.channels if channel.kind is PublishPattern.IDLE][: options.moves // 2]
     moves = draw_moves(busy, options.moves - len(idle), shape.seconds, rng)
     return sorted(moves + draw_idle(idle, shape.seconds, rng), key=lambda move: move.at_s)
 

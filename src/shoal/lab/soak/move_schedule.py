@@ -41,7 +41,7 @@ class PlannedMove(msgspec.Struct, frozen=True):
 
 
 def draw_moves(channels: Sequence[str], moves: int, seconds: float, rng: Random) -> list[PlannedMove]:
-    """So many moves in waves, in the order of their times."""
+    """A number of moves in waves, in the order of their times."""
     warm_s, tail_s = min(WARM_S_MAX, seconds / 6), min(TAIL_S_MAX, seconds / 4)
     span_s = seconds - warm_s - tail_s
     waves = max(1, round(span_s / WAVE_S))

@@ -24,7 +24,7 @@ _SUMS: Final = ("messages", "deliveries", "lost", "duplicated", "reordered", "ga
 
 
 class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a soak. `moves` are spread over the soak; with `burst`, so many channels move at once instead."""
+    """Options of a soak. `moves` are spread over the soak; with `burst`, that many channels move at once instead."""
 
     servers: int
     subscribers: int

@@ -1,7 +1,7 @@
 """Clients without Shoal: plain Redis publishers and subscribers, which stay on one server when their channel moves, and
 watchers, which record the control messages between clients and agents on each server.
 
-Owns nothing of the protocol: these are Redis clients (redis-py) that log what servers send.
+Takes no part in the protocol: these are Redis clients (redis-py) that log everything that servers send.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from shoal.coordination.link import parse_address
 from shoal.errors import PlanError, ProtocolError
-from shoal.lab.sim.history import number_of
+from shoal.lab.sim.scenarios.channel_run_history import number_of
 from shoal.lab.soak.load_context import LoadContext, OrderState
 from shoal.lab.soak.round_log import (
     ControlSeen,
@@ -29,7 +29,7 @@ from shoal.lab.soak.round_log import (
 )
 from shoal.message import Message
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Verifier
+from shoal.plan.signature import Verifier
 from shoal.wire import control, envelope
 
 RETRY_S: Final = 0.2
@@ -160,9 +160,9 @@ class PlainClients:
             case control.Notice(_, name, entry):
                 return ControlSeen("notice", _text(name), client, self._verifier.entry(entry).newness, now)
             case control.Subscribed(name, revision):
-                return ControlSeen("stand", _text(name), client, revision, now)
+                return ControlSeen("subscribed", _text(name), client, revision, now)
             case control.Left(name, _, revision):
-                return ControlSeen("gone", _text(name), client, revision, now)
+                return ControlSeen("left", _text(name), client, revision, now)
             case control.Hello(_, name, False, False, revision):
                 seen = "hello to publish" if message.publisher else "hello"
                 return ControlSeen(seen, _text(name), client, revision, now)

@@ -16,7 +16,7 @@ from shoal.bus import Bus
 from shoal.errors import ShoalError
 from shoal.lab.sim.history import payload_of
 from shoal.lab.soak.load_context import LoadContext, OrderState
-from shoal.lab.soak.load_shape import ChannelKind, LoadChannel, PublishRate
+from shoal.lab.soak.load_shape import LoadChannel, PublishPattern, PublishRate
 from shoal.lab.soak.round_log import ClientClosed, ClientOpened, CornerMet, MessageConfirmed, MessagePublished, Problem
 
 BURST_MESSAGES_MAX: Final = 60
@@ -26,10 +26,10 @@ STEADY_S: Final = 0.04
 QUIET_S: Final = (1.5, 4.0)
 PULSE_S: Final = (0.5, 0.9)
 LEAVE_EVERY: Final = 4
-"""One publisher in so many is replaced now and then."""
+"""One publisher of this number is replaced now and then."""
 LIFE_S: Final = (4.0, 12.0)
 LAG_S_MAX: Final = 0.1
-"""A pause that takes so much longer than requested means that the machine is overloaded."""
+"""If a pause takes this much longer than requested, the machine is overloaded."""
 SLOWDOWN_MAX: Final = 8.0
 PAYLOAD_BYTES: Final = (16, 64, 64, 300, 2000)
 CONFIRM_SHARE: Final = 0.1
@@ -114,7 +114,7 @@ class _Publisher:
             await self._context.close_bus(bus)
 
     def _life_s(self) -> float:
-        stays = any(channel.kind in (ChannelKind.PULSE, ChannelKind.PACED) for channel in self._channels)
+        stays = any(channel.kind in (PublishPattern.PULSE, PublishPattern.PACED) for channel in self._channels)
         if stays or self._number % LEAVE_EVERY != LEAVE_EVERY - 1:
             return float("inf")
         return min(self._random.uniform(*LIFE_S), self._shape.seconds * self._random.uniform(0.3, 0.6))
@@ -150,14 +150,14 @@ class _Stream:
     async def next_act(self) -> float:
         """Publishes a message or a burst; returns how long to pause."""
         kind = self._channel.kind
-        if kind is ChannelKind.STEADY:
+        if kind is PublishPattern.STEADY:
             await self._message(confirm=self._random.random() < 0.5)
             return self._random.expovariate(1 / STEADY_S)
-        if kind is ChannelKind.QUIET:
+        if kind is PublishPattern.QUIET:
             await self._message(confirm=True)
             self._all.count("message on a quiet channel")
             return self._random.uniform(*QUIET_S)
-        if kind is ChannelKind.PULSE:
+        if kind is PublishPattern.PULSE:
             await self._message(confirm=False)
             self._all.count("pulse")
             return self._random.uniform(*PULSE_S)

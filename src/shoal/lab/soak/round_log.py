@@ -1,8 +1,8 @@
 """The logs of a round: the processes of a soak write them, and the checking process reads them.
 
-Owns their format, one JSON array a line. Knows neither the bus nor the checkers. A load process logs only what an
-application can know: publishers count their own sequence numbers, from 1 on each channel, and a message is recognised
-by the number in its payload.
+Owns their format, one JSON array a line. Depends neither on the bus nor on the checkers. A load process logs only what
+an application can observe: publishers count their own sequence numbers, from 1 on each channel, and a message is
+recognised by the number in its payload.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class DecisionMade(_Line, tag="decided"):
     at: float
 
 
-class ServerLoad(_Line, tag="loaded"):
+class LoadLine(_Line, tag="loaded"):
     """The load ratio of a server in the second before, and its share of a core."""
 
     server: str
@@ -262,14 +262,14 @@ class ServerBack(_Line, tag="back"):
 
 
 class CornerMet(_Line, tag="count"):
-    """A corner case was met so many times."""
+    """How often a corner case was met."""
 
     corner: str
     times: int
 
 
 class Note(_Line, tag="note"):
-    """A comment for people; the checker ignores it."""
+    """A comment for readers; the checker ignores it."""
 
     text: str
     at: float
@@ -304,7 +304,7 @@ Record: TypeAlias = (
     | LoadRaised
     | LoadEnded
     | DecisionMade
-    | ServerLoad
+    | LoadLine
     | RingMembers
     | ControlSeen
     | PlainSubscribed

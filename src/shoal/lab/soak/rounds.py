@@ -108,7 +108,7 @@ class BaseRound(ABC):
 
     @abstractmethod
     async def finish(self, cluster: LocalCluster) -> None:
-        """Reads what is needed from the cluster before it ends."""
+        """Reads the required data from the cluster before it ends."""
 
     async def execute(self) -> RoundReport:
         """Runs all phases and returns the verdict."""
@@ -197,7 +197,7 @@ class BaseRound(ABC):
         return True
 
     async def until_load(self, load_s: float, phase: str, condition: Callable[[], bool] = lambda: False) -> None:
-        """Waits until the load has lasted so long, or for a condition."""
+        """Waits for a duration of load, or for a condition."""
         end = self.load_began + load_s
         await self.until(lambda: time.monotonic() >= end or condition(), math.inf, phase)
 

@@ -23,9 +23,9 @@ import hiredis
 import msgspec
 
 from shoal.cluster.acl import READER
+from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
-from shoal.cluster.timing import Timing
 from shoal.errors import ShoalError
 from shoal.lab.experiments.real.limited_cluster import place_channels
 from shoal.lab.harness import Stop
@@ -38,7 +38,8 @@ from shoal.lab.soak.rounds import SETTLE_S_MAX, BaseRound, Tell
 from shoal.load.kinds import CHANNEL
 from shoal.load.record import DATA_FIELD, decode
 from shoal.load_kinds import KINDS
-from shoal.wire.blocking import ask
+from shoal.runtime import PRODUCTION
+from shoal.wire.blocking_connection import ask
 from shoal.wire.envelope import TELEMETRY_KEY
 
 ROUND_S_MAX: Final = 60.0
@@ -154,7 +155,9 @@ def _count_forwarded(state: ClusterState) -> int:
     for server in state.servers:
         login = READER, state.passwords[READER]
         try:
-            entries: Any = ask(server.host, server.port, *login, "XRANGE", TELEMETRY_KEY, "-", "+")
+            entries: Any = ask(
+                server.host, server.port, *login, "XRANGE", TELEMETRY_KEY, "-", "+", dial=PRODUCTION.dial
+            )
         except (ShoalError, hiredis.ReplyError):
             continue
         for _, fields in entries:

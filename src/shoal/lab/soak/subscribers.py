@@ -1,4 +1,4 @@
-"""The subscribers of a load process: some are there from the start, some join late, some come and go.
+"""The subscribers of a load process: some stay from the start, some join late, some unsubscribe and subscribe again.
 
 Owns when subscriptions begin and end, and logs everything that they receive. Whether a subscriber has settled is read
 from its router. That only decides when the round is over, never what was lost.
@@ -12,9 +12,9 @@ from typing import Final
 
 from shoal.bus import Bus, Subscription
 from shoal.errors import ShoalError
-from shoal.lab.sim.history import number_of
+from shoal.lab.sim.scenarios.channel_run_history import number_of
 from shoal.lab.soak.load_context import LoadContext, OrderState
-from shoal.lab.soak.load_shape import Lifetime, Subscriber
+from shoal.lab.soak.load_shape import Lifetime, LoadSubscriber
 from shoal.lab.soak.round_log import (
     CornerMet,
     ForeignReceived,
@@ -49,7 +49,7 @@ class Subscribers:
         self._shared: dict[int, asyncio.Task[Bus | None]] = {}
         shape = context.shape
         self._mine = [one for one in shape.subscribers if shape.process_of(one) == context.number]
-        self._expected = sum(one.life is not Lifetime.LATE for one in self._mine)
+        self._expected = sum(one.lifetime is not Lifetime.LATE for one in self._mine)
 
     async def run(self, orders: OrderState) -> None:
         """Subscribes and reads until `end`."""
@@ -60,7 +60,7 @@ class Subscribers:
             self._log_unsettled()
         await asyncio.gather(*(self.context.close_bus(bus) for bus in list(self.context.buses)))
 
-    async def open_bus(self, subscriber: Subscriber, orders: OrderState) -> Bus | None:
+    async def open_bus(self, subscriber: LoadSubscriber, orders: OrderState) -> Bus | None:
         """The bus of a subscriber, its own or a shared one. None if `stop` comes first."""
         if subscriber.bus is None:
             async with self._opening:
@@ -91,7 +91,7 @@ class Subscribers:
 
 
 def _unsettled(bus: Bus) -> list[str]:
-    """What the router of a bus still waits for."""
+    """Everything that the router of a bus still waits for."""
     found = []
     for sub in bus.router.subscriptions:
         if not sub.settled:
@@ -103,7 +103,7 @@ def _unsettled(bus: Bus) -> list[str]:
 class _Subscriber:
     """One subscriber with its subscriptions, one after the other."""
 
-    def __init__(self, subscribers: Subscribers, subscriber: Subscriber) -> None:
+    def __init__(self, subscribers: Subscribers, subscriber: LoadSubscriber) -> None:
         self._all = subscribers
         self._context = subscribers.context
         self._log = subscribers.context.log
@@ -113,8 +113,8 @@ class _Subscriber:
         self._leaving = False
 
     async def live(self, orders: OrderState) -> None:
-        life, random = self._subscriber.life, self._random
-        if life is Lifetime.LATE:
+        lifetime, random = self._subscriber.lifetime, self._random
+        if lifetime is Lifetime.LATE:
             await orders.pause(random.uniform(0.1, 0.6) * self._shape.seconds)
         bus: Bus | None = None
         first = True
@@ -158,15 +158,15 @@ class _Subscriber:
         await reading
 
     def _arrived(self, first: bool) -> None:
-        life = self._subscriber.life
-        self._all.arrived += first and life is not Lifetime.LATE
-        if life is Lifetime.LATE or not first:
+        lifetime = self._subscriber.lifetime
+        self._all.arrived += first and lifetime is not Lifetime.LATE
+        if lifetime is Lifetime.LATE or not first:
             self._log.write(CornerMet("late joiner", 1))
         self._log.write(CornerMet("pattern" if self._subscriber.pattern else "channel", 1))
 
     async def _stay(self, orders: OrderState) -> None:
         """Waits until the round is over, or until a restless subscriber leaves; none leaves after `stop`."""
-        if self._subscriber.life is Lifetime.RESTLESS:
+        if self._subscriber.lifetime is Lifetime.RESTLESS:
             await orders.pause(min(self._random.uniform(0.5, 8.0), self._shape.seconds / 3))
             if not orders.stop.is_set():
                 return

@@ -14,12 +14,12 @@ import msgspec
 
 from shoal.lab.soak.load_shape import (
     EVERYTHING,
-    ChannelKind,
     Lifetime,
     LoadChannel,
     LoadShape,
+    LoadSubscriber,
+    PublishPattern,
     PublishRate,
-    Subscriber,
 )
 from shoal.limits import Limits
 
@@ -34,7 +34,7 @@ HOT_PUBLISHERS: Final = 48
 HOT_PER_S: Final = 6.0
 HOT_BEFORE_PER_S: Final = 0.5
 """Rate of each publisher of the channel before it becomes hot."""
-HOT_LIVES: Final = (Lifetime.WHOLE, Lifetime.WHOLE, Lifetime.WHOLE, Lifetime.LATE, Lifetime.RESTLESS)
+HOT_LIFETIMES: Final = (Lifetime.WHOLE, Lifetime.WHOLE, Lifetime.WHOLE, Lifetime.LATE, Lifetime.RESTLESS)
 HOT_RATIO: Final = 1.3
 """Traffic of the hot channel, divided by the capacity of a server."""
 EVEN_CHANNELS: Final = 6
@@ -78,13 +78,13 @@ def hot_channel(seed: int, seconds: float, servers: int, limits: Limits) -> Surg
     """One channel with many publishers becomes too large for a server; the others stay small."""
     even = tuple(
         LoadChannel(
-            f"{PREFIX}{index}", ChannelKind.PACED, (index % EVEN_PUBLISHERS,), None, _pace(EVEN_PER_S, EVEN_PER_S)
+            f"{PREFIX}{index}", PublishPattern.PACED, (index % EVEN_PUBLISHERS,), None, _pace(EVEN_PER_S, EVEN_PER_S)
         )
         for index in range(EVEN_CHANNELS * servers)
     )
     hot = LoadChannel(
         HOT,
-        ChannelKind.PACED,
+        PublishPattern.PACED,
         tuple(range(EVEN_PUBLISHERS, EVEN_PUBLISHERS + HOT_PUBLISHERS)),
         None,
         _pace(HOT_BEFORE_PER_S, HOT_PER_S),
@@ -92,7 +92,7 @@ def hot_channel(seed: int, seconds: float, servers: int, limits: Limits) -> Surg
     names: list[tuple[str, Lifetime, int | None]] = [
         (channel.name, Lifetime.WHOLE, index % EVEN_BUSES) for index, channel in enumerate(even)
     ]
-    others = [(HOT, life, None) for life in HOT_LIVES] + [(EVERYTHING, Lifetime.WHOLE, None)]
+    others = [(HOT, lifetime, None) for lifetime in HOT_LIFETIMES] + [(EVERYTHING, Lifetime.WHOLE, None)]
     shape = _shape(seed, seconds, limits, (*even, hot), EVEN_PUBLISHERS + HOT_PUBLISHERS, [*names, *others])
     sent = HOT_PUBLISHERS * HOT_PER_S * _listeners(shape, HOT)
     return Surge(shape, HOT, servers, servers, _bytes(sent) / HOT_RATIO)
@@ -108,7 +108,7 @@ def scale_out(seed: int, seconds: float, servers: int, servers_max: int, limits:
     channels = tuple(
         LoadChannel(
             f"{PREFIX}{index}",
-            ChannelKind.PACED,
+            PublishPattern.PACED,
             (index % GROWING_PUBLISHERS,),
             None,
             _pace(before * each_per_s * weight, each_per_s * weight),
@@ -120,7 +120,7 @@ def scale_out(seed: int, seconds: float, servers: int, servers_max: int, limits:
         for turn in range(GROWING_SUBSCRIBERS)
         for index, channel in enumerate(channels)
     ]
-    others = [(channels[rng.randrange(count)].name, life, None) for life in GROWING_OTHERS]
+    others = [(channels[rng.randrange(count)].name, lifetime, None) for lifetime in GROWING_OTHERS]
     pattern = (f"{PREFIX}1*", Lifetime.WHOLE, None)
     shape = _shape(seed, seconds, limits, channels, min(GROWING_PUBLISHERS, count), [*names, *others, pattern])
     sent = sum(
@@ -152,8 +152,8 @@ def _shape(
         channels=channels,
         publishers=publishers,
         subscribers=tuple(
-            Subscriber(number, name, name.endswith("*"), life, slow=False, bus=bus)
-            for number, (name, life, bus) in enumerate(subscribers)
+            LoadSubscriber(number, name, name.endswith("*"), lifetime, slow=False, bus=bus)
+            for number, (name, lifetime, bus) in enumerate(subscribers)
         ),
         subscriber_processes=SUBSCRIBER_PROCESSES,
     )

@@ -19,8 +19,9 @@ from shoal.history.server_reader import Login
 from shoal.plan.format import check_format
 from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Verifier
-from shoal.wire.blocking import BlockingConnection
+from shoal.plan.signature import Verifier
+from shoal.runtime import PRODUCTION
+from shoal.wire.blocking_connection import BlockingConnection
 
 ROLE: Final = "reader"
 """The source's user at a local cluster. It may only read."""
@@ -44,7 +45,8 @@ class ClusterAddress:
         if self.coordinator is None:
             return self.listed
         where = self.coordinator
-        with BlockingConnection(where.host, where.port, where.username, where.password) as coordinator:
+        login = where.username, where.password
+        with BlockingConnection(where.host, where.port, *login, dial=PRODUCTION.dial) as coordinator:
             paths = (FORMAT_KEY, PUBLIC_KEY, RING_KEY)
             format, key, ring = (coordinator.ask("GET", redis_key(path)) for path in paths)
         if key is None or ring is None:

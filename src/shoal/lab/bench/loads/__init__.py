@@ -3,7 +3,7 @@
 Owns the filters and events of each load. Measures nothing. Filters are built from canonical constraints instead of
 text, so that a million of them take only seconds.
 
-    load.py      what a load is, and the choice by name
+    load.py      the record of a load, and the choice by name
     stock.py     the six templates of the PADRES paper; `quotes.py` makes or reads its publications
     hard.py      ranges over twenty attributes, without an equality
     iot.py       thresholds over a hundred sensors, of which an event has about thirty

@@ -1,4 +1,4 @@
-"""What a load is, and the choice by name. Each load is in its own module."""
+"""The record of a load, and the choice by name. Each load is in its own module."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES: Final = (STOCK, *_MAKERS)
 
 
 def make(name: str, filters: int, events: int, seed: int, quotes: Path | None = None) -> MatchLoad:
-    """The load of this name, with so many filters and at most so many events.
+    """The load of this name, with a number of filters and of events at most.
 
     `quotes` is the path of real quotes for `stock`; None for generated ones.
     """

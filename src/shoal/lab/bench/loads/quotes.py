@@ -36,7 +36,7 @@ _PLAIN: Final = re.compile(
 
 
 def generate(symbols: list[str], days: int, rng: np.random.Generator) -> Quotes:
-    """Random walks of price and volume over so many days, one for each symbol."""
+    """Random walks of price and volume over a number of days, one for each symbol."""
     shape = len(symbols), days
     start = np.exp(rng.uniform(np.log(5), np.log(100), (len(symbols), 1)))
     close = np.maximum(start * np.exp(np.cumsum(rng.normal(0, 0.02, shape), axis=1)), 0.5)
@@ -55,7 +55,7 @@ def generate(symbols: list[str], days: int, rng: np.random.Generator) -> Quotes:
 
 
 def symbols(count: int, taken: Container[str] = ()) -> list[str]:
-    """So many symbols, none of which is taken."""
+    """New symbols, none of which is taken."""
     names = ("".join(letters) for letters in product(ascii_uppercase, repeat=4))
     return list(islice((name for name in names if name not in taken), count))
 

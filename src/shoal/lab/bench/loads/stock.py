@@ -2,8 +2,8 @@
 
 Owns the templates, their probabilities, and the share of subscribers without matches. In the paper 25 to 50 % of the
 subscribers "sink zero traffic": there are more known stocks than publishers, and a subscription to a stock without a
-publisher never matches. The same here: symbols are drawn from all known stocks, and so many of these have no publisher
-that `ZERO_TRAFFIC` of all subscribers ask for one of them, as in the paper's simulator. Subscriptions with thresholds
+publisher never matches. The same here: symbols are drawn from all known stocks, and enough of these have no publisher
+that `ZERO_TRAFFIC` of all subscribers request one of them, as in the paper's simulator. Subscriptions with thresholds
 that no quote passes come on top.
 """
 
@@ -68,7 +68,7 @@ def publications(seed: int, quotes: Path | None) -> Quotes:
 
 
 def draw(count: int, published: Quotes, seed: int) -> list[Filter]:
-    """So many subscriptions from the templates, for these publications."""
+    """Subscriptions from the templates, for these publications."""
     silent = symbols(round(len(published) * ZERO_TRAFFIC / (_WITH_SYMBOL - ZERO_TRAFFIC)), published)
     known = published | generate(silent, DAYS, np.random.default_rng([seed, 1]))
     names, sets = list(known), list(known.values())

@@ -1,6 +1,6 @@
 """Orders to a process of measuring clients, and its reports.
 
-Owns both sets of messages. How they travel is the business of `shoal.lab.harness`.
+Owns both sets of messages. `shoal.lab.harness` carries them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.limits import Limits
 
 
 class OpenClients(msgspec.Struct, tag=True, frozen=True):
-    """The first order, answered with `Ready`: the cluster, the channel, and what a message is."""
+    """The first order, answered with `Ready`: the cluster, the channel, and the message size."""
 
     url: str
     limits: Limits
@@ -33,7 +33,7 @@ class SetClients(msgspec.Struct, tag=True, frozen=True):
 
 
 class PublishWindow(msgspec.Struct, tag=True, frozen=True):
-    """Each publisher publishes for so long, answered with `WindowPublished`. With `steady` it keeps a fixed rate from a
+    """Each publisher publishes for a time, answered with `WindowPublished`. With `steady` it keeps a fixed rate from a
     random start; otherwise all its times are random."""
 
     window: int
@@ -43,7 +43,7 @@ class PublishWindow(msgspec.Struct, tag=True, frozen=True):
 
 
 class CollectWindow(msgspec.Struct, tag=True, frozen=True):
-    """Report a window when each subscriber has so many messages, or after `wait_s_max`; answered with
+    """Report a window when each subscriber has enough messages, or after `wait_s_max`; answered with
     `WindowCollected`."""
 
     window: int

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from shoal.bus import Bus, Subscription, connect
+from shoal.flow.latency import SAMPLES_PER_RESPONSE
 from shoal.lab.experiments.real.client_orders import (
     ORDERS,
     ClientOrder,
@@ -27,7 +28,6 @@ from shoal.lab.experiments.real.client_orders import (
     WindowPublished,
 )
 from shoal.lab.harness import Parent, Ready, run_worker
-from shoal.lab.rgame import SAMPLES_PER_RESPONSE
 from shoal.message import Gap
 
 OPENED_TOGETHER: Final = 16

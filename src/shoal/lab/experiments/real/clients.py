@@ -1,6 +1,6 @@
 """The processes of measuring clients, seen from an experiment.
 
-Owns the processes, and puts together what they measured.
+Owns the processes, and combines their measurements.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Report = TypeVar("_Report")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was measured in one window."""
+    """The measurements of one window."""
 
     messages: int
     expected: int

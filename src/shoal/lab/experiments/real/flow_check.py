@@ -19,14 +19,14 @@ from shoal.flow import FlowSimulator, Models, PoolModel, ServerModel, Traffic
 from shoal.lab.experiments import ExperimentOptions
 from shoal.lab.experiments.paper import PAPER
 from shoal.lab.experiments.real.clients import Window, start_clients
-from shoal.lab.experiments.real.limited_cluster import ServerLink, limited_cluster
+from shoal.lab.experiments.real.limited_cluster import LinkLimit, limited_cluster
 from shoal.lab.experiments.real.network import ExperimentNetwork, run_on_network
 from shoal.lab.experiments.result import Drawing, ExperimentResult, Line, Panel, Table
 from shoal.lab.machine import MachineMeter
 from shoal.limits import DEFAULT_LIMITS
 
 CHANNEL: Final = "c"
-LINK: Final = ServerLink(bytes_per_s=1.5e6, wire_share=1.36)
+LINK: Final = LinkLimit(bytes_per_s=1.5e6, wire_share=1.36)
 PUBLISHERS: Final = 8
 SUBSCRIBERS: Final = 20
 PAYLOAD_BYTES: Final = 100

@@ -1,7 +1,7 @@
 """RGame on real servers: players who join and leave, a balancer that reacts to them, and an audit of every update.
 
-Owns one game from its start to its audit: the cluster behind limited links, the demo's crowds of players, and what is
-measured each second. The number of players over time, and the claims, belong to the experiments.
+Owns one game from its start to its audit: the cluster behind limited links, the demo's crowds of players, and the
+measurements of each second. The number of players over time, and the claims, belong to the experiments.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from shoal.cluster.local import LocalCluster
 from shoal.cluster.server_meter import ServerMeter, ServerSecond
 from shoal.config import environment_of
 from shoal.flow import Latencies
+from shoal.flow.latency import SAMPLES_PER_RESPONSE
 from shoal.flow.workloads.curves import Curve
 from shoal.lab.demo.crowds import Crowds, start_crowds
 from shoal.lab.demo.delivery_audit import Tally
-from shoal.lab.experiments.real.limited_cluster import ServerLink, limited_cluster
+from shoal.lab.experiments.real.limited_cluster import LinkLimit, limited_cluster
 from shoal.lab.experiments.real.network import ExperimentNetwork
 from shoal.lab.machine import MachineMeter
-from shoal.lab.rgame import SAMPLES_PER_RESPONSE, UPDATES_PER_S
+from shoal.lab.rgame import UPDATES_PER_S
 from shoal.leader.audit_log import AuditLog
 from shoal.limits import DEFAULT_LIMITS
 
@@ -40,7 +41,7 @@ TROUBLES_MAX: Final = 10
 REPORT_S: Final = 3.0
 """A server's last report counts as long as it is no older than this."""
 AVERAGE_S: Final = 5
-"""Response times and load ratios are averaged over so many seconds before they are judged: one second has only a few
+"""Response times and load ratios are averaged over this many seconds before they are judged: one second has only a few
 hundred updates."""
 
 
@@ -49,7 +50,7 @@ SETTINGS: Final = BalanceSettings(
 )
 """Settings of the balancer. A game takes two minutes instead of the paper's twenty, but a server takes as long to
 start, so waits are shorter than the defaults and load ratios leave more room."""
-LINK: Final = ServerLink(bytes_per_s=0.5e6, wire_share=1.2)
+LINK: Final = LinkLimit(bytes_per_s=0.5e6, wire_share=1.2)
 TILES: Final = 4
 UPDATE_BYTES: Final = 400
 """Larger than the paper's, so that other traffic is as small beside updates as it is on the paper's larger links."""
@@ -65,7 +66,7 @@ class GameSetup:
     tiles: int = TILES
     """The side of the map."""
     update_bytes: int = UPDATE_BYTES
-    link: ServerLink = LINK
+    link: LinkLimit = LINK
     settings: BalanceSettings = SETTINGS
     servers_first: int = 1
     seed: int = 1

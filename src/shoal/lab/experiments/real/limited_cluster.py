@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
-from shoal.coordination.redis import RedisCoordinator
 from shoal.lab.experiments.real.network import ExperimentNetwork, may_limit
 from shoal.plan.keys import entry_key
 from shoal.plan.placement import Placement
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
+from shoal.runtime import PRODUCTION
 
 FAIL_RATIO: Final = 1.15
 """Load ratio at which a link is full, as the paper observed of its servers."""
@@ -30,7 +30,7 @@ SERVER_SHARE_MAX: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLink:
+class LinkLimit:
     """The link of each server. `bytes_per_s` counts everything that leaves; `wire_share` is the number of bytes on the
     link for one byte that Redis sends, since each small message is a packet with its own headers."""
 
@@ -74,7 +74,7 @@ NO_SEPARATION: Final = (
 
 @contextlib.asynccontextmanager
 async def limited_cluster(
-    network: ExperimentNetwork, link: ServerLink, servers: int, **more: Any
+    network: ExperimentNetwork, link: LinkLimit, servers: int, **more: Any
 ) -> AsyncIterator[LocalCluster]:
     """A cluster on a network, whose agents know the capacity of their servers. `more` goes to the cluster."""
     async with LocalCluster(
@@ -90,7 +90,7 @@ async def limited_cluster(
 async def place_channels(cluster: LocalCluster, placements: Mapping[str, Placement]) -> None:
     """Writes the plan entries of channels that are not in use yet."""
     signer = Signer(cluster.directory.key_file.read_bytes())
-    async with await RedisCoordinator.connect(cluster.url_for(ADMIN), timeout_s=COORDINATOR_S_MAX) as coordinator:
+    async with await PRODUCTION.coordinator(cluster.url_for(ADMIN), COORDINATOR_S_MAX) as coordinator:
         for channel, placement in placements.items():
             name = channel.encode()
             await coordinator.put(entry_key(name), signer.entry(name, placement))

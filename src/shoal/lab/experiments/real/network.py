@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from shoal.cluster.fleet import COORDINATOR
-from shoal.cluster.parts import Site, shoal_agent
+from shoal.cluster.parts import LaunchSite, shoal_agent
 from shoal.errors import ClusterError
 from shoal.plan.ring import ServerAddress
 
@@ -58,9 +58,9 @@ class ExperimentNetwork:
 
     is_limited = False
 
-    def site(self, name: str) -> Site:
+    def site(self, name: str) -> LaunchSite:
         """Where a server, or the coordinator, runs."""
-        return Site()
+        return LaunchSite()
 
     @property
     def clients_prefix(self) -> tuple[str, ...]:
@@ -104,14 +104,14 @@ class LimitedNetwork(ExperimentNetwork):
         """Runs a command on the clients' side."""
         return self._prefix(self._clients)
 
-    def site(self, name: str) -> Site:
+    def site(self, name: str) -> LaunchSite:
         """Makes the namespace and the links of a server; the coordinator is near."""
         if name == COORDINATOR:
-            return Site(f"{_INFRASTRUCTURE}.1")
+            return LaunchSite(f"{_INFRASTRUCTURE}.1")
         if name not in self._servers:
             self._connect(name)
         host = f"{_SERVERS}.{1 + list(self._servers).index(name)}"
-        return Site(host, self._prefix(self._servers[name]))
+        return LaunchSite(host, self._prefix(self._servers[name]))
 
     def agent(self, server: ServerAddress) -> list[str]:
         """Runs the agent beside its server, so that the agent's copies of messages do not use the link."""

@@ -17,7 +17,7 @@ from shoal.lab.machine import MachineMeter
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was observed of one window."""
+    """The observations of one window."""
 
     window: Window
     link_bytes: int
@@ -42,7 +42,7 @@ async def observe(
     wait_s_max: float,
     report_s: float,
 ) -> Observation:
-    """Each publisher publishes `per_s` messages a second. Agents' last reports are waited for `report_s`."""
+    """Each publisher publishes `per_s` messages a second. It waits up to `report_s` for the agents' last reports."""
     meter.take()
     machine, before, began_s = MachineMeter(), network.sent(), time.time()
     link = asyncio.create_task(_busiest_link(network, before, seconds))

@@ -16,7 +16,7 @@ from shoal.flow import Latencies
 from shoal.lab.experiments import ExperimentOptions
 from shoal.lab.experiments.paper import PAPER, RESPONSE_LIMIT_MS, figure_4, latencies_of, response_text
 from shoal.lab.experiments.real.clients import MeasuringClients, start_clients
-from shoal.lab.experiments.real.limited_cluster import FAIL_RATIO, ServerLink, limited_cluster, place_channels
+from shoal.lab.experiments.real.limited_cluster import FAIL_RATIO, LinkLimit, limited_cluster, place_channels
 from shoal.lab.experiments.real.network import ExperimentNetwork, run_on_network
 from shoal.lab.experiments.real.observation import observe
 from shoal.lab.experiments.result import Drawing, ExperimentResult, Line, Table
@@ -48,12 +48,12 @@ class ReplicationSetup:
     grows: str
     mode: Mode
     payload_bytes: int
-    link: ServerLink
+    link: LinkLimit
     scale: float
     sizes: dict[int, tuple[int, ...]]
     """By number of servers."""
     ratio_min: float
-    """Three servers must support so many times the clients of one."""
+    """Three servers must support at least this multiple of the clients of one."""
 
     def counts(self, size: int) -> tuple[int, int]:
         """Publishers and subscribers of a size."""
@@ -66,7 +66,7 @@ SETUP_A: Final = ReplicationSetup(
     grows="subscribers",
     mode=Mode.ALL_PUBLISHERS,
     payload_bytes=100,
-    link=ServerLink(bytes_per_s=0.7e6, wire_share=1.36),
+    link=LinkLimit(bytes_per_s=0.7e6, wire_share=1.36),
     scale=0.5,
     sizes=dict.fromkeys(SERVERS, (50, 100, 150, 200, 250, 300, 400)),
     ratio_min=1.4,
@@ -77,7 +77,7 @@ SETUP_B: Final = ReplicationSetup(
     grows="publishers",
     mode=Mode.ALL_SUBSCRIBERS,
     payload_bytes=400,
-    link=ServerLink(bytes_per_s=0.7e6, wire_share=1.33),
+    link=LinkLimit(bytes_per_s=0.7e6, wire_share=1.33),
     scale=0.5,
     sizes={1: (25, 50, 75, 100, 125, 150, 200), REPLICAS: (100, 200, 250, 300, 350, 400)},
     ratio_min=2.0,
@@ -86,7 +86,7 @@ SETUP_B: Final = ReplicationSetup(
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was measured for one size."""
+    """The measurements for one size."""
 
     size: int
     response_ms: float

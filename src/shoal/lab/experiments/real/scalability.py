@@ -23,7 +23,7 @@ POLICIES: Final = ("consistent-hashing", "dynamoth", "shoal")
 CURVE: Final = Curve(((0.0, 35.0), (72.0, 120.0), (76.0, 120.0)))
 SERVERS_MAX: Final = 5
 BROKEN_S: Final = 6
-"""A game ends when averages have been beyond a limit for so many seconds in a row. A short spike while channels move
+"""A game ends when averages have been beyond a limit for this many seconds in a row. A short spike while channels move
 does not end it."""
 NO_ORDER: Final = (
     "All servers share this machine's cores, so that one more server adds a link but no core: this run does not show "

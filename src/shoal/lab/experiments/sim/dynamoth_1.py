@@ -14,10 +14,10 @@ import numpy as np
 
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, SINGLE, Placements
 from shoal.flow import FlowSimulator, Latencies, Models, PoolModel, ServerModel
-from shoal.flow.workloads import OneChannel, many_publishers, many_subscribers
 from shoal.lab.experiments import ExperimentOptions
 from shoal.lab.experiments.paper import PAPER, RESPONSE_LIMIT_MS, figure_4, latencies_of, response_text
 from shoal.lab.experiments.result import Drawing, ExperimentResult, Line, Table
+from shoal.lab.experiments.sim.one_channel import OneChannel, many_publishers, many_subscribers
 from shoal.lab.experiments.sim.verdict import median
 
 SECONDS: Final = 60
@@ -50,10 +50,10 @@ class MicroBenchmark:
     mode: int
     mode_name: str
     ratio_min: float
-    """Three servers must support so many times the clients of one."""
+    """Three servers must support at least this multiple of the clients of one."""
 
     def workload(self, count: int, latencies: Latencies, seed: int) -> OneChannel:
-        """The channel with so many of the clients that grow in number."""
+        """The channel with `count` of the clients whose number grows."""
         make = many_subscribers if self.mode == ALL_PUBLISHERS else many_publishers
         return make(count, SECONDS, latencies, seed)
 

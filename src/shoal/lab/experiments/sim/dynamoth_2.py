@@ -14,12 +14,13 @@ import numpy as np
 
 from shoal.balance.policies import policy
 from shoal.flow import FlowSimulator, Latencies, Series
-from shoal.flow.workloads import RGame, ramp
+from shoal.flow.workloads import ramp
 from shoal.lab.experiments import ExperimentOptions
 from shoal.lab.experiments.paper import PAPER, RESPONSE_LIMIT_MS, latencies_of
 from shoal.lab.experiments.result import ExperimentResult
 from shoal.lab.experiments.sim import dynamoth_2_report as report
 from shoal.lab.experiments.sim.game_settings import GAMES, PAPER_GAME, POLICY_SETTINGS, SERVERS_MAX, GameSetting
+from shoal.lab.experiments.sim.rgame_load import RGame
 from shoal.lab.experiments.sim.seeds import on_all_cores
 from shoal.lab.experiments.sim.verdict import bound, is_too_much, median, supported
 

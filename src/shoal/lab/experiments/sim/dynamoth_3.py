@@ -15,15 +15,18 @@ import numpy as np
 from shoal.balance.columns import Floats
 from shoal.balance.policies import policy
 from shoal.flow import FlowSimulator, Latencies, Series
-from shoal.flow.workloads import Curve, RGame, ups_and_downs
+from shoal.flow.workloads import Curve
 from shoal.lab.experiments import ExperimentOptions
 from shoal.lab.experiments.paper import PAPER, RESPONSE_LIMIT_MS, latencies_of
 from shoal.lab.experiments.result import Drawing, ExperimentResult, Line, Panel, Table
 from shoal.lab.experiments.sim.game_settings import PAPER_GAME, POLICY_SETTINGS, SERVERS_MAX, GameSetting
+from shoal.lab.experiments.sim.rgame_load import RGame
 from shoal.lab.experiments.sim.seeds import on_all_cores
 from shoal.lab.experiments.sim.verdict import median
 
 POLICIES: Final = ("dynamoth", "shoal")
+PLAYERS: Final = Curve(((0, 50), (500, 800), (600, 800), (850, 200), (1050, 200), (1300, 590), (1400, 590)))
+"""Up to 800 players, down to 200, up to almost 600. The paper gives no times."""
 PHASES: Final = {"at 800": (550, 600), "at 200": (1000, 1050), "at 600": (1350, 1400)}
 """Seconds near the end of each level part of the curve, when the number of servers has settled."""
 EVERY_S: Final = 5
@@ -47,7 +50,7 @@ class CurveTask:
 def run(options: ExperimentOptions) -> ExperimentResult:
     """Runs the experiment."""
     latencies = latencies_of(options)
-    tasks = [CurveTask(PAPER_GAME, ups_and_downs(), seed, latencies) for seed in range(options.seeds)]
+    tasks = [CurveTask(PAPER_GAME, PLAYERS, seed, latencies) for seed in range(options.seeds)]
     found = on_all_cores(run_seed, tasks, lambda done: options.note(f"dynamoth-3: {done} of {len(tasks)} games"))
     figures = {name: figures_of([seed[name] for seed in found]) for name in POLICIES}
     shown = found[SHOWN_SEED]
@@ -57,7 +60,7 @@ def run(options: ExperimentOptions) -> ExperimentResult:
         parameters={
             "mode": "sim",
             "seeds": options.seeds,
-            "players": [list(point) for point in ups_and_downs().points],
+            "players": [list(point) for point in PLAYERS.points],
             "servers_max": SERVERS_MAX,
             "response_limit_ms": RESPONSE_LIMIT_MS,
             "latencies": latencies.source,

@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.balance.settings import BalanceSettings
 from shoal.flow import Models, MoveModel, PoolModel, ServerModel
-from shoal.flow.workloads import RGameMap
+from shoal.lab.experiments.sim.rgame_load import RGameMap
 from shoal.lab.rgame import Walk
 
 SERVERS_MAX: Final = 8

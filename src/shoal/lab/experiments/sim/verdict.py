@@ -29,7 +29,7 @@ def supported(series: Series, fail_ratio: float) -> int:
 
 
 def bound(workload: Workload, server: ServerModel, servers: int) -> int:
-    """The most clients that any placement on so many servers could carry, replicated in any way.
+    """The most clients that any placement on this number of servers could carry, replicated in any way.
 
     Every placement must send all deliveries and receive each publication at least once. When that alone exceeds all
     links or all cores together, no placement helps. Queues and moves are not counted, so no policy quite reaches the

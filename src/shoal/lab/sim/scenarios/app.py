@@ -18,8 +18,9 @@ from shoal.bus.subscription import Subscription
 from shoal.channels.client.router import Router
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import ShoalError, SubscribeTimeoutError
-from shoal.lab.sim.history import Handed, PublisherRecord, SubscriberRecord, payload_of
+from shoal.lab.sim.history import PublisherRecord, payload_of
 from shoal.lab.sim.models.resp import CommandReader
+from shoal.lab.sim.scenarios.channel_run_history import Handed, SubscriberRecord
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
 

@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.balance.options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
-from shoal.cluster.timing import DEFAULT_TIMING
+from shoal.cluster.cluster_timeouts import DEFAULT_TIMING
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease
 from shoal.errors import CoordinatorError
 from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelClient
@@ -290,7 +290,7 @@ class BalancerRun(MovesRun):
         self.telemetry.strike(self.servers[-1])
         self.agents.append(self._agent(server))
         self.addresses[server] = ServerAddress(server, server, 1)
-        self.faults.include(server, f"agent-{server}")
+        self.faults.include((server, f"agent-{server}"), pausable=(f"agent-{server}",))
         self.balance.added(server)
 
     def end_server(self, server: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.lab.sim.checkers import Verdict
-from shoal.lab.sim.history import Foreign
+from shoal.lab.sim.scenarios.channel_run_history import Foreign
 from shoal.lab.sim.scenarios.moves_checkers import MovesCheck
 
 if TYPE_CHECKING:

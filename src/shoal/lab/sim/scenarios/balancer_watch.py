@@ -21,7 +21,7 @@ from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.entry import Phase
 from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, Mark, moves_prefix, pool_server, read_mark
-from shoal.plan.moving import MoveRequest, decode_request
+from shoal.plan.move_request import MoveRequest, decode_request
 
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.balancer import BalancerRun

@@ -16,26 +16,28 @@ import msgspec
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.coordination.interface import Coordinator
 from shoal.errors import PlanError
-from shoal.lab.sim.checkers import Expectations, Verdict, judge
+from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import Interval
 from shoal.lab.sim.models.redis_base import RedisOptions
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.scenario import FaultTargets, Scenario
 from shoal.lab.sim.scenarios.app import App
+from shoal.lab.sim.scenarios.channel_checkers import Expectations, judge
+from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
 from shoal.lab.sim.scenarios.settled import check_settled
 from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.scenarios.stranger import Stranger
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process, WallClock
+from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
-from shoal.leader.timing import LeaderTiming
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry
 from shoal.plan.keys import RING_KEY, entries_prefix, entry_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
-from shoal.plan.signing import Signer, Verifier
+from shoal.plan.signature import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
 
 QUIET_DEATH: Final = 0.4
@@ -68,6 +70,7 @@ class ChannelScenario(Scenario):
     def build(self, rng: Random) -> FaultTargets:
         """The cluster, its first plan, its applications and a stranger."""
         shape = self.shape
+        self.history = ChannelRunHistory()
         self.cut_off_at: dict[int, float] = {}
         """When a server first cut a client off."""
         self.signer = Signer(rng.randbytes(32))

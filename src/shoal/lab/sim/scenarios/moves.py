@@ -213,7 +213,7 @@ class MovesRun(ChannelScenario):
         elif (
             entry
             and server in entry.helped
-            and any(placement.version == version for placement in book.standing(channel))
+            and any(placement.version == version for placement in book.subscribed(channel))
         ):
             reason = "message forwarded to a helped server"
         else:

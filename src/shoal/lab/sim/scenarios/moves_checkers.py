@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from shoal.lab.sim.checkers import FOREIGN, FOREIGN_PUBLISHER, Verdict
-from shoal.lab.sim.history import Foreign, Published, SubscriberRecord
+from shoal.lab.sim.checkers import Verdict
+from shoal.lab.sim.history import Published
+from shoal.lab.sim.scenarios.channel_checkers import FOREIGN, FOREIGN_PUBLISHER
+from shoal.lab.sim.scenarios.channel_run_history import Foreign, SubscriberRecord
 from shoal.lab.sim.scenarios.moves_watch import kind_of
 from shoal.message import Gap
 from shoal.plan.entry import Entry, Phase
@@ -94,7 +96,7 @@ class MovesCheck:
 
     def _spoken_at(self, name: str) -> float:
         """When somebody last spoke on a channel."""
-        times = [message.called_at for message in self.run.history.messages.values() if message.channel == name]
+        times = [message.called_at for message in self.run.history.messages.values() if message.unit == name]
         times += [foreign.sent_at for foreign in self.run.history.foreign if foreign.channel == name]
         return max(times, default=0.0)
 
@@ -111,7 +113,7 @@ class MovesCheck:
             who = f"{plain.node.name} on {plain.servers} of {plain.channel} (in force {plain.in_force_at:.3f})"
             for message in history.messages.values():
                 on_time = plain.in_force_at < message.called_at and self._published_at(message) < until
-                if message.channel != plain.channel or not on_time:
+                if message.unit != plain.channel or not on_time:
                     continue
                 verdict.seen["owed to a plain subscriber"] += 1
                 if message.number not in plain.heard:

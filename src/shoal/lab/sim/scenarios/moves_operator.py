@@ -16,7 +16,7 @@ from shoal.lab.sim.scenarios.moves_watch import Kind
 from shoal.lab.sim.world.node import Node
 from shoal.plan.entry import Entry
 from shoal.plan.keys import move_key
-from shoal.plan.moving import MoveRequest, encode_request
+from shoal.plan.move_request import MoveRequest, encode_request
 from shoal.plan.placement import Mode
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from shoal.lab.sim.checkers import FOREIGN
-from shoal.lab.sim.history import History, number_in
+from shoal.lab.sim.history import number_in
 from shoal.lab.sim.models.resp import CommandReader
+from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
+from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
 from shoal.lab.sim.world.link import Endpoint
 from shoal.lab.sim.world.network import Network
 from shoal.wire import envelope
@@ -98,7 +99,7 @@ class PlainPublisher:
     """Publishes on one server: single messages, now and then, on whichever channel `choose` names."""
 
     def __init__(
-        self, network: Network, name: str, server: str, history: History, choose: Callable[[str], str | None]
+        self, network: Network, name: str, server: str, history: ChannelRunHistory, choose: Callable[[str], str | None]
     ) -> None:
         self.network = network
         self.node = network.node(name)

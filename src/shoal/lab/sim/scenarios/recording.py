@@ -10,11 +10,12 @@ from collections import Counter, defaultdict
 from typing import Final, NamedTuple
 
 from shoal.errors import ProtocolError
-from shoal.lab.sim.checkers import FOREIGN, Verdict
+from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import History, Published, number_in
 from shoal.lab.sim.models.redis_keys import Stream
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.scenario import BEGIN_S, Outcome
+from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
 from shoal.lab.sim.scenarios.cluster import AgentProcess
 from shoal.lab.sim.scenarios.moves import MovesRun
 from shoal.plan.keys import recorded_key
@@ -177,7 +178,12 @@ class _RecordCheck:
     """Whether the records of a channel are silent about anything that was published on it."""
 
     def __init__(
-        self, history: History, channel: str, verdict: Verdict, unknown_until: float, unmarked_from: float | None
+        self,
+        history: History,
+        channel: str,
+        verdict: Verdict,
+        unknown_until: float,
+        unmarked_from: float | None,
     ) -> None:
         self._history = history
         self._channel = channel
@@ -196,7 +202,7 @@ class _RecordCheck:
         if self._unmarked_from is not None:
             return
         for message in self._history.messages.values():
-            if message.channel == self._channel and message.confirmed_at is not None:
+            if message.unit == self._channel and message.confirmed_at is not None:
                 self._look_for(message)
 
     def _read(self, server: RedisNode) -> int:

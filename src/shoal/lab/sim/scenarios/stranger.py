@@ -10,12 +10,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from shoal.lab.sim.checkers import FOREIGN
+from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
 from shoal.lab.sim.world.link import Endpoint
 from shoal.lab.sim.world.network import Network
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signing import Signer
+from shoal.plan.signature import Signer
 from shoal.wire import control
 from shoal.wire.commands import encode_commands
 from shoal.wire.envelope import (

@@ -44,11 +44,11 @@ class Faults:
         self._partitions: list[Partition] = []
         self._rng = network.world.rng("faults")
 
-    def include(self, server: str, agent: str) -> None:
-        """A server and its agent have come, and may be struck as all others."""
-        self._crashable += (server, agent)
-        self._pausable.append(agent)
-        self._partitionable += (server, agent)
+    def include(self, names: Collection[str], pausable: Collection[str]) -> None:
+        """These nodes have come, and may be crashed and cut off as all others; some of them may be paused too."""
+        self._crashable += names
+        self._pausable += pausable
+        self._partitionable += names
 
     def leave_out(self, names: Collection[str]) -> None:
         """These nodes are gone, and are not struck any more."""

@@ -11,15 +11,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from shoal.flow.latency import Latencies
+from shoal.flow.latency import SAMPLES_PER_RESPONSE, Latencies
 from shoal.flow.traffic import Traffic
-from shoal.lab.rgame import SAMPLES_PER_RESPONSE
 
 PUBLICATIONS_PER_S: Final = 10.0
 """Of each publisher."""
 MESSAGE_BYTES: Final = 200.0
 LATENCY_MESSAGES_MAX: Final = 1000
-"""Latencies are drawn for at most so many messages a second."""
+"""Latencies are drawn for at most this many messages a second."""
 
 
 class OneChannel:

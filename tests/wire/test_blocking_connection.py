@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import hiredis
 import pytest
+from tests.support.connections import ask
 from tests.support.redis_server import RedisServer, free_port
 
 from shoal.errors import AuthenticationError, ConnectError
-from shoal.wire.blocking import ask
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +55,25 @@ def test_a_silent_peer_times_out(server: RedisServer) -> None:
         pytest.raises(ConnectError, match="no answer to HELLO within"),
     ):
         ask(server.host, silent.getsockname()[1], None, None, "PING", timeout_s=0.1)
+
+
+WAITING = """
+import sys
+from shoal.wire.blocking_connection import BlockingConnection
+from shoal.wire.dial import tcp
+with BlockingConnection(sys.argv[1], int(sys.argv[2]), None, "secret", dial=tcp, timeout_s=60.0) as connection:
+    connection.ask("BLPOP", "empty", 0)
+"""
+
+
+def test_ctrl_c_ends_a_request_that_waits(server: RedisServer) -> None:
+    command = [sys.executable, "-c", WAITING, server.host, str(server.port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while b"blocked_clients:1" not in ask(server.host, server.port, None, "secret", "INFO", "clients"):
+            assert process.poll() is None, "it ended by itself"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert "Task" not in errors

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import Floats
-from shoal.flow.latency import Latencies
+from shoal.flow.latency import SAMPLES_PER_RESPONSE, Latencies
 from shoal.flow.traffic import Traffic
 from shoal.flow.workloads.curves import Curve
-from shoal.lab.rgame import DEFAULT_WALK, SAMPLES_PER_RESPONSE, UPDATES_PER_S, Walk, Walkers
+from shoal.lab.rgame import DEFAULT_WALK, UPDATES_PER_S, Walk, Walkers
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from shoal.filters.language import parse
 from shoal.filters.values import Event
 from shoal.history.manifest import ArchivedFile, Manifest, file_path, write_manifest
 from shoal.history.table import SCHEMA
-from shoal.pipeline import event_archive, matching, matching_job
+from shoal.pipeline import bulk_match, bulk_match_job, event_archive
 from shoal.pipeline.filter_sets import FilterSet, attributes_of, keep, opened, read_filters
 
 if TYPE_CHECKING:
@@ -89,17 +89,17 @@ def test_every_output_tells_what_filters_say_of_events_one_by_one(
         table = table.append_column("sequence", numbers)
     said = [sorted(number for number, each in held.items() if each.matches(event)) for event in events]
 
-    def found(output: matching.Output) -> list[dict[str, Any]]:
-        query = matching.query_of(table.schema, output, attributes)
+    def found(output: bulk_match.Output) -> list[dict[str, Any]]:
+        query = bulk_match.query_of(table.schema, output, attributes)
         given = table.select(query.columns)
         if query.place:
             given = given.append_column("file", pa.array(["f"] * len(events), pa.string()))
             given = given.append_column("row", numbers)
         parts = [part for first in range(0, len(events), cut) for part in given.slice(first, cut).to_batches()]
-        matched = list(matching.match_batches(parts, index, query))
+        matched = list(bulk_match.match_batches(parts, index, query))
         if output == "counts":
-            return list(matching.sum_counts(matched).to_pylist())
-        assert all(part.schema.equals(matching.output_schema(table.schema, query)) for part in matched)
+            return list(bulk_match.sum_counts(matched).to_pylist())
+        assert all(part.schema.equals(bulk_match.output_schema(table.schema, query)) for part in matched)
         return [row for part in matched for row in part.to_pylist()]
 
     assert {row["filter"]: row["matches"] for row in found("counts")} == {
@@ -203,7 +203,7 @@ def recorded(channel: str, server: str, number: int, **more: Any) -> dict[str, A
     return row | more
 
 
-def checked(outcome: matching_job.MatchResult, output: str) -> None:
+def checked(outcome: bulk_match_job.MatchResult, output: str) -> None:
     assert (outcome.events, outcome.matches, outcome.filters, outcome.matching_filters) == (4, 6, 4, 3)
     assert dict(outcome.top) == COUNTS
     assert outcome.rows == 3
@@ -216,14 +216,14 @@ def test_an_archive_of_columns_is_matched(
 ) -> None:
     archive = archive_of_columns(tmp_path / "archive")
 
-    def run(output: matching.Output) -> pa.Table:
+    def run(output: bulk_match.Output) -> pa.Table:
         out = tmp_path / output
         if way == "in process":
-            checked(matching_job.match_in_process(filter_set, archive, output, out), output)
+            checked(bulk_match_job.match_in_process(filter_set, archive, output, out), output)
         else:
             spark: SparkSession = request.getfixturevalue("spark")
-            checked(matching_job.match_on_spark(spark, filter_set, archive, output, out), output)
-        return pq.read_table(out / matching_job.OUT_FILE)
+            checked(bulk_match_job.match_on_spark(spark, filter_set, archive, output, out), output)
+        return pq.read_table(out / bulk_match_job.OUT_FILE)
 
     assert dict(zip(*run("counts").to_pydict().values(), strict=True)) == COUNTS
     ids = run("ids").sort_by([("file", "ascending"), ("row", "ascending")]).to_pylist()
@@ -247,10 +247,10 @@ def test_an_archive_of_messages_is_matched_by_their_attributes(
     archive = archive_of_messages(tmp_path / "archive")
     out = tmp_path / "out"
     if way == "in process":
-        checked(matching_job.match_in_process(filter_set, archive, "ids", out), "ids")
+        checked(bulk_match_job.match_in_process(filter_set, archive, "ids", out), "ids")
     else:
-        checked(matching_job.match_on_spark(request.getfixturevalue("spark"), filter_set, archive, "ids", out), "ids")
-    found = pq.read_table(out / matching_job.OUT_FILE).sort_by("sequence").to_pylist()
+        checked(bulk_match_job.match_on_spark(request.getfixturevalue("spark"), filter_set, archive, "ids", out), "ids")
+    found = pq.read_table(out / bulk_match_job.OUT_FILE).sort_by("sequence").to_pylist()
     assert [(row["channel"], row["publisher"], row["sequence"], row["filters"]) for row in found] == [
         ("17", 7, number, ids) for number, ids in enumerate(EXPECTED) if ids
     ]
@@ -261,14 +261,14 @@ def test_of_recorded_channels_each_message_counts_once_and_gaps_do_not(
     way: str, filter_set: FilterSet, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     archive = archive_of_records(tmp_path / "archive")
-    for output in get_args(matching.Output):
+    for output in get_args(bulk_match.Output):
         out = tmp_path / output
         if way == "in process":
-            checked(matching_job.match_in_process(filter_set, archive, output, out), output)
+            checked(bulk_match_job.match_in_process(filter_set, archive, output, out), output)
         else:
             spark: SparkSession = request.getfixturevalue("spark")
-            checked(matching_job.match_on_spark(spark, filter_set, archive, output, out), output)
-    found = pq.read_table(tmp_path / "rows" / matching_job.OUT_FILE).sort_by("sequence").to_pylist()
+            checked(bulk_match_job.match_on_spark(spark, filter_set, archive, output, out), output)
+    found = pq.read_table(tmp_path / "rows" / bulk_match_job.OUT_FILE).sort_by("sequence").to_pylist()
     assert [(row["sequence"], row["payload"], row["filters"]) for row in found] == [
         (number, b"x", ids) for number, ids in enumerate(EXPECTED, 1) if ids
     ]
@@ -281,7 +281,7 @@ def test_files_of_an_archive_may_have_other_columns_and_many_parts(tmp_path: Pat
     pq.write_table(pa.table({"a": range(10)}), tmp_path / "archive" / "c=x" / "1.parquet", row_group_size=3)
     table = pa.table({"a": [0.25, 0.75], "b": [True, None]})
     pq.write_table(table, tmp_path / "archive" / "c=__HIVE_DEFAULT_PARTITION__" / "2.parquet")
-    found = matching_job.match_in_process(kept, tmp_path / "archive", "counts")
+    found = bulk_match_job.match_in_process(kept, tmp_path / "archive", "counts")
     assert dict(found.top) == {1: 10, 2: 10}
     archive = event_archive.ParquetArchive(tmp_path / "archive")
     assert archive.schema.field("a").type == pa.float64()
@@ -293,40 +293,40 @@ def test_files_of_an_archive_may_have_other_columns_and_many_parts(tmp_path: Pat
 
 def test_what_cannot_be_matched_is_said_before_anything_runs(filter_set: FilterSet, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="no archive at"):
-        matching_job.match_in_process(filter_set, tmp_path / "none", "counts")
+        bulk_match_job.match_in_process(filter_set, tmp_path / "none", "counts")
     (tmp_path / "empty").mkdir()
     with pytest.raises(PipelineError, match="no Parquet in"):
-        matching_job.match_in_process(filter_set, tmp_path / "empty", "counts")
+        bulk_match_job.match_in_process(filter_set, tmp_path / "empty", "counts")
     (tmp_path / "text.parquet").write_text("no Parquet")
     with pytest.raises(PipelineError, match="cannot read the archive"):
-        matching_job.match_in_process(filter_set, tmp_path / "text.parquet", "counts")
+        bulk_match_job.match_in_process(filter_set, tmp_path / "text.parquet", "counts")
     pq.write_table(pa.table({"other": [1]}), tmp_path / "other.parquet")
     with pytest.raises(PipelineError, match="no filter uses an attribute"):
-        matching_job.match_in_process(filter_set, tmp_path / "other.parquet", "counts")
+        bulk_match_job.match_in_process(filter_set, tmp_path / "other.parquet", "counts")
 
 
 @pytest.mark.parametrize("output", ["counts", "rows"])
 def test_an_output_replaces_what_spark_or_a_process_has_written_there(
-    filter_set: FilterSet, tmp_path: Path, output: matching.Output
+    filter_set: FilterSet, tmp_path: Path, output: bulk_match.Output
 ) -> None:
     archive = archive_of_columns(tmp_path / "archive")
-    old = tmp_path / "out" / matching_job.OUT_FILE
+    old = tmp_path / "out" / bulk_match_job.OUT_FILE
     (old / "_temporary").mkdir(parents=True)
     for _ in range(2):  # over a folder, then over a file
-        found = matching_job.match_in_process(filter_set, archive, output, tmp_path / "out")
+        found = bulk_match_job.match_in_process(filter_set, archive, output, tmp_path / "out")
         assert pq.read_table(old).num_rows == found.rows
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(PipelineError, match=r"cannot write to .*file: .*name another folder"):
-        matching_job.match_in_process(filter_set, archive, output, tmp_path / "file")
+        bulk_match_job.match_in_process(filter_set, archive, output, tmp_path / "file")
 
 
 def test_an_archive_is_never_replaced_by_what_is_found_in_it(filter_set: FilterSet, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    archive = archive_of_columns(out / matching_job.OUT_FILE)
+    archive = archive_of_columns(out / bulk_match_job.OUT_FILE)
     for read in (archive, archive / "a.parquet", out):
         with pytest.raises(PipelineError, match="is part of the archive"):
-            matching_job.match_in_process(filter_set, read, "rows", out)
+            bulk_match_job.match_in_process(filter_set, read, "rows", out)
     assert len(list(archive.iterdir())) == 3
 
 

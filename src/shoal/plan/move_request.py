@@ -1,7 +1,7 @@
-"""What is said about moves beside the entries: requests to move a unit, and the agents' reports.
+"""Requests to move a unit, and the agents' reports about moving units.
 
-Owns the two forms for channels, and how a form of any kind is stored: the format and the kind of unit first, then the
-kind's own body. Both lie in the coordinator (see `shoal.plan.keys`). Balancer and commands write requests, each agent
+Owns both for channels, and how they are stored for any kind: the format and the kind of unit first, then the body of
+the kind. Both are in the coordinator (see `shoal.plan.keys`). The balancer and commands write requests, each agent
 writes one report for its server, and the conductor reads both.
 """
 
@@ -21,24 +21,24 @@ FORMAT: Final = 2
 
 
 class ChannelReport(msgspec.Struct, frozen=True, array_like=True):
-    """What an agent says of one channel that moves."""
+    """An agent's report about one moving channel."""
 
     revision: int
-    """The revision of the entry that the agent goes by."""
+    """The revision of the entry that the agent uses."""
     handed: int
-    """The newest revision for which it has handed over the streams that it knows; 0 for none."""
+    """The newest revision for which it has handed over its known streams; 0 if none."""
     behind: int
-    """Known subscribers on its server that are not yet subscribed where the entry says."""
+    """Known subscribers on its server that are not yet subscribed on all servers of the entry."""
     here: int
     """Subscribers on its server."""
     streams: int
-    """Live streams on its server that do not use the placement that publishers should use."""
+    """Live streams on its server that do not use the current placement for publishers."""
     spoken: bool
-    """Whether a message was heard since the entry came."""
+    """Whether a message was published since the entry arrived."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """What the agent of one server says of channels; `life` names the run of the agent's process."""
+    """The report of one server's agent about moving channels."""
 
     server: str
     incarnation: int
@@ -46,13 +46,13 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def host(self) -> str:
-        """The host whose report it is."""
+        """The reporting host."""
         return self.server
 
 
 class MoveRequest(msgspec.Struct, frozen=True):
-    """A channel (the `unit`) shall live on these servers. `id` tells one request from the next. `goes_there`: only a
-    channel that is already on its way there is concerned, and its clients shall be told at once."""
+    """A request to move a channel (the `unit`) to these servers. `id` identifies the request. With `goes_there`, it
+    only speeds up a move that already goes there: clients are notified immediately."""
 
     unit: bytes
     servers: tuple[str, ...]
@@ -75,12 +75,12 @@ _request_decoder: Final = msgspec.msgpack.Decoder(MoveRequest)
 
 
 def encode_body(kind: str, body: Any) -> bytes:
-    """A request or a report about a kind of unit, as it is stored."""
+    """The stored form of a request or a report about a kind of unit."""
     return _encoder.encode(_Stored(FORMAT, kind, msgspec.Raw(_encoder.encode(body))))
 
 
 def decode_body(data: bytes, kind: str, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """The body of a stored request or report. ValueError says what is wrong with it."""
+    """The body of a stored request or report; ValueError if it is invalid."""
     try:
         stored = _stored_decoder.decode(data)
         if stored.format > FORMAT:
@@ -95,28 +95,28 @@ def decode_body(data: bytes, kind: str, decoder: msgspec.msgpack.Decoder[T]) -> 
 
 
 def encode_report(report: Report) -> bytes:
-    """A report as it is stored."""
+    """The stored form of a report."""
     return encode_body(CHANNEL, report)
 
 
 def decode_report(data: bytes) -> Report:
-    """The report in `data`; ProtocolError if it is none."""
+    """The report in `data`; ProtocolError if it is invalid."""
     try:
         report = decode_body(data, CHANNEL, _report_decoder)
     except ValueError as error:
         raise ProtocolError(f"an agent's report cannot be read: {error}") from error
     if any(min(said.revision, said.handed, said.behind, said.here) < 0 for said in report.channels.values()):
-        raise ProtocolError(f"the report of server {report.server!r} counts below zero")
+        raise ProtocolError(f"the report of server {report.server!r} has a negative count")
     return report
 
 
 def encode_request(request: MoveRequest) -> bytes:
-    """A request as it is stored."""
+    """The stored form of a request."""
     return encode_body(CHANNEL, request)
 
 
 def decode_request(data: bytes) -> MoveRequest:
-    """The request in `data`; PlanError if it is none, or asks for a placement that cannot exist."""
+    """The request in `data`; PlanError if it is invalid or asks for an impossible placement."""
     try:
         request = decode_body(data, CHANNEL, _request_decoder)
         check_servers(request.mode, request.servers)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import PlanError, ProtocolError
-from shoal.plan.moving import (
+from shoal.plan.move_request import (
     ChannelReport,
     MoveRequest,
     Report,

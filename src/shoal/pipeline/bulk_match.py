@@ -1,7 +1,7 @@
 """Bulk matching: batches of an archive in, matching filters out. Arrow to Arrow, in process or on Spark.
 
 Owns the forms of archives that can be matched, and the three outputs. Reads no files and starts no Spark; that is
-`matching_job`.
+`bulk_match_job`.
 
 An archive holds events in one of two forms:
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from shoal.leader.timing import LeaderTiming
+from shoal.leader.leader_timeouts import LeaderTiming
 
 
 class Timing(LeaderTiming, frozen=True, kw_only=True):

@@ -1,14 +1,14 @@
-"""Signatures on rings and plan entries: only the holder of the cluster's key can move anything.
+"""Signatures on rings and plan entries: only the holder of the cluster's key can change the plan.
 
-Owns the signed form. Entries pass through agents, inboxes and caches that are not trusted; a reader believes what
-carries the cluster's signature (Ed25519), wherever it came from.
+Owns the signed form. Entries pass through untrusted agents, inboxes and caches. Readers trust the cluster's signature
+(Ed25519), not the sender.
 
     signed     (format, kind, key_id, body, signature)
     signature  over "shoal plan 2\\0" + kind + "\\0" + key_id + body
     key_id     8 bytes of BLAKE2s over the public key
 
-A signature costs more than all the rest of a control message, and the same entry comes from several servers and to
-several clients of a process. So the process remembers what it has found genuine, byte for byte.
+Verifying a signature costs more than the rest of a control message, and a process gets the same entry from several
+servers and for several clients. So it caches verified bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.plan.ring import Ring
 
 
 class UnitEntry(Protocol):
-    """The plan's line for one unit: a msgspec struct, encoded as an array that begins with the kind of unit (`tag`)."""
+    """The plan entry of one unit: a msgspec struct, encoded as an array that begins with the kind of unit (`tag`)."""
 
     @property
     def unit(self) -> bytes:
@@ -40,14 +40,14 @@ class UnitEntry(Protocol):
 
     @property
     def is_moving(self) -> bool:
-        """Whether its last move has not ended."""
+        """Whether its last move is still going on."""
 
     @property
     def stage(self) -> object:
-        """What changes when a phase begins; timeouts count from there."""
+        """A value that changes when a phase begins. Timeouts restart then."""
 
     def check(self) -> None:
-        """Refuses an entry that makes no sense, with ValueError."""
+        """Raises ValueError if the entry is inconsistent."""
 
 
 T = TypeVar("T")
@@ -59,9 +59,9 @@ _RING: Final = b"ring"
 _ENTRY: Final = b"entry"
 KEY_ID_BYTES: Final = 8
 OPENED_MAX: Final = 4096
-"""Genuine entries that a process remembers, the latest ones; some hundred bytes each."""
+"""Size of the cache of verified entries; some hundred bytes each."""
 KEYS_MAX: Final = 64
-"""The same for clusters' keys, and for rings, which are larger and change less."""
+"""Size of the caches of keys and of verified rings, which are larger and change less often."""
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
@@ -74,7 +74,7 @@ class _Signed(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def covered(self) -> bytes:
-        """What the signature is over."""
+        """The signed bytes."""
         return _SIGNED_BY + self.kind + b"\0" + self.key_id + self.body
 
 
@@ -83,7 +83,7 @@ _ring_decoder: Final = msgspec.msgpack.Decoder(Ring)
 
 
 class _Decoders(dict[type[Any], msgspec.msgpack.Decoder[Any]]):
-    """A decoder for each type of entry, made when it is first needed."""
+    """Decoders by type of entry, created on first use."""
 
     def __missing__(self, type: type[Any]) -> msgspec.msgpack.Decoder[Any]:
         self[type] = msgspec.msgpack.Decoder(type)
@@ -107,7 +107,7 @@ class Signer:
 
     @property
     def public(self) -> bytes:
-        """The key by which everyone else checks, 32 bytes."""
+        """The public key, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
     def ring(self, ring: Ring) -> bytes:
@@ -115,11 +115,11 @@ class Signer:
         return self._sign(_RING, _encoder.encode(ring))
 
     def entry(self, channel: bytes, placement: Placement) -> bytes:
-        """The signed form of the plan's line for a channel that does not move."""
+        """The signed entry of a channel that does not move."""
         return self.line(Entry(channel, placement))
 
     def line(self, entry: UnitEntry) -> bytes:
-        """The signed form of the plan's line for one unit of any kind."""
+        """The signed form of an entry of any kind."""
         entry.check()
         return self._sign(_ENTRY, _encoder.encode(entry))
 
@@ -129,22 +129,23 @@ class Signer:
 
 
 class Verifier:
-    """Holds the cluster's public key and opens what was signed."""
+    """Holds the cluster's public key; verifies and decodes signed rings and entries."""
 
     def __init__(self, public: bytes) -> None:
-        _key(public)  # raises at once if that is no key
+        _key(public)  # raises immediately if the key is invalid
         self._public = public
 
     def ring(self, data: bytes) -> Ring:
-        """The ring in `data`; ForgedEntryError if the cluster did not sign it."""
+        """The ring in `data`; ForgedEntryError if the signature is not the cluster's."""
         return _open_ring(self._public, data)
 
     def entry(self, data: bytes) -> Entry:
-        """A channel's entry in `data`; ForgedEntryError if the cluster did not sign it."""
+        """The channel's entry in `data`; ForgedEntryError if the signature is not the cluster's."""
         return self.line(data, Entry)
 
     def line(self, data: bytes, type: type[E]) -> E:
-        """An entry of the kind of `type`; ForgedEntryError if the cluster did not sign it, or it is of another kind."""
+        """The entry in `data`; ForgedEntryError if the signature is not the cluster's or the kind is not that of
+        `type`."""
         entry: E = _open_entry(self._public, data, type)
         return entry
 
@@ -163,7 +164,7 @@ def _key(public: bytes) -> Ed25519PublicKey:
 def _open_ring(public: bytes, data: bytes) -> Ring:
     ring = _open(public, _RING, data, _ring_decoder)
     if not ring.homes or len(set(ring.ids)) != len(ring.ids):
-        raise ForgedEntryError("a signed ring has no home for channels, or a server twice; it is refused")
+        raise ForgedEntryError("a signed ring has no home for channels, or a server twice; it is rejected")
     return ring
 
 
@@ -173,7 +174,7 @@ def _open_entry(public: bytes, data: bytes, type: type[Any]) -> Any:
     try:
         entry.check()
     except ValueError as error:
-        raise ForgedEntryError(f"a signed entry makes no sense: {error}") from error
+        raise ForgedEntryError(f"a signed entry is inconsistent: {error}") from error
     return entry
 
 
@@ -182,14 +183,16 @@ def _open(public: bytes, kind: bytes, data: bytes, decoder: msgspec.msgpack.Deco
         signed = _signed_decoder.decode(data)
         if signed.format != FORMAT:
             raise ForgedEntryError(
-                f"a ring or plan entry is of format {signed.format}, this process knows {FORMAT}; it is refused",
+                f"a ring or plan entry is of format {signed.format}, this process knows {FORMAT}; it is rejected",
                 do="upgrade this process" if signed.format > FORMAT else None,
             )
         if signed.kind != kind:
-            raise ForgedEntryError(f"expected a signed {kind.decode()}, got something else; it is refused")
+            raise ForgedEntryError(f"expected a signed {kind.decode()}, got something else; it is rejected")
         if signed.key_id != key_id(public):
-            raise ForgedEntryError("a ring or plan entry is signed with another key than the cluster's; it is refused")
+            raise ForgedEntryError("a ring or plan entry is signed with another key than the cluster's; it is rejected")
         _key(public).verify(signed.signature, signed.covered)
         return decoder.decode(signed.body)
     except (msgspec.DecodeError, ValueError, RecursionError, InvalidSignature) as error:
-        raise ForgedEntryError("a ring or plan entry does not carry this cluster's signature; it is refused") from error
+        raise ForgedEntryError(
+            "a ring or plan entry does not carry this cluster's signature; it is rejected"
+        ) from error

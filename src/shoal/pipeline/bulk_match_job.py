@@ -1,6 +1,6 @@
 """The job of bulk matching: reads an archive, matches it in process or on Spark, and returns the figures.
 
-Owns how the index reaches the workers, and the output files. The matching is in `matching`. Workers compile nothing:
+Owns how the index reaches the workers, and the output files. The matching is in `bulk_match`. Workers compile nothing:
 the driver matches a few events first, and they find the compiled loops on disk.
 """
 
@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shoal.errors import PipelineError
-from shoal.pipeline import event_archive, matching
+from shoal.pipeline import bulk_match, event_archive
+from shoal.pipeline.bulk_match import Output, Query
 from shoal.pipeline.event_archive import EventArchive
 from shoal.pipeline.filter_sets import FilterSet, opened
 from shoal.pipeline.job_folders import make_folder
-from shoal.pipeline.matching import Output, Query
 from shoal.pipeline.spark.tasks import Task
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ class MatchResult(msgspec.Struct, frozen=True, kw_only=True):
 def match_in_process(filters: FilterSet, path: Path, output: Output, out: Path | None = None) -> MatchResult:
     """Runs the job on one core of this process."""
     archive = event_archive.open_archive(path)
-    query = matching.query_of(archive.schema, output, filters.attributes)
+    query = bulk_match.query_of(archive.schema, output, filters.attributes)
     _warm(filters, archive, query)
     index = opened(filters.path, filters.version)
     began, events = time.perf_counter(), _Counter()
     batches = _counted(archive.read(query.columns, place=query.place), events.add)
-    found = matching.match_batches(batches, index, query)
+    found = bulk_match.match_batches(batches, index, query)
     if output == "counts":
-        table = matching.sum_counts(found)
+        table = bulk_match.sum_counts(found)
         return _of_counts(filters, table, events.rows, began, _written(table, out, path))
     folded, where = _Folded(), None if out is None else _new_file(out, path)
     writer: pq.ParquetWriter | None = None
@@ -88,15 +88,15 @@ def match_on_spark(
 ) -> MatchResult:
     """Runs the job on Spark. Spark sends the index file to the workers, which may be on other machines."""
     archive = event_archive.open_archive(path)
-    query = matching.query_of(archive.schema, output, filters.attributes)
+    query = bulk_match.query_of(archive.schema, output, filters.attributes)
     _warm(filters, archive, query)
     spark.sparkContext.addFile(filters.path)
     began, events = time.perf_counter(), spark.sparkContext.accumulator(0)
     task = _task(filters, query, events.add)
-    schema = matching.output_schema(archive.schema, query)
+    schema = bulk_match.output_schema(archive.schema, query)
     found = archive.on_spark(spark, query.columns, task, schema, place=query.place)
     if output == "counts":
-        table = matching.sum_counts(_summed(found).to_batches())
+        table = bulk_match.sum_counts(_summed(found).to_batches())
         return _of_counts(filters, table, events.value, began, _written(table, out, path))
     where = None if out is None else _new_file(out, path)
     if where is None:
@@ -119,7 +119,7 @@ def _task(filters: FilterSet, query: Query, count: Callable[[int], None]) -> Tas
         from pyspark import SparkFiles
 
         index = opened(SparkFiles.get(name), filters.version)
-        yield from matching.match_batches(_counted(batches, count), index, query)
+        yield from bulk_match.match_batches(_counted(batches, count), index, query)
 
     return run
 
@@ -130,13 +130,13 @@ def _summed(found: DataFrame) -> pa.Table:
 
     total: Any = functions.sum("matches").cast("bigint").alias("matches")
     table: pa.Table = found.groupBy("filter").agg(total).toArrow()
-    return table.cast(matching.COUNTS_SCHEMA)
+    return table.cast(bulk_match.COUNTS_SCHEMA)
 
 
 def _warm(filters: FilterSet, archive: EventArchive, query: Query) -> None:
     """Matches a few events, so that the compiled loops are on disk and errors show before Spark runs a task."""
     for batch in archive.read(query.columns, place=query.place):
-        for _ in matching.match_batches([batch.slice(0, WARM_EVENTS)], opened(filters.path, filters.version), query):
+        for _ in bulk_match.match_batches([batch.slice(0, WARM_EVENTS)], opened(filters.path, filters.version), query):
             pass
         return
 
@@ -172,7 +172,7 @@ class _Folded:
         counted = pc.value_counts(pc.list_flatten(batch.column(batch.num_columns - 1)))
         self._parts.append(
             pa.RecordBatch.from_arrays(
-                [counted.field("values"), counted.field("counts")], schema=matching.COUNTS_SCHEMA
+                [counted.field("values"), counted.field("counts")], schema=bulk_match.COUNTS_SCHEMA
             )
         )
 
@@ -180,14 +180,14 @@ class _Folded:
         """Adds an output that is a Spark data frame."""
         from pyspark.sql import functions
 
-        exploded = found.select(functions.explode(matching.FILTERS).alias("filter"))
+        exploded = found.select(functions.explode(bulk_match.FILTERS).alias("filter"))
         counts: pa.Table = exploded.groupBy("filter").agg(functions.count("*").alias("matches")).toArrow()
-        self._parts += counts.cast(matching.COUNTS_SCHEMA).to_batches()
+        self._parts += counts.cast(bulk_match.COUNTS_SCHEMA).to_batches()
         self._rows += found.count()
 
     def result(self, filters: FilterSet, output: Output, events: int, began: float, out: Path | None) -> MatchResult:
         """The figures."""
-        found = _of_counts(filters, matching.sum_counts(self._parts), events, began, out)
+        found = _of_counts(filters, bulk_match.sum_counts(self._parts), events, began, out)
         return msgspec.structs.replace(found, output=output, rows=self._rows)
 
 

@@ -1,19 +1,19 @@
-"""Commands to one server from code without an event loop: command line, diagnosis and Spark's workers.
+"""A blocking connection to one server, for code without an event loop: commands, diagnosis, Spark workers.
 
-Owns a private event loop for as long as the connection lasts. The connection itself is that of
-`shoal.wire.connection`; code on an event loop uses that one directly.
+Owns a private event loop while the connection is open. The connection is a `shoal.wire.connection.Connection`; code on
+an event loop uses that directly.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from shoal.wire.connection import Connection
-from shoal.wire.dial import Dial, tcp
+from shoal.wire.dial import Dial
 
 _CLIENT_NAME: Final = "shoal-ask"
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class BlockingConnection:
-    """One connection on which commands are asked, one after the other. Entering it connects and logs in.
+    """One connection for one command at a time. Entering it connects and logs in.
 
-    Raises what `Connection.open` raises when the server cannot be used, and `ConnectError` when it has not answered
-    `timeout_s` after it was asked. For one thread at a time. On a thread whose event loop runs it works too, and blocks
-    that loop.
+    Entering raises the errors of `Connection.open`; `ask` raises `ConnectError` if there is no reply within
+    `timeout_s`. Use it from one thread at a time. It also works on a thread with a running event loop, and blocks that
+    loop.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class BlockingConnection:
         username: str | None,
         password: str | None,
         *,
+        dial: Dial,
         timeout_s: float = 5.0,
         frame_bytes_max: int = 1 << 26,
-        dial: Dial = tcp,
     ) -> None:
         self.where = f"{host}:{port}"
         self._runner: asyncio.Runner | None = None
@@ -57,36 +57,45 @@ class BlockingConnection:
     def __enter__(self) -> Self:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         try:
-            _undisturbed(self._runner.run, self._connection.open())
+            _off_loop(self._run, self._connection.open())
         except BaseException:
-            self._end()
+            self._close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self._close()
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
-            _undisturbed(self._abort, runner)
+            _off_loop(self._abort, runner)
 
     def _abort(self, runner: asyncio.Runner) -> None:
         with runner:
             runner.get_loop().call_soon(self._connection.abort)
-            runner.run(asyncio.sleep(0))  # the transport closes its socket in the loop's next turn
+            runner.run(asyncio.sleep(0))  # the transport closes its socket in the next turn of the loop
 
     def ask(self, *args: bytes | str | int) -> Any:
-        """The reply to one command; `hiredis.ReplyError` when the server refuses it."""
-        assert self._runner is not None, "enter it first"
-        (reply,) = _undisturbed(self._runner.run, self._connection.ask(args))
+        """Run one command and return the reply; raises `hiredis.ReplyError` if the server refuses it."""
+        (reply,) = _off_loop(self._run, self._connection.ask(args))
         return reply
 
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine. `Runner.run` would install a signal handler, which costs as much as a small request."""
+        assert self._runner is not None, "used before `with`"
+        loop = self._runner.get_loop()
+        task = loop.create_task(work)
+        try:
+            return loop.run_until_complete(task)
+        finally:
+            task.cancel()  # no effect unless Ctrl-C interrupted the loop
 
-def _undisturbed(function: Callable[[A], T], argument: A) -> T:
-    """Call a function that runs an event loop; in another thread if this one's event loop is running."""
+
+def _off_loop(function: Callable[[A], T], argument: A) -> T:
+    """Call a function that runs an event loop, in another thread if this thread's event loop is running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -101,11 +110,11 @@ def ask(
     username: str | None,
     password: str | None,
     *args: bytes | str | int,
+    dial: Dial,
     timeout_s: float = 5.0,
     frame_bytes_max: int = 1 << 26,
-    dial: Dial = tcp,
 ) -> Any:
-    """Connect, log in, run one command, return its reply; raises what `BlockingConnection` does."""
+    """Connect, log in, run one command and return the reply; raises the errors of `BlockingConnection`."""
     with BlockingConnection(
         host, port, username, password, timeout_s=timeout_s, frame_bytes_max=frame_bytes_max, dial=dial
     ) as connection:

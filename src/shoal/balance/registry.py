@@ -1,0 +1,46 @@
+"""The registry of kinds: what the leader needs of each kind of unit to measure, plan and move it.
+
+Owns the two records. The kinds that ship are listed in `shoal.load_kinds`; everything that handles all kinds takes a
+`Registry` as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.balance.change import Planner
+from shoal.limits import Limits
+from shoal.load.kinds import Kinds
+from shoal.plan.conductor import Steps
+from shoal.plan.ring import Ring
+from shoal.rules import Rules
+
+
+def ring_hosts(ring: Ring | None) -> Ring | None:
+    """The hosts of channels: the ring itself."""
+    return ring
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedKind:
+    """A kind of unit that moves. `steps` makes its table of steps; `hosts` tells that table where units may live, None
+    as long as nothing can be decided. A kind without a planner moves on request; channels are planned by the policy."""
+
+    steps: Callable[[Limits, Rules], Steps[Any, Any, Any, Any]]
+    planner: Planner | None = None
+    hosts: Callable[[Ring | None], Any] = ring_hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """All kinds: `load` are those that are measured, `units` those that move."""
+
+    load: Kinds
+    units: tuple[ManagedKind, ...]
+
+    @property
+    def planners(self) -> tuple[Planner, ...]:
+        """The planners of other kinds than channels."""
+        return tuple(kind.planner for kind in self.units if kind.planner is not None)

@@ -1,0 +1,165 @@
+"""The checkers of channels: given the record of a run, what was lost, doubled, reordered, invented or never settled.
+
+Owns the meaning of the channels' promise, written down a second time, without any code of the router. Used on simulated
+runs and on real ones (`shoal soak`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.lab.sim.checkers import DeliveryCheck, Verdict
+from shoal.lab.sim.history import Published
+from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory, SubscriberRecord, number_of
+from shoal.message import Gap, Message
+
+FOREIGN_PUBLISHER: Final = 0
+FOREIGN: Final = b"foreign "
+"""How the payloads begin that scenarios publish by plain Redis clients."""
+
+Key = tuple[str, int, int]
+"""Channel, publisher, sequence number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectations:
+    """What this run allows.
+
+    `healable`: no gap may be reported while its publisher lives: windows are large enough, and the faults end
+    long before `gap_timeout_s` is over. `calm`: no fault struck, so a subscription must begin exactly at its
+    baseline; after a fault, older messages may be delivered, or reported missing, rather than risk one that is
+    owed. `finished`: the run ended in quiet, so everything owed must have arrived.
+    """
+
+    healable: bool
+    calm: bool
+    finished: bool = True
+
+
+def judge(history: ChannelRunHistory, expect: Expectations) -> Verdict:
+    """Checks every subscription of a run."""
+    verdict = Verdict(messages=len(history.messages))
+    by_key: dict[Key, Published] = {(m.unit, m.publisher, m.sequence): m for m in history.messages.values()}
+    by_unit = history.by_unit()
+    for sub in history.subscribers:
+        _Judge(history, by_key, DeliveryCheck(history, by_unit, sub, verdict), sub, expect, verdict).run()
+    for split in history.splits:
+        verdict.violate("split", split)
+    return verdict
+
+
+class _Judge:
+    """Checks one subscription."""
+
+    def __init__(
+        self,
+        history: ChannelRunHistory,
+        by_key: dict[Key, Published],
+        deliveries: DeliveryCheck,
+        sub: SubscriberRecord,
+        expect: Expectations,
+        verdict: Verdict,
+    ) -> None:
+        self.history = history
+        self.by_key = by_key
+        self.deliveries = deliveries
+        self.sub = sub
+        self.expect = expect
+        self.verdict = verdict
+        self.gaps: list[tuple[float, Gap]] = []
+        self.label = sub.label
+
+    def run(self) -> None:
+        for handed in self.sub.handed:
+            if isinstance(handed.item, Gap):
+                self.verdict.gaps_reported += 1
+                self.gaps.append((handed.at, handed.item))
+            else:
+                self._message(handed.at, handed.item)
+        for at, gap in self.gaps:
+            self._gap(at, gap)
+        self._completeness()
+        if self.expect.finished and self.sub.in_force_at is None and self.sub.ended_at is None:
+            self.verdict.violate("unsettled", f"{self.label} never came into force")
+
+    def _message(self, at: float, message: Message) -> None:
+        verdict = self.verdict
+        verdict.deliveries += 1
+        if message.foreign and message.payload.startswith(FOREIGN):
+            verdict.seen["foreign message"] += 1
+            return
+        number = number_of(message)
+        published = self.deliveries.take(number, at, message.payload)
+        if published is None:
+            return
+        if (message.channel, message.publisher, message.sequence) != (
+            published.unit, published.publisher, published.sequence,
+        ):  # fmt: skip
+            verdict.violate("mislabelled", f"{self.label} got message {number} as {message!r:.120}")
+        if published.confirmed_at is not None and published.confirmed_at < self.sub.called_at:
+            verdict.seen["early delivery"] += 1
+            if self.expect.calm:
+                when = f"confirmed at t={published.confirmed_at:.3f}"
+                verdict.violate("early", f"{self.label} got {number}, {when}, before it subscribed")
+
+    def _gap(self, at: float, gap: Gap) -> None:
+        """A gap must stand for something: a closed one for messages that did not arrive, an open one for a
+        death.
+        """
+        if gap.publisher == FOREIGN_PUBLISHER:
+            self.verdict.seen["foreign gap"] += 1
+            return
+        if gap.publisher is None or gap.last is None:
+            self.verdict.seen["open gap"] += 1
+            since = self.sub.called_at
+            if not any(death.began_at <= at and (death.ended_at or at) >= since for death in self.history.unwatched):
+                self.verdict.violate("false gap", f"{self.label}: open gap at t={at:.3f}, but no server died: {gap}")
+            return
+        self.verdict.seen["closed gap"] += 1
+        missing = 0
+        for sequence in range(gap.first, gap.last + 1):
+            message = self.by_key.get((gap.channel, gap.publisher, sequence))
+            if message is None:
+                self.verdict.violate("false gap", f"{self.label}: {gap} covers {sequence}, which was never published")
+                return
+            if message.number in self.deliveries.got:
+                self.verdict.violate("false gap", f"{self.label}: {gap} covers {sequence}, which was delivered")
+                return
+            missing += message.confirmed_at is None or message.confirmed_at >= self.sub.called_at
+        if not missing:
+            self.verdict.seen["early gap"] += 1
+            if self.expect.calm:
+                self.verdict.violate("false gap", f"{self.label}: {gap} covers nothing since it subscribed")
+            return
+        publisher = self.history.publishers[gap.publisher]
+        if self.expect.healable and (publisher.ended_at is None or publisher.ended_at > at):
+            self.verdict.violate(
+                "unhealed", f"{self.label}: {gap} at t={at:.3f}, though its publisher lives and has them"
+            )
+
+    def _covered(self, message: Published) -> bool:
+        """Whether a reported gap accounts for a message. An open gap accounts only for what was published
+        before it was reported, and one without a publisher only for publishers that have died.
+        """
+        for at, gap in self.gaps:
+            if gap.publisher is None:
+                covered = self.history.publishers[message.publisher].crashed and message.called_at <= at
+            elif gap.channel != message.unit or gap.publisher != message.publisher or gap.first > message.sequence:
+                covered = False
+            else:
+                covered = message.called_at <= at if gap.last is None else message.sequence <= gap.last
+            if covered:
+                return True
+        return False
+
+    def _completeness(self) -> None:
+        """Everything owed has arrived or is in a gap. A subscription that ended is owed what comes before
+        what it got.
+        """
+        for message, followed in self.deliveries.missing():
+            due = self.expect.finished and self.sub.ended_at is None
+            if due and self.history.publishers[message.publisher].crashed and message.confirmed_at is None:
+                due = False
+            if (due or followed) and not self._covered(message):
+                self.deliveries.lose(message)

@@ -1,0 +1,29 @@
+"""`shoal agent`: its flags become the options of the agent."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal import cli
+from shoal.channels.agent import process
+from shoal.plan.ring import ServerAddress
+
+ADDRESS = ("--server", "s1", "--address", "10.0.0.11:6379")
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        ((), ServerAddress("s1", "10.0.0.11", 6379)),
+        (("--site", "oslo", "--rack", "r2"), ServerAddress("s1", "10.0.0.11", 6379, "oslo", "r2")),
+    ],
+)
+def test_site_and_rack_are_part_of_the_address(
+    flags: tuple[str, ...], address: ServerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[process.AgentOptions] = []
+    monkeypatch.setattr(process, "run_agent", started.append)
+    monkeypatch.setenv("SHOAL_LOG_LEVEL", "warning")
+    monkeypatch.setenv("SHOAL_URL", "shoal://agent:x@10.0.0.1:7400")
+    assert cli.main(["agent", *ADDRESS, *flags]) == 0
+    assert [options.address for options in started] == [address]
