@@ -156,3 +156,10 @@ def test_a_broken_rule_of_lamps_is_caught() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     assert run_seed(3, None).digest == run_seed(3, None).digest
+
+
+def test_another_run_has_another_digest() -> None:
+    """Lamps speak with the coordinator only: no byte of theirs is on a link."""
+    intact, broken = run_seed(3, None), run_seed(3, "carry_first")
+    assert intact.events != broken.events
+    assert intact.digest != broken.digest

@@ -195,7 +195,6 @@ class Scenario:
         return self._judged()
 
     def _judged(self) -> Outcome:
-        world = self.world
         self.finish()
         verdict = self.judge()
         self.processes.note_failures()
@@ -204,6 +203,14 @@ class Scenario:
         self.check(verdict)
         self.exercised.update(self.faults.counts)
         self.exercised.update(verdict.seen)
+        return self.outcome(verdict)
+
+    def outcome(self, verdict: Verdict) -> Outcome:
+        """The result of the run. Its digest also covers the history, the counters and the violations."""
+        world = self.world
+        recorded = [sorted(value) if isinstance(value, set) else value for value in vars(self.history).values()]
+        counted = sorted((self.exercised + verdict.own).items())
+        world.mix_values(recorded, counted, verdict.violations, world.events_run)
         return Outcome(
             world.seed, verdict, sum(self.faults.counts.values()), self.exercised, world.events_run, world.trace or [],
             world.digest,
