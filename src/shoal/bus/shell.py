@@ -81,7 +81,7 @@ class Adapter:
         self._timer_at = 0.0
         self._timers = router.timers
         self._armed_count = -1
-        self._departure = Departure(router, limits)
+        self.departure = Departure(router, limits)
 
     # After every call into the router
 
@@ -224,7 +224,7 @@ class Adapter:
         self._armed_count = -1
         now = self.loop.time()
         self.router.timer(now)
-        self._departure.update(now)
+        self.departure.update(now)
         self.flush()
 
     # Waiting
@@ -381,7 +381,7 @@ class Adapter:
             else:
                 _log.info("connection lost", server=server, error=str(error))
         now = self.loop.time()
-        self._departure.note_loss(now)
+        self.departure.note_loss(now)
         self.router.lost(server, now)
         self.flush()
 
@@ -395,7 +395,7 @@ class Adapter:
         """Linger if others may need resends, send goodbye, close. `quick` only closes."""
         try:
             if not quick:
-                await self._departure.linger()
+                await self.departure.linger()
             self.router.close(self.loop.time())
             self.flush()
             if not quick:

@@ -201,6 +201,10 @@ class BalancerRun(MovesRun):
         """Whether load changes and clients come and go."""
         return self.active and self.world.now < BEGIN_S + self.shape.safety_s
 
+    def apps_leave(self) -> bool:
+        """Applications come and go while the load shifts."""
+        return self.shifting
+
     def strangers_active(self) -> bool:
         """Plain clients are part of what shifts."""
         return self.temper.strangers and self.shifting

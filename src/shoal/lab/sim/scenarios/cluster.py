@@ -115,6 +115,10 @@ class ChannelScenario(Scenario):
         """The time of day as the agent on a node has it."""
         return WallClock(node)
 
+    def apps_leave(self) -> bool:
+        """Whether applications may close their bus."""
+        return self.active
+
     def strangers_active(self) -> bool:
         """Whether plain clients publish."""
         return self.active
@@ -317,7 +321,9 @@ class ChannelScenario(Scenario):
 
     def judge(self) -> Verdict:
         """The promise of channels; everything has settled."""
-        verdict = judge(self.history, Expectations(healable=self.shape.healable, calm=self.calm))
+        healable, calm = self.shape.healable, self.calm
+        close_complete = healable and calm and not self.shape.slow_readers and not self.cut_off_at
+        verdict = judge(self.history, Expectations(healable, calm, close_complete=close_complete))
         check_settled(self.apps, verdict)
         return verdict
 
@@ -328,8 +334,8 @@ class ChannelScenario(Scenario):
 
     def quiet(self) -> bool:
         """Whether nobody waits for anything any more."""
-        routers = [app.router for app in self.apps]
-        if not all(router is not None and router.settled for router in routers):
+        routers = [app.router for app in self.apps if not app.leaving]
+        if len(routers) < len(self.apps) or not all(router is not None and router.settled for router in routers):
             return False
         cores = [sub.core for app in self.apps for sub in app.subs]
         if not all(core is not None and core.settled for core in cores):
