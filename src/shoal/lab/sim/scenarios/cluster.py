@@ -70,7 +70,8 @@ class ChannelScenario(Scenario):
         shape = self.shape
         self.cut_off_at: dict[int, float] = {}
         """When a server first cut a client off."""
-        self.signer = Signer(rng.randbytes(32))
+        self.plan_key = rng.randbytes(32)
+        self.signer = Signer(self.plan_key)
         self.verifier = Verifier(self.signer.public)
         self.book = PlanBook(self.verifier)
         self.channels = [f"c.{index}" for index in range(shape.channels)]
