@@ -78,7 +78,7 @@ class BusShell:
         self._timer_at = 0.0
         self._timers = router.timers
         self._armed_count = -1
-        self._departure = Departure(router, limits)
+        self.departure = Departure(router, limits)
 
     # After every call into the router
 
@@ -206,7 +206,7 @@ class BusShell:
         self._armed_count = -1
         now = self.loop.time()
         self.router.timer(now)
-        self._departure.update(now)
+        self.departure.update(now)
         self.flush()
 
     # Waiting
@@ -363,7 +363,7 @@ class BusShell:
             else:
                 _log.info("connection lost", server=server, error=str(error))
         now = self.loop.time()
-        self._departure.note_loss(now)
+        self.departure.note_loss(now)
         self.router.lost(server, now)
         self.flush()
 
@@ -377,7 +377,7 @@ class BusShell:
         """Linger if others may need resends, send goodbye, close. `quick` only closes."""
         try:
             if not quick:
-                await self._departure.linger()
+                await self.departure.linger()
             self.router.close(self.loop.time())
             self.flush()
             if not quick:
