@@ -41,8 +41,8 @@ from shoal.plan.signature import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
 
 QUIET_DEATH: Final = 0.4
-QUIET_DEATH_S: Final = 0.05
-"""How often, and how soon, a server dies after somebody spoke on a quiet channel."""
+QUIET_DEATH_S: Final = 0.01
+"""How often, and how soon, a server dies after it confirmed a message on a quiet channel."""
 LOAD_S: Final = (0.0, 2.0)
 FIRST_LOAD_S: Final = (0.0, 0.1)
 """How long an agent takes to load what it needs; at first it is quick, because a run begins when all are there."""
@@ -182,9 +182,9 @@ class ChannelScenario(Scenario):
         agent.crash()
         self.world.after(self.world.rng(why).uniform(0.3, 4.0), agent.restart)
 
-    def spoken_once(self, channel: str) -> None:
-        """Somebody spoke where it will be quiet from now on: perhaps the machine dies before everybody has heard it,
-        and nobody remembers it."""
+    def quiet_confirmed(self, channel: str) -> None:
+        """A message on a quiet channel was confirmed. Perhaps its server and agent die before all subscribers have
+        received it; no later message shows them that it is missing."""
         rng = self.world.rng("quiet")
         if self.network.options.crashes_per_s and rng.random() < QUIET_DEATH and self.book.ring is not None:
             server = rng.choice(self.book.placement(channel.encode()).servers)
