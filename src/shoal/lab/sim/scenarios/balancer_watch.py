@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from shoal.balance.balancer_keys import STATE_KEY, BalancerState, decode
+from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of
-from shoal.balance.recording import DecisionRecord, Outcome
-from shoal.balance.records import STATE_KEY, BalancerState, decode
 from shoal.errors import PlanError
 from shoal.lab.sim.models.redis_keys import Stream
 from shoal.lab.sim.world.process import FIRST_SECOND
-from shoal.leader.balancer_shell import Balancing
+from shoal.leader.balancer_shell import BalancerShell
 from shoal.load.fold_state import FoldCounters
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
@@ -80,7 +80,7 @@ class BalancerWatch:
         """The time spans in which a server was seen empty, oldest first. Who looks in by an old ring, and is sent on
         before the next look, does not count."""
         self._there: dict[str, set[str]] = {}
-        self._balancing: dict[str, Balancing] = {}
+        self._balancing: dict[str, BalancerShell] = {}
         """By holder: one life of a balancer."""
         self._counters: dict[str, tuple[int, int, int]] = {}
         self._lead_token = 0
@@ -334,7 +334,7 @@ class BalancerWatch:
 
     # -- what a balancer says --------------------------------------------------------------------------------
 
-    def follow(self, holder: str, balancing: Balancing) -> None:
+    def follow(self, holder: str, balancing: BalancerShell) -> None:
         """A life of a balancer has begun."""
         self._balancing[holder] = balancing
 
