@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-CHANNELS = Path(__file__).parent.parent.parent / "src" / "shoal" / "channels"
+SHOAL = Path(__file__).parent.parent.parent / "src" / "shoal"
+CHANNELS = SHOAL / "channels"
 
 MAY_IMPORT = {
     "client": set[str](),
@@ -16,6 +17,10 @@ MAY_IMPORT = {
     "agent": {"telemetry", "recording"},
 }
 """The other parts that each part may import. Modules beside them (`states`, `timers` ...) are free for all."""
+
+
+CLIENT_NAMES = {"router", "subscription", "context", "inbox"}
+"""The modules of the client's part that shells use: `Router`, `SubscriptionCore`, effects and counters, statistics."""
 
 
 def imported_parts(part: str) -> set[str]:
@@ -28,6 +33,12 @@ def imported_parts(part: str) -> set[str]:
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_a_part_of_channels_imports_lower_parts_only(part: str) -> None:
     assert imported_parts(part) <= MAY_IMPORT[part]
+
+
+def test_other_packages_use_the_router_and_nothing_behind_it() -> None:
+    others = [path for path in SHOAL.rglob("*.py") if not path.is_relative_to(CHANNELS / "client")]
+    used = {name for path in others for name in re.findall(r"from shoal\.channels\.client\.(\w+)", path.read_text())}
+    assert used == CLIENT_NAMES
 
 
 def test_every_part_is_in_the_table() -> None:

@@ -68,6 +68,6 @@ def test_windows_of_spark_need_java_before_a_cluster_is_started(
     assert not (tmp_path / "state").exists()
 
 
-def test_windows_of_spark_need_somebody_who_balances(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_windows_from_spark_need_a_balancer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["up", "--windows", "spark", "--balancers", "0", "--state-dir", str(tmp_path / "state")]) == 1
     assert "there is no balancer" in capsys.readouterr().err

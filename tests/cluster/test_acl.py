@@ -199,7 +199,7 @@ def test_a_role_may_do_nothing_else(as_role: Ask, role: str) -> None:
 
 
 @pytest.mark.parametrize("at", ["coordinator", "server"])
-def test_nobody_comes_in_without_a_password_of_ours(cluster: ClusterState, at: str) -> None:
+def test_logins_without_a_valid_password_are_rejected(cluster: ClusterState, at: str) -> None:
     place = cluster.coordinator if at == "coordinator" else cluster.servers[0]
     for user, password in [
         (None, None),

@@ -113,7 +113,7 @@ def test_a_stubborn_stranger_is_killed(tmp_path: Path) -> None:
         assert stranger.wait() == -signal.SIGKILL
 
 
-def test_nobody_is_killed_where_nobody_is() -> None:
+def test_killing_an_exited_process_signals_no_other_process() -> None:
     done = subprocess.Popen(["true"])
     ticks = start_ticks(done.pid) or 0
     done.wait()

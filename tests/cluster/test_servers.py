@@ -75,7 +75,7 @@ def test_what_is_no_server_is_not_taken_for_one(tmp_path: Path) -> None:
     assert inspect_program(str(tmp_path / "missing")) is None
 
 
-def test_a_machine_without_server_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_program_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.cluster.servers.find_programs", list)
     with pytest.raises(ClusterError, match="apt install"):
         choose_program()

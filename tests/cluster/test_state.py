@@ -59,7 +59,7 @@ def test_another_format_is_refused_with_advice(directory: StateDir, found: int |
     written = msgspec.json.decode(directory.cluster_file.read_bytes())
     assert written.pop("format") == 2
     directory.cluster_file.write_bytes(msgspec.json.encode(written | ({} if found is None else {"format": found})))
-    with pytest.raises(VersionError, match=f"format {found or 1}, .*knows 2.*with the version that started it"):
+    with pytest.raises(VersionError, match=f"format {found or 1}, .*reads 2.*with the version that started it"):
         directory.read()
 
 
@@ -159,9 +159,7 @@ def test_a_lock_that_a_dead_holder_has_not_let_go_of_yet_is_waited_for(directory
     timer.join()
 
 
-def test_a_lock_that_nobody_lets_go_of_is_not_waited_for_for_ever(
-    directory: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_a_held_lock_has_a_limit(directory: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "LET_GO_TIMEOUT_S", 0.1)
     lock = directory.lock()
     directory.lock_file.write_text("{}")

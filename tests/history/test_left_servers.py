@@ -96,5 +96,5 @@ def test_a_record_lost_by_a_present_server_is_a_gap(tmp_path: Path) -> None:
         later_us = int(time.time() * 1_000_000) + DAY_US
         assert history(tmp_path, address, since_us=later_us) == [], "it was lost before the server was started"
         Recording(server).write(3)
-        (told,) = (item for item in history(tmp_path, address) if isinstance(item, Gap))
-        assert "begun another one" in told.reason, "the new record tells"
+        (reported,) = (item for item in history(tmp_path, address) if isinstance(item, Gap))
+        assert "begun another one" in reported.reason, "the new record reports it"

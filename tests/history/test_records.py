@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tests.support.records import STREAM, Recording
@@ -13,6 +14,9 @@ from shoal.history import server_reader as bounds
 from shoal.history.record_reader import RecordReader
 from shoal.history.server_reader import Login
 from shoal.plan.ring import ServerAddress
+from shoal.runtime import PRODUCTION
+from shoal.wire.address_book import Endpoint
+from shoal.wire.dial import tcp
 from shoal.wire.envelope import HEADER, MAGIC
 from shoal.wire.record_entry import message_fields
 
@@ -73,3 +77,12 @@ def test_a_reply_that_is_too_large_is_read_in_parts(
 def test_the_end_of_a_record_of_large_messages_is_read(recording: Recording, reader: RecordReader) -> None:
     write(recording, 40, 1_000_000)
     assert reader.ends(CHANNEL) == {STREAM: 40}
+
+
+def test_a_server_is_reached_by_the_route_of_the_runtime(recording: Recording) -> None:
+    """As `subscribe(since=...)` reads records: with the address book of its bus."""
+    write(recording, 3, 10)
+    place = recording.redis.connection_pool.connection_kwargs
+    runtime = replace(PRODUCTION, routes={"s1": Endpoint(place["host"], place["port"], tcp)}, wall=lambda: 0.0)
+    with RecordReader(ServerAddress("s1", "announced.invalid", 1), Login(None, None), runtime) as reader:
+        assert pages(reader) == [3]

@@ -277,8 +277,8 @@ def test_any_split_over_records_is_the_same_history(drawn: tuple[int, list[list[
     assert [item.sequence for item in items if isinstance(item, Message)] == heard
     missing = [n for gap in items if isinstance(gap, Gap) for n in range(gap.first, (gap.last or 0) + 1)]
     assert missing == [n for n in range(heard[0], heard[-1]) if n not in heard] if heard else not missing
-    told = [item.sequence if isinstance(item, Message) else item.first for item in items]
-    assert told == sorted(told)
+    reported = [item.sequence if isinstance(item, Message) else item.first for item in items]
+    assert reported == sorted(reported)
 
 
 ENTRY = st.one_of(

@@ -1,4 +1,4 @@
-"""Archives that are damaged or lead elsewhere, and outputs that would replace what is somebody's, are refused."""
+"""Damaged archives and unsafe output paths are rejected; outputs never replace files that no job wrote."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_a_group_that_is_too_new_is_expected_to_stay_as_it_is() -> None:
     assert [test.forecasts > 0 for test in backtest(loads, DAY_S)] == [True, False]
 
 
-def test_a_group_that_has_gone_counts_no_more() -> None:
+def test_a_group_that_has_left_is_not_counted() -> None:
     loads = pa.concat_tables([table([SHAPE] * 4, "eu"), table([9 * SHAPE] * 2, "old")])
     made = forecasts(loads, DAY_S)
     assert gone_groups(made) == ["old"]

@@ -58,7 +58,7 @@ def test_an_interrupt_is_not_held_back_for_ever(monkeypatch: pytest.MonkeyPatch)
         hang()
 
 
-def test_a_handler_of_somebody_else_stays_in_force() -> None:
+def test_a_handler_of_the_application_stays_in_force() -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
@@ -149,7 +149,7 @@ def test_an_interrupt_while_java_starts_ends_it_in_a_hurry(monkeypatch: pytest.M
     closed: list[bool] = []
 
     def launch(settings: Mapping[str, str]) -> Any:
-        press()  # Java has begun to start, and nobody could end it yet
+        press()  # Java is starting, and cannot be stopped yet
         return SimpleNamespace(close=lambda hurry: closed.append(hurry))
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)

@@ -19,7 +19,7 @@ PROMISED = re.compile(r"#->(.*)")
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_the_tutorial_and_the_programs_of_the_page_run(tmp_path: Path) -> None:
-    """In an empty directory; what stands behind `#->` must come, in that order."""
+    """In an empty directory; the texts after `#->` must be printed, in that order."""
     front = tmp_path / "bin" / "shoal"
     front.parent.mkdir()
     front.write_text(f'#!/bin/sh\nexec {sys.executable} -m shoal.cli "$@"\n')

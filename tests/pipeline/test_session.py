@@ -148,15 +148,15 @@ def test_the_innermost_cause_of_java_is_what_is_said(page: str, reason: str) -> 
     class FromJavaError(RuntimeError):
         java_exception = None
 
-    told = explain(FromJavaError(f"An error occurred while calling o80.start.\n{page}"), heap_mb=1)
-    assert str(told) == f"Spark failed: {reason}"
+    error = explain(FromJavaError(f"An error occurred while calling o80.start.\n{page}"), heap_mb=1)
+    assert str(error) == f"Spark failed: {reason}"
 
 
 def test_what_a_worker_raised_is_said_as_it_was() -> None:
     page = RuntimeError("Aborted ...\nTraceback\nshoal.errors.TrimmedError: a stream was cut: start anew\n\tat java")
-    told = explain(page, heap_mb=1)
-    assert isinstance(told, TrimmedError)
-    assert str(told) == "a stream was cut: start anew"
+    error = explain(page, heap_mb=1)
+    assert isinstance(error, TrimmedError)
+    assert str(error) == "a stream was cut: start anew"
 
 
 def test_a_spark_that_gave_up_is_said_so() -> None:
@@ -164,10 +164,10 @@ def test_a_spark_that_gave_up_is_said_so() -> None:
     assert "it gives up a master that does not answer" in str(explain(RuntimeError(page), heap_mb=1))
 
 
-def test_a_job_that_runs_out_of_heap_is_told_so() -> None:
-    told = explain(RuntimeError("x java.lang.OutOfMemoryError: Java heap space"), heap_mb=700)
-    assert isinstance(told, HeapTooSmallError)
-    assert "700 MB" in str(told)
+def test_the_error_of_a_job_out_of_heap_says_so() -> None:
+    error = explain(RuntimeError("x java.lang.OutOfMemoryError: Java heap space"), heap_mb=700)
+    assert isinstance(error, HeapTooSmallError)
+    assert "700 MB" in str(error)
     assert explain(RuntimeError("something else"), heap_mb=700) is None
 
 

@@ -170,7 +170,7 @@ async def test_a_restarted_server_is_a_new_incarnation_with_the_same_agent(serve
         assert row["subscriber_ids"] == [ALICE]
         after = await served.records()
         assert {record.id.instance for record in after} == {instance}
-        assert min(record.id.sequence for record in after) > 1, "the stream of the incarnation before is lost"
+        assert min(record.id.sequence for record in after) > 1, "the earlier stream was lost with the server"
 
 
 async def test_clients_that_vanish_leave_the_register(served: Site) -> None:
@@ -304,7 +304,7 @@ async def test_with_the_coordinator_down_agents_that_hear_each_other_go_on(site:
 
 
 async def _grant_ended_at(heartbeats: Any) -> float:
-    """When the grant of an agent ran out, by its next heartbeat that says so."""
+    """When the grant of an agent ran out, by its next heartbeat without one."""
     heartbeat = await _heartbeat(heartbeats, lambda heartbeat: heartbeat.lapsed_ms is not None)
     assert heartbeat.lapsed_ms is not None
     return time.monotonic() - heartbeat.lapsed_ms / 1000
@@ -386,16 +386,16 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
             assert isinstance(found, control.Answer)
             return found
 
-    async def told() -> bool:
+    async def updated() -> bool:
         return (await answer(b"moved")).entry == true
 
-    await until(told)
+    await until(updated)
     assert (await answer(b"forged")).entry == b""
     assert (await answer(b"forged")).version == 0
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment", "text"),
+    ("flags", "environment", "error"),
     [
         (["--server", "s 1"], {}, "is not a valid server id"),
         (["--address", "nowhere"], {}, "host:port"),
@@ -404,7 +404,7 @@ async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: 
         ([], {"SHOAL_URL": "shoal://agent:wrong@{coordinator}"}, "refused user 'agent'"),
     ],
 )
-def test_bad_arguments_end_the_agent_with_one_line(flags: list[str], environment: dict[str, str], text: str) -> None:
+def test_bad_arguments_end_the_agent_with_one_line(flags: list[str], environment: dict[str, str], error: str) -> None:
     with RedisServer() as coordinator:
         settings = {
             name: value.format(coordinator=f"{coordinator.host}:{coordinator.port}")
@@ -431,5 +431,5 @@ def test_bad_arguments_end_the_agent_with_one_line(flags: list[str], environment
             check=False,
         )
     assert ended.returncode == 1
-    assert text in ended.stderr
+    assert error in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -184,7 +184,7 @@ async def test_the_coordinator_comes_back_with_all_it_knew() -> None:
         assert await stored_ring(cluster) == Ring(1, cluster.servers, lease_ms=1000)
 
 
-async def test_a_server_whose_agent_is_gone_leaves_the_ring_and_comes_back() -> None:
+async def test_a_server_without_an_agent_leaves_the_ring_and_comes_back() -> None:
     async with a_cluster() as cluster:
         cluster.hold("agent-s1")
         await cluster.kill("agent-s1")

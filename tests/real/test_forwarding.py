@@ -1,5 +1,5 @@
-"""Two servers with their agents, all real: what is published in the wrong place arrives in the right one, whoever moved
-is told, and the coordinator has the agents' reports."""
+"""Two servers with their agents, all real: messages published on an old server are forwarded, clients are notified of
+the move, and the coordinator has the agents' reports."""
 
 from __future__ import annotations
 

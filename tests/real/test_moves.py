@@ -1,4 +1,4 @@
-"""Channels of a real cluster move by `shoal plan move`, and nobody who publishes or subscribes sees anything of it."""
+"""Channels of a real cluster move by `shoal plan move`, unnoticed by publishers and subscribers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def rests(capsys: pytest.CaptureFixture[str], channel: str) -> bool:
 
 
 async def speak(bus: shoal.Bus, channel: str, stop: asyncio.Event) -> int:
-    """Publishes numbers until it is stopped, then the word that ends it."""
+    """Publishes numbers until it is stopped, then the last payload."""
     number = 0
     while not stop.is_set():
         await bus.publish(channel, b"%d" % number)

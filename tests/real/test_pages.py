@@ -1,4 +1,4 @@
-"""The README's example and the tutorial's programs run as they stand on the page, against a real cluster."""
+"""The README's example and the tutorial's programs run as printed, against a real cluster."""
 
 from __future__ import annotations
 

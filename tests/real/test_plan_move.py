@@ -1,4 +1,4 @@
-"""`shoal plan move` and `shoal plan show --moves` against a real coordinator and a real mover."""
+"""`shoal plan move` and `shoal plan show --moves` against a real coordinator and a real conductor."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TestMove:
         assert status == 1
         assert "cancelled" in output
 
-    async def test_it_notices_that_somebody_else_wants_something_else(
+    async def test_a_request_that_replaces_this_one_is_noticed(
         self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await scene.lead()

@@ -1,4 +1,4 @@
-"""Whether a drained server may go, on a real one: not before its records are archived."""
+"""A drained server with records stays until its records are archived; on a real server."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SERVERS = ("--servers", "3")
 Line = list[Any]
 
 
-def test_nothing_is_lost_and_nobody_is_closed_while_channels_move() -> None:
+def test_nothing_is_lost_and_no_subscription_is_closed_while_channels_move() -> None:
     status, facts, errors = run_soak("moves", *SERVERS, "--subscribers", "30", "--moves", "20", seconds=5)
     assert facts["violations"] == [], errors
     assert status == 0

@@ -1,4 +1,4 @@
-"""A process that meets another version says so, and what to do."""
+"""A process that finds another version reports it, with advice."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ from shoal.bus.plan_source import PlanSource
 from shoal.bus.shell import BusShell
 from shoal.bus.subscription import Subscription
 from shoal.bus.times import time_us_of
-from shoal.channels.client.outgoing_stream import Outgoing
-from shoal.channels.client.router import Router
+from shoal.channels.client.router import Posted, Router
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
@@ -92,7 +91,8 @@ class Bus:
         """See `connect`, which chooses the `runtime`. `rules` is for the simulator."""
         self.limits = limits or DEFAULT_LIMITS
         self.limits.validate()
-        self._runtime = runtime
+        self.runtime = runtime
+        """Connections, clocks and randomness. Not for applications."""
         self._rules = rules
         self.clock = runtime.monotonic
         self.client_id = runtime.random.getrandbits(CLIENT_ID_BITS) or 1
@@ -111,7 +111,7 @@ class Bus:
     def sibling(self) -> Bus:
         """Create another bus to the same cluster with its own connections. It opens without asking the coordinator."""
         shell = self.shell
-        bus = Bus(self._url, limits=self.limits, archive=self.archive, runtime=self._runtime, rules=self._rules)
+        bus = Bus(self._url, limits=self.limits, archive=self.archive, runtime=self.runtime, rules=self._rules)
         bus._source = self._source
         if self._plan is not None:
             bus._plan = (self._plan[0], shell.router.book.signed_ring)
@@ -124,15 +124,15 @@ class Bus:
         if self._shell is not None or self._closed:
             raise BusClosedError("the bus was already opened", do="call connect() again for a new bus")
         if self._source is None:
-            self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s, self._runtime)
+            self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s, self.runtime)
         if self._plan is None:
             self._plan = await self._read_plan(self._source)
         key, ring = self._plan
         verifier = Verifier(key)
         verifier.ring(ring)  # raises if the signature is wrong; the router would only count that
-        number = self._runtime.random.getrandbits(NONCE_BITS)
+        number = self.runtime.random.getrandbits(NONCE_BITS)
         router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_number=number)
-        shell = BusShell(router, self._source, self.limits, self._runtime)
+        shell = BusShell(router, self._source, self.limits, self.runtime)
         router.ring(ring, shell.now)
         shell.flush()
         self._shell = shell
@@ -210,7 +210,7 @@ class Bus:
             await self.shell.room()
             posted = self._post(channel, payload, attributes)
         if confirm:
-            await self.shell.confirmation(*posted)
+            await self.shell.confirmation(posted)
 
     async def publish_counted(self, channel: str | bytes, payload: bytes | str | bytearray | memoryview) -> int:
         """Publish, wait for the confirmation and return the number of connections the server delivered the message to.
@@ -222,7 +222,7 @@ class Bus:
         try:
             while (posted := self._post(channel, payload, None)) is None:
                 await shell.room()
-            return await shell.confirmation(*posted)
+            return await shell.confirmation(posted)
         finally:
             shell.counting -= 1
 
@@ -231,7 +231,7 @@ class Bus:
         channel: str | bytes,
         payload: bytes | str | bytearray | memoryview,
         attributes: GivenAttributes | None,
-    ) -> tuple[Outgoing, int] | None:
+    ) -> Posted | None:
         """Check a message and pass it to the router; None while the buffer is full."""
         try:
             raw = self._names.get(channel) or self._check_name(channel)
@@ -320,7 +320,7 @@ class Bus:
         wanted = where if where is None or isinstance(where, Filter) else parse(where, self.limits)
         if since is not None and channel is None:
             raise TypeError("since=... needs a channel: messages are recorded per channel, not per pattern")
-        since_us = None if since is None else time_us_of(since, self._runtime.wall())
+        since_us = None if since is None else time_us_of(since, self.runtime.wall())
         return Subscription(self, check_channel_name(name, self.limits), channel is None, wanted, since_us)
 
     def psubscribe(self, pattern: str | bytes, *, where: str | Filter | None = None) -> Subscription:
@@ -365,7 +365,7 @@ class Bus:
 
     async def _ask_server(self, server: ServerAddress, command: Request) -> Any:
         username, password = self.login
-        endpoint = self._runtime.address_book.reach(server)
+        endpoint = self.runtime.address_book.reach(server)
         connection = Connection(
             endpoint.host,
             endpoint.port,

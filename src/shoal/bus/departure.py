@@ -31,6 +31,8 @@ class Departure:
         self._router = router
         self._limits = limits
         self._linger_until = float("-inf")
+        self.waits = 0
+        """Number of times that the closing bus has waited."""
         self._changes = _FIRST_RING
         self._heals = 0
 
@@ -58,4 +60,5 @@ class Departure:
             self.update(now)
             if now >= give_up or (now >= self._linger_until and self._router.streams_live):
                 return
+            self.waits += 1
             await asyncio.sleep(min(_POLL_S, give_up - now))

@@ -30,8 +30,7 @@ from shoal.channels.client.context import (
     PublishRefused,
     UnknownFlags,
 )
-from shoal.channels.client.outgoing_stream import Outgoing
-from shoal.channels.client.router import Router
+from shoal.channels.client.router import Posted, Router
 from shoal.channels.client.subscription import SubscriptionCore, Wanted
 from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError, VersionError
 from shoal.limits import Limits
@@ -77,8 +76,9 @@ class BusShell:
         self._room_bytes = limits.publish_buffer_bytes_max * 3 // 4
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._timers = router.timers
         self._armed_count = -1
-        self._departure = Departure(router, limits)
+        self.departure = Departure(router, limits)
 
     # After every call into the router
 
@@ -98,14 +98,16 @@ class BusShell:
         router = self.router
         while router.effects:
             self._execute(0)
-        for server, commands in router.take_commands():
-            connection = self._connections.get(server)
-            if connection is not None:
-                connection.send(commands)
-        for core in router.take_ready():
-            listener = self._listeners.get(core)
-            if listener is not None:
-                listener.wake()
+        if router.unsent:
+            for server, commands in router.take_commands():
+                connection = self._connections.get(server)
+                if connection is not None:
+                    connection.send(commands)
+        if router.unread:
+            for core in router.take_ready():
+                listener = self._listeners.get(core)
+                if listener is not None:
+                    listener.wake()
         if self._rooms and self._has_room():
             rooms, self._rooms = self._rooms, []
             for waiter in rooms:
@@ -185,7 +187,7 @@ class BusShell:
         """Set the timer to the router's next deadline. An earlier timer is kept; when it fires, the deadline is checked
         again.
         """
-        count = self.router.timer_changes
+        count = self._timers.count
         if count == self._armed_count:
             return
         self._armed_count = count
@@ -204,7 +206,7 @@ class BusShell:
         self._armed_count = -1
         now = self.loop.time()
         self.router.timer(now)
-        self._departure.update(now)
+        self.departure.update(now)
         self.flush()
 
     # Waiting
@@ -237,10 +239,10 @@ class BusShell:
             self.schedule()
         await waiter
 
-    def confirmation(self, out: Outgoing, seq: int) -> asyncio.Future[int]:
+    def confirmation(self, posted: Posted) -> asyncio.Future[int]:
         """Return a future for the confirmation of a message: the server's reply count if `counting` is on."""
         token: asyncio.Future[int] = self.loop.create_future()
-        if self.router.await_confirm(out, seq, token):
+        if self.router.await_confirm(*posted, token):
             self.tokens.add(token)
         else:
             token.set_result(0)
@@ -361,7 +363,7 @@ class BusShell:
             else:
                 _log.info("connection lost", server=server, error=str(error))
         now = self.loop.time()
-        self._departure.note_loss(now)
+        self.departure.note_loss(now)
         self.router.lost(server, now)
         self.flush()
 
@@ -375,7 +377,7 @@ class BusShell:
         """Linger if others may need resends, send goodbye, close. `quick` only closes."""
         try:
             if not quick:
-                await self._departure.linger()
+                await self.departure.linger()
             self.router.close(self.loop.time())
             self.flush()
             if not quick:

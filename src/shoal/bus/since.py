@@ -43,7 +43,7 @@ async def join_history(bus: Bus, core: SubscriptionCore, since_us: int, where: F
     from shoal.history.table import matching, to_items
 
     loop = asyncio.get_running_loop()
-    history = ChannelHistory(bus.ring.servers, Login(*bus.login), core.name, since_us, bus.archive)
+    history = ChannelHistory(bus.ring.servers, Login(*bus.login), core.name, since_us, bus.archive, bus.runtime)
     deadline = loop.time() + REACH_S_MAX
     while True:
         ends = await asyncio.to_thread(_read, history)

@@ -71,6 +71,7 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the balancer."""
     from shoal.balance.window_source import Way
+    from shoal.leader.audit_log import AuditLog
     from shoal.leader.process import BalancerSetup, run_balancer
 
     if args.setting_sources["log_level"] == "default":  # a long-running process logs its work
@@ -86,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
             options=options_of(args),
             metrics_port=port,
             windows=Way(args.windows),
+            audit=AuditLog(found.pop("audit")),
             **found,
         )
     )

@@ -25,6 +25,7 @@ from shoal.history.server_reader import Login
 from shoal.history.table import EPOCH_MASK, SCHEMA, TIME, channel_text, dedupe, gap_row
 from shoal.plan.keys import unit_text as record_name
 from shoal.plan.ring import ServerAddress
+from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.envelope import client_of, stream_id
 from shoal.wire.record_entry import NUMBER_MAX
 
@@ -42,13 +43,20 @@ class ChannelHistory:
     """The recorded messages of a channel since a time."""
 
     def __init__(
-        self, servers: Iterable[ServerAddress], login: Login, channel: bytes, since_us: int, archive: Path | None
+        self,
+        servers: Iterable[ServerAddress],
+        login: Login,
+        channel: bytes,
+        since_us: int,
+        archive: Path | None,
+        runtime: Runtime = PRODUCTION,
     ) -> None:
         self.channel = channel
         self.unreachable: dict[str, str] = {}
         """Servers whose records the last `read` could not read, and why."""
         self._servers = tuple(servers)
         self._login = login
+        self._runtime = runtime
         self._name = channel_text(channel)
         self._since_us = since_us
         self._archive = archive
@@ -78,7 +86,7 @@ class ChannelHistory:
 
     def _read_server(self, server: ServerAddress) -> list[pa.Table]:
         read: list[pa.RecordBatch] = []
-        with RecordReader(server, self._login) as reader:
+        with RecordReader(server, self._login, self._runtime) as reader:
             position = self._positions.get(server.id)
             number: int | None
             if position is None:
@@ -150,7 +158,7 @@ class ChannelHistory:
         ends: dict[int, int] = {}
         for server in self._servers:
             try:
-                with RecordReader(server, self._login) as reader:
+                with RecordReader(server, self._login, self._runtime) as reader:
                     for stream, last in reader.ends(self.channel).items():
                         ends[stream] = max(ends.get(stream, 0), last)
             except ShoalError as error:

@@ -5,7 +5,7 @@ Owns the decision what is a gap. Arrow in, Arrow out, no I/O.
 A record holds only what one server's agent heard. A sequence number that it lacks is missing only if no other record
 has it either. So gaps are found here, from all rows together: holes in the numbers of a stream, and the gaps that
 agents recorded, minus the messages that other records hold. An open gap (its end is unknown) is dropped if the stream
-went on or ended.
+continued or ended.
 
 Messages of one publisher are ordered by sequence number. Publishers are interleaved by their clocks; a clock that steps
 back does not change the order of its own messages.

@@ -7,7 +7,6 @@ Owns the Redis commands, and the positions at which reading continues. The meani
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 
@@ -137,7 +136,7 @@ class RecordReader(ServerReader):
     def started_ms(self) -> int:
         """When the server was started, by its clock; now if the server does not report it."""
         info = self._info()
-        now_ms = int(info.get("server_time_usec", 0)) // 1000 or int(time.time() * 1000)
+        now_ms = int(info.get("server_time_usec", 0)) // 1000 or int(self._runtime.wall() * 1000)
         return now_ms - 1000 * int(info.get("uptime_in_seconds", 0))
 
     def _info(self) -> dict[str, str]:

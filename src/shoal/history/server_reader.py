@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from shoal.plan.ring import ServerAddress
-from shoal.runtime import PRODUCTION
+from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.blocking_connection import BlockingConnection
 
 TIMEOUT_S: Final = 10.0
@@ -63,13 +63,14 @@ class Login:
 class ServerReader:
     """A connection to one server. `with` connects and logs in; ConnectError if the server cannot be used."""
 
-    def __init__(self, server: ServerAddress, login: Login) -> None:
+    def __init__(self, server: ServerAddress, login: Login, runtime: Runtime = PRODUCTION) -> None:
         self.server = server
         self._login = login
+        self._runtime = runtime
         self._asking = self._new()
 
     def _new(self) -> BlockingConnection:
-        endpoint = PRODUCTION.address_book.reach(self.server)
+        endpoint = self._runtime.address_book.reach(self.server)
         return BlockingConnection(
             endpoint.host,
             endpoint.port,

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,8 +18,7 @@ from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window_source import Way
 from shoal.coordination.link import parse_address
-from shoal.leader.audit_log import AuditLog
-from shoal.leader.balancer_shell import BalancerShell
+from shoal.leader.balancer_shell import Audit, BalancerShell
 from shoal.leader.balancer_store import BalancerStore
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
@@ -31,19 +30,20 @@ from shoal.limits import Limits
 from shoal.load_kinds import REGISTRY
 from shoal.metrics import MetricsPage
 from shoal.plan.signature import Signer
-from shoal.runtime import PRODUCTION
+from shoal.rules import ALL_RULES, Rules
+from shoal.runtime import PRODUCTION, Runtime
 
 
 class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The setup of a balancer. `url` is the coordinator's, with an admin's login; `reader` the login for telemetry at
-    the servers; `key` the private key of the plan. `provider` adds and removes servers, unless `options` name a fixed
-    pool; the first ring waits for the servers `expected`; with `windows` from Spark, these are used while they arrive
-    in time."""
+    the servers; `key` the private key of the plan; `audit` records the decisions. `provider` adds and removes servers,
+    unless `options` name a fixed pool; the first ring waits for the servers `expected`; `windows` from
+    Spark are used while they arrive in time."""
 
     url: str
     reader: tuple[str | None, str | None]
     key: bytes
-    audit: Path
+    audit: Audit
     limits: Limits
     settings: BalanceSettings
     options: BalancerOptions
@@ -54,33 +54,44 @@ class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
     timing: LeaderTiming = LeaderTiming()
 
 
-async def balance(setup: BalancerSetup, registry: Registry = REGISTRY) -> None:
-    """Leads or stands by until it is cancelled. `registry` has the kinds of units and hosts."""
+async def balance(
+    setup: BalancerSetup,
+    runtime: Runtime = PRODUCTION,
+    rules: Rules = ALL_RULES,
+    holder: str | None = None,
+    begun: Callable[[BalancerShell], None] | None = None,
+    registry: Registry = REGISTRY,
+) -> None:
+    """Leads or stands by until it is cancelled. `holder` names this run of the process in the lease; `begun` is given
+    the balancer before its first turn. Both are for the simulator."""
     limits, options = setup.limits, setup.options
     signer = Signer(setup.key)
     changed = asyncio.Event()
-    async with await PRODUCTION.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
-        holder = f"balancer-{os.getpid()}-{PRODUCTION.random.getrandbits(32):08x}"
-        leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder, registry=registry)
+    async with await runtime.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
+        holder = holder or f"balancer-{os.getpid()}-{runtime.random.getrandbits(32):08x}"
+        leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder, rules, registry=registry)
         store = BalancerStore(coordinator, signer.public, changed, registry.planners)
         spark = None
         if setup.windows is Way.SPARK:
-            spark = WindowReader(parse_address(setup.url, None, None), limits, changed, PRODUCTION, registry.load)
+            spark = WindowReader(parse_address(setup.url, None, None), limits, changed, runtime, registry.load)
         balancing = BalancerShell(
             store,
-            TelemetryReader(*setup.reader, limits, changed, PRODUCTION),
+            TelemetryReader(*setup.reader, limits, changed, runtime),
             _provider(setup, store),
-            AuditLog(setup.audit),
+            setup.audit,
             lambda: leader.leading,
             setup.settings,
             options,
             changed,
             setup.timing.keeper_poll_s,
             spark,
-            RecordWatch(*setup.reader, limits, PRODUCTION.address_book) if options.keep_records else None,
-            wall=PRODUCTION.wall,
+            RecordWatch(*setup.reader, limits, runtime.address_book) if options.keep_records else None,
+            rules,
+            wall=runtime.wall,
             registry=registry,
         )
+        if begun is not None:
+            begun(balancing)
         await leader.run(balancing.run())
 
 

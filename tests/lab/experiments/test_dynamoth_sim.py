@@ -121,7 +121,7 @@ def test_three_servers_support_nearly_three_times_the_publishers_of_one(
 
 def test_an_unknown_mode_is_rejected() -> None:
     assert MODES[0] == "sim"
-    with pytest.raises(ConfigError, match="no mode"):
+    with pytest.raises(ConfigError, match="unknown mode"):
         experiments("dream")
 
 

@@ -14,6 +14,7 @@ import pytest
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.balancer import BalancerRun, run_seed
 from shoal.lab.sim.scenarios.balancer_corners import BREAKS, CORNERS
+from shoal.leader.record_watch import RecordWatch
 from shoal.rules import without
 
 SEARCH_SEEDS_MAX = 30
@@ -96,3 +97,11 @@ def test_leaders_telemetry_and_servers_all_have_their_corners() -> None:
     assert {"deposed leader refused", "standby finished a plan", "leader paused with a plan under way"} <= {*CORNERS}
     assert {"late telemetry", "duplicate telemetry", "window with missing telemetry"} <= {*CORNERS}
     assert {"server added", "server removed", "server died and came back empty", "guest promoted"} <= {*CORNERS}
+
+
+def test_a_drained_server_stays_until_its_records_are_archived(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = run_seed(32)
+    assert outcome.exercised["drained server with records"] > 0
+    assert outcome.verdict.violations == []
+    monkeypatch.setattr(RecordWatch, "holding", frozenset())
+    assert "records lost" in kinds(run_seed(32))

@@ -561,3 +561,25 @@ def test_a_run_is_the_same_under_any_hash_seed() -> None:
         outputs.append(run.stdout)
     assert outputs[0] == outputs[1]
     assert outputs[0].count("\n") == 61
+
+
+@pytest.mark.parametrize(
+    "change", ["request", "answer", "watch"], ids=["another argument", "another answer", "other news of a watch"]
+)
+def test_what_only_the_coordinator_sees_changes_the_digest(change: str) -> None:
+    """Requests, answers and news go over the simulated network as values, not as bytes of a connection."""
+
+    def digest(value: bytes) -> bytes:
+        desk = Desk()
+        if change == "request":
+            desk.run(desk.client().put("plan/a", value))
+        else:
+            desk.store.put("plan/a", value)
+        if change == "answer":
+            desk.run(desk.client().get("plan/a"))
+        if change == "watch":
+            desk.begin(follow(desk.client().watch("plan/"), []))
+            desk.wait(1.0)
+        return desk.world.digest
+
+    assert digest(b"1") == digest(b"1") != digest(b"2")

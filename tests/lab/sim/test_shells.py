@@ -16,7 +16,7 @@ from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.channels.agent.session import SILENT_LEASES_MAX
 from shoal.cluster.cluster_timeouts import DEFAULT_TIMING
 from shoal.coordination.interface import Lease
-from shoal.lab.sim.models.coordinator import ModelCoordinator
+from shoal.lab.sim.models.coordinator import ModelClient, ModelCoordinator
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.link import Endpoint, directions
@@ -27,6 +27,8 @@ from shoal.lab.sim.world.world import World
 from shoal.leader.balancer_shell import BalancerShell
 from shoal.leader.balancer_store import BalancerStore
 from shoal.leader.conductor_shell import Leadership
+from shoal.leader.keeper import Keeper
+from shoal.leader.keeper_shell import KeeperShell
 from shoal.leader.leadership import Leader
 from shoal.leader.providers import NoProvider
 from shoal.leader.telemetry_reader import TelemetryReader
@@ -36,9 +38,10 @@ from shoal.load.fold_state import FoldState
 from shoal.load.record import xadd
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
-from shoal.plan.keys import KEEPER_LEASE
+from shoal.plan.keys import KEEPER_LEASE, RING_KEY
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Signer
+from shoal.rules import ALL_RULES, Rules, without
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import AGENT_CHANNEL, TELEMETRY_KEY
 
@@ -168,6 +171,64 @@ def test_a_silent_connection_is_kept_for_three_leases_and_then_made_anew(led: Cl
     assert abs(ended_at - silent_at - SILENT_LEASES_MAX * LEASE_S) < LEASE_S
     lease = led.coordinator.store.lease_of(f"servers/{SERVER}")
     assert lease is not None, "on its new connection the agent vouches for the server again"
+
+
+class StoppingClient(ModelClient):
+    """Stops its process when the ring is about to be written; the write goes out when the process runs again."""
+
+    async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
+        """See `Coordinator.put`."""
+        if key == RING_KEY:
+            self.node.pause()
+            await asyncio.sleep(0.001)
+        return await super().put(key, value, expect, fence=fence)
+
+
+def start_keeper(cluster: Cluster, rules: Rules) -> Node:
+    """Starts a ring keeper without anything else of a leader."""
+    process = cluster.processes.new(cluster.network.node("keeper"))
+
+    async def keep() -> None:
+        signer = Signer(bytes(32))
+        keeper = Keeper(signer, LIMITS, [SERVER], DEFAULT_TIMING.first_ring_wait_s)
+        async with StoppingClient(cluster.coordinator, process.loop, LEASE_S / 2) as coordinator:
+            await KeeperShell(coordinator, signer, keeper, DEFAULT_TIMING, "keeper", rules).run()
+
+    process.begin(keep())
+    return process.node
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_written"), [(ALL_RULES, False), (without("fence"), True)], ids=["fenced", "not fenced"]
+)
+def test_the_ring_of_a_keeper_that_has_lost_its_lease_is_refused(
+    cluster: Cluster, rules: Rules, is_written: bool
+) -> None:
+    """The keeper stops between its decision and its write for longer than its lease. The standby that leads by then has
+    not written a ring yet, so only the fence tells that the write is late."""
+    store = cluster.coordinator.store
+    cluster.start_agent(cluster.network.node("agent"))
+    keeper = start_keeper(cluster, rules)
+    cluster.run(5.0)
+    assert keeper.paused
+    assert store.acquire(KEEPER_LEASE, "standby", NEVER_S) is not None
+    keeper.resume()
+    cluster.run(5.0)
+    assert (store.get(RING_KEY) is not None) == is_written
+    assert store.refused == (not is_written)
+
+
+def test_a_keeper_without_the_lease_writes_no_ring(cluster: Cluster) -> None:
+    store = cluster.coordinator.store
+    standby = store.acquire(KEEPER_LEASE, "standby", NEVER_S)
+    assert standby is not None
+    cluster.start_agent(cluster.network.node("agent"))
+    keeper = start_keeper(cluster, ALL_RULES)
+    cluster.run(10.0)
+    assert not keeper.paused
+    store.release(standby)
+    cluster.run(1.0)
+    assert keeper.paused, "it leads now, and is about to write"
 
 
 class Balance:

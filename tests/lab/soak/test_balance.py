@@ -32,7 +32,7 @@ def summed(*lines: Record, channel: str = "hot", servers: int = 2) -> Balance:
     return reader.sum_up()
 
 
-def test_a_channel_is_replicated_when_its_publishers_are_told_of_several_servers() -> None:
+def test_a_channel_is_replicated_when_its_publishers_are_notified_of_several_servers() -> None:
     found = summed(
         entry(1.0, Phase.END, ("s1",)),
         decided(5.0),

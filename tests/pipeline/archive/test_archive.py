@@ -328,9 +328,7 @@ def test_bad_archives_are_refused_with_what_to_do(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def test_a_listed_file_that_is_gone_or_damaged_is_named(
-    servers: tuple[RedisServer, RedisServer], tmp_path: Path
-) -> None:
+def test_a_missing_or_damaged_file_is_named(servers: tuple[RedisServer, RedisServer], tmp_path: Path) -> None:
     Recording(servers[0]).write(1)
     archive_all(tmp_path, servers[0])
     manifest = read_manifest(tmp_path)

@@ -1,4 +1,4 @@
-"""What was dropped, deleted or left behind before it was read is told: planning and reading against real servers."""
+"""Entries that were dropped, deleted or left unread are reported: planning and reading against real servers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_record_that_its_server_does_not_know_any_more_is_told(
     assert lenient.next(after) == after
     assert caplog.text.count("entries are lost") == 1
     old = {"s1": {**write_offset(behind)["s1"], "~behind": 7}}
-    with pytest.raises(TrimmedError, match="at least 7 entries"):  # an offset from before: nobody noted which stream
+    with pytest.raises(TrimmedError, match="at least 7 entries"):  # an older offset, without numbers by stream
         OffsetPlanner(asked).next(read_offset(old))
     caplog.clear()
     planning = OffsetPlanner(asked)
@@ -262,7 +262,7 @@ def test_a_server_that_left_is_read_to_its_end_while_it_answers(one: RedisServer
     assert planning.next(end) == end  # it was read to its end, and is asked no more
 
 
-def test_a_server_that_died_and_then_left_is_told_though_nobody_knows_what_it_held(
+def test_a_server_that_died_and_left_is_reported_without_a_number_of_entries(
     one: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RedisServer() as two:

@@ -59,7 +59,7 @@ def test_offsets_from_before_are_read() -> None:
 
 
 @pytest.mark.parametrize("key", ["~ahead_ms", "~behind", "~began"])
-def test_what_stands_beside_the_streams_is_checked_too(key: str) -> None:
+def test_the_other_keys_of_an_offset_are_checked_too(key: str) -> None:
     with pytest.raises(ConfigError, match=f"leave {key} out"):
         read_offset({"s1": {key: "x"}})
 
@@ -81,15 +81,15 @@ def info(length: int, first: int, last: int, added: int | None) -> StreamInfo:
         (OLDEST, info(9, 1, 9, 9), None),
         (OLDEST, info(3, 7, 9, 9), "6 entries were dropped"),  # it began before the first there ever was
         (OLDEST, info(3, 7, 9, None), None),
-        (Position(START), info(3, 7, 9, 9), None),  # whoever begins at the oldest there is has lost nothing
+        (Position(START), info(3, 7, 9, 9), None),  # starting at the oldest entry loses nothing
         (Position(START, 4), MISSING, "was restarted"),
         (Position(EntryId(5, 0), 5), info(9, 1, 9, 9), None),
-        (Position(EntryId(5, 0), 5), info(4, 6, 9, 9), None),  # just what was read is gone
+        (Position(EntryId(5, 0), 5), info(4, 6, 9, 9), None),  # only read entries were dropped
         (Position(EntryId(9, 0), 9), info(0, 0, 9, 9), None),
         (Position(EntryId(5, 0), 5), info(2, 8, 9, 9), "2 entries were dropped"),
         (Position(EntryId(5, 0), 5), info(3, 7, 9, 9), "1 entry was dropped"),
         (Position(EntryId(5, 0), 5), info(0, 0, 9, 9), "4 entries were dropped"),
-        (Position(START, 2), info(6, 4, 9, 9), "1 entry was dropped"),  # the oldest when it began is gone
+        (Position(START, 2), info(6, 4, 9, 9), "1 entry was dropped"),  # the oldest entry at the start was dropped
         (Position(EntryId(5, 0), 5), info(1, 3, 3, 1), "was restarted"),
         (Position(EntryId(5, 0), 5), info(1, 8, 8, 1), "was restarted"),
         (Position(EntryId(5, 0), 5), info(7, 8, 15, 7), "was restarted"),
@@ -97,7 +97,7 @@ def info(length: int, first: int, last: int, added: int | None) -> StreamInfo:
             Position(EntryId(5, 0), 5),
             info(4, 8, 12, 7),
             "was restarted",
-        ),  # 3 dropped, yet all 5 that were read are gone
+        ),  # 3 dropped, yet all 5 read entries are missing
         (Position(EntryId(5, 0), 5), MISSING, "was restarted"),
         # Servers before Redis 7 do not count
         (Position(EntryId(5, 0)), info(5, 5, 9, None), None),
@@ -138,7 +138,7 @@ def test_a_slice_that_is_alone_says_how_many_entries_it_has() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=2), st.integers(1, 1000), max_size=8), st.integers(1, 2000))
-def test_shares_use_the_room_there_is_and_leave_nobody_out(pending: dict[str, int], rows_max: int) -> None:
+def test_shares_fill_the_batch_and_leave_no_stream_out(pending: dict[str, int], rows_max: int) -> None:
     given = shares(pending, rows_max)
     assert all(1 <= given[name] <= count for name, count in pending.items())
     if rows_max >= len(pending):

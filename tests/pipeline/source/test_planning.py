@@ -166,7 +166,7 @@ def test_a_server_that_does_not_answer_is_warned_of_once_and_read_later(
     assert caplog.text.count("server does not answer; it is read when it does") == 1
 
 
-def test_a_user_without_the_rights_is_told_which_role_has_them() -> None:
+def test_the_error_for_missing_rights_names_the_role() -> None:
     with RedisServer(users=["narrow on >pass ~* &* +hello +ping"]) as server:
         asked = options(server, user="narrow", password="pass")
         with pytest.raises(PipelineError, match=r"s1 .* refused XINFO: .*log in as the role reader or pipeline"):

@@ -39,7 +39,7 @@ def test_a_batch_is_read_with_one_partition_a_server(spark: SparkSession, one: R
 
 
 def test_a_session_finds_the_source_by_itself(spark: SparkSession) -> None:
-    """What PySpark does when nobody has registered anything: it asks a worker for the modules that begin so."""
+    """What PySpark does without a registered format: it asks a worker for the modules with this prefix."""
 
     def found(_: object) -> list[str]:
         from pkgutil import iter_modules
@@ -89,9 +89,9 @@ def test_a_trimmed_stream_ends_the_query_with_our_words(spark: SparkSession, one
     Stream(one).trim(3)
     with pytest.raises(Exception, match="TrimmedError") as raised:
         drain(reader.load().drop("data"), tmp_path)
-    told = explain(raised.value, heap_mb=1)
-    assert "was trimmed: 7 entries were dropped before they were read" in str(told)
-    assert "failOnDataLoss" in str(told)
+    error = explain(raised.value, heap_mb=1)
+    assert "was trimmed: 7 entries were dropped before they were read" in str(error)
+    assert "failOnDataLoss" in str(error)
 
 
 @pytest.mark.parametrize(

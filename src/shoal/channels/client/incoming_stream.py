@@ -1,6 +1,6 @@
 """The receiving side of one publisher's stream: duplicates, order and holes.
 
-Owns the window over sequence numbers. Below `next` everything has been delivered or reported; `held` has the messages
+Owns the window over sequence numbers. All numbers below `next` have been delivered or reported; `held` has the messages
 behind a hole; `last` is the highest number known to exist. There is a hole while `next <= last`.
 """
 

@@ -15,8 +15,8 @@ behind them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sized
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -31,6 +31,7 @@ from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscriber import Subscriber
 from shoal.channels.client.subscription import SubscriptionCore, Wanted
+from shoal.channels.timers import Timers
 from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
@@ -41,6 +42,9 @@ from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 
 LEASE: Final = rule("lease", "A server whose lease has run out is not used for publishing.")
 
+
+Posted: TypeAlias = tuple[Outgoing, int]
+"""An accepted message: its stream and its number there. An argument of `Router.await_confirm`."""
 
 SERVERS_OWED_MAX: Final = 64
 """Dropped servers whose missed Byes are remembered. Beyond it the agent of a server that comes back keeps this client
@@ -75,6 +79,12 @@ class Router:
         self._subscriber = Subscriber(self._context, self._receiver)
         self.effects = self._context.effects
         """The wishes of the router, in order. The shell carries them out and clears the list."""
+        self.unsent: Sized = self._context.dirty
+        """Not empty if `take_commands` may return something."""
+        self.unread: Sized = self._context.ready
+        """Not empty if `take_ready` returns something."""
+        self.timers: Timers = self._context.timers
+        """The deadlines: while their `count` stays the same, `next_timer` has not become earlier."""
         self.counters = self._context.counters
         self.book = book
         self.client = client
@@ -101,9 +111,7 @@ class Router:
 
     # The application
 
-    def publish(
-        self, channel: bytes, payload: bytes, attributes: bytes, time_us: int, now: float
-    ) -> tuple[Outgoing, int] | None:
+    def publish(self, channel: bytes, payload: bytes, attributes: bytes, time_us: int, now: float) -> Posted | None:
         """Accepts a message with its encoded attributes; it is sent as soon as its servers may be used. None while the
         publish buffer is full. The caller has checked name and size."""
         return self._publisher.publish(channel, payload, attributes, time_us, now)
@@ -148,13 +156,13 @@ class Router:
 
     def take_commands(self) -> list[tuple[str, list[Command]]]:
         """The commands to send now, by server. Those for a server without a connection are obsolete: drop them."""
-        taken = []
-        for link in self._context.dirty:
+        dirty, taken = self._context.dirty, []
+        for link in dirty:
             link.dirty = False
             if link.outbox:
                 taken.append((link.server, link.outbox))
                 link.outbox = []
-        self._context.dirty.clear()
+        dirty.clear()
         return taken
 
     def take_ready(self) -> list[SubscriptionCore]:
@@ -487,11 +495,6 @@ class Router:
             self._publisher.answered(lane, now)
 
     # Time
-
-    @property
-    def timer_changes(self) -> int:
-        """How often a deadline was set: while it stays the same, `next_timer` has not become earlier."""
-        return self._context.timers.count
 
     def next_timer(self) -> float | None:
         """When `timer` wants to be called next."""

@@ -27,7 +27,8 @@ class Published:
 
 @dataclass(slots=True)
 class PublisherRecord:
-    """A client as a publisher; `ended_at` is when it crashed or closed."""
+    """A client as a publisher; `ended_at` is when it crashed or closed. A client that gave up waiting for confirmations
+    when it closed counts as crashed."""
 
     client: int
     ended_at: float | None = None

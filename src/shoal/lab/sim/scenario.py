@@ -112,6 +112,10 @@ class Scenario:
         """Makes all participants."""
         raise NotImplementedError
 
+    def recorded(self) -> Sequence[object]:
+        """The history of the run, for its digest; it holds no sets."""
+        return ()
+
     def formed(self) -> bool:
         """Whether participants are ready for the safety phase."""
         return True
@@ -193,7 +197,6 @@ class Scenario:
         return self._judged()
 
     def _judged(self) -> Outcome:
-        world = self.world
         self.finish()
         verdict = self.judge()
         self.processes.note_failures()
@@ -202,6 +205,13 @@ class Scenario:
         self.check(verdict)
         self.exercised.update(self.faults.counts)
         self.exercised.update(verdict.seen)
+        return self.outcome(verdict)
+
+    def outcome(self, verdict: Verdict) -> Outcome:
+        """The result of the run. Its digest also covers the history, the counters and the violations."""
+        world = self.world
+        counted = sorted((self.exercised + verdict.own).items())
+        world.mix_values(self.recorded(), counted, verdict.violations, world.events_run)
         return Outcome(
             world.seed, verdict, sum(self.faults.counts.values()), self.exercised, world.events_run, world.trace or [],
             world.digest,

@@ -89,7 +89,7 @@ class MoveRequester(PlanFollower):
                 [KeyWrite(keys.move_key(request.unit), encode_request(request)) for request in requests]
             )
         except CoordinatorError as error:
-            self.counts["move not asked for: the coordinator was away"] += len(requests)
+            self.counts["move not requested: the coordinator was away"] += len(requests)
             self.log.write(Note(f"{len(requests)} moves could not be requested: {error}", monotonic()))
             for request in requests:
                 self.take(RequestRemoved(request.unit.decode(), monotonic()))

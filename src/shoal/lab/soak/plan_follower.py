@@ -163,9 +163,9 @@ class PlanFollower:
         self.ledger.take(record)
 
     def _why(self, move: RequestedMove, reports: list[bytes]) -> str:
-        """What is known about a move that has not ended."""
+        """The known facts about a move that has not ended."""
         entry = self.ledger.entries.get(move.channel)
-        words = [f"asked for {move.target[0]} on {','.join(sorted(move.target[1]))}"]
+        words = [f"requested: {move.target[0]} on {','.join(sorted(move.target[1]))}"]
         if entry is not None:
             words.append(f"entry at {entry.phase}, revision {entry.revision}, helped {','.join(entry.helped) or '-'}")
         for data in reports:
@@ -174,8 +174,8 @@ class PlanFollower:
             except ProtocolError as error:
                 words.append(str(error))
                 continue
-            said = report.channels.get(move.channel.encode())
-            words.append(f"{report.server} says {said}" if said else f"{report.server} says nothing")
+            counts = report.channels.get(move.channel.encode())
+            words.append(f"{report.server} reports {counts}" if counts else f"{report.server} reports nothing")
         return "; ".join(words)
 
 

@@ -503,6 +503,7 @@ class ModelCoordinator:
             finally:
                 self.serving = None
             request.served = True
+        self.network.world.mix_values(client.origin, operation, request.args, request.answer)
         self.network.datagram(self.node, client.node, client.answered, request, request.answer)
 
     def new_holder(self) -> str:
@@ -613,6 +614,7 @@ class ModelCoordinator:
             return
         news = watch.news(parcel)
         if news:
+            self.network.world.mix_values(watch.client.origin, watch.subject, news)
             watch.client.loop.run(watch.hear, news)
         self._schedule(watch)
 

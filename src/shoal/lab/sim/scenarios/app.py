@@ -1,5 +1,5 @@
-"""An application of a scenario: it publishes in bursts, subscribes, reads at its own pace, and starts anew
-after a crash.
+"""An application of a scenario: it publishes in bursts, subscribes, reads at its own pace, closes its bus now and then,
+and starts anew after that or after a crash.
 
 Owns what an application does, through the `Bus` that every application uses, and writes it into the history. What it is
 owed is for the checkers to say.
@@ -14,10 +14,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.bus.client import Bus
+from shoal.bus.shell import CLOSE_WAIT_S
 from shoal.bus.subscription import Subscription
 from shoal.channels.client.router import Router
 from shoal.channels.client.subscription import SubscriptionCore
-from shoal.errors import ShoalError, SubscribeTimeoutError
+from shoal.errors import BusClosedError, NotConfirmedError, ShoalError, SubscribeTimeoutError
 from shoal.lab.sim.history import PublisherRecord, payload_of
 from shoal.lab.sim.models.resp import CommandReader
 from shoal.lab.sim.scenarios.channel_run_history import Handed, SubscriberRecord
@@ -31,6 +32,13 @@ SUBSCRIPTIONS_MAX: Final = 4
 TAKE_MAX: Final = 1 << 30
 OPEN_RETRY_S: Final = 0.3
 """Pause before an application that found no cluster tries again."""
+LEAVES: Final = 0.25
+LEAVE_S: Final = (2.0, 15.0)
+AWAY_S: Final = (0.2, 1.5)
+"""This part of the lives ends in good order after `LEAVE_S`, unless a crash comes first; the next one begins after
+`AWAY_S`."""
+CLOSE_SLACK_S: Final = 1.0
+"""How much longer than the sum of its limits closing a bus may take: clocks drift, and each turn takes time."""
 
 
 class Sub:
@@ -65,6 +73,10 @@ class App:
         self.subs: list[Sub] = []
         self.spoken: set[bytes] = set()
         self.started = False
+        self.leaving = False
+        """Whether the bus is being closed, or is closed."""
+        self.late: list[str] = []
+        """Closes that took too long."""
         self.bus: Bus
         self.record: PublisherRecord
         self.process: Process
@@ -85,7 +97,7 @@ class App:
 
     def start(self) -> None:
         """A new process with a new identity."""
-        self.started = False
+        self.started = self.leaving = False
         self.subs, self.spoken, self._sequences = [], set(), Counter()
         run = self.run
         self.process = run.processes.new(self.node, tap=self)
@@ -115,18 +127,25 @@ class App:
         for channel in self.run.quiet_channels:
             if self.random.random() < 0.5:
                 self.after(self.random.uniform(0.0, 20.0), self._quiet_burst, channel)
+        rng = self.run.world.rng(f"leave/{self.node.name}")
+        if rng.random() < LEAVES:
+            self.after(rng.uniform(*LEAVE_S), self._leave)
         self._live()
 
     def ring_changed(self) -> None:
         """Some hear of a new ring at once and subscribe by it, while others still publish by the old one."""
         if self.node.running and self.started and self.random.random() < 0.5:
             if self.random.random() < 0.5:
-                self.after(0.0, self.bus.fetch_ring)
+                self.after(0.0, self._fetch_ring)
                 self.after(self.random.uniform(0.02, 0.2), self._subscribe)
             else:
                 channel = self.random.choice(self.run.channels)
                 for _ in range(4):
                     self.after(self.random.uniform(0.0, 0.5), self._burst, channel, 1)
+
+    def _fetch_ring(self) -> None:
+        if not self.leaving:
+            self.bus.fetch_ring()
 
     def engaged(self) -> list[bytes]:
         """The channels that this process subscribes to or publishes on."""
@@ -136,15 +155,14 @@ class App:
 
     def _quiet_burst(self, channel: str) -> None:
         """The only time that this process publishes on the channel: nothing later can show that it got lost."""
-        if self.run.active:
+        if self.run.active and not self.leaving:
             self.run.exercised["quiet burst"] += 1
             self._burst(channel, self.random.randint(1, 3))
-            self.run.spoken_once(channel)
 
     def _live(self) -> None:
         """One thing after another, as long as applications are active."""
         run, random = self.run, self.random
-        if not run.active:
+        if not run.active or self.leaving:
             return
         draw = random.random()
         if draw < 0.75:
@@ -164,8 +182,9 @@ class App:
                 self.after(self.random.uniform(0.0, 0.3), self._publish, channel)
 
     def _publish(self, channel: str, size: int | None = None) -> None:
-        self.spoken.add(channel.encode())
-        self.process.loop.create_task(self._publish_confirmed(channel, size))
+        if not self.leaving:
+            self.spoken.add(channel.encode())
+            self.process.loop.create_task(self._publish_confirmed(channel, size))
 
     async def _publish_confirmed(self, channel: str, size: int | None) -> None:
         """Publishes and waits for the confirmation. Counts sequence numbers as the bus does: from 1 on each channel."""
@@ -173,13 +192,20 @@ class App:
         self._sequences[channel] += 1
         number = history.publish(channel, self.record.client, self._sequences[channel], world.now)
         payload = payload_of(number, self.run.shape.payload_bytes if size is None else size)
-        await self.bus.publish(channel, payload, confirm=True)
-        history.confirmed(number, world.now)
+        try:
+            await self.bus.publish(channel, payload, confirm=True)
+        except NotConfirmedError:
+            if not self.leaving:
+                raise
+        else:
+            history.confirmed(number, world.now)
+            if channel in self.run.quiet_channels:
+                self.run.quiet_confirmed(channel)
 
     # Subscribing
 
     def _subscribe(self) -> None:
-        if len(self.subs) >= SUBSCRIPTIONS_MAX:
+        if len(self.subs) >= SUBSCRIPTIONS_MAX or self.leaving:
             return
         pattern = self.random.random() < 0.25
         name = self.run.pattern if pattern else self.random.choice(self.run.subscribable())
@@ -198,7 +224,14 @@ class App:
         self.process.loop.create_task(sub.messages.aclose())
 
     async def _read(self, sub: Sub) -> None:
-        """Reads until the subscription ends."""
+        """Reads until the subscription ends, or the bus."""
+        try:
+            await self._read_all(sub)
+        except BusClosedError:
+            if not self.leaving:
+                raise
+
+    async def _read_all(self, sub: Sub) -> None:
         record, messages, world = sub.record, sub.messages, self.run.world
         try:
             await messages.open()
@@ -238,13 +271,54 @@ class App:
 
     # The end
 
+    def _leave(self) -> None:
+        if self.run.apps_leave():
+            self.leaving = True
+            self.process.loop.create_task(self._close())
+
+    async def _close(self) -> None:
+        """Closes the bus and ends the process. Messages that are not confirmed by then may be lost, as in a crash."""
+        run, node, bus, limits = self.run, self.node, self.bus, self.run.shape.limits
+        run.world.note("leave", node.name)
+        departure = bus.shell.departure
+        began_at = run.world.now - node.paused_s
+        try:
+            await bus.aclose()
+            run.exercised["closed"] += 1
+        except NotConfirmedError:
+            self.record.crashed = True
+            run.exercised["closed unconfirmed"] += 1
+        run.exercised["lingered"] += departure.waits > 0
+        took_s = run.world.now - node.paused_s - began_at
+        limit_s = limits.drain_timeout_s + limits.linger_s + 2 * CLOSE_WAIT_S + CLOSE_SLACK_S
+        if took_s > limit_s:
+            self.late.append(f"{node.name} took {took_s:.3f} s to close its bus at t={run.world.now:.3f}")
+        for sub in self.subs:
+            self._drain(sub)
+        self._ended()
+        self.subs = []
+        run.world.after(0.0, self._exit, node.incarnation)
+
+    def _exit(self, incarnation: int) -> None:
+        """The process has ended; the application is started again."""
+        if self.node.incarnation == incarnation:
+            self.node.on_crash = None
+            self.node.crash()
+            self.node.on_crash = self._crashed
+            rng = self.run.world.rng(f"leave/{self.node.name}")
+            self.run.world.after(rng.uniform(*AWAY_S), self.node.restart)
+
     def _crashed(self) -> None:
+        self.record.crashed = True
+        self._ended()
+        self.run.died("client", self.node.name)
+
+    def _ended(self) -> None:
         now = self.run.world.now
-        self.record.ended_at, self.record.crashed = now, True
+        self.record.ended_at = now
         for sub in self.subs:
             sub.record.ended_at = now
         self.run.count(self)
-        self.run.died("client", self.node.name)
 
     def finish(self) -> None:
         """The end of the run: whatever still lies in an inbox is read."""

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Final, Self
 
@@ -18,7 +19,6 @@ import msgspec
 
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
-from shoal.cluster.cluster_timeouts import DEFAULT_TIMING
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease
 from shoal.errors import CoordinatorError
 from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelClient
@@ -35,14 +35,13 @@ from shoal.lab.sim.scenarios.telemetry_faults import TelemetryFaults
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process, WallClock
-from shoal.leader.balancer_shell import BalancerShell
-from shoal.leader.balancer_store import BalancerStore
-from shoal.leader.telemetry_reader import TelemetryReader
+from shoal.leader.process import BalancerSetup, balance
 from shoal.plan.entry import Entry
-from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY
+from shoal.plan.keys import ENTRIES_PREFIX, RING_KEY, recorded_key
 from shoal.plan.ring import ServerAddress
 from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import Runtime
+from shoal.wire.record_entry import ARCHIVED_KEY
 
 SERVERS_MAX: Final = 6
 SETTLE_WINDOWS: Final = {"shoal": 10, "dynamoth": 17}
@@ -81,6 +80,10 @@ ENDS_IN_ORDER: Final = 0.7
 END_GRACE_S: Final = 0.5
 SPIKE_S: Final = (0.01, 0.1)
 """What a delay may be longer now and then; a message that is later still would count for another second."""
+RECORDED: Final = 0.3
+"""In this part of the runs one channel is recorded, and drained servers stay until their records are archived."""
+ARCHIVE_S: Final = 10.0
+"""The time between two runs of the archive job."""
 WINDOW_BYTES_MIN: Final = 65_536
 """Links carry the load: a jam is no fault of the protocol."""
 
@@ -136,6 +139,9 @@ class BalancerRun(MovesRun):
         assert self.operator is not None
         self.operator.temper = dataclasses.replace(self.operator.temper, pause_s=6.0, together=1, flurry=0.0)
         self.balance.sample()
+        if self.options.keep_records:
+            self.coordinator.store.put(recorded_key(self.channels[0].encode()), b"on")
+            self._archive()
         tell = self.coordinator.store.on_change
         assert tell is not None
 
@@ -180,6 +186,7 @@ class BalancerRun(MovesRun):
             join_timeout_s=6.0,
             retry_s=1.5,
             empty_s=3.0,
+            keep_records=self.world.rng("records").random() < RECORDED,
         )
         shape = super().make_shape(options)
         limits = msgspec.structs.replace(shape.limits, prepare_timeout_s=rng.choice((3.0, 10.0)))
@@ -200,6 +207,10 @@ class BalancerRun(MovesRun):
     def shifting(self) -> bool:
         """Whether load changes and clients come and go."""
         return self.active and self.world.now < BEGIN_S + self.shape.safety_s
+
+    def apps_leave(self) -> bool:
+        """Applications come and go while the load shifts."""
+        return self.shifting
 
     def strangers_active(self) -> bool:
         """Plain clients are part of what shifts."""
@@ -236,33 +247,33 @@ class BalancerRun(MovesRun):
         return self.leaders
 
     async def lead(self, process: Process) -> None:
-        """One life of a leader, as `shoal.leader.process` puts it together."""
-        node, limits = process.node, self.shape.limits
+        """One life of a leader."""
+        node = process.node
 
         async def connect(url: str, timeout_s: float, runtime: Runtime) -> Coordinator:
             return LeaderClient(self, process, timeout_s)
 
         wall = self._wall(node, LEADER_SKEWS_S)
         runtime = dataclasses.replace(process.runtime, wall=wall, connect_coordinator=connect)
-        changed = asyncio.Event()
         holder = f"{node.name}/{node.incarnation}"
-        async with await runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
-            leader = self.make_leader(coordinator, holder)
-            balancing = BalancerShell(
-                BalancerStore(coordinator, self.signer.public, changed),
-                TelemetryReader(None, None, limits, changed, runtime),
-                self.provider.reached_from(process),
-                AuditTap(self.balance, holder),
-                lambda: leader.leading,
-                self.settings,
-                self.options,
-                changed,
-                DEFAULT_TIMING.keeper_poll_s,
-                rules=self.rules,
-                wall=runtime.wall,
-            )
-            self.balance.follow(holder, balancing)
-            await leader.run(balancing.run())
+        setup = BalancerSetup(
+            url=COORDINATOR_URL,
+            reader=(None, None),
+            key=self.plan_key,
+            audit=AuditTap(self.balance, holder),
+            limits=self.shape.limits,
+            settings=self.settings,
+            options=self.options,
+            provider=self.provider.reached_from(process),
+            expected=tuple(self.names[: self.shape.servers]),
+        )
+        await balance(setup, runtime, self.rules, holder, partial(self.balance.follow, holder))
+
+    def _archive(self) -> None:
+        """All that servers have recorded so far is archived."""
+        for server in self.servers:
+            server.model.keys.values[ARCHIVED_KEY] = b"%d" % (server.node.clock() * 1e3 + 1)
+        self.world.after(ARCHIVE_S, self._archive)
 
     def other_nodes(self) -> list[str]:
         """No plain clients: they would be a load that is never steady."""

@@ -14,6 +14,7 @@ from shoal.balance.balancer_keys import STATE_KEY, BalancerState, decode
 from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of
 from shoal.errors import PlanError
+from shoal.lab.sim.models.redis_keys import Stream
 from shoal.lab.sim.world.process import FIRST_SECOND
 from shoal.leader.balancer_shell import BalancerShell
 from shoal.load.fold_state import FoldCounters
@@ -22,6 +23,7 @@ from shoal.load_kinds import KINDS
 from shoal.plan.entry import Phase
 from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, Mark, moves_prefix, pool_server, read_mark
 from shoal.plan.move_request import MoveRequest, decode_request
+from shoal.wire.record_entry import ARCHIVED_KEY, record_key
 
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.balancer import BalancerRun
@@ -35,6 +37,8 @@ EMPTY_MIN_S: Final = 1.0
 MARKED_S: Final = 1.0
 """So long after the mark of a death a keeper may still go by what it saw before: whoever comes back in that very moment
 is taken in, and sent out again because of the mark."""
+RECORDS_KNOWN_S: Final = 4.0
+"""A leader knows of records that are older than this: it asks a drained server every two seconds."""
 SAMPLE_S: Final = 0.5
 OLD_LOAD_S: Final = 5.0
 """How much older than a lead the load may be that it goes by: a window, the wait for late telemetry, and clocks."""
@@ -230,6 +234,8 @@ class BalancerWatch:
             self.seen["server drained"] += 1
         elif mark is Mark.OUT and before is Mark.DRAIN and here:
             self._check_empty(server)
+            if self.run.options.keep_records and self._has_records(server, RECORDS_KNOWN_S):
+                self.violate("records lost", f"{server} is sent away, and its records are not archived")
         elif mark is Mark.LOST:
             self.seen["server lost"] += 1
             self._lost[server] = self.run.world.now
@@ -264,6 +270,7 @@ class BalancerWatch:
         now = self.run.world.now
         for server, mark in self._marks.items():
             if mark is Mark.DRAIN and self.run.is_there(server):
+                self.seen["drained server with records"] += self._has_records(server)
                 spans = self._empty.setdefault(server, [])
                 now_there = {*self.users(server)}
                 stayed = now_there & self._there.get(server, now_there)
@@ -272,6 +279,15 @@ class BalancerWatch:
                     goes_on = bool(spans) and now - spans[-1][1] < 2 * SAMPLE_S
                     spans.append((spans.pop()[0] if goes_on else now, now))
         self.run.world.after(SAMPLE_S, self.sample)
+
+    def _has_records(self, server: str, age_s: float = 0.0) -> bool:
+        """Whether a server has entries of a record that are at least so old and not archived."""
+        model, clock = self.run.server_of(server).model, self.run.server_of(server).node.clock()
+        stream = model.keys.values.get(record_key(self.run.channels[0].encode()))
+        archived = model.keys.values.get(ARCHIVED_KEY, b"0")
+        assert isinstance(archived, bytes)
+        entries = stream.entries if isinstance(stream, Stream) else []
+        return any(int(archived) <= id[0] <= (clock - age_s) * 1e3 for id, _ in entries)
 
     def removed(self, server: str) -> None:
         """The provider ends a server."""

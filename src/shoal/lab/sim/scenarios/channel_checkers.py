@@ -29,12 +29,14 @@ class Expectations:
     `healable`: no gap may be reported while its publisher lives: windows are large enough, and the faults end
     long before `gap_timeout_s` is over. `calm`: no fault struck, so a subscription must begin exactly at its
     baseline; after a fault, older messages may be delivered, or reported missing, rather than risk one that is
-    owed. `finished`: the run ended in quiet, so everything owed must have arrived.
+    owed. `finished`: the run ended in quiet, so everything owed must have arrived. `close_complete`: a publisher that
+    closed its bus has left no gap; only a slow reader could have needed it after that.
     """
 
     healable: bool
     calm: bool
     finished: bool = True
+    close_complete: bool = False
 
 
 def judge(history: ChannelRunHistory, expect: Expectations) -> Verdict:
@@ -137,14 +139,18 @@ class _Judge:
             self.verdict.violate(
                 "unhealed", f"{self.label}: {gap} at t={at:.3f}, though its publisher lives and has them"
             )
+        elif self.expect.close_complete and not publisher.crashed:
+            self.verdict.violate("unhealed", f"{self.label}: {gap} at t={at:.3f}, though its publisher closed in order")
 
     def _covered(self, message: Published) -> bool:
         """Whether a reported gap accounts for a message. An open gap accounts only for what was published
-        before it was reported, and one without a publisher only for publishers that have died.
+        before it was reported, and one without a publisher only for publishers that have crashed or closed.
         """
         for at, gap in self.gaps:
             if gap.publisher is None:
-                covered = self.history.publishers[message.publisher].crashed and message.called_at <= at
+                publisher = self.history.publishers[message.publisher]
+                left = publisher.crashed or (publisher.ended_at is not None and publisher.ended_at <= at)
+                covered = left and message.called_at <= at
             elif gap.channel != message.unit or gap.publisher != message.publisher or gap.first > message.sequence:
                 covered = False
             else:

@@ -241,7 +241,7 @@ class MovesRun(ChannelScenario):
         except RunawayError as error:
             verdict = Verdict(messages=len(self.history.messages))
             verdict.violate("runaway", str(error))
-            return Outcome(self.world.seed, verdict, sum(self.faults.counts.values()), self.exercised)
+            return self.outcome(verdict)
 
     @property
     def calm(self) -> bool:

@@ -129,10 +129,14 @@ class MovesCheck:
 
     def _published_at(self, message: Published) -> float:
         """When a message was published, as far as trouble is concerned. Where leases lapse, no server may be used for
-        seconds before the ring shows it: what waits for one is published when a server has it, be it in trouble."""
-        if not self.run.shape.lapses:
-            return message.called_at
-        return float("inf") if message.confirmed_at is None else message.confirmed_at
+        seconds before the ring shows it: what waits for one is published when a server has it, be it in trouble. The
+        same holds for a message that waits on a jammed link until faults begin."""
+        if self.run.shape.lapses:
+            return float("inf") if message.confirmed_at is None else message.confirmed_at
+        first_at, confirmed_at = self.run.faults.first_at, message.confirmed_at
+        if first_at is not None and confirmed_at is not None and confirmed_at > first_at:
+            return confirmed_at
+        return message.called_at
 
     def _foreign(self, verdict: Verdict) -> None:
         """What a plain client publishes reaches whoever is in force and awake, at least once, if nothing is wrong.

@@ -14,6 +14,7 @@ def check_settled(apps: list[App], verdict: Verdict) -> None:
     for app in apps:
         router = app.router
         who = f"{app.node.name} ({app.record.client:x})"
+        verdict.violations += [f"late: {text}" for text in app.late]
         if router is None:
             verdict.violate("unsettled", f"{who} never found the cluster")
             continue

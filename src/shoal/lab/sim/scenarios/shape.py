@@ -18,6 +18,9 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 NARROW_BYTES_PER_S: Final = 500_000
 """Links below this carry little, so applications send little: a jam is no fault of the protocol."""
 
+DRAIN_TIMEOUT_S: Final = 5.0
+"""Some faults last longer, so that some applications close their bus before all their messages are confirmed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -54,6 +57,7 @@ class Shape:
             held_messages_max=rng.choice((8, 256)),
             heal_page_messages=rng.choice((4, 8 if small_window else 64)),
             linger_s=rng.choice((0.5, 5.0)),
+            drain_timeout_s=DRAIN_TIMEOUT_S,
         )
         tight = rng.random() < 0.3
         narrow = faults.window_bytes / max(faults.delay_s) < NARROW_BYTES_PER_S

@@ -43,6 +43,7 @@ class Node:
         "_clock_offset_s",
         "_clock_rate",
         "_deferred",
+        "_paused_at",
         "_rng",
         "_watcher",
         "host",
@@ -53,6 +54,7 @@ class Node:
         "on_crash",
         "on_restart",
         "paused",
+        "paused_s",
         "up",
         "wake",
         "world",
@@ -67,6 +69,8 @@ class Node:
         self.up = True
         self.kernel_up = True
         self.paused = False
+        self.paused_s = 0.0
+        """The total length of the pauses that are over."""
         self.incarnation = 1
         self.kill: Callable[[], None] | None = None
         """Stops the process at once, before anything else learns of a crash: nothing of it runs any more."""
@@ -78,6 +82,7 @@ class Node:
         self._clock_rate = clock_rate
         self._clock_offset_s = clock_offset_s
         self._deferred: list[Event] = []
+        self._paused_at = 0.0
         self._rng = world.rng(f"node/{name}")
 
     def __repr__(self) -> str:
@@ -112,6 +117,7 @@ class Node:
         """The process stops (SIGSTOP): it reads nothing, writes nothing, its timers wait."""
         if self.up and not self.paused:
             self.paused = True
+            self._paused_at = self.world.now
             self._watcher.node_paused(self)
 
     def resume(self) -> None:
@@ -119,6 +125,7 @@ class Node:
         if not self.paused:
             return
         self.paused = False
+        self.paused_s += self.world.now - self._paused_at
         deferred, self._deferred = self._deferred, []
         if deferred:
             self.world.after(self._rng.random() * WAKE_JITTER_S, self._run_deferred, deferred, self.incarnation)

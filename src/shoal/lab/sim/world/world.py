@@ -17,6 +17,8 @@ from random import Random
 from struct import Struct
 from typing import Any, Final
 
+import msgspec
+
 EVENTS_MAX: Final = 5_000_000
 """Events that a run may execute before it counts as one that never ends."""
 
@@ -25,6 +27,15 @@ UNHASHED_MAX: Final = 512
 """Pieces of the trace that are gathered before they are hashed."""
 
 _TIME: Final = Struct("<d")
+
+
+def _error_text(value: object) -> str:
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    raise TypeError(f"{type(value).__name__} cannot become part of a digest")
+
+
+_VALUES: Final = msgspec.msgpack.Encoder(enc_hook=_error_text)
 
 
 class EventBudgetExceededError(RuntimeError):
@@ -174,9 +185,13 @@ class World:
             self._hash.update(b"".join(unhashed))
             unhashed.clear()
 
+    def mix_values(self, *values: Any) -> None:
+        """The same for values that msgspec can encode, and errors. Sets have no order and must not be among them."""
+        self.mix(_VALUES.encode(values))
+
     @property
     def digest(self) -> bytes:
-        """A hash of everything that happened so far: equal in two runs exactly if they were the same."""
+        """A hash of everything that was mixed in so far, with its times."""
         self._hash.update(b"".join(self._unhashed))
         self._unhashed.clear()
         return self._hash.digest()
