@@ -377,6 +377,16 @@ def test_what_an_entry_moves_to_an_agent_that_began_late_is_no_gap() -> None:
     assert unknown_gaps(sub) == []
 
 
+def test_so_may_a_server_that_became_the_home_because_all_servers_of_the_entry_left() -> None:
+    """Without a server of its entry in the ring, a channel follows the ring (seed 38 of `sim channels`)."""
+    driver = RouterDriver(("s1", "s2"))
+    with_entry(driver, Mode.ALL_SUBSCRIBERS, "s1")
+    sub = driver.subscribe(TILE)
+    driver.servers["s2"].since = 2
+    came_and_went(driver, ("s2",))
+    assert len(unknown_gaps(sub)) == 1
+
+
 def test_a_server_that_left_before_it_answered_may_have_had_publishers_that_nobody_heard() -> None:
     driver = RouterDriver(("s1", "s2"))
     sub = driver.subscribe(b"ti*", pattern=True)

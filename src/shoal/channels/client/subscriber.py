@@ -161,9 +161,10 @@ class Subscriber:
 
     def _was_passed_by(self, site: SubscribedServer) -> bool:
         """Whether publishers may have been at a server that left the ring before it answered. A move brings them only
-        where all subscriptions are, so that is possible only for channels that follow the ring."""
+        where all subscriptions are, so that is possible only where a channel followed the ring."""
         book = self._context.book
-        return book.address(site.server) is None and (site.sub.pattern or book.entry(site.sub.name) is None)
+        entry = None if site.sub.pattern else book.entry(site.sub.name)
+        return book.address(site.server) is None and (entry is None or site.server not in entry.servers)
 
     def acknowledge_again(self, name: bytes) -> None:
         """An agent seems not to know that this client follows the channel's entry: sends Subscribed again."""
@@ -363,14 +364,14 @@ class Subscriber:
 
     def _belonged(self, sub: SubscriptionCore, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
         """The servers on which a subscription belongs by some rings; `unknown` if these are not known any more.
-        Channels with an entry follow no ring."""
-        if not sub.pattern and self._context.book.entry(sub.name) is not None:
-            return set()
+        Channels with an entry follow only rings that have none of its servers."""
+        entry = None if sub.pattern else self._context.book.entry(sub.name)
         if rings is None:
-            return {unknown}
+            return {unknown} if entry is None else set()
         if sub.pattern:
             return {server for members in rings for server in members.ids}
-        return {members.home(sub.name) for members in rings}
+        placed = set() if entry is None else set(entry.servers)
+        return {members.home(sub.name) for members in rings if placed.isdisjoint(members.ids)}
 
     def _doubt_streams(self, sub: SubscriptionCore, server: str, now: float) -> None:
         """Doubts the streams that were last heard on a server that was lost."""
