@@ -59,7 +59,7 @@
     world.run(until=90.0)                                 # liveness: every promise must be kept
     processes.close()
 
-Owns nothing itself: it exports what a scenario needs. Production code never imports it.
+Owns: nothing itself; it exports what a scenario needs. Production code never imports it.
 """
 
 from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelClient, ModelCoordinator
